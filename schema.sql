@@ -1,0 +1,126 @@
+-- The tables of stretto: the one place that defines them.
+--
+-- No schema is named here: the tables live in whichever one the connection's search_path puts first.
+-- PostgreSQL 15 to 18. Domain rows (chat_group, conversation, conversation_member) are the truth;
+-- an attempt is metadata about a request and may be deleted at any time without harm.
+
+-- attempt: the keyed record of one client's wish to create one group.
+--
+-- Its primary key is the id of the group it would create, which follows from owner and key: the
+-- client's key itself is stored nowhere. The row is inserted pending by the claim and updated once,
+-- when it is settled; half-filled pages keep that one update on the same page (HOT).
+CREATE TABLE attempt (
+    group_id        uuid        PRIMARY KEY,
+    owner_id        text        NOT NULL CHECK (char_length(owner_id) BETWEEN 1 AND 128),
+    -- What the request means; another fingerprint under the same key is another request.
+    fingerprint     bytea       NOT NULL CHECK (octet_length(fingerprint) = 16),
+    -- Who may lead: a write that carries another token writes nothing.
+    claim_token     uuid        NOT NULL,
+    status          text        NOT NULL DEFAULT 'pending'
+                                CHECK (status IN ('pending', 'succeeded', 'failed')),
+    conversation_id uuid,
+    failure_code    text        CHECK (char_length(failure_code) BETWEEN 1 AND 64),
+    failure_detail  text        CHECK (char_length(failure_detail) <= 1024),
+    -- The lease runs from here, on the database's clock.
+    claimed_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    settled_at      timestamptz,
+
+    -- Every state has exactly its own columns.
+    CONSTRAINT attempt_succeeded_names_its_conversation
+        CHECK ((status = 'succeeded') = (conversation_id IS NOT NULL)),
+    CONSTRAINT attempt_failed_says_why
+        CHECK ((status = 'failed') = (failure_code IS NOT NULL)
+               AND (failure_code IS NULL) = (failure_detail IS NULL)),
+    CONSTRAINT attempt_settled_says_when
+        CHECK ((status = 'pending') = (settled_at IS NULL))
+) WITH (
+    fillfactor = 50,
+    -- Dead rows come from the sweeper in bulk; clean them up long before a fifth of the table.
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_analyze_scale_factor = 0.02
+);
+
+-- A settled attempt never changes again, whoever asks (G4). The condition is part of the trigger, so
+-- the one regular update of a row does not even call the function.
+CREATE FUNCTION refuse_change_of_settled_attempt() RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    RAISE EXCEPTION 'attempt % is settled as % and cannot change', OLD.group_id, OLD.status
+        USING ERRCODE = 'restrict_violation';
+END
+$$;
+
+CREATE TRIGGER attempt_settled_is_final
+    BEFORE UPDATE ON attempt
+    FOR EACH ROW
+    WHEN (OLD.status <> 'pending')
+    EXECUTE FUNCTION refuse_change_of_settled_attempt();
+
+-- conversation: where messages go. Its id is a UUIDv7, so that a conversation's rows and its
+-- messages lie together by age. next_offset numbers the messages of a host's chat backend.
+CREATE TABLE conversation (
+    conversation_id uuid        PRIMARY KEY,
+    kind            text        NOT NULL DEFAULT 'group' CHECK (kind IN ('group', 'direct')),
+    next_offset     bigint      NOT NULL DEFAULT 0 CHECK (next_offset >= 0),
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- chat_group: a named conversation. The primary key is what enforces "at most one group per owner and
+-- key" (G1), whatever happens to the attempts: the id follows from both.
+CREATE TABLE chat_group (
+    group_id        uuid        PRIMARY KEY,
+    owner_id        text        NOT NULL CHECK (char_length(owner_id) BETWEEN 1 AND 128),
+    name            text        NOT NULL CHECK (char_length(name) BETWEEN 1 AND 64),
+    description     text        CHECK (char_length(description) <= 1024),
+    -- The creating request's meaning, kept as long as the group: another body under the same key is
+    -- still told apart when the attempt has been swept.
+    fingerprint     bytea       NOT NULL CHECK (octet_length(fingerprint) = 16),
+    conversation_id uuid        NOT NULL UNIQUE REFERENCES conversation ON DELETE CASCADE,
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+-- conversation_member: who takes part. The owner is always a member.
+CREATE TABLE conversation_member (
+    conversation_id uuid        NOT NULL REFERENCES conversation ON DELETE CASCADE,
+    user_id         text        NOT NULL CHECK (char_length(user_id) BETWEEN 1 AND 128),
+    role            text        NOT NULL CHECK (role IN ('owner', 'member')),
+    joined_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (conversation_id, user_id)
+);
+
+-- "My groups, newest first": conversation ids grow with time.
+CREATE INDEX conversation_member_by_user ON conversation_member (user_id, conversation_id);
+
+-- outbox: events that were committed together with what they tell of (G8). An event waits here until
+-- the relay has delivered it, and is kept for a while after that.
+CREATE TABLE outbox (
+    -- Follows from the group's id: however often an event is sent, it has one id.
+    event_id     uuid        PRIMARY KEY,
+    event_type   text        NOT NULL CHECK (event_type IN ('group.created')),
+    subject      uuid        NOT NULL,
+    recipients   text[]      NOT NULL CHECK (cardinality(recipients) BETWEEN 1 AND 1001),
+    payload      json        NOT NULL,
+    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    delivered_at timestamptz
+) WITH (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_analyze_scale_factor = 0.02
+);
+
+-- inbox: messages a consumer has already dealt with, recorded in the consumer's own transaction.
+CREATE TABLE inbox (
+    consumer    text        NOT NULL CHECK (char_length(consumer) BETWEEN 1 AND 128),
+    message_id  uuid        NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (consumer, message_id)
+);
+
+-- schema_version: which numbered change of the schema this database has, and the checksum of the
+-- file that made it.
+CREATE TABLE schema_version (
+    number     integer     PRIMARY KEY,
+    checksum   text        NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);

@@ -1,0 +1,1 @@
+"""Actors: tasks that own their state and a bounded mailbox."""

@@ -1,0 +1,221 @@
+"""Puts the parts together and takes them apart again, in a fixed order.
+
+Start: connections, writers, creator, then the HTTP server. Stop, the other way round:
+
+1. the server stops listening and `/readyz` says so;
+2. the creator refuses new requests and lets its flights land (bounded);
+3. the mailbox closes: what is still queued is answered with an error;
+4. the writers give their connections back;
+5. the pool closes, unless it is the host's;
+6. the server closes the clients' connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Required, TypedDict, Unpack
+
+from aiohttp import web
+
+from stretto.actors.mailbox import Mailbox
+from stretto.actors.writer import GroupWriter
+from stretto.http.app import build_app
+from stretto.http.auth import Authenticator, TokenSettings
+from stretto.http.service import Service
+from stretto.protocol.creator import CreatorSettings, GroupCreator
+from stretto.protocol.lookup import AttemptLookup
+from stretto.protocol.ports import ConnectionLost, Event, Write, WriteResult
+from stretto.storage.attempts import OnCreate, PostgresAttemptStore, PostgresWriteStore
+from stretto.storage.database import Database
+from stretto.storage.groups import PostgresGroupStore
+from stretto.telemetry import Metrics, log_event
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from stretto.config import Settings
+    from stretto.protocol.ports import Observer
+    from stretto.storage.database import Pool
+
+# Longer than a load balancer's own time-out, so that it is never us who closes under a request.
+KEEP_ALIVE_SECONDS: Final = 75.0
+# After the flights have landed only answers are left to be sent.
+HANDLERS_STOP_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSettings:
+    """How the component behaves inside any program."""
+
+    creator: CreatorSettings = field(default_factory=CreatorSettings)
+    writers: int = 2
+    """While one waits for the disk, the other fills its batch."""
+    batch_max: int = 128
+    """Requests per statement: beyond this, latency grows faster than throughput."""
+    mailbox_max: int = 2048
+    """Requests that may queue; more are shed before they claim anything."""
+    schema: str = "stretto"
+
+    @classmethod
+    def of(cls, settings: Settings) -> ComponentSettings:
+        """Return the component's part of the service's settings."""
+        return cls(
+            creator=CreatorSettings(
+                lease_seconds=settings.lease_seconds, rate_per_owner=settings.rate_limit
+            ),
+            writers=settings.writers,
+            batch_max=settings.batch_max,
+            mailbox_max=settings.mailbox_max,
+            schema=settings.db_schema,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A running stretto without HTTP: `creator.create` is what it is for."""
+
+    creator: GroupCreator
+    lookup: AttemptLookup
+    groups: PostgresGroupStore
+    database: Database
+    mailbox: Mailbox[Write, WriteResult]
+
+
+def _unobserved(event: Event) -> None:
+    """Take no note."""
+
+
+@asynccontextmanager
+async def open_component(
+    dsn: str = "",
+    *,
+    pool: Pool | None = None,
+    settings: ComponentSettings | None = None,
+    on_create: OnCreate | None = None,
+    observe: Observer = _unobserved,
+) -> AsyncIterator[Component]:
+    """Run the component on a database of its own connections, or on a host's pool.
+
+    A host's pool needs `settings.writers` connections for good and a few for short reads, and a
+    search_path that leads to the tables. Raises `Unreachable` when the database does not answer.
+    """
+    settings = settings or ComponentSettings()
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(
+            Database(dsn, schema=settings.schema, pool=pool)
+        )
+        await database.ping()
+        mailbox: Mailbox[Write, WriteResult] = Mailbox(settings.mailbox_max)
+        attempts = PostgresAttemptStore(database)
+        creator = GroupCreator(mailbox, attempts, settings.creator, observe)
+
+        def on_lost() -> None:
+            creator.forget()
+            observe(ConnectionLost())
+
+        for number in range(settings.writers):
+            store = PostgresWriteStore(database, on_lost, on_create)
+            writer = GroupWriter(mailbox, store, observe, batch_max=settings.batch_max)
+            await stack.enter_async_context(_running(writer, f"stretto writer {number}"))
+        stack.callback(mailbox.close)
+        await stack.enter_async_context(creator)
+        yield Component(
+            creator,
+            AttemptLookup(attempts, settings.creator.lease_seconds),
+            PostgresGroupStore(database),
+            database,
+            mailbox,
+        )
+
+
+class AppOptions(TypedDict, total=False):
+    """What a host says when it mounts the contract; `tokens` and one of `dsn`, `pool` are needed."""
+
+    tokens: Required[TokenSettings]
+    dsn: str
+    pool: Callable[[], Pool]
+    """Called when the application starts: a host's pool is seldom there any earlier."""
+    settings: ComponentSettings
+    on_create: OnCreate
+
+
+def create_app(**options: Unpack[AppOptions]) -> web.Application:
+    """Return an application that serves the whole contract, to be run or mounted as a sub-app."""
+
+    @asynccontextmanager
+    async def open_service() -> AsyncIterator[Service]:
+        metrics = Metrics()
+
+        def observe(event: Event) -> None:
+            metrics.observe(event)
+            log_event(event)
+
+        async with (
+            Authenticator(options["tokens"]) as authenticator,
+            open_component(
+                options.get("dsn", ""),
+                pool=options["pool"]() if "pool" in options else None,
+                settings=options.get("settings"),
+                on_create=options.get("on_create"),
+                observe=observe,
+            ) as component,
+        ):
+            metrics.watch(_gauges(component))
+            yield Service(
+                component.creator,
+                component.lookup,
+                component.groups,
+                component.database,
+                authenticator,
+                metrics,
+            )
+
+    return build_app(open_service)
+
+
+def setup(app: web.Application, prefix: str, **options: Unpack[AppOptions]) -> None:
+    """Mount the contract on a host's application below `prefix` (such as "/chat")."""
+    app.add_subapp(prefix, create_app(**options))
+
+
+@asynccontextmanager
+async def serving(
+    app: web.Application, *, host: str, port: int, share_port: bool = False
+) -> AsyncIterator[int]:
+    """Serve the application; yields the port."""
+    runner = web.AppRunner(
+        app,
+        # A client that hangs up frees its waiter; the flight goes on without it.
+        handler_cancellation=True,
+        keepalive_timeout=KEEP_ALIVE_SECONDS,
+        shutdown_timeout=HANDLERS_STOP_SECONDS,
+        access_log=None,
+    )
+    try:
+        await runner.setup()
+        site = web.TCPSite(runner, host, port, reuse_port=share_port or None)
+        await site.start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def _gauges(component: Component) -> dict[str, tuple[str, Callable[[], int]]]:
+    creator, mailbox = component.creator, component.mailbox
+    return {
+        "stretto_flights": ("Keys in flight.", lambda: creator.flights),
+        "stretto_outcomes": ("Settled attempts remembered.", lambda: creator.outcomes),
+        "stretto_mailbox_messages": ("Writes that wait for a writer.", lambda: len(mailbox)),
+    }
+
+
+@asynccontextmanager
+async def _running(writer: GroupWriter, name: str) -> AsyncIterator[None]:
+    task = asyncio.create_task(writer.run(), name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,288 @@
+"""The command `stretto`: runs the service and looks after its database.
+
+Exit codes: 0 done; 1 not found, or a guarantee does not hold; 2 wrong usage or settings; 3 the
+database does not answer; 4 the embedded server cannot run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import orjson
+import typer
+import uvloop
+from rich.console import Console
+from rich.progress import Progress
+
+from stretto.config import PREFIX, Settings, read_settings
+from stretto.domain import IdempotencyKey, UserId
+from stretto.errors import ConfigurationError, EmbeddedError, KeyInvalid, NotFound
+from stretto.http.auth import make_token
+from stretto.http.openapi import OPENAPI
+from stretto.protocol.lookup import AttemptLookup
+from stretto.protocol.ports import Unreachable
+from stretto.provision import database_connection, database_place, token_settings
+from stretto.server import serve as serve_until_stopped
+from stretto.storage.attempts import PostgresAttemptStore
+from stretto.storage.check import check_database
+from stretto.storage.database import Database
+from stretto.storage.migrate import migrate as migrate_database
+from stretto.storage.retention import sweep as sweep_database
+from stretto.storage.retention import sweepable
+from stretto.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+EXIT_NOT_FOUND: Final = 1
+EXIT_VIOLATION: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_DATABASE: Final = 3
+EXIT_EMBEDDED: Final = 4
+
+Result = TypeVar("Result")
+
+_SETTINGS_HELP: Final = "\b\nSettings, as environment variables:\n" + "\n".join(
+    f"  {PREFIX + name.upper():24} {field.description} ({field.default!s})".replace(" ()", "")
+    for name, field in Settings.model_fields.items()
+)
+_EXIT_HELP: Final = "\b\n" + (__doc__ or "").partition("\n\n")[2].strip()
+
+app = typer.Typer(
+    help="stretto creates chat groups exactly once per idempotency key.",
+    epilog=f"{_SETTINGS_HELP}\n\n{_EXIT_HELP}",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+stdout = Console(highlight=False, soft_wrap=True)
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+DatabaseUrl = Annotated[
+    str | None, typer.Option(help="PostgreSQL URL. [env: STRETTO_DATABASE_URL]")
+]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder of the embedded server. [env: STRETTO_DATA_DIR]")
+]
+
+
+@app.command(epilog="\b\nExample:\n  stretto serve --port 9000 --workers 2")
+def serve(  # noqa: PLR0913 each option is one flag of the command line
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    host: Annotated[str | None, typer.Option(help="[env: STRETTO_HOST]")] = None,
+    port: Annotated[int | None, typer.Option(help="[env: STRETTO_PORT]")] = None,
+    workers: Annotated[int | None, typer.Option(help="[env: STRETTO_WORKERS]")] = None,
+    share_port: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Run the service until SIGTERM or Ctrl-C."""
+    settings = read_settings(
+        database_url=database_url, data_dir=data_dir, host=host, port=port, workers=workers
+    )
+    _run(serve_until_stopped(settings, _say, share_port=share_port), settings)
+
+
+@app.command(epilog="\b\nExample:\n  STRETTO_DATABASE_URL=postgresql://… stretto migrate")
+def migrate(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
+    """Bring the database's schema up to date."""
+    settings = read_settings(database_url=database_url, data_dir=data_dir)
+
+    async def run() -> None:
+        async with (
+            database_place(settings, _say) as place,
+            database_connection(place.dsn, settings.db_schema) as connection,
+        ):
+            numbers = await migrate_database(connection, settings.db_schema)
+        stdout.print(f"applied: {', '.join(map(str, numbers))}" if numbers else "up to date")
+
+    _run(run(), settings)
+
+
+@app.command(epilog="\b\nExample:\n  stretto token alice --hours 8")
+def token(
+    user: Annotated[str, typer.Argument(help="The user's id: becomes the token's `sub`.")],
+    hours: Annotated[float, typer.Option(min=0.01, help="How long it is good for.")] = 24,
+    data_dir: DataDir = None,
+) -> None:
+    """Print a bearer token (HS256) for a user, for trying things out."""
+    settings = read_settings(data_dir=data_dir)
+    tokens = token_settings(settings)
+    if not tokens.secret:
+        message = "only a service with STRETTO_JWT_SECRET can make tokens; ask your token issuer"
+        raise ConfigurationError(message)
+    stdout.print(
+        make_token(
+            tokens.secret,
+            _user_id(user),
+            lifetime_seconds=round(hours * 3600),
+            audience=tokens.audience,
+            issuer=tokens.issuer,
+        )
+    )
+
+
+@app.command(epilog="\b\nExample:\n  stretto attempt alice 6f1c…")
+def attempt(
+    owner: Annotated[str, typer.Argument(help="The user who made the attempt.")],
+    key: Annotated[str, typer.Argument(help="The idempotency key.")],
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Show what became of an attempt, as JSON; exit 1 if there is none."""
+    settings = read_settings(database_url=database_url, data_dir=data_dir)
+    owner_id, parsed_key = _user_id(owner), _key(key)
+
+    async def run() -> None:
+        async with (
+            database_place(settings, _say) as place,
+            database_connection(place.dsn, settings.db_schema),
+            Database(place.dsn, schema=settings.db_schema) as database,
+        ):
+            lookup = AttemptLookup(PostgresAttemptStore(database), settings.lease_seconds)
+            report = await lookup.look_up(owner_id, parsed_key, wait_seconds=0)
+        stdout.print(orjson.dumps(report, default=str, option=orjson.OPT_INDENT_2).decode())
+
+    _run(run(), settings)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="\b\nExample:\n  stretto psql -c 'select count(*) from chat_group'",
+)
+def psql(context: typer.Context) -> None:
+    """Open the database with psql; all arguments are psql's."""
+    settings = read_settings()
+
+    async def run() -> int:
+        async with database_place(settings, _say) as place:
+            program = place.programs / "psql" if place.programs else shutil.which("psql")
+            if program is None:
+                message = "there is no psql here; install PostgreSQL's client programs"
+                raise ConfigurationError(message)
+            arguments, environment = _psql_call(place.dsn, settings.db_schema)
+            return await asyncio.to_thread(
+                subprocess.call, [program, *arguments, *context.args], env=environment
+            )
+
+    raise typer.Exit(_run(run(), settings))
+
+
+@app.command(epilog="\b\nExample:\n  stretto sweep --dry-run")
+def sweep(
+    dry_run: Annotated[bool, typer.Option(help="Only count.")] = False,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Delete settled attempts past their retention; their keys still find their groups."""
+    settings = read_settings(database_url=database_url, data_dir=data_dir)
+    days = settings.retention_days
+
+    async def run() -> None:
+        async with (
+            database_place(settings, _say) as place,
+            database_connection(place.dsn, settings.db_schema) as connection,
+        ):
+            total = await sweepable(connection, days, now=None)
+            if dry_run:
+                stdout.print(f"would delete {total} attempts settled more than {days} days ago")
+                return
+            with Progress(console=stderr) as progress:
+                task = progress.add_task("attempts", total=total)
+                deleted = await sweep_database(
+                    connection, days, None, lambda rows: progress.update(task, advance=rows)
+                )
+        stdout.print(f"deleted {deleted} attempts settled more than {days} days ago")
+
+    _run(run(), settings)
+
+
+@app.command(epilog="\b\nExample:\n  stretto check && echo sound")
+def check(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
+    """Verify the guarantees G1 to G5 over the whole database; exit 1 on a violation."""
+    settings = read_settings(database_url=database_url, data_dir=data_dir)
+
+    async def run() -> bool:
+        async with (
+            database_place(settings, _say) as place,
+            database_connection(place.dsn, settings.db_schema) as connection,
+        ):
+            report = await check_database(connection, settings.retention_days)
+        for fault in report.faults:
+            stdout.print(f"{fault.group_id}: {fault.fault}")
+        stdout.print(
+            f"{report.attempts} attempts, {report.groups} groups, {report.events} events:"
+            f" {len(report.faults) or 'no'} violations"
+        )
+        return not report.faults
+
+    if not _run(run(), settings):
+        raise typer.Exit(EXIT_VIOLATION)
+
+
+@app.command(epilog="\b\nExample:\n  stretto openapi > openapi.json")
+def openapi() -> None:
+    """Print the HTTP contract as OpenAPI 3.1."""
+    sys.stdout.write(orjson.dumps(OPENAPI, option=orjson.OPT_INDENT_2).decode() + "\n")
+
+
+def main() -> None:
+    """Run the command; every expected error ends in one clear message and its exit code."""
+    try:
+        app()
+    except ConfigurationError as error:
+        _fail(str(error), EXIT_USAGE)
+    except EmbeddedError as error:
+        _fail(str(error), EXIT_EMBEDDED)
+    except Unreachable as error:
+        _fail(str(error), EXIT_DATABASE)
+    except NotFound as error:
+        _fail(error.detail, EXIT_NOT_FOUND)
+
+
+def _run(work: Coroutine[Any, Any, Result], settings: Settings) -> Result:
+    as_json = None if settings.log_format == "auto" else settings.log_format == "json"
+    configure_logging(level=settings.log_level, as_json=as_json)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def _say(line: str) -> None:
+    stderr.print(line, markup=False)
+
+
+def _fail(message: str, exit_code: int) -> None:
+    stderr.print(f"stretto: {message}", markup=False)
+    raise SystemExit(exit_code)
+
+
+def _user_id(text: str) -> UserId:
+    try:
+        return UserId(text)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _key(text: str) -> IdempotencyKey:
+    try:
+        return IdempotencyKey.parse(text)
+    except KeyInvalid as error:
+        raise ConfigurationError(error.detail) from error
+
+
+def _psql_call(dsn: str, schema: str) -> tuple[list[str], dict[str, str]]:
+    """Return psql's arguments and environment: a password is never shown in the process list."""
+    parts = urlsplit(dsn)
+    account, at, place = parts.netloc.rpartition("@")
+    user, _, password = account.partition(":")
+    environment = {**os.environ, "PGOPTIONS": f"-c search_path={schema}"}
+    if password:
+        environment["PGPASSWORD"] = unquote(password)
+    return [urlunsplit(parts._replace(netloc=user + at + place))], environment

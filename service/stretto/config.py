@@ -1,0 +1,111 @@
+"""Settings: environment variables `STRETTO_*`, every fault of theirs told at once.
+
+Flags of the command line override them. A name that starts with STRETTO_ and is not known is an
+error too: a misspelt setting must not be silently ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from stretto.errors import ConfigurationError
+
+PREFIX: Final = "STRETTO_"
+# RFC 7518, 3.2: an HS256 key has at least as many bits as the hash.
+SECRET_BYTES_MIN: Final = 32
+
+
+class Settings(BaseSettings):
+    """What an operator can set. The descriptions are what `--help` and the docs show."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    database_url: str = Field("", description="PostgreSQL URL; empty: an embedded server")
+    db_schema: str = Field(
+        "stretto", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="schema of the tables"
+    )
+    data_dir: Path = Field(
+        Path(".stretto"), description="where the embedded server and the secret live"
+    )
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0: any free one")
+    workers: int = Field(1, ge=1, le=64, description="processes that share the port")
+    jwt_secret: str = Field("", description="HS256 secret, 32 bytes or more", repr=False)
+    jwt_public_key: str = Field("", description="PEM key for RS256, ES256 or EdDSA")
+    jwks_url: str = Field("", description="where the token issuer publishes its keys")
+    jwt_audience: str = Field("", description="required `aud`")
+    jwt_issuer: str = Field("", description="required `iss`")
+    lease_seconds: float = Field(
+        5.0, gt=0, le=3600, description="after this long a pending attempt may be taken over"
+    )
+    writers: int = Field(2, ge=1, le=32, description="database connections that write")
+    batch_max: int = Field(128, ge=1, le=1000, description="requests per statement")
+    mailbox_max: int = Field(2048, ge=1, le=100_000, description="requests that may queue")
+    rate_limit: float = Field(
+        0.0, ge=0, description="new attempts per owner and second in one process; 0: no limit"
+    )
+    retention_days: int = Field(30, ge=1, le=3650, description="how long settled attempts are kept")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least level that is logged"
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto: console on a terminal, else json"
+    )
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the service brings its own PostgreSQL."""
+        return not self.database_url
+
+    @model_validator(mode="after")
+    def _tokens_can_be_verified(self) -> Settings:
+        ways = [bool(self.jwt_secret), bool(self.jwt_public_key), bool(self.jwks_url)]
+        if sum(ways) > 1:
+            message = "set only one of STRETTO_JWT_SECRET, STRETTO_JWT_PUBLIC_KEY, STRETTO_JWKS_URL"
+            raise ValueError(message)
+        if self.jwt_secret and len(self.jwt_secret.encode()) < SECRET_BYTES_MIN:
+            message = f"STRETTO_JWT_SECRET needs at least {SECRET_BYTES_MIN} bytes"
+            raise ValueError(message)
+        return self
+
+
+def read_settings(**flags: Any) -> Settings:
+    """Return the settings; flags that are None leave them to the environment.
+
+    Raises `ConfigurationError` that lists every fault.
+    """
+    faults = [f"{name}: unknown setting" for name in _unknown_names()]
+    settings = None
+    try:
+        settings = Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        for fault in error.errors():
+            name = "_".join(str(part) for part in fault["loc"]).upper()
+            reason = fault["msg"].removeprefix("Value error, ")
+            faults.append(f"{PREFIX}{name}: {reason}" if name else reason)
+    if faults or settings is None:
+        message = "these settings are wrong:\n  " + "\n  ".join(faults)
+        raise ConfigurationError(message)
+    return settings
+
+
+def require_token_settings(settings: Settings) -> None:
+    """Raise `ConfigurationError` where a service with a database of its own verifies no tokens."""
+    if not (settings.jwt_secret or settings.jwt_public_key or settings.jwks_url):
+        message = (
+            "tokens cannot be verified: with STRETTO_DATABASE_URL set, set one of"
+            " STRETTO_JWT_SECRET, STRETTO_JWT_PUBLIC_KEY or STRETTO_JWKS_URL too"
+        )
+        raise ConfigurationError(message)
+
+
+def _unknown_names() -> list[str]:
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)

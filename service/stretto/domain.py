@@ -1,0 +1,197 @@
+"""The words of the domain: who creates which group under which key.
+
+Input is parsed here, once, into frozen types; everything further inside takes them for granted.
+This module does no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import orjson
+
+from stretto.errors import FieldError, KeyInvalid, RequestInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+NAMESPACE: Final = uuid5(NAMESPACE_URL, "urn:stretto:create_group")
+
+NAME_CHARACTERS_MAX: Final = 64
+DESCRIPTION_CHARACTERS_MAX: Final = 1024
+# One group's rows are written by one statement together with its neighbours': a bound on the batch.
+MEMBERS_MAX: Final = 1000
+USER_ID_CHARACTERS_MAX: Final = 128
+KEY_CHARACTERS_MAX: Final = 255
+# 128 bits tell requests apart; whoever forges a collision only deceives himself.
+FINGERPRINT_BYTES: Final = 16
+# A body of a thousand wrong members is not answered with a thousand faults.
+FAULTS_TOLD_MAX: Final = 20
+
+# Patterns are written so that JSON Schema (ECMA 262) reads them alike: they stand in the OpenAPI
+# document too. Control characters and lone surrogates have no place in what people read.
+USER_ID_PATTERN: Final = r"^[ -~]+$"
+NAME_PATTERN: Final = r"^[^\u0000-\u001f\u007f-\u009f]+$"
+DESCRIPTION_PATTERN: Final = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
+
+_USER_ID = re.compile(r"[ -~]{1,128}")
+_KEY = re.compile(r"[!-~]{1,255}")
+_QUOTED_KEY = re.compile(r'"((?:[!#-\[\]-~]|\\["\\])+)"')
+_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}")
+_DESCRIPTION = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]{0,1024}")
+
+
+class UserId(str):
+    """A user as the token names him: 1 to 128 printable ASCII characters."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: object) -> UserId:
+        """Raise `ValueError` for anything else."""
+        if not isinstance(value, str) or _USER_ID.fullmatch(value) is None:
+            message = f"a user id has 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters"
+            raise ValueError(message)
+        return super().__new__(cls, value)
+
+
+class IdempotencyKey(str):
+    """The client's name for one attempt: 1 to 255 characters of "!" to "~"."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: str) -> IdempotencyKey:
+        """Raise `KeyInvalid` for anything else."""
+        if _KEY.fullmatch(value) is None:
+            raise KeyInvalid
+        return super().__new__(cls, value)
+
+    @classmethod
+    def parse(cls, field: str) -> IdempotencyKey:
+        """Read a header field: the bare key, or the same key as a quoted string (RFC 9651, 3.3.3).
+
+        Raises `KeyInvalid`.
+        """
+        if not field.startswith('"'):
+            return cls(field)
+        quoted = _QUOTED_KEY.fullmatch(field)
+        if quoted is None:
+            raise KeyInvalid
+        return cls(re.sub(r"\\(.)", r"\1", quoted[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class NewGroup:
+    """A group that somebody wants: what the request means, whatever its spelling."""
+
+    owner: UserId
+    name: str
+    description: str | None
+    members: tuple[UserId, ...]
+    """Sorted, each once, without the owner."""
+
+    @classmethod
+    def parse(cls, owner: UserId, document: object) -> NewGroup:
+        """Read a request's document; raises `RequestInvalid` with every fault at once."""
+        if not isinstance(document, dict):
+            raise RequestInvalid([FieldError("", "must be an object")])
+        errors = [
+            FieldError(f"/{_escaped(field)}", "unknown field")
+            for field in document
+            if field not in ("name", "description", "members")
+        ]
+        name: object = document.get("name")
+        description: object = document.get("description")
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+            errors.append(FieldError("/name", _name_fault(document)))
+        if description is not None and (
+            not isinstance(description, str) or _DESCRIPTION.fullmatch(description) is None
+        ):
+            errors.append(FieldError("/description", _DESCRIPTION_RULE))
+        members = _parse_members(document.get("members", []), errors)
+        if errors:
+            raise RequestInvalid(errors[:FAULTS_TOLD_MAX])
+        assert isinstance(name, str)
+        assert description is None or isinstance(description, str)
+        return cls(owner, name, description, tuple(sorted(members - {owner})))
+
+    def fingerprint(self) -> bytes:
+        """Return a digest of the meaning: equal for every spelling of the same request."""
+        meaning = orjson.dumps((self.name, self.description, self.members))
+        return blake2b(meaning, digest_size=FINGERPRINT_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedGroup:
+    """A group that exists: what every successful answer names."""
+
+    group_id: UUID
+    conversation_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group as its members see it."""
+
+    group_id: UUID
+    conversation_id: UUID
+    owner_id: str
+    name: str
+    description: str | None
+    created_at: datetime
+    members_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One user's part in a group; `role` is owner or member."""
+
+    user_id: str
+    role: str
+    joined_at: datetime
+
+
+def group_id(owner: str, key: str) -> UUID:
+    """Return the id of the group that this owner's attempt with this key creates.
+
+    Clients may compute it before they send anything (RFC 9562, name-based UUIDs).
+    """
+    return uuid5(uuid5(NAMESPACE, owner), key)
+
+
+def event_id(group: UUID) -> UUID:
+    """Return the one id that the group's `group.created` event has, however often it is sent."""
+    return uuid5(group, "group.created")
+
+
+_NAME_RULE = f"must be 1 to {NAME_CHARACTERS_MAX} characters without control characters"
+_DESCRIPTION_RULE = (
+    f"must be at most {DESCRIPTION_CHARACTERS_MAX} characters without control characters"
+    " other than tab and line ends"
+)
+
+
+def _name_fault(document: Mapping[str, object]) -> str:
+    return _NAME_RULE if "name" in document else "is required"
+
+
+def _parse_members(value: object, errors: list[FieldError]) -> set[UserId]:
+    if not isinstance(value, list) or len(value) > MEMBERS_MAX:
+        errors.append(FieldError("/members", f"must be a list of at most {MEMBERS_MAX} user ids"))
+        return set()
+    members = set()
+    for position, member in enumerate(value):
+        try:
+            members.add(UserId(member))
+        except ValueError as error:
+            errors.append(FieldError(f"/members/{position}", str(error)))
+    return members
+
+
+def _escaped(field: str) -> str:
+    """Return the field's name as a part of a JSON pointer (RFC 6901, 3)."""
+    return field.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,176 @@
+"""Everything that can go wrong and that a caller may meet, as one small tree.
+
+Each error has a stable `code`, an advice on what to do next (`retry`), and its docstring is its
+default message. Which HTTP status a code has is decided in `stretto.http.problems` alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Retry(StrEnum):
+    """What the client should do with its request now."""
+
+    SAME_KEY = "same-key"
+    """Wait, then send the same request with the same key."""
+    NEW_KEY = "new-key"
+    """This key is spent for this request: take a new one."""
+    NEVER = "never"
+    """The request itself is wrong: sending it again changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt failed for good, as it is stored and told."""
+
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One fault of a request's body: where (a JSON pointer, RFC 6901) and what."""
+
+    pointer: str
+    detail: str
+
+
+class StrettoError(Exception):
+    """The request could not be answered."""
+
+    code: ClassVar[str] = "internal_error"
+    retry: ClassVar[Retry] = Retry.SAME_KEY
+
+    def __init__(self, detail: str | None = None, *, retry_after_seconds: int | None = None) -> None:
+        self.detail = detail or inspect.cleandoc(type(self).__doc__ or "")
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(self.detail)
+
+
+class InternalError(StrettoError):
+    """Something unforeseen went wrong in the service; the attempt, if any, is still open."""
+
+
+class KeyMissing(StrettoError):
+    """The request needs exactly one Idempotency-Key header."""
+
+    code = "key_missing"
+    retry = Retry.NEVER
+
+
+class KeyInvalid(StrettoError):
+    """An idempotency key has 1 to 255 visible ASCII characters ("!" to "~")."""
+
+    code = "key_invalid"
+    retry = Retry.NEVER
+
+
+class RequestInvalid(StrettoError):
+    """The request is not valid."""
+
+    code = "request_invalid"
+    retry = Retry.NEVER
+
+    def __init__(self, errors: list[FieldError], detail: str | None = None) -> None:
+        super().__init__(detail or "; ".join(f"{e.pointer or 'body'}: {e.detail}" for e in errors))
+        self.errors = errors
+
+
+class Unauthenticated(StrettoError):
+    """The request needs a valid bearer token."""
+
+    code = "unauthenticated"
+    retry = Retry.NEVER
+
+
+class NotFound(StrettoError):
+    """There is nothing here, or nothing that you may see."""
+
+    code = "not_found"
+    retry = Retry.NEVER
+
+
+class MethodNotAllowed(StrettoError):
+    """This resource does not know that method."""
+
+    code = "method_not_allowed"
+    retry = Retry.NEVER
+
+
+class BodyTooLarge(StrettoError):
+    """The request's body is too large."""
+
+    code = "body_too_large"
+    retry = Retry.NEVER
+
+
+class UnsupportedMediaType(StrettoError):
+    """The request's body must be application/json in UTF-8."""
+
+    code = "unsupported_media_type"
+    retry = Retry.NEVER
+
+
+class AttemptPending(StrettoError):
+    """The attempt is not settled yet; send the same request again."""
+
+    code = "attempt_pending"
+
+
+class AttemptFailed(StrettoError):
+    """The attempt failed for good and created nothing; a new attempt needs a new key."""
+
+    code = "attempt_failed"
+    retry = Retry.NEW_KEY
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__()
+        self.failure = failure
+
+
+class KeyReused(StrettoError):
+    """This idempotency key was already used for a different request."""
+
+    code = "key_reused"
+    retry = Retry.NEW_KEY
+
+
+class RateLimited(StrettoError):
+    """Too many new attempts by this owner."""
+
+    code = "rate_limited"
+
+
+class Overloaded(StrettoError):
+    """The service has more work than it can take; nothing was done."""
+
+    code = "overloaded"
+
+
+class DatabaseUnavailable(StrettoError):
+    """The database did not answer; what became of the attempt is found out by the same request."""
+
+    code = "database_unavailable"
+
+
+class GroupRejected(Exception):
+    """Raised by a host's `on_create` hook: this group must not be created.
+
+    The attempt then fails for good with the given code (1 to 64 characters) and detail.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.failure = Failure(code[:64] or "rejected", detail[:1024])
+
+
+class ConfigurationError(Exception):
+    """The service cannot start with these settings; the message lists every fault."""
+
+
+class EmbeddedError(Exception):
+    """The embedded PostgreSQL cannot run here; the message says what to do."""

@@ -1,0 +1,1 @@
+"""The HTTP contract: routes, problem documents, tokens."""

@@ -1,0 +1,58 @@
+"""The aiohttp application: routes, and when the service behind them starts and stops.
+
+The service stops on shutdown, before any clean-up: an application that a host mounts is cleaned up
+after its parent, and by then a pool that the host lent us would be gone.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from stretto.http import attempts, docs, groups, health
+from stretto.http.service import SERVICE, answer_problems
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from stretto.http.service import Service
+
+ROUTES: Final = (
+    web.post("/v1/groups", groups.create_group),
+    web.get("/v1/groups", groups.list_groups),
+    web.get("/v1/groups/{group_id}", groups.read_group),
+    web.get("/v1/groups/{group_id}/members", groups.list_members),
+    web.get("/v1/attempts/{key}", attempts.read_attempt),
+    web.get("/livez", health.livez),
+    web.get("/readyz", health.readyz),
+    web.get("/metrics", health.metrics),
+    web.get("/openapi.json", docs.openapi),
+    web.get("/docs", docs.docs),
+    web.get("/docs/start.js", docs.docs_start),
+    web.get("/docs/{file}", docs.docs_file),
+)
+
+
+def build_app(open_service: Callable[[], AbstractAsyncContextManager[Service]]) -> web.Application:
+    """Return an application that opens the service when it starts."""
+    app = web.Application(middlewares=[answer_problems])
+    app.add_routes(ROUTES)
+    stack = AsyncExitStack()
+
+    async def running(app: web.Application) -> AsyncIterator[None]:
+        try:
+            app[SERVICE] = await stack.enter_async_context(open_service())
+            yield
+        finally:
+            # Where a later start-up fails there is no shutdown, only this.
+            await stack.aclose()
+
+    async def stop(_: web.Application) -> None:
+        await stack.aclose()
+
+    app.cleanup_ctx.append(running)
+    app.on_shutdown.append(stop)
+    return app

@@ -1,0 +1,31 @@
+"""Route of attempts: an owner asks what became of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stretto.domain import IdempotencyKey
+from stretto.http.requests import read_wait_seconds
+from stretto.http.service import SERVICE, authenticate, json_response
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+async def read_attempt(request: web.Request) -> web.Response:
+    """`GET /v1/attempts/{key}`: the attempt's state; waits only where `Prefer: wait` asks."""
+    owner = await authenticate(request)
+    key = IdempotencyKey.parse(request.match_info["key"])
+    wait_seconds = read_wait_seconds(request.headers, default_seconds=0)
+    report = await request.app[SERVICE].lookup.look_up(owner, key, wait_seconds)
+    failure = report.failure
+    return json_response(
+        {
+            "status": report.status,
+            "group_id": str(report.group_id),
+            "conversation_id": report.conversation_id and str(report.conversation_id),
+            "claimed_at": report.claimed_at,
+            "settled_at": report.settled_at,
+            "failure": failure and {"code": failure.code, "detail": failure.detail},
+        }
+    )

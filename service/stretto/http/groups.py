@@ -1,0 +1,115 @@
+"""Routes of groups: create one, read mine, read who is in one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import orjson
+from aiohttp import web
+
+from stretto.domain import NewGroup, UserId
+from stretto.errors import FieldError, NotFound, RequestInvalid
+from stretto.http.requests import read_document, read_key, read_limit, read_wait_seconds
+from stretto.http.service import SERVICE, authenticate, json_response
+from stretto.protocol.creator import WAIT_SECONDS_DEFAULT
+
+if TYPE_CHECKING:
+    from stretto.domain import Group
+
+
+async def create_group(request: web.Request) -> web.Response:
+    """`POST /v1/groups`: create the group, or tell which one this key has created."""
+    owner = await authenticate(request)
+    key = read_key(request.headers)
+    wait_seconds = read_wait_seconds(request.headers, WAIT_SECONDS_DEFAULT)
+    new_group = NewGroup.parse(owner, await read_document(request))
+    answer = await request.app[SERVICE].creator.create(key, new_group, wait_seconds=wait_seconds)
+    group = answer.group
+    headers = {
+        # Relative to this very path, so that it is right under a host's prefix as well.
+        "Location": f"{request.path}/{group.group_id}",
+        "Idempotency-Status": answer.status.value,
+    }
+    if answer.status.is_replay:
+        headers["Idempotent-Replayed"] = "true"
+    # Every success of a key has the same bytes: nothing that varies belongs in the body.
+    body = orjson.dumps(
+        {"group_id": str(group.group_id), "conversation_id": str(group.conversation_id)}
+    )
+    return web.Response(status=201, body=body, content_type="application/json", headers=headers)
+
+
+async def read_group(request: web.Request) -> web.Response:
+    """`GET /v1/groups/{group_id}`: one group, for its members."""
+    user = await authenticate(request)
+    return json_response(_group_document(await _group_of(request, user)))
+
+
+async def list_groups(request: web.Request) -> web.Response:
+    """`GET /v1/groups`: the user's groups, newest first."""
+    user = await authenticate(request)
+    limit = read_limit(request.query)
+    cursor = request.query.get("cursor")
+    after = None if cursor is None else _uuid(cursor)
+    if cursor is not None and after is None:
+        raise RequestInvalid([FieldError("", "cursor is not one of ours")])
+    # One more than asked tells whether there is a next page.
+    groups = await request.app[SERVICE].groups.groups_of_member(user, after, limit + 1)
+    page = groups[:limit]
+    has_more = len(groups) > limit
+    return json_response(
+        {
+            "groups": [_group_document(group) for group in page],
+            "next_cursor": str(page[-1].conversation_id) if has_more else None,
+        }
+    )
+
+
+async def list_members(request: web.Request) -> web.Response:
+    """`GET /v1/groups/{group_id}/members`: who takes part, for its members."""
+    user = await authenticate(request)
+    limit = read_limit(request.query)
+    try:
+        after = UserId(request.query["cursor"]) if "cursor" in request.query else None
+    except ValueError as error:
+        raise RequestInvalid([FieldError("", "cursor is not one of ours")]) from error
+    group = await _group_of(request, user)
+    members = await request.app[SERVICE].groups.members_of_group(group.group_id, after, limit + 1)
+    page = members[:limit]
+    return json_response(
+        {
+            "members": [
+                {"user_id": m.user_id, "role": m.role, "joined_at": m.joined_at} for m in page
+            ],
+            "next_cursor": page[-1].user_id if len(members) > limit else None,
+        }
+    )
+
+
+async def _group_of(request: web.Request, user: UserId) -> Group:
+    group_id = _uuid(request.match_info["group_id"])
+    if group_id is not None:
+        group = await request.app[SERVICE].groups.group_of_member(group_id, user)
+        if group is not None:
+            return group
+    raise NotFound
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def _group_document(group: Group) -> dict[str, object]:
+    return {
+        "group_id": str(group.group_id),
+        "conversation_id": str(group.conversation_id),
+        "owner_id": group.owner_id,
+        "name": group.name,
+        "description": group.description,
+        "created_at": group.created_at,
+        "members_count": group.members_count,
+    }

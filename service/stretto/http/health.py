@@ -1,0 +1,29 @@
+"""Routes for operators: is the process alive, can it serve, what has it counted."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from stretto.errors import Overloaded
+from stretto.http.service import SERVICE, json_response
+
+
+async def livez(_: web.Request) -> web.Response:
+    """`GET /livez`: the event loop turns."""
+    return json_response({"status": "alive"})
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """`GET /readyz`: the database answers and we are not shutting down; else 503."""
+    service = request.app[SERVICE]
+    if service.creator.is_stopping:
+        raise Overloaded("The service is shutting down.", retry_after_seconds=1)
+    await service.database.ping()
+    return json_response({"status": "ready"})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """`GET /metrics`: in Prometheus' text format."""
+    body = request.app[SERVICE].metrics.exposition()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})

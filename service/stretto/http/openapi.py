@@ -1,0 +1,1 @@
+OPENAPI: dict[str, object] = {}

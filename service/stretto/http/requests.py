@@ -1,0 +1,110 @@
+"""Reads what requests carry, into parsed types: keys, waits, documents, pages."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Final
+
+import orjson
+from aiohttp import ClientPayloadError, hdrs
+from aiohttp.http_exceptions import HttpProcessingError
+
+from stretto.domain import IdempotencyKey
+from stretto.errors import (
+    BodyTooLarge,
+    FieldError,
+    KeyInvalid,
+    KeyMissing,
+    RequestInvalid,
+    UnsupportedMediaType,
+)
+from stretto.protocol.creator import WAIT_SECONDS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiohttp import web
+    from multidict import CIMultiDictProxy
+
+# 1,000 members of 128 characters and a description of the widest characters, with room for spaces.
+BODY_BYTES_MAX: Final = 256 * 1024
+PAGE_ITEMS_DEFAULT: Final = 50
+PAGE_ITEMS_MAX: Final = 200
+
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
+_JSON_TYPE = re.compile(r"application/json\s*(?:;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
+_FIELDS = (b'"name"', b'"description"', b'"members"')
+
+
+def read_key(headers: CIMultiDictProxy[str]) -> IdempotencyKey:
+    """Return the one idempotency key; raises `KeyMissing` or `KeyInvalid`."""
+    fields = headers.getall("Idempotency-Key", [])
+    if not fields:
+        raise KeyMissing
+    if len(fields) > 1:
+        raise KeyInvalid("There is more than one Idempotency-Key header.")
+    return IdempotencyKey.parse(fields[0])
+
+
+def read_wait_seconds(headers: CIMultiDictProxy[str], default_seconds: float) -> float:
+    """Return how long the client wants to wait (RFC 7240, 4.3), at most our maximum.
+
+    A preference that cannot be read is none, as the RFC has it.
+    """
+    if "Prefer" not in headers:
+        return default_seconds
+    wait = _WAIT.search(", ".join(headers.getall("Prefer")))
+    return min(float(wait[1]), WAIT_SECONDS_MAX) if wait else default_seconds
+
+
+async def read_document(request: web.Request) -> object:
+    """Return the request's JSON document.
+
+    Raises `UnsupportedMediaType`, `BodyTooLarge` (the bytes are counted as they come, after
+    decompression) or `RequestInvalid`.
+    """
+    if _JSON_TYPE.fullmatch(request.headers.get(hdrs.CONTENT_TYPE, "")) is None:
+        raise UnsupportedMediaType
+    if (request.content_length or 0) > BODY_BYTES_MAX:
+        raise BodyTooLarge
+    body = bytearray()
+    try:
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > BODY_BYTES_MAX:
+                raise BodyTooLarge
+    except (HttpProcessingError, ClientPayloadError) as error:
+        raise RequestInvalid([FieldError("", "cannot be decompressed or is cut off")]) from error
+    return parse_json(bytes(body))
+
+
+def parse_json(body: bytes) -> object:
+    """Return a strict reading of JSON: no field twice, no lone surrogates. Raises `RequestInvalid`."""
+    try:
+        document: object = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestInvalid([FieldError("", f"is not JSON: {error}")]) from error
+    # The field that a parser keeps of two is anybody's guess. The exact check is slow; a body that
+    # spells each known field once, without escapes, cannot have any twice (others are refused).
+    if b"\\" in body or any(body.count(field) > 1 for field in _FIELDS):
+        _refuse_twins(body)
+    return document
+
+
+def read_limit(query: Mapping[str, str]) -> int:
+    """Return the page size; raises `RequestInvalid`."""
+    value = query.get("limit", str(PAGE_ITEMS_DEFAULT))
+    if not re.fullmatch(r"[0-9]{1,9}", value) or not 1 <= int(value) <= PAGE_ITEMS_MAX:
+        raise RequestInvalid([FieldError("", f"limit must be 1 to {PAGE_ITEMS_MAX}")])
+    return int(value)
+
+
+def _refuse_twins(body: bytes) -> None:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs):
+            raise RequestInvalid([FieldError("", "has a field twice")])
+        return fields
+
+    json.loads(body, object_pairs_hook=unique)

@@ -1,0 +1,92 @@
+"""What every handler needs, and the wrapper that turns errors into problem documents."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import orjson
+from aiohttp import hdrs, web
+
+from stretto.errors import DatabaseUnavailable, InternalError, StrettoError
+from stretto.http.problems import problem_of_exception, problem_response
+from stretto.protocol.ports import Unreachable
+from stretto.telemetry import Metrics, logger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from stretto.domain import UserId
+    from stretto.http.auth import Authenticator
+    from stretto.protocol.creator import GroupCreator
+    from stretto.protocol.lookup import AttemptLookup
+    from stretto.storage.database import Database
+    from stretto.storage.groups import PostgresGroupStore
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# Requests for paths that we do not have share one label: a scanner must not fill the registry.
+_NO_ROUTE: Final = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The running parts behind the routes."""
+
+    creator: GroupCreator
+    lookup: AttemptLookup
+    groups: PostgresGroupStore
+    database: Database
+    authenticator: Authenticator
+    metrics: Metrics
+
+
+SERVICE: Final = web.AppKey("stretto.service", Service)
+
+
+async def authenticate(request: web.Request) -> UserId:
+    """Return who asks; raises `Unauthenticated`."""
+    fields = request.headers.getall(hdrs.AUTHORIZATION, [])
+    authorization = fields[0] if len(fields) == 1 else None
+    return await request.app[SERVICE].authenticator.owner(authorization)
+
+
+def json_response(document: object, *, status: int = 200) -> web.Response:
+    """Return the document as JSON."""
+    body = orjson.dumps(document, default=str)
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+@web.middleware
+async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every error as a problem document, and count every request."""
+    started = time.perf_counter()
+    response = await _answer(request, handler)
+    route = request.match_info.route.resource
+    label = route.canonical if route else _NO_ROUTE
+    metrics = request.app[SERVICE].metrics
+    metrics.requests.labels(request.method, label, response.status).inc()
+    metrics.request_seconds.labels(label).observe(time.perf_counter() - started)
+    return response
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except StrettoError as error:
+        if isinstance(error, InternalError):
+            logger.error("request.crashed", exc_info=error.__cause__ or error)
+        return problem_response(error)
+    except Unreachable as error:
+        unavailable = DatabaseUnavailable(retry_after_seconds=1)
+        logger.warning("request.database_unavailable", cause=str(error))
+        return problem_response(unavailable)
+    except web.HTTPException as exception:
+        return problem_of_exception(exception)
+    except asyncio.CancelledError:
+        raise
+    except Exception:
+        logger.exception("request.crashed")
+        return problem_response(InternalError())

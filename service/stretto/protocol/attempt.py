@@ -1,0 +1,157 @@
+"""The attempt's states, and what a follower does about each: a pure decision without I/O.
+
+    claim ──► pending ──lead──► succeeded
+                 │  └──refused─► failed
+                 └──lease over: reclaim──► pending (another token)
+
+A settled attempt (succeeded, failed) never changes again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, assert_never
+
+from stretto.domain import CreatedGroup
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from uuid import UUID
+
+    from stretto.errors import Failure
+
+
+class AttemptStatus(StrEnum):
+    """Where an attempt stands."""
+
+    PENDING = "pending"  # claimed; its leader is writing, or has died
+    SUCCEEDED = "succeeded"  # committed together with its group
+    FAILED = "failed"  # nothing was committed and nothing can be any more
+
+
+class AnswerStatus(StrEnum):
+    """How a successful answer came about; told as `Idempotency-Status`."""
+
+    CREATED = "created"  # this request's own claim and write
+    REPLAYED = "replayed"  # another request's write, from its settled attempt
+    HEALED = "healed"  # found in the domain tables; its attempt was open or gone
+    RECOVERED = "recovered"  # this request's write, after another's lease had run out
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether another request's write created the group."""
+        return self in (AnswerStatus.REPLAYED, AnswerStatus.HEALED)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The keyed record as a follower reads it."""
+
+    status: AttemptStatus
+    fingerprint: bytes
+    claim_token: UUID
+    conversation_id: UUID | None
+    failure: Failure | None
+    claimed_at: datetime
+    settled_at: datetime | None
+    lease_over: bool
+    """By the database's clock; only a guess that the leader is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """What a follower needs of a committed group."""
+
+    group: CreatedGroup
+    fingerprint: bytes
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """An attempt and the group of the same id, as one query saw them."""
+
+    attempt: Attempt | None
+    group: GroupRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Answer from the settled attempt."""
+
+    conversation_id: UUID
+    claim_token: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """Settle the attempt as succeeded, since its group exists; then answer."""
+
+    group: CreatedGroup
+    contradicts_failed: bool
+    """The attempt says failed: G4 is broken, which must be loud."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The leader seems to live: look again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """The lease is over: take the attempt over from this token, then lead."""
+
+    claim_token: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The attempt failed for good."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseOfKey:
+    """The key belongs to another request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAgain:
+    """Nothing is left of the attempt: start over."""
+
+
+Decision = Replay | Heal | Wait | Reclaim | Refuse | ReuseOfKey | ClaimAgain
+
+
+def decide(sighting: Sighting, fingerprint: bytes) -> Decision:
+    """Return what a request with this fingerprint does about what it sees.
+
+    A group knows the fingerprint it was created with better than an attempt does, which may have
+    been claimed anew, after the first one was swept, by a request with another body.
+    """
+    attempt, row = sighting.attempt, sighting.group
+    owner_of_key = row or attempt
+    if owner_of_key is None:
+        return ClaimAgain()
+    if owner_of_key.fingerprint != fingerprint:
+        return ReuseOfKey()
+    if attempt is None:
+        assert row is not None
+        return Heal(row.group, contradicts_failed=False)
+    match attempt.status:
+        case AttemptStatus.SUCCEEDED:
+            assert attempt.conversation_id is not None
+            return Replay(attempt.conversation_id, attempt.claim_token)
+        case AttemptStatus.PENDING:
+            if row is not None:
+                return Heal(row.group, contradicts_failed=False)
+            return Reclaim(attempt.claim_token) if attempt.lease_over else Wait()
+        case AttemptStatus.FAILED:
+            if row is not None:
+                return Heal(row.group, contradicts_failed=True)
+            assert attempt.failure is not None
+            return Refuse(attempt.failure)
+        case _:
+            assert_never(attempt.status)

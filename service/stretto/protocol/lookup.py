@@ -1,0 +1,103 @@
+"""AttemptLookup: tells an owner what became of an attempt, without taking part in it.
+
+It heals like a follower, but neither claims nor reclaims: asking changes nothing but metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stretto.domain import group_id
+from stretto.errors import Failure, NotFound
+from stretto.protocol.attempt import AttemptStatus
+from stretto.protocol.creator import POLL_SECONDS_FIRST, POLL_SECONDS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime
+    from uuid import UUID
+
+    from stretto.domain import IdempotencyKey, UserId
+    from stretto.protocol.attempt import Sighting
+    from stretto.protocol.ports import AttemptStore
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """What an attempt's owner is told; which other fields are set follows from the status."""
+
+    status: AttemptStatus
+    group_id: UUID
+    conversation_id: UUID | None
+    claimed_at: datetime
+    settled_at: datetime | None
+    failure: Failure | None
+
+
+class AttemptLookup:
+    """Answers "did my attempt succeed?"."""
+
+    def __init__(
+        self,
+        attempts: AttemptStore,
+        lease_seconds: float,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._attempts = attempts
+        self._lease_seconds = lease_seconds
+        self._pause = pause
+
+    async def look_up(
+        self, owner: UserId, key: IdempotencyKey, wait_seconds: float
+    ) -> AttemptReport:
+        """Report on the attempt; a pending one is waited for as long as asked.
+
+        Raises `NotFound` when neither the attempt nor its group exists, and `Unreachable`.
+        """
+        id_ = group_id(owner, key)
+        clock_seconds = asyncio.get_running_loop().time
+        deadline = clock_seconds() + wait_seconds
+        poll_seconds = POLL_SECONDS_FIRST
+        while True:
+            sighting = await self._attempts.look(id_, self._lease_seconds)
+            if _needs_healing(sighting):
+                await self._attempts.heal(id_)
+                sighting = await self._attempts.look(id_, self._lease_seconds)
+            report = _report(id_, sighting)
+            if report is None:
+                raise NotFound
+            if report.status is not AttemptStatus.PENDING or clock_seconds() >= deadline:
+                return report
+            await self._pause(poll_seconds)
+            poll_seconds = min(2 * poll_seconds, POLL_SECONDS_MAX)
+
+
+def _needs_healing(sighting: Sighting) -> bool:
+    attempt = sighting.attempt
+    is_open = attempt is None or attempt.status is AttemptStatus.PENDING
+    return sighting.group is not None and is_open
+
+
+def _report(id_: UUID, sighting: Sighting) -> AttemptReport | None:
+    attempt, row = sighting.attempt, sighting.group
+    if row is not None:
+        return AttemptReport(
+            status=AttemptStatus.SUCCEEDED,
+            group_id=id_,
+            conversation_id=row.group.conversation_id,
+            claimed_at=attempt.claimed_at if attempt else row.created_at,
+            settled_at=(attempt and attempt.settled_at) or row.created_at,
+            failure=None,
+        )
+    if attempt is None:
+        return None
+    return AttemptReport(
+        status=attempt.status,
+        group_id=id_,
+        conversation_id=attempt.conversation_id,
+        claimed_at=attempt.claimed_at,
+        settled_at=attempt.settled_at,
+        failure=attempt.failure,
+    )

@@ -1,0 +1,166 @@
+"""What the protocol needs from the world: stores, writers, and somebody who is told.
+
+A store's write ends in one of five ways, and never in a guess: it returns (committed), or raises
+`Refused`, `Transient` or `Unreachable` (not committed), or `OutcomeUnknown` (nobody can know yet).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from stretto.domain import NewGroup
+    from stretto.errors import Failure
+    from stretto.protocol.attempt import Sighting
+
+
+class StoreError(Exception):
+    """A store could not do what it was asked."""
+
+
+class Refused(StoreError):
+    """The database refused this write for what it says; nothing was committed."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.code)
+        self.failure = failure
+
+
+class Transient(StoreError):
+    """Nothing was committed; the same write may succeed in a moment."""
+
+
+class Unreachable(StoreError):
+    """No connection could be had, or the database cannot serve; nothing was committed."""
+
+
+class OutcomeUnknown(StoreError):
+    """The connection was lost after the write was sent: it may be committed, now or later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """All that one request may write."""
+
+    group_id: UUID
+    claim_token: UUID
+    conversation_id: UUID
+    new_group: NewGroup
+    fingerprint: bytes
+    is_claimed: bool
+    """Whether the attempt carries the token already, because it was reclaimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """This write created the group, committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotLed:
+    """Nothing was written: the attempt is another's, gone, or settled. Follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettledAsFailed:
+    """The attempt is durably failed."""
+
+    failure: Failure
+
+
+WriteResult = Led | NotLed | SettledAsFailed
+
+
+class WriteStore(Protocol):
+    """The leader's statements, on a connection of its own; raises `StoreError`s."""
+
+    async def claim(self, writes: Sequence[Write]) -> set[UUID]:
+        """Insert pending attempts; return the tokens of those that won."""
+
+    async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+        """Write groups and settle their attempts in one commit; return the tokens that did.
+
+        A write whose token is not the attempt's, or whose attempt is not pending, writes nothing.
+        """
+
+    async def fail(self, write: Write, failure: Failure) -> bool:
+        """Settle as failed if the token is still the attempt's and no group exists."""
+
+    async def close(self) -> None:
+        """Give the connection back. Idempotent."""
+
+
+class AttemptStore(Protocol):
+    """A follower's statements; each holds a connection only while it runs."""
+
+    async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
+        """Read the attempt and the group of that id in one query."""
+
+    async def heal(self, group_id: UUID) -> None:
+        """Settle the attempt as succeeded from the domain tables; a no-op where there is no group."""
+
+    async def reclaim(
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
+    ) -> bool:
+        """Put a new token in place of the seen one, if the lease is over and no writer holds it."""
+
+
+class Writers(Protocol):
+    """Where a request hands in its write."""
+
+    def ask(self, message: Write) -> asyncio.Future[WriteResult]:
+        """Queue the write; raises `Overloaded` at once where there is no room.
+
+        The future raises a `StoreError` when the attempt could not be settled.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWritten:
+    """A writer has dealt with a batch: told after each one."""
+
+    writes: int
+    led: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTrouble:
+    """A statement for so many writes did not go through."""
+
+    error: StoreError
+    writes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptAnswered:
+    """A request was answered: `outcome` is the answer's status or the error's code."""
+
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """A writer lost its connection; what was remembered is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuaranteeBroken:
+    """A failed attempt has a group: G4 does not hold, somebody must look."""
+
+    group_id: UUID
+
+
+Event = BatchWritten | WriteTrouble | AttemptAnswered | ConnectionLost | GuaranteeBroken
+
+
+class Observer(Protocol):
+    """Is told what happens; must neither block nor raise."""
+
+    def __call__(self, event: Event) -> None:
+        """Take note of the event."""

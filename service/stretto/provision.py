@@ -1,0 +1,113 @@
+"""What the settings stand for in this place: a database that is there, and a way to verify tokens.
+
+Without a database URL both are brought along: a PostgreSQL of our own and a secret, in the data dir.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from stretto.config import require_token_settings
+from stretto.http.auth import TokenSettings
+from stretto.protocol.ports import Unreachable
+from stretto.storage.database import Database
+from stretto.storage.embedded import embedded_postgres
+from stretto.storage.migrate import migrate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from stretto.config import Settings
+    from stretto.storage.database import Connection
+
+# A database that is being started or failed over needs some seconds; a wrong address never works.
+START_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the service's data are, and the folder of PostgreSQL's own programs, if we brought it."""
+
+    dsn: str
+    programs: Path | None
+
+
+@asynccontextmanager
+async def database_place(settings: Settings, notify: Callable[[str], None]) -> AsyncIterator[Place]:
+    """Provide the database, as long as the context lasts; an embedded one is migrated as well.
+
+    `notify` is told in one line whatever an operator should know. Raises `EmbeddedError` or
+    `ConfigurationError`.
+    """
+    if not settings.is_embedded:
+        yield Place(settings.database_url, None)
+        return
+    async with embedded_postgres(settings.data_dir, notify=notify) as server:
+        async with database_connection(server.dsn, settings.db_schema) as connection:
+            await migrate(connection, settings.db_schema)
+        yield Place(server.dsn, server.bin_dir)
+
+
+@asynccontextmanager
+async def database_connection(dsn: str, schema: str) -> AsyncIterator[Connection]:
+    """Lend one connection; a database that does not answer yet is waited for, for a while.
+
+    Raises `Unreachable`.
+    """
+    async with Database(dsn, schema=schema) as database:
+        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        while True:
+            try:
+                connection = await database.lend()
+                break
+            except Unreachable as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    message = (
+                        f"the database did not answer within {START_SECONDS:.0f} s ({error});"
+                        " is STRETTO_DATABASE_URL right?"
+                    )
+                    raise Unreachable(message) from error
+            await asyncio.sleep(RETRY_SECONDS)
+        try:
+            yield connection
+        finally:
+            await database.give_back(connection)
+
+
+def token_settings(settings: Settings) -> TokenSettings:
+    """Return how tokens are verified; raises `ConfigurationError` where they cannot be."""
+    secret = settings.jwt_secret
+    if settings.is_embedded and not (secret or settings.jwt_public_key or settings.jwks_url):
+        secret = _own_secret(settings.data_dir / "jwt-secret")
+    else:
+        require_token_settings(settings)
+    return TokenSettings(
+        secret=secret,
+        public_key=settings.jwt_public_key,
+        jwks_url=settings.jwks_url,
+        audience=settings.jwt_audience,
+        issuer=settings.jwt_issuer,
+    )
+
+
+def _own_secret(path: Path) -> str:
+    """Return the data dir's secret, made on first use and readable by its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.touch(mode=0o600)
+    try:
+        draft.write_text(secrets.token_urlsafe(48))
+        # Linking fails where another process was first, and never shows half a secret.
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink()
+    return path.read_text()

@@ -1,0 +1,157 @@
+"""Runs the service as a process: one event loop, or several processes that share a port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from stretto.assembly import ComponentSettings, create_app, serving
+from stretto.domain import UserId
+from stretto.http.auth import make_token
+from stretto.provision import database_connection, database_place, token_settings
+from stretto.telemetry import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from stretto.config import Settings
+    from stretto.http.auth import TokenSettings
+
+# A worker that dies at once must not be started in a tight loop.
+RESTART_SECONDS: Final = 1.0
+# A worker stops within 10 s by itself.
+WORKER_STOP_SECONDS: Final = 12.0
+WELCOME_TOKEN_SECONDS: Final = 24 * 3600
+
+
+async def serve(settings: Settings, notify: Callable[[str], None], *, share_port: bool) -> None:
+    """Serve until SIGTERM or SIGINT; raises what keeps the service from starting."""
+    stopped = _stop_signal()
+    tokens = token_settings(settings)
+    async with database_place(settings, notify) as place:
+        # Wait for the database here, where it is known that nobody is served yet.
+        async with database_connection(place.dsn, settings.db_schema):
+            pass
+        if settings.workers > 1:
+            await _supervise(settings, place.dsn, tokens, notify, stopped)
+            return
+        app = create_app(dsn=place.dsn, tokens=tokens, settings=ComponentSettings.of(settings))
+        async with serving(
+            app, host=settings.host, port=settings.port, share_port=share_port
+        ) as port:
+            logger.info("service.started", host=settings.host, port=port)
+            if settings.is_embedded:
+                notify(_welcome(settings.host, port, tokens))
+            await stopped.wait()
+            logger.info("service.stopping")
+    logger.info("service.stopped")
+
+
+def _stop_signal() -> asyncio.Event:
+    """Return an event that the first SIGTERM or SIGINT sets; a second SIGINT interrupts at once."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopped.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    loop.add_signal_handler(signal.SIGINT, stop)
+    return stopped
+
+
+async def _supervise(
+    settings: Settings,
+    dsn: str,
+    tokens: TokenSettings,
+    notify: Callable[[str], None],
+    stopped: asyncio.Event,
+) -> None:
+    """Keep `settings.workers` processes running on one port until stopped."""
+    with _reserved_port(settings.host, settings.port) as port:
+        environment = {
+            **os.environ,
+            "STRETTO_WORKERS": "1",
+            "STRETTO_HOST": settings.host,
+            "STRETTO_PORT": str(port),
+            "STRETTO_DATABASE_URL": dsn,
+            "STRETTO_JWT_SECRET": tokens.secret,
+        }
+        if settings.is_embedded:
+            notify(_welcome(settings.host, port, tokens))
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(settings.workers):
+                tasks.create_task(
+                    _keep_running(number, environment, stopped), name=f"worker {number}"
+                )
+
+
+async def _keep_running(number: int, environment: dict[str, str], stopped: asyncio.Event) -> None:
+    while not stopped.is_set():
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "stretto", "serve", "--share-port", env=environment
+        )
+        ended = asyncio.create_task(worker.wait(), name=f"end of worker {number}")
+        stop = asyncio.create_task(stopped.wait(), name=f"stop of worker {number}")
+        await asyncio.wait((ended, stop), return_when=asyncio.FIRST_COMPLETED)
+        if stopped.is_set():
+            if worker.returncode is None:
+                worker.terminate()
+            try:
+                async with asyncio.timeout(WORKER_STOP_SECONDS):
+                    await ended
+            except TimeoutError:
+                worker.kill()
+                await worker.wait()
+            return
+        stop.cancel()
+        logger.error("worker.died", worker=number, exit_code=worker.returncode)
+        await asyncio.sleep(RESTART_SECONDS)
+
+
+@contextmanager
+def _reserved_port(host: str, port: int) -> Iterator[int]:
+    """Hold a port that workers will share, without listening on it; 0 takes any free one."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(address)
+        yield reserved.getsockname()[1]
+
+
+def _welcome(host: str, port: int, tokens: TokenSettings) -> str:
+    """Return a line to paste, for a service that verifies tokens with a secret it knows."""
+    url = f"http://{host}:{port}"
+    if not tokens.secret:
+        return f"stretto listens on {url}"
+    token = make_token(
+        tokens.secret,
+        UserId("alice"),
+        lifetime_seconds=WELCOME_TOKEN_SECONDS,
+        audience=tokens.audience,
+        issuer=tokens.issuer,
+    )
+    return f"""
+stretto listens on {url} (the API: {url}/docs)
+
+A token of the user alice, good for a day:
+
+  {token}
+
+Create a group; send it again and it is still one group:
+
+  curl -i {url}/v1/groups \\
+    -H 'Authorization: Bearer {token}' \\
+    -H 'Idempotency-Key: {uuid.uuid4()}' \\
+    -H 'Content-Type: application/json' \\
+    -d '{{"name": "Team", "members": ["bob", "carol"]}}'
+"""

@@ -1,0 +1,228 @@
+"""The attempt's statements: the leader's on a connection of its own, the follower's on pooled ones."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import orjson
+from uuid_utils.compat import uuid4
+
+from stretto.domain import CreatedGroup, NewGroup, event_id
+from stretto.errors import Failure, GroupRejected
+from stretto.protocol.attempt import Attempt, AttemptStatus, GroupRow, Sighting
+from stretto.protocol.ports import OutcomeUnknown, Refused, Transient, Write
+from stretto.storage.database import WRITE_SECONDS, Database, watchdog
+from stretto.storage.driver_errors import DRIVER_ERRORS, READ_ONLY, store_error
+from stretto.storage.queries import QUERIES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from datetime import datetime
+    from uuid import UUID
+
+    import asyncpg
+
+    from stretto.storage.database import Connection
+
+OnCreate: TypeAlias = Callable[
+    ["Connection", Sequence[tuple[CreatedGroup, NewGroup]]], Awaitable[None]
+]
+"""A host's hook: runs inside the leader's transaction, for the groups that it creates together."""
+
+
+class PostgresWriteStore:
+    """A writer's statements. Connects when needed; a broken connection is dropped at once."""
+
+    def __init__(
+        self,
+        database: Database,
+        on_lost: Callable[[], None],
+        on_create: OnCreate | None = None,
+    ) -> None:
+        self._database = database
+        self._on_lost = on_lost
+        self._on_create = on_create
+        self._connection: Connection | None = None
+
+    async def claim(self, writes: Sequence[Write]) -> set[UUID]:
+        """Insert pending attempts; return the tokens of those that won."""
+        async with self._writing() as connection:
+            rows = await connection.fetch(
+                QUERIES["claim"],
+                [write.group_id for write in writes],
+                [write.new_group.owner for write in writes],
+                [write.fingerprint for write in writes],
+                [write.claim_token for write in writes],
+            )
+        return {row["claim_token"] for row in rows}
+
+    async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+        """Write groups and settle their attempts; return the tokens that did."""
+        async with self._writing() as connection:
+            if self._on_create is None:
+                return await _lead(connection, writes)
+            return await self._lead_with_hook(connection, writes, self._on_create)
+
+    async def fail(self, write: Write, failure: Failure) -> bool:
+        """Settle as failed, durably, unless the attempt is no longer ours."""
+        async with self._writing() as connection:
+            settled = await connection.fetch(
+                QUERIES["fail"], write.group_id, write.claim_token, failure.code, failure.detail
+            )
+        return bool(settled)
+
+    async def close(self) -> None:
+        """Give the connection back. Idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await self._database.give_back(connection)
+
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[Connection]:
+        """Lend our connection; errors on it come out as the store's own."""
+        if self._connection is None or self._connection.is_closed():
+            await self._drop()
+            self._connection = await self._database.lend()
+        connection = self._connection
+        try:
+            with watchdog(connection, WRITE_SECONDS):
+                yield connection
+        except DRIVER_ERRORS as error:
+            told = store_error(error, connection_lives=not connection.is_closed())
+            if isinstance(told, OutcomeUnknown) or getattr(error, "sqlstate", "") == READ_ONLY:
+                await self._drop()
+            raise told from error
+
+    async def _drop(self) -> None:
+        """Give up a connection whose state nobody knows, and what was learnt through it."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+            await self._database.give_back(connection)
+            self._on_lost()
+
+    async def _lead_with_hook(
+        self, connection: Connection, writes: Sequence[Write], on_create: OnCreate
+    ) -> set[UUID]:
+        await connection.execute("BEGIN")
+        try:
+            led = await _lead(connection, writes)
+            if led:
+                created = [(_created(w), w.new_group) for w in writes if w.claim_token in led]
+                await on_create(connection, created)
+        except GroupRejected as rejection:
+            await connection.execute("ROLLBACK")
+            raise Refused(rejection.failure) from rejection
+        except DRIVER_ERRORS:
+            if not connection.is_closed():
+                await connection.execute("ROLLBACK")
+            raise
+        except Exception as error:
+            # The host's own trouble says nothing about the group: nothing is failed for good.
+            await connection.execute("ROLLBACK")
+            message = f"on_create raised {type(error).__name__}"
+            raise Transient(message) from error
+        # An aborted transaction is "committed" without an error: only the tag tells (the host's
+        # hook may have swallowed a failed statement).
+        tag = await connection.execute("COMMIT")
+        if tag != "COMMIT":
+            message = f"the transaction ended in {tag}: on_create swallowed a database error"
+            raise Transient(message)
+        return led
+
+
+class PostgresAttemptStore:
+    """A follower's statements."""
+
+    def __init__(self, database: Database, clock: Callable[[], datetime | None] = lambda: None):
+        self._database = database
+        self._clock = clock
+
+    async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
+        """Read the attempt and the group of that id in one query."""
+        async with self._database.reading() as connection:
+            row = await connection.fetchrow(
+                QUERIES["look"], group_id, lease_seconds, self._clock()
+            )
+        assert row is not None
+        return _sighting(group_id, row)
+
+    async def heal(self, group_id: UUID) -> None:
+        """Settle the attempt as succeeded from the domain tables."""
+        async with self._database.reading() as connection:
+            await connection.execute(QUERIES["heal"], group_id, uuid4())
+
+    async def reclaim(
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
+    ) -> bool:
+        """Put a new token in place of the seen one, if the lease is over and nobody holds it."""
+        async with self._database.reading() as connection:
+            reclaimed = await connection.fetchval(
+                QUERIES["reclaim"], group_id, seen, claim_token, lease_seconds, self._clock()
+            )
+        return reclaimed is not None
+
+
+async def _lead(connection: Connection, writes: Sequence[Write]) -> set[UUID]:
+    recipients = [(write.new_group.owner, *write.new_group.members) for write in writes]
+    rows = await connection.fetch(
+        QUERIES["lead"],
+        [write.group_id for write in writes],
+        [write.claim_token for write in writes],
+        [write.conversation_id for write in writes],
+        [write.new_group.name for write in writes],
+        [write.new_group.description for write in writes],
+        [_array_literal(users) for users in recipients],
+        [event_id(write.group_id) for write in writes],
+        [_event_data(write) for write in writes],
+    )
+    return {row["claim_token"] for row in rows}
+
+
+def _array_literal(users: Sequence[str]) -> str:
+    """Return a text[] in PostgreSQL's notation.
+
+    Arrays of arrays of different lengths cannot be sent; a list of literals can. For printable ASCII
+    a quoted element is written exactly as in JSON.
+    """
+    return "{" + orjson.dumps(users)[1:-1].decode() + "}"
+
+
+def _event_data(write: Write) -> str:
+    return orjson.dumps(
+        {
+            "group_id": write.group_id,
+            "conversation_id": write.conversation_id,
+            "owner_id": write.new_group.owner,
+            "name": write.new_group.name,
+            "members_count": 1 + len(write.new_group.members),
+        }
+    ).decode()
+
+
+def _created(write: Write) -> CreatedGroup:
+    return CreatedGroup(write.group_id, write.conversation_id)
+
+
+def _sighting(group_id: UUID, row: asyncpg.Record) -> Sighting:
+    attempt = group = None
+    if row["status"] is not None:
+        failure = None
+        if row["failure_code"] is not None:
+            failure = Failure(row["failure_code"], row["failure_detail"])
+        attempt = Attempt(
+            status=AttemptStatus(row["status"]),
+            fingerprint=row["fingerprint"],
+            claim_token=row["claim_token"],
+            conversation_id=row["conversation_id"],
+            failure=failure,
+            claimed_at=row["claimed_at"],
+            settled_at=row["settled_at"],
+            lease_over=row["lease_over"],
+        )
+    if row["group_conversation_id"] is not None:
+        created = CreatedGroup(group_id, row["group_conversation_id"])
+        group = GroupRow(created, row["group_fingerprint"], row["group_created_at"])
+    return Sighting(attempt, group)

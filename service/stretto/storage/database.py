@@ -1,0 +1,188 @@
+"""Where connections come from: the configured database, or a pool that a host hands in.
+
+Two kinds: one that a writer keeps for itself, and pooled ones for short reads. A connection always
+leads to a primary. No call waits without a bound: the server's own time-outs come first, and where
+the server does not answer at all, the connection is terminated, which is an error for whoever waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from urllib.parse import urlsplit
+
+import asyncpg
+from asyncpg.connect_utils import SessionAttribute
+
+from stretto.protocol.ports import Unreachable
+from stretto.storage.driver_errors import DRIVER_ERRORS
+from stretto.storage.queries import QUERIES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from types import TracebackType
+
+    from asyncpg.pool import PoolConnectionProxy
+
+    Connection: TypeAlias = (
+        asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
+    )
+    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+
+# One host of several may be dead; the others must still be reached while a client waits.
+CONNECT_SECONDS: Final = 2.0
+# Below a client's default wait of 10 s. Writes have no statement_timeout: cancelling one that waits
+# for a synchronous standby would make the server report a success that the standby does not have.
+READ_SECONDS: Final = 5.0
+WRITE_SECONDS: Final = 5.0
+LOCK_SECONDS: Final = 1.0
+# What the server is given to cancel a read by itself before we cut the connection.
+GRACE_SECONDS: Final = 1.0
+READERS_MAX: Final = 4
+DEFAULT_PORT: Final = 5432
+
+_SERVER_SETTINGS: Final = {
+    "application_name": "stretto",
+    "lock_timeout": f"{LOCK_SECONDS:.0f}s",
+    "idle_in_transaction_session_timeout": "30s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    # Statements touch few rows by primary key; compiling them costs more than running them.
+    "jit": "off",
+}
+
+
+class Database:
+    """The source of connections; use as `async with`.
+
+    `pool`, if given, is the host's: its search_path must lead to the tables, and it is not closed.
+    """
+
+    def __init__(self, dsn: str = "", *, schema: str = "stretto", pool: Pool | None = None) -> None:
+        self._dsn = dsn
+        self._pool = pool
+        self._owns_pool = pool is None
+        self._hosts = [] if pool else _hosts(dsn)
+        self._server_settings = {**_SERVER_SETTINGS, "search_path": schema}
+
+    async def __aenter__(self) -> Self:
+        if self._pool is None:
+            self._pool = asyncpg.create_pool(
+                min_size=0,
+                max_size=READERS_MAX,
+                connect=self._connect_reader,
+                connection_class=asyncpg.Connection,
+            )
+            await self._pool
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._owns_pool and self._pool is not None:
+            pool, self._pool = self._pool, None
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await pool.close()
+            except (*DRIVER_ERRORS, TimeoutError):
+                pool.terminate()
+
+    async def lend(self) -> Connection:
+        """Return a connection to keep until `give_back`; raises `Unreachable`."""
+        if self._owns_pool:
+            return await self._connect(self._server_settings)
+        assert self._pool is not None
+        try:
+            return await self._pool.acquire(timeout=CONNECT_SECONDS)
+        except DRIVER_ERRORS as error:
+            raise Unreachable(type(error).__name__) from error
+
+    async def give_back(self, connection: Connection) -> None:
+        """Take a lent connection back, dead or alive; never raises for a dead one."""
+        try:
+            if isinstance(connection, asyncpg.Connection):
+                await connection.close(timeout=GRACE_SECONDS)
+            else:
+                assert self._pool is not None
+                await self._pool.release(connection, timeout=GRACE_SECONDS)
+        except DRIVER_ERRORS:
+            connection.terminate()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Connection]:
+        """Lend a connection for a short read; every trouble with it is raised as `Unreachable`."""
+        assert self._pool is not None, "the database is used as `async with`"
+        try:
+            async with self._pool.acquire(timeout=CONNECT_SECONDS) as connection:
+                with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
+                    yield connection
+        except DRIVER_ERRORS as error:
+            raise Unreachable(type(error).__name__) from error
+
+    async def ping(self) -> None:
+        """Raise `Unreachable` unless the database answers and has the tables."""
+        async with self.reading() as connection:
+            if not await connection.fetchval(QUERIES["ping"]):
+                message = "the database has no stretto tables; run `stretto migrate`"
+                raise Unreachable(message)
+
+    async def _connect_reader(self, *_: Any, **__: Any) -> asyncpg.Connection[asyncpg.Record]:
+        return await self._connect(
+            {**self._server_settings, "statement_timeout": f"{READ_SECONDS:.0f}s"}
+        )
+
+    async def _connect(self, server_settings: dict[str, str]) -> asyncpg.Connection[asyncpg.Record]:
+        """Try each host for a primary, the one that served last first."""
+        trouble: Exception | None = None
+        for place, host in enumerate(self._hosts):
+            try:
+                connection = await asyncpg.connect(
+                    self._dsn,
+                    host=host.name,
+                    port=host.port,
+                    timeout=CONNECT_SECONDS,
+                    target_session_attrs=SessionAttribute.primary,
+                    server_settings=server_settings,
+                )
+            except DRIVER_ERRORS as error:
+                trouble = error
+            else:
+                self._hosts.insert(0, self._hosts.pop(place))
+                return connection
+        raise Unreachable(type(trouble).__name__) from trouble
+
+
+@contextmanager
+def watchdog(connection: Connection, seconds: float) -> Iterator[None]:
+    """Terminate the connection after so many seconds, which fails whatever is waited for on it.
+
+    Cancelling a query instead would open another connection to a server that may be frozen.
+    """
+    timer = asyncio.get_running_loop().call_later(seconds, connection.terminate)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """One place of a DSN; nothing given means that asyncpg reads it from the DSN itself."""
+
+    name: str | None = None
+    port: int | None = None
+
+
+def _hosts(dsn: str) -> list[_Host]:
+    """Return the hosts of a DSN that names several, to be tried one by one."""
+    places = urlsplit(dsn).netloc.rpartition("@")[2].split(",")
+    if len(places) == 1:
+        return [_Host()]
+    parts = [place.partition(":") for place in places]
+    return [_Host(name, int(port or DEFAULT_PORT)) for name, _, port in parts]

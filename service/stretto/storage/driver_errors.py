@@ -1,0 +1,56 @@
+"""What a driver's error says about a write: committed, not committed, or nobody knows.
+
+The one place where errors of asyncpg and the socket become the store's own. They are told apart by
+SQLSTATE and by whether the connection lives, never by their text.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import asyncpg
+
+from stretto.errors import Failure
+from stretto.protocol.ports import OutcomeUnknown, Refused, StoreError, Transient, Unreachable
+
+# Everything that asyncpg and the socket raise.
+DRIVER_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+
+# The connection broke, or somebody between us and the server says so (PgBouncer: 08P01); the server
+# is going down; its disk or its memory is damaged. The write may have been committed.
+_UNKNOWN_CLASSES: Final = ("08", "57P", "58", "XX")
+# Rolled back for reasons that pass: deadlock, serialization, no resources, lock time-out, cancelled,
+# a plan that a schema change made stale.
+_TRANSIENT_CLASSES: Final = ("40", "53", "55P03", "57014", "0A000")
+# A demoted primary: another connection may reach the new one.
+READ_ONLY: Final = "25006"
+# Rolled back because of what the statement says: bad data, a constraint, a trigger's veto. Only
+# these are the request's own fault; a missing table or permission is the operator's.
+_REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
+
+
+def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
+    """Return what a driver's error means for a write that was being sent."""
+    cause = type(error).__name__
+    if not connection_lives or not isinstance(error, asyncpg.PostgresError):
+        return OutcomeUnknown(cause)
+    state = error.sqlstate or ""
+    if state.startswith(_UNKNOWN_CLASSES):
+        return OutcomeUnknown(cause)
+    if state.startswith(_TRANSIENT_CLASSES) or state == READ_ONLY:
+        return Transient(cause)
+    if state.startswith(_REFUSED_CLASSES):
+        return Refused(_failure(error))
+    return Unreachable(cause)
+
+
+def _failure(error: asyncpg.PostgresError) -> Failure:
+    constraint = getattr(error, "constraint_name", None)
+    where = f" ({constraint})" if constraint else ""
+    return Failure("refused_by_database", f"The database refused the group{where}.")

@@ -1,0 +1,94 @@
+"""Brings a database to the present schema: `schema.sql` where there is none, numbered files after.
+
+A numbered file `migrations/NNNN_title.sql` takes a database from the number before to NNNN, in one
+transaction; `schema.sql` always is the whole of the newest number. One runner at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+from stretto.errors import ConfigurationError
+from stretto.storage.queries import schema_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.resources.abc import Traversable
+    from pathlib import Path
+
+    from stretto.storage.database import Connection
+
+# Any constant will do, as long as it is nobody else's: the first bytes of "stretto" as a number.
+_LOCK: Final = int.from_bytes(b"stretto", "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One numbered change of the schema."""
+
+    number: int
+    statements: str
+
+    @property
+    def checksum(self) -> str:
+        """What tells whether the file was changed after it had been applied."""
+        return sha256(self.statements.encode()).hexdigest()
+
+
+def read_steps(folder: Traversable | Path) -> list[Step]:
+    """Return the numbered changes of a folder in their order."""
+    if not folder.is_dir():
+        return []
+    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
+    return [Step(int(name[:4]), (folder / name).read_text("utf-8")) for name in names]
+
+
+async def migrate(
+    connection: Connection, schema: str, steps: Sequence[Step] | None = None
+) -> list[int]:
+    """Apply what is missing and return the numbers; raises `ConfigurationError` on a mismatch."""
+    changes = read_steps(files("stretto.storage") / "migrations") if steps is None else steps
+    newest = Step(
+        changes[-1].number if changes else 1, schema_file().read_text("utf-8")
+    )
+    applied: list[int] = []
+    while True:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+            create = await connection.fetchval(
+                "SELECT format('CREATE SCHEMA IF NOT EXISTS %I', $1::text)", schema
+            )
+            await connection.execute(create)
+            step = await _next_step(connection, newest, changes)
+            if step is None:
+                return applied
+            await connection.execute(step.statements)
+            await connection.execute(
+                "INSERT INTO schema_version (number, checksum) VALUES ($1, $2)",
+                step.number,
+                step.checksum,
+            )
+            applied.append(step.number)
+
+
+async def _next_step(
+    connection: Connection, newest: Step, changes: Sequence[Step]
+) -> Step | None:
+    if not await connection.fetchval("SELECT to_regclass('schema_version') IS NOT NULL"):
+        return newest
+    number, checksum = await connection.fetchrow(
+        "SELECT number, checksum FROM schema_version ORDER BY number DESC LIMIT 1"
+    ) or (0, "")
+    if number > newest.number:
+        message = f"the database has schema {number}, this stretto only knows {newest.number}"
+        raise ConfigurationError(message)
+    if number == newest.number:
+        known = {newest.checksum, *(step.checksum for step in changes if step.number == number)}
+        if checksum not in known:
+            message = f"schema {number} of the database was made by another file than ours"
+            raise ConfigurationError(message)
+        return None
+    return next(step for step in changes if step.number > number)

@@ -1,0 +1,34 @@
+"""The named statements of `queries.sql`, and the schema that they run against."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from importlib.resources.abc import Traversable
+
+
+def parse_queries(text: str) -> Mapping[str, str]:
+    """Split a file of statements, each headed by `-- name: x`; raises `ValueError` on a twin."""
+    queries: dict[str, str] = {}
+    for block in re.split(r"^-- name: ", text, flags=re.MULTILINE)[1:]:
+        name, _, statement = block.partition("\n")
+        if name in queries:
+            message = f"two statements are named {name}"
+            raise ValueError(message)
+        queries[name] = statement.strip().rstrip(";")
+    return MappingProxyType(queries)
+
+
+def schema_file() -> Traversable | Path:
+    """Return `schema.sql`: inside the installed package, or at the top of a checkout."""
+    packaged = files("stretto") / "schema.sql"
+    return packaged if packaged.is_file() else Path(__file__).parents[3] / "schema.sql"
+
+
+QUERIES: Final = parse_queries((files("stretto.storage") / "queries.sql").read_text("utf-8"))

@@ -1,0 +1,206 @@
+-- Every statement that stretto sends, by name. A name is the method that sends it.
+-- `$n::timestamptz` named "now" in a comment is the clock: null is the database's own.
+
+-- name: claim
+-- Insert the pending attempts of a batch and return the tokens that won. Commits without waiting for
+-- the disk: a claim lost in a crash is noticed by the leader's settle. A key whose group exists is
+-- not claimed, so that a request that is refused as a reuse leaves no attempt behind.
+INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+SELECT claim.group_id, claim.owner_id, claim.fingerprint, claim.claim_token
+FROM set_config('synchronous_commit', 'off', true),
+     unnest($1::uuid[], $2::text[], $3::bytea[], $4::uuid[])
+         AS claim (group_id, owner_id, fingerprint, claim_token)
+WHERE NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = claim.group_id)
+ON CONFLICT DO NOTHING
+RETURNING claim_token;
+
+-- name: lead
+-- Settle the attempts that still carry our token and write their groups, in one commit. The update
+-- is the fence, the row lock and the settlement at once; everything else hangs on what it returned.
+WITH write AS (
+    SELECT group_id, claim_token, conversation_id, name, description, recipients::text[], event_id,
+           payload::json
+    FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::uuid[],
+                $8::text[])
+        AS write (group_id, claim_token, conversation_id, name, description, recipients, event_id,
+                  payload)
+), settled AS (
+    UPDATE attempt
+    SET status = 'succeeded', conversation_id = write.conversation_id,
+        settled_at = clock_timestamp()
+    FROM write
+    WHERE attempt.group_id = write.group_id
+      AND attempt.claim_token = write.claim_token
+      AND attempt.status = 'pending'
+      -- A group from before its attempt was swept must not spoil the batch: that key heals.
+      AND NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = write.group_id)
+    RETURNING attempt.owner_id, attempt.fingerprint, write.*
+), new_conversation AS (
+    INSERT INTO conversation (conversation_id) SELECT conversation_id FROM settled
+), new_group AS (
+    INSERT INTO chat_group (group_id, owner_id, name, description, fingerprint, conversation_id)
+    SELECT group_id, owner_id, name, description, fingerprint, conversation_id FROM settled
+), new_member AS (
+    INSERT INTO conversation_member (conversation_id, user_id, role)
+    SELECT conversation_id, user_id,
+           CASE WHEN user_id = owner_id THEN 'owner' ELSE 'member' END
+    FROM settled, unnest(recipients) AS user_id
+), new_event AS (
+    INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+    SELECT event_id, 'group.created', group_id, recipients, payload FROM settled
+)
+SELECT claim_token FROM settled;
+
+-- name: fail
+-- Settle one attempt as failed: only its leader may, and only where there is no group.
+UPDATE attempt
+SET status = 'failed', failure_code = $3, failure_detail = $4, settled_at = clock_timestamp()
+WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
+  AND NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = $1)
+RETURNING claim_token;
+
+-- name: look
+-- Read an attempt and the group of the same id. $2 is the lease in seconds, $3 now.
+SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.conversation_id,
+       attempt.failure_code, attempt.failure_detail, attempt.claimed_at, attempt.settled_at,
+       attempt.claimed_at + make_interval(secs => $2)
+           <= coalesce($3::timestamptz, clock_timestamp()) AS lease_over,
+       chat_group.conversation_id AS group_conversation_id,
+       chat_group.fingerprint AS group_fingerprint,
+       chat_group.created_at AS group_created_at
+FROM (SELECT $1::uuid AS group_id) AS wanted
+LEFT JOIN attempt USING (group_id)
+LEFT JOIN chat_group USING (group_id);
+
+-- name: heal
+-- Settle an attempt as succeeded because its group exists; put it back where it was deleted. Needs
+-- no durability: what is lost heals again.
+INSERT INTO attempt AS healed (group_id, owner_id, fingerprint, claim_token, status,
+                               conversation_id, settled_at)
+SELECT group_id, owner_id, fingerprint, $2, 'succeeded', conversation_id, clock_timestamp()
+FROM set_config('synchronous_commit', 'off', true), chat_group
+WHERE group_id = $1
+ON CONFLICT (group_id) DO UPDATE
+SET status = 'succeeded', fingerprint = excluded.fingerprint, claim_token = excluded.claim_token,
+    conversation_id = excluded.conversation_id, settled_at = excluded.settled_at
+WHERE healed.status = 'pending';
+
+-- name: reclaim
+-- Take a pending attempt over from the token that was seen, if its lease is over. A row that is
+-- locked is being written by a leader who lives: it is left alone. $4 is the lease in seconds, $5 now.
+UPDATE attempt
+SET claim_token = $3, claimed_at = coalesce($5::timestamptz, clock_timestamp())
+FROM set_config('synchronous_commit', 'off', true)
+WHERE group_id = (
+    SELECT group_id FROM attempt
+    WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
+      AND claimed_at + make_interval(secs => $4) <= coalesce($5::timestamptz, clock_timestamp())
+    FOR UPDATE SKIP LOCKED
+)
+RETURNING group_id;
+
+-- name: group_of_member
+-- Read one group, if this user is a member of it.
+SELECT chat_group.group_id, conversation_id, owner_id, name, description, created_at,
+       (SELECT count(*) FROM conversation_member AS member
+        WHERE member.conversation_id = chat_group.conversation_id) AS members_count
+FROM chat_group
+JOIN conversation_member USING (conversation_id)
+WHERE chat_group.group_id = $1 AND user_id = $2;
+
+-- name: groups_of_member
+-- Read a page of a user's groups, newest first; $2 is the conversation id that the last page ended on.
+SELECT chat_group.group_id, conversation_id, owner_id, name, description, created_at,
+       (SELECT count(*) FROM conversation_member AS member
+        WHERE member.conversation_id = chat_group.conversation_id) AS members_count
+FROM conversation_member
+JOIN chat_group USING (conversation_id)
+WHERE user_id = $1 AND ($2::uuid IS NULL OR conversation_id < $2)
+ORDER BY conversation_id DESC
+LIMIT $3;
+
+-- name: members_of_group
+-- Read a page of a group's members by user id; $2 is the user id that the last page ended on.
+SELECT user_id, role, joined_at
+FROM chat_group
+JOIN conversation_member USING (conversation_id)
+WHERE group_id = $1 AND ($2::text IS NULL OR user_id COLLATE "C" > $2 COLLATE "C")
+ORDER BY user_id COLLATE "C"
+LIMIT $3;
+
+-- name: ping
+-- Ask whether the database answers and has our tables.
+SELECT to_regclass('attempt') IS NOT NULL AS is_migrated;
+
+-- name: sweep_attempts
+-- Delete a batch of settled attempts that were settled more than $1 days ago. $2 bounds it, $3 now.
+DELETE FROM attempt
+WHERE group_id IN (
+    SELECT group_id FROM attempt
+    WHERE settled_at < coalesce($3::timestamptz, clock_timestamp()) - make_interval(days => $1)
+    LIMIT $2
+    FOR UPDATE SKIP LOCKED
+)
+RETURNING group_id;
+
+-- name: sweepable_attempts
+-- Count what a sweep would delete. $1 is the retention in days, $2 now.
+SELECT count(*) FROM attempt
+WHERE settled_at < coalesce($2::timestamptz, clock_timestamp()) - make_interval(days => $1);
+
+-- name: check_attempts
+-- G4, G5: attempts that contradict the domain tables.
+SELECT group_id,
+       CASE WHEN chat_group.group_id IS NULL THEN 'succeeded without a group'
+            WHEN status = 'failed' THEN 'failed, but its group exists'
+            ELSE 'names another conversation, owner or request than its group' END AS fault
+FROM attempt
+LEFT JOIN chat_group USING (group_id)
+WHERE (status = 'succeeded' AND (chat_group.group_id IS NULL
+           OR attempt.conversation_id <> chat_group.conversation_id
+           OR attempt.owner_id <> chat_group.owner_id
+           OR attempt.fingerprint <> chat_group.fingerprint))
+   OR (status = 'failed' AND chat_group.group_id IS NOT NULL)
+LIMIT $1;
+
+-- name: check_groups
+-- G5: groups that lack a part. The event may be gone once it was delivered and swept: it is missed
+-- only if it is younger than the retention, $2 days. $3 is now.
+SELECT group_id,
+       CASE WHEN conversation.conversation_id IS NULL THEN 'group without its conversation'
+            WHEN conversation.kind <> 'group' THEN 'conversation of another kind'
+            WHEN owner.user_id IS NULL THEN 'group without its owner as a member'
+            ELSE 'group without its event' END AS fault
+FROM chat_group
+LEFT JOIN conversation USING (conversation_id)
+LEFT JOIN conversation_member AS owner
+    ON owner.conversation_id = chat_group.conversation_id
+   AND owner.user_id = chat_group.owner_id AND owner.role = 'owner'
+LEFT JOIN outbox ON outbox.subject = chat_group.group_id
+WHERE conversation.conversation_id IS NULL OR conversation.kind <> 'group' OR owner.user_id IS NULL
+   OR (outbox.event_id IS NULL AND chat_group.created_at
+       > coalesce($3::timestamptz, clock_timestamp()) - make_interval(days => $2))
+LIMIT $1;
+
+-- name: check_conversations
+-- G5: group conversations that no group owns.
+SELECT conversation_id AS group_id, 'conversation without a group' AS fault
+FROM conversation
+LEFT JOIN chat_group USING (conversation_id)
+WHERE kind = 'group' AND chat_group.group_id IS NULL
+LIMIT $1;
+
+-- name: check_events
+-- G5, G8: events without a group, or that were not made for exactly its members at creation.
+SELECT subject AS group_id,
+       CASE WHEN chat_group.group_id IS NULL THEN 'event without a group'
+            ELSE 'event without its owner among the recipients' END AS fault
+FROM outbox
+LEFT JOIN chat_group ON chat_group.group_id = outbox.subject
+WHERE chat_group.group_id IS NULL OR NOT chat_group.owner_id = ANY (outbox.recipients)
+LIMIT $1;
+
+-- name: check_counts
+-- How much was checked.
+SELECT (SELECT count(*) FROM attempt) AS attempts, (SELECT count(*) FROM chat_group) AS groups,
+       (SELECT count(*) FROM outbox) AS events;

@@ -1,0 +1,176 @@
+"""Turns what happens into metrics and log events. `docs/telemetry.md` is the contract.
+
+One adapter per sink; the protocol knows neither. A key or a token never gets here.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Final, assert_never
+
+import orjson
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from stretto.protocol.ports import (
+    AttemptAnswered,
+    BatchWritten,
+    ConnectionLost,
+    Event,
+    GuaranteeBroken,
+    WriteTrouble,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_WRITES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+logger = structlog.stdlib.get_logger("stretto")
+
+
+class Metrics:
+    """What `/metrics` shows, in a registry of its own, so that a host's names stay the host's."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "stretto_http_requests_total",
+            "Requests answered.",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self.request_seconds = Histogram(
+            "stretto_http_request_seconds",
+            "From a request's first line to its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._attempts = Counter(
+            "stretto_attempts_total",
+            "Requests for a group, by how they were answered.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self._batch_writes = Histogram(
+            "stretto_batch_writes",
+            "Writes per batch.",
+            buckets=_WRITES,
+            registry=self.registry,
+        )
+        self._batch_seconds = Histogram(
+            "stretto_batch_seconds",
+            "From a batch's claim to its last answer.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._trouble = Counter(
+            "stretto_write_trouble_total",
+            "Writes that did not go through at once, by kind.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self._connections_lost = Counter(
+            "stretto_writer_connections_lost_total",
+            "Database connections that a writer gave up.",
+            registry=self.registry,
+        )
+        self._guarantees_broken = Counter(
+            "stretto_guarantees_broken_total",
+            "Contradictions that must never be: wake somebody.",
+            registry=self.registry,
+        )
+
+    def watch(self, gauges: Mapping[str, tuple[str, Callable[[], int]]]) -> None:
+        """Show these values, read when asked: by name, what each means and how to read it."""
+        self.registry.register(_Gauges(gauges))
+
+    def observe(self, event: Event) -> None:
+        """Count the event."""
+        match event:
+            case AttemptAnswered(outcome):
+                self._attempts.labels(outcome).inc()
+            case BatchWritten(writes, _, seconds):
+                self._batch_writes.observe(writes)
+                self._batch_seconds.observe(seconds)
+            case WriteTrouble(error, writes):
+                self._trouble.labels(type(error).__name__).inc(writes)
+            case ConnectionLost():
+                self._connections_lost.inc()
+            case GuaranteeBroken():
+                self._guarantees_broken.inc()
+            case _:
+                assert_never(event)
+
+    def exposition(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class _Gauges:
+    def __init__(self, gauges: Mapping[str, tuple[str, Callable[[], int]]]) -> None:
+        self._gauges = gauges
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        for name, (meaning, read) in self._gauges.items():
+            yield GaugeMetricFamily(name, meaning, value=read())
+
+
+def log_event(event: Event) -> None:
+    """Log what an operator should know of; the normal case is only counted."""
+    match event:
+        case WriteTrouble(error, writes):
+            logger.warning(
+                "write.trouble",
+                kind=type(error).__name__,
+                cause=str(error),
+                writes=writes,
+                exc_info=error.__cause__ if _is_foreign(error.__cause__) else None,
+            )
+        case ConnectionLost():
+            logger.warning("writer.connection_lost")
+        case GuaranteeBroken(group_id):
+            logger.critical("guarantee.broken", guarantee="G4", group_id=str(group_id))
+        case AttemptAnswered() | BatchWritten():
+            pass
+        case _:
+            assert_never(event)
+
+
+def configure_logging(*, level: str, as_json: bool | None = None) -> None:
+    """Log to stderr: JSON lines, or coloured ones on a terminal."""
+    processors: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderers: list[structlog.typing.Processor] = [structlog.dev.ConsoleRenderer()]
+    if as_json or (as_json is None and not sys.stderr.isatty()):
+        renderers = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_json)]
+    structlog.configure(
+        processors=[*processors, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+            foreign_pre_chain=processors,
+        )
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def _json(event: object, **_: object) -> str:
+    return orjson.dumps(event, default=str).decode()
+
+
+def _is_foreign(cause: BaseException | None) -> bool:
+    """Whether a traceback helps: for a host's hook, but not for the network or the database."""
+    return cause is not None and not type(cause).__module__.startswith(("asyncpg", "builtins"))
