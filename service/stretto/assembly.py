@@ -103,9 +103,7 @@ async def open_component(
     """
     settings = settings or ComponentSettings()
     async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(
-            Database(dsn, schema=settings.schema, pool=pool)
-        )
+        database = await stack.enter_async_context(Database(dsn, schema=settings.schema, pool=pool))
         await database.ping()
         mailbox: Mailbox[Write, WriteResult] = Mailbox(settings.mailbox_max)
         attempts = PostgresAttemptStore(database)

@@ -75,7 +75,7 @@ DataDir = Annotated[
 
 
 @app.command(epilog="\b\nExample:\n  stretto serve --port 9000 --workers 2")
-def serve(  # noqa: PLR0913 each option is one flag of the command line
+def serve(
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
     host: Annotated[str | None, typer.Option(help="[env: STRETTO_HOST]")] = None,

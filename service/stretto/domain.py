@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import orjson
@@ -51,7 +51,7 @@ class UserId(str):
 
     __slots__ = ()
 
-    def __new__(cls, value: object) -> UserId:
+    def __new__(cls, value: object) -> Self:
         """Raise `ValueError` for anything else."""
         if not isinstance(value, str) or _USER_ID.fullmatch(value) is None:
             message = f"a user id has 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters"
@@ -64,14 +64,14 @@ class IdempotencyKey(str):
 
     __slots__ = ()
 
-    def __new__(cls, value: str) -> IdempotencyKey:
+    def __new__(cls, value: str) -> Self:
         """Raise `KeyInvalid` for anything else."""
         if _KEY.fullmatch(value) is None:
             raise KeyInvalid
         return super().__new__(cls, value)
 
     @classmethod
-    def parse(cls, field: str) -> IdempotencyKey:
+    def parse(cls, field: str) -> Self:
         """Read a header field: the bare key, or the same key as a quoted string (RFC 9651, 3.3.3).
 
         Raises `KeyInvalid`.

@@ -45,7 +45,9 @@ class StrettoError(Exception):
     code: ClassVar[str] = "internal_error"
     retry: ClassVar[Retry] = Retry.SAME_KEY
 
-    def __init__(self, detail: str | None = None, *, retry_after_seconds: int | None = None) -> None:
+    def __init__(
+        self, detail: str | None = None, *, retry_after_seconds: int | None = None
+    ) -> None:
         self.detail = detail or inspect.cleandoc(type(self).__doc__ or "")
         self.retry_after_seconds = retry_after_seconds
         super().__init__(self.detail)

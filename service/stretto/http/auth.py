@@ -101,7 +101,9 @@ class Authenticator:
                 self._generation = self._key_set.generation
                 self._verified.clear()
             if found is None:
-                raise Unauthenticated("The token is signed with a key that its issuer does not have.")
+                raise Unauthenticated(
+                    "The token is signed with a key that its issuer does not have."
+                )
             key, algorithms = found, [found.algorithm_name]
         return self._read_claims(token, key, algorithms)
 

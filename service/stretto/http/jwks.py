@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 import jwt
@@ -47,7 +47,7 @@ class KeySet:
         self.generation = 0
         """Changes whenever the keys do."""
 
-    async def __aenter__(self) -> KeySet:
+    async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FETCH_SECONDS))
         return self
 

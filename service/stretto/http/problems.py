@@ -88,11 +88,13 @@ def problem_of_exception(exception: web.HTTPException) -> web.StreamResponse:
     """Return aiohttp's own error as a problem document; a redirect stays what it is."""
     if exception.status < 400:
         return exception
-    kind = _OWN_ERRORS.get(exception.status)
-    if kind is None:
-        error = InternalError() if exception.status >= 500 else RequestInvalid([], exception.reason)
+    error: StrettoError
+    if exception.status in _OWN_ERRORS:
+        error = _OWN_ERRORS[exception.status]()
+    elif exception.status < 500:
+        error = RequestInvalid([], exception.reason)
     else:
-        error = kind()
+        error = InternalError()
     response = problem_response(error)
     if isinstance(exception, web.HTTPMethodNotAllowed):
         response.headers[hdrs.ALLOW] = ", ".join(sorted(exception.allowed_methods))

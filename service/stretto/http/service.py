@@ -87,6 +87,6 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return problem_of_exception(exception)
     except asyncio.CancelledError:
         raise
-    except Exception:
+    except Exception:  # noqa: BLE001 the last resort: no client ever sees a bare error page
         logger.exception("request.crashed")
         return problem_response(InternalError())

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
-from stretto.domain import CreatedGroup
-
 if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
+    from stretto.domain import CreatedGroup
     from stretto.errors import Failure
 
 

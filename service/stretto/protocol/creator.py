@@ -325,7 +325,7 @@ class GroupCreator:
                 case decision:
                     assert_never(decision)
             self._release_impatient(flight)
-            await self._pause(poll_seconds * random.uniform(0.5, 1.0))  # noqa: S311 only jitter
+            await self._pause(poll_seconds * random.uniform(0.5, 1.0))
             poll_seconds = min(2 * poll_seconds, POLL_SECONDS_MAX)
 
     def _new_write(self, flight: _Flight, *, is_claimed: bool = False) -> Write:

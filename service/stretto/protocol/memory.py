@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stretto.domain import CreatedGroup
 from stretto.errors import AttemptFailed, Failure, KeyReused
 
 if TYPE_CHECKING:
     from uuid import UUID
+
+    from stretto.domain import CreatedGroup
 
 
 @dataclass(frozen=True, slots=True)

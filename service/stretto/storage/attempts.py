@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import orjson
 from uuid_utils.compat import uuid4
@@ -136,16 +136,16 @@ class PostgresWriteStore:
 class PostgresAttemptStore:
     """A follower's statements."""
 
-    def __init__(self, database: Database, clock: Callable[[], datetime | None] = lambda: None):
+    def __init__(
+        self, database: Database, now: Callable[[], datetime | None] = lambda: None
+    ) -> None:
         self._database = database
-        self._clock = clock
+        self._now = now
 
     async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
         """Read the attempt and the group of that id in one query."""
         async with self._database.reading() as connection:
-            row = await connection.fetchrow(
-                QUERIES["look"], group_id, lease_seconds, self._clock()
-            )
+            row = await connection.fetchrow(QUERIES["look"], group_id, lease_seconds, self._now())
         assert row is not None
         return _sighting(group_id, row)
 
@@ -160,7 +160,7 @@ class PostgresAttemptStore:
         """Put a new token in place of the seen one, if the lease is over and nobody holds it."""
         async with self._database.reading() as connection:
             reclaimed = await connection.fetchval(
-                QUERIES["reclaim"], group_id, seen, claim_token, lease_seconds, self._clock()
+                QUERIES["reclaim"], group_id, seen, claim_token, lease_seconds, self._now()
             )
         return reclaimed is not None
 

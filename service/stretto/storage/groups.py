@@ -26,17 +26,13 @@ class PostgresGroupStore:
             row = await connection.fetchrow(QUERIES["group_of_member"], group_id, user)
         return None if row is None else Group(**row)
 
-    async def groups_of_member(
-        self, user: UserId, after: UUID | None, limit: int
-    ) -> list[Group]:
+    async def groups_of_member(self, user: UserId, after: UUID | None, limit: int) -> list[Group]:
         """Return up to `limit` groups, newest first, behind the conversation `after`."""
         async with self._database.reading() as connection:
             rows = await connection.fetch(QUERIES["groups_of_member"], user, after, limit)
         return [Group(**row) for row in rows]
 
-    async def members_of_group(
-        self, group_id: UUID, after: str | None, limit: int
-    ) -> list[Member]:
+    async def members_of_group(self, group_id: UUID, after: str | None, limit: int) -> list[Member]:
         """Return up to `limit` members in the order of their ids, behind the user `after`."""
         async with self._database.reading() as connection:
             rows = await connection.fetch(QUERIES["members_of_group"], group_id, after, limit)

