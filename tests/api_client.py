@@ -1,0 +1,112 @@
+"""A client for tests: knows the contract's routes, judges nothing, retries nothing."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import orjson
+
+from stretto.assembly import ComponentSettings, create_app, serving
+from stretto.domain import UserId
+from stretto.http.auth import TokenSettings, make_token
+from stretto.protocol.creator import CreatorSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from multidict import CIMultiDictProxy
+
+    from stretto.storage.attempts import OnCreate
+
+SECRET = "a secret for tests that is long enough"
+TEAM = {"name": "Team", "members": ["bob", "carol"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back."""
+
+    status: int
+    headers: CIMultiDictProxy[str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body, which must be JSON."""
+        return orjson.loads(self.body)
+
+
+def token_of(user: str, secret: str = SECRET) -> str:
+    """Return a token of that user."""
+    return make_token(secret, UserId(user), lifetime_seconds=600)
+
+
+class Api:
+    """Calls a service at a URL."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.session = session
+        self.url = url
+
+    async def request(
+        self, method: str, path: str, *, user: str | None = "alice", **options: Any
+    ) -> Reply:
+        """Send a request; `user` None sends no token."""
+        headers = dict(options.pop("headers", {}))
+        if user is not None:
+            headers.setdefault("Authorization", f"Bearer {token_of(user)}")
+        async with self.session.request(
+            method, self.url + path, headers=headers, **options
+        ) as response:
+            return Reply(response.status, response.headers, await response.read())
+
+    async def get(self, path: str, *, user: str | None = "alice", **options: Any) -> Reply:
+        """Read a path."""
+        return await self.request("GET", path, user=user, **options)
+
+    async def create(
+        self,
+        key: str,
+        document: object = TEAM,
+        *,
+        user: str = "alice",
+        wait: int | None = None,
+    ) -> Reply:
+        """Post a group."""
+        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+        if wait is not None:
+            headers["Prefer"] = f"wait={wait}"
+        return await self.request(
+            "POST", "/v1/groups", user=user, headers=headers, data=orjson.dumps(document)
+        )
+
+
+@asynccontextmanager
+async def connected_api(url: str) -> AsyncIterator[Api]:
+    """Open a client for a service that runs already."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        yield Api(session, url)
+
+
+@asynccontextmanager
+async def api_for(
+    database_url: str,
+    settings: ComponentSettings | None = None,
+    on_create: OnCreate | None = None,
+) -> AsyncIterator[Api]:
+    """Serve a database in this process and open a client for it."""
+    settings = settings or ComponentSettings(creator=CreatorSettings(lease_seconds=0.2))
+    app = create_app(
+        dsn=database_url,
+        tokens=TokenSettings(secret=SECRET),
+        settings=settings,
+        **({"on_create": on_create} if on_create else {}),
+    )
+    async with (
+        serving(app, host="127.0.0.1", port=0) as port,
+        connected_api(f"http://127.0.0.1:{port}") as api,
+    ):
+        yield api

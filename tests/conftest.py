@@ -1,0 +1,142 @@
+"""One PostgreSQL for the whole run, one database of its own for every test.
+
+The server is started by the process that distributes the tests, and its address is handed to the
+workers in an environment variable; set it yourself to run the suite against another server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from api_client import Api, api_for
+from service_process import ServiceProcess
+from stretto.assembly import ComponentSettings, open_component
+from stretto.protocol.creator import CreatorSettings
+from stretto.storage.embedded import embedded_postgres
+from stretto.storage.migrate import migrate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from stretto.assembly import Component
+    from stretto.protocol.ports import Event
+
+SERVER = "TEST_POSTGRES_URL"
+TEMPLATE = "stretto_template"
+DATA_DIR = Path(__file__).parents[1] / ".pytest-postgres"
+
+_server = pytest.StashKey[tuple[asyncio.Runner, AsyncExitStack]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server, and make the database that every test gets a copy of."""
+    if hasattr(config, "workerinput") or config.option.collectonly:
+        return
+    runner, stack = asyncio.Runner(), AsyncExitStack()
+    if SERVER not in os.environ:
+        server = runner.run(
+            stack.enter_async_context(embedded_postgres(DATA_DIR, notify=print))
+        )
+        os.environ[SERVER] = server.dsn
+    runner.run(_make_template(os.environ[SERVER]))
+    config.stash[_server] = runner, stack
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the server, if we have started it."""
+    if _server in config.stash:
+        runner, stack = config.stash[_server]
+        runner.run(stack.aclose())
+        runner.close()
+
+
+async def _make_template(server: str) -> None:
+    admin = await asyncpg.connect(server)
+    try:
+        left_over = await admin.fetch("SELECT datname FROM pg_database WHERE datname ~ '^test_'")
+        for name in [TEMPLATE, *(row["datname"] for row in left_over)]:
+            await admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        await admin.execute(f'CREATE DATABASE "{TEMPLATE}"')
+    finally:
+        await admin.close()
+    connection = await connect(_database(server, TEMPLATE))
+    try:
+        await migrate(connection, "stretto")
+        await connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements SCHEMA public")
+    finally:
+        await connection.close()
+
+
+def _database(server: str, name: str) -> str:
+    return urlsplit(server)._replace(path=f"/{name}").geturl()
+
+
+async def connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
+    """Return a connection that sees the tables."""
+    return await asyncpg.connect(url, server_settings={"search_path": "stretto,public"})
+
+
+@pytest_asyncio.fixture
+async def database_url() -> AsyncIterator[str]:
+    """A database with the schema, of this test alone."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = await asyncpg.connect(os.environ[SERVER])
+    try:
+        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
+        yield _database(os.environ[SERVER], name)
+        await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    finally:
+        await admin.close()
+
+
+@pytest_asyncio.fixture
+async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """A connection of the test itself."""
+    connection = await connect(database_url)
+    yield connection
+    connection.terminate()
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    """What the component under test has told its observer."""
+    return []
+
+
+@pytest_asyncio.fixture
+async def component(database_url: str, events: list[Event]) -> AsyncIterator[Component]:
+    """A running component with a lease that tests can outlive."""
+    settings = ComponentSettings(creator=CreatorSettings(lease_seconds=0.2))
+    async with open_component(database_url, settings=settings, observe=events.append) as component:
+        yield component
+
+
+@pytest_asyncio.fixture
+async def api(database_url: str) -> AsyncIterator[Api]:
+    """The service over HTTP, in this process."""
+    async with api_for(database_url) as api:
+        yield api
+
+
+@pytest_asyncio.fixture
+async def start_service(
+    database_url: str,
+) -> AsyncIterator[Callable[..., Awaitable[ServiceProcess]]]:
+    """Starts real service processes on the test's database; settings are keyword arguments."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**settings: str) -> ServiceProcess:
+            service = ServiceProcess({"DATABASE_URL": database_url, **settings})
+            return await stack.enter_async_context(service)
+
+        yield start

@@ -1,0 +1,65 @@
+"""A real `stretto serve` process, to be killed, stopped and continued by its own id."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Self
+
+import orjson
+
+from api_client import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+STOP_SECONDS = 15
+
+
+class ServiceProcess:
+    """Started with settings (names without their prefix); `url` is known once it serves."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        given = {"PORT": "0", "JWT_SECRET": SECRET, "LEASE_SECONDS": "0.5", **settings}
+        clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
+        self._environment = clean | {f"STRETTO_{name}": value for name, value in given.items()}
+        self.log: list[bytes] = []
+
+    async def __aenter__(self) -> Self:
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stretto", "serve"),
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environment,
+        )
+        assert self.process.stderr is not None
+        while True:
+            line = await self.process.stderr.readline()
+            assert line, b"".join(self.log).decode()
+            self.log.append(line)
+            if b'"service.started"' in line:
+                self.url = f"http://127.0.0.1:{orjson.loads(line)['port']}"
+                break
+        self._reading = asyncio.create_task(self._read(self.process.stderr))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.process.returncode is None:
+            self.signal(signal.SIGCONT)
+            self.process.kill()
+        await self.exited()
+        await self._reading
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to this very process."""
+        self.process.send_signal(number)
+
+    async def exited(self) -> int:
+        """Wait for the end; return the exit code."""
+        async with asyncio.timeout(STOP_SECONDS):
+            return await self.process.wait()
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        async for line in stream:
+            self.log.append(line)
