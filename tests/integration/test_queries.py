@@ -1,0 +1,45 @@
+"""The statements and the schema fit each other, and none is left over."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import stretto
+from stretto.storage.queries import QUERIES, parse_queries
+
+if TYPE_CHECKING:
+    import asyncpg
+
+SOURCES = sorted(Path(stretto.__file__).parent.rglob("*.py"))
+
+
+@pytest.mark.parametrize("name", QUERIES)
+async def test_every_statement_can_be_prepared(
+    name: str, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """The server knows every table, column and type that a statement names."""
+    assert await connection.prepare(QUERIES[name]) is not None
+
+
+def test_every_statement_is_used_and_every_used_one_exists() -> None:
+    """No dead SQL, no missing name."""
+    text = "\n".join(source.read_text() for source in SOURCES)
+    assert set(QUERIES) == set(re.findall(r'QUERIES\["(\w+)"\]', text))
+
+
+def test_no_statement_is_built_in_python() -> None:
+    """Statements stand in queries.sql; the few administrative ones stand where they are used."""
+    administrative = {"embedded.py", "migrate.py"}
+    pattern = re.compile(r"\b(SELECT|INSERT INTO|UPDATE|DELETE FROM) ", re.MULTILINE)
+    found = {s.name for s in SOURCES if pattern.search(s.read_text())}
+    assert found <= administrative
+
+
+def test_two_statements_of_one_name_are_an_error() -> None:
+    """A copy with a forgotten rename is not silently dropped."""
+    with pytest.raises(ValueError, match="two statements are named x"):
+        parse_queries("-- name: x\nSELECT 1;\n-- name: x\nSELECT 2;\n")
