@@ -394,3 +394,32 @@ async def test_tokens_from_the_driver_equal_our_own(store: PostgresWriteStore) -
     (token,) = await store.claim([ours])
     assert type(token) is not UUID
     assert ours.claim_token == token
+
+
+async def test_only_the_lead_waits_for_the_disk(store: PostgresWriteStore) -> None:
+    """A claim flushes nothing, a lead flushes the WAL once, whatever the size of its batch."""
+    rounds, claims, leads = 10, 0, 0
+
+    async def flushes() -> int:
+        """Count this very connection's flushes so far."""
+        connection = store._connection
+        assert connection is not None
+        await connection.execute("SELECT pg_stat_force_next_flush()")
+        count: int = await connection.fetchval(
+            """SELECT sum(fsyncs)::int FROM pg_stat_get_backend_io(pg_backend_pid())
+               WHERE object = 'wal'"""
+        )
+        return count
+
+    await store.claim([write("warm")])
+    for number in range(rounds):
+        batch = [write(f"{number} {key}".replace(" ", "-")) for key in range(32)]
+        before = await flushes()
+        assert 32 == len(await store.claim(batch))
+        between = await flushes()
+        assert 32 == len(await store.lead(batch))
+        claims += between - before
+        leads += await flushes() - between
+    assert claims == 0
+    # The server's own WAL writer may now and then have been faster.
+    assert 0 < leads <= rounds

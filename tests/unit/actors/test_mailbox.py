@@ -1,0 +1,59 @@
+"""A mailbox is bounded, and answers everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from stretto.actors.mailbox import Mailbox
+from stretto.errors import Overloaded
+
+
+async def test_what_has_arrived_is_the_next_batch() -> None:
+    """One take returns all that is there, oldest first, up to its bound."""
+    mailbox: Mailbox[int, str] = Mailbox(10)
+    for number in range(5):
+        mailbox.ask(number)
+    assert [0, 1, 2] == [envelope.message for envelope in await mailbox.take(3)]
+    assert [3, 4] == [envelope.message for envelope in await mailbox.take(3)]
+
+
+async def test_an_answer_reaches_the_one_who_asked() -> None:
+    """Each envelope carries its own future."""
+    mailbox: Mailbox[int, str] = Mailbox(10)
+    one, two = mailbox.ask(1), mailbox.ask(2)
+    for envelope in await mailbox.take(2):
+        envelope.answer(f"answer {envelope.message}")
+    assert ("answer 1", "answer 2") == (await one, await two)
+
+
+async def test_a_full_mailbox_refuses_at_once() -> None:
+    """Nobody waits for room."""
+    mailbox: Mailbox[int, str] = Mailbox(1)
+    mailbox.ask(1)
+    with pytest.raises(Overloaded):
+        mailbox.ask(2)
+    assert len(mailbox) == 1
+
+
+async def test_closing_answers_what_is_queued_and_refuses_the_rest() -> None:
+    """No sender is left waiting for an actor that has gone."""
+    mailbox: Mailbox[int, str] = Mailbox(10)
+    queued = mailbox.ask(1)
+    mailbox.close()
+    mailbox.close()
+    with pytest.raises(Overloaded):
+        await queued
+    with pytest.raises(Overloaded):
+        mailbox.ask(2)
+
+
+async def test_only_the_first_answer_counts() -> None:
+    """An error after an answer, or an answer to somebody who left, changes nothing."""
+    mailbox: Mailbox[int, str] = Mailbox(10)
+    answered, left = mailbox.ask(1), mailbox.ask(2)
+    left.cancel()
+    for envelope in await mailbox.take(2):
+        envelope.answer("first")
+        envelope.fail(RuntimeError())
+    assert await answered == "first"
+    assert left.cancelled()

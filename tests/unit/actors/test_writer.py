@@ -1,0 +1,204 @@
+"""The writer against a store that goes wrong on command: what is certain, what is not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+import pytest
+
+from stretto.actors.mailbox import Mailbox
+from stretto.actors.writer import TRIES_MAX, GroupWriter
+from stretto.domain import NewGroup, UserId
+from stretto.errors import Failure
+from stretto.protocol.ports import (
+    BatchWritten,
+    Event,
+    Led,
+    NotLed,
+    OutcomeUnknown,
+    Refused,
+    SettledAsFailed,
+    StoreError,
+    Transient,
+    Unreachable,
+    Write,
+    WriteResult,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+FAILURE = Failure("full", "No more groups.")
+Call = tuple[str, list[int]]
+
+
+def write(number: int, *, is_claimed: bool = False) -> Write:
+    """Return a write whose group id is that number."""
+    new_group = NewGroup.parse(UserId("alice"), {"name": "Team"})
+    return Write(UUID(int=number), uuid4(), uuid4(), new_group, b"f" * 16, is_claimed)
+
+
+class ScriptedStore:
+    """Does what it is asked, unless `trouble` has an error for that call."""
+
+    def __init__(self, trouble: Callable[[Call], StoreError | None] = lambda _: None) -> None:
+        self.trouble = trouble
+        self.calls: list[Call] = []
+        self.lost: set[int] = set()
+        self.fenced: set[int] = set()
+
+    async def claim(self, writes: Sequence[Write]) -> set[UUID]:
+        self._called("claim", writes)
+        return {w.claim_token for w in writes if w.group_id.int not in self.lost}
+
+    async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+        self._called("lead", writes)
+        return {w.claim_token for w in writes if w.group_id.int not in self.fenced}
+
+    async def fail(self, write: Write, failure: Failure) -> bool:
+        self._called("fail", [write])
+        assert failure == FAILURE
+        return write.group_id.int not in self.fenced
+
+    async def close(self) -> None:
+        self.calls.append(("close", []))
+
+    def _called(self, name: str, writes: Sequence[Write]) -> None:
+        call = (name, [w.group_id.int for w in writes])
+        self.calls.append(call)
+        error = self.trouble(call)
+        if error is not None:
+            raise error
+
+
+async def answers(
+    store: ScriptedStore, *writes: Write, events: list[Event] | None = None
+) -> list[WriteResult | BaseException]:
+    """Have one batch written; return what each asker got."""
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    told = [] if events is None else events
+    writer = GroupWriter(mailbox, store, told.append, batch_max=100)
+    asked = [mailbox.ask(message) for message in writes]
+    assert len(writes) == await writer.run_once()
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_a_batch_is_one_claim_and_one_lead_sorted_by_id() -> None:
+    """Two statements, and an order in which replicas cannot deadlock each other."""
+    store, events = ScriptedStore(), list[Event]()
+    assert [Led()] * 3 == await answers(store, write(3), write(1), write(2), events=events)
+    assert [("claim", [1, 2, 3]), ("lead", [1, 2, 3])] == store.calls
+    (event,) = events
+    assert isinstance(event, BatchWritten)
+    assert (3, 3) == (event.writes, event.led)
+
+
+async def test_a_lost_claim_is_not_led() -> None:
+    """Its request follows; the others go on without it."""
+    store = ScriptedStore()
+    store.lost = {1}
+    assert [NotLed(), Led()] == await answers(store, write(1), write(2))
+    assert ("lead", [2]) == store.calls[-1]
+
+
+async def test_a_reclaimed_write_is_not_claimed_again() -> None:
+    """It has its token in the attempt already."""
+    store = ScriptedStore()
+    assert [Led()] == await answers(store, write(1, is_claimed=True))
+    assert [("lead", [1])] == store.calls
+
+
+async def test_a_poisonous_request_fails_alone() -> None:
+    """The batch is rolled back, each is led by itself, and only the refused one is failed."""
+    store = ScriptedStore(lambda c: Refused(FAILURE) if c[0] == "lead" and 2 in c[1] else None)
+    assert [Led(), SettledAsFailed(FAILURE), Led()] == await answers(
+        store, write(1), write(2), write(3)
+    )
+    expected = [
+        ("lead", [1, 2, 3]),
+        ("lead", [1]),
+        ("lead", [2]),
+        ("fail", [2]),
+        ("lead", [3]),
+    ]
+    assert expected == store.calls[1:]
+
+
+async def test_a_refused_write_whose_attempt_was_taken_away_is_not_told_failed() -> None:
+    """Only a failure that is written is one (G4)."""
+    store = ScriptedStore(lambda c: Refused(FAILURE) if c[0] == "lead" else None)
+    store.fenced = {1}
+    assert [NotLed()] == await answers(store, write(1))
+
+
+async def test_passing_trouble_is_tried_again_with_the_same_token() -> None:
+    """A deadlock or a full disk is over in a moment, or is answered as unsettled."""
+    left = [Transient("deadlock")]
+    store = ScriptedStore(lambda c: left.pop() if c[0] == "lead" and left else None)
+    assert [Led()] == await answers(store, write(1))
+    store = ScriptedStore(lambda c: Transient("disk full") if c[0] == "lead" else None)
+    (error,) = await answers(store, write(1))
+    assert isinstance(error, Transient)
+    assert [("lead", [1])] * TRIES_MAX == store.calls[1:]
+
+
+async def test_an_unknown_outcome_is_led_again_and_never_failed() -> None:
+    """What the first statement committed shows as not led, and its request finds it."""
+    left = [OutcomeUnknown("reset")]
+    store = ScriptedStore(lambda c: left.pop() if c[0] == "lead" and left else None)
+    store.fenced = {1}
+    assert [NotLed(), Led()] == await answers(store, write(1), write(2))
+    assert [("lead", [1, 2])] * 2 == store.calls[1:]
+    store = ScriptedStore(lambda c: OutcomeUnknown("reset") if c[0] == "lead" else None)
+    (error,) = await answers(store, write(1))
+    assert isinstance(error, OutcomeUnknown)
+    assert "fail" not in {name for name, _ in store.calls}
+
+
+async def test_after_an_unknown_claim_the_fence_tells_which_were_ours() -> None:
+    """All are led: those whose claim did not come through are not."""
+    store = ScriptedStore(lambda c: OutcomeUnknown("reset") if c[0] == "claim" else None)
+    store.fenced = {1}
+    assert [NotLed(), Led()] == await answers(store, write(1), write(2))
+
+
+async def test_a_key_that_is_held_up_delays_no_other() -> None:
+    """Where a batch's claim runs into a lock, each is claimed by itself."""
+    store = ScriptedStore(lambda c: Transient("lock") if c[0] == "claim" and 1 in c[1] else None)
+    held_up, free = await answers(store, write(1), write(2))
+    assert isinstance(held_up, Transient)
+    assert free == Led()
+
+
+@pytest.mark.parametrize("step", ["claim", "lead"])
+async def test_a_database_that_is_away_is_told_to_all_at_once(step: str) -> None:
+    """Nothing is tried request by request: that would take as many time-outs."""
+    store = ScriptedStore(lambda c: Unreachable("away") if c[0] == step else None)
+    got = await answers(store, write(1), write(2))
+    assert all(isinstance(error, Unreachable) for error in got)
+    assert len(store.calls) <= 2
+
+
+async def test_a_stopped_writer_answers_what_it_held_and_closes_its_store() -> None:
+    """The outcome of a write that was cut off is unknown."""
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    reached = asyncio.Event()
+
+    class HangingStore(ScriptedStore):
+        async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+            reached.set()
+            await asyncio.Event().wait()
+            return set()
+
+    store = HangingStore()
+    task = asyncio.create_task(GroupWriter(mailbox, store, lambda _: None, batch_max=1).run())
+    asked = mailbox.ask(write(1))
+    await reached.wait()
+    task.cancel()
+    with pytest.raises(OutcomeUnknown):
+        await asked
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert store.calls[-1] == ("close", [])
