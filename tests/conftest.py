@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from stretto.protocol.ports import Event
 
 SERVER = "TEST_POSTGRES_URL"
-TEMPLATE = "stretto_template"
+# Names carry the process that distributes the tests: two runs at once do not meet.
+RUN = f"test_{os.environ.setdefault('TEST_RUN', str(os.getpid()))}"
+TEMPLATE = f"{RUN}_template"
 DATA_DIR = Path(__file__).parents[1] / ".pytest-postgres"
 
 _server = pytest.StashKey[tuple[asyncio.Runner, AsyncExitStack]]()
@@ -63,9 +65,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 async def _make_template(server: str) -> None:
     admin = await asyncpg.connect(server)
     try:
-        left_over = await admin.fetch("SELECT datname FROM pg_database WHERE datname ~ '^test_'")
-        for name in [TEMPLATE, *(row["datname"] for row in left_over)]:
-            await admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        for row in await admin.fetch("SELECT datname FROM pg_database WHERE datname ~ '^test_'"):
+            if not Path("/proc", row["datname"].split("_")[1]).exists():
+                await admin.execute(f'DROP DATABASE IF EXISTS "{row["datname"]}" WITH (FORCE)')
         await admin.execute(f'CREATE DATABASE "{TEMPLATE}"')
     finally:
         await admin.close()
@@ -89,7 +91,7 @@ async def connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
 @pytest_asyncio.fixture
 async def database_url() -> AsyncIterator[str]:
     """A database with the schema, of this test alone."""
-    name = f"test_{uuid.uuid4().hex}"
+    name = f"{RUN}_{uuid.uuid4().hex}"
     admin = await asyncpg.connect(os.environ[SERVER])
     try:
         await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _WRITES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-logger = structlog.stdlib.get_logger("stretto")
+# Events go through the standard library's logger, whatever a host has configured: a fallback of
+# structlog's own would print local variables with a traceback, and among them tokens.
+logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+    logging.getLogger("stretto"),
+    processors=[structlog.stdlib.render_to_log_kwargs],
+    wrapper_class=structlog.stdlib.BoundLogger,
+    context_class=dict,
+)
 
 
 class Metrics:
@@ -143,25 +150,20 @@ def log_event(event: Event) -> None:
 
 def configure_logging(*, level: str, as_json: bool | None = None) -> None:
     """Log to stderr: JSON lines, or coloured ones on a terminal."""
-    processors: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    renderers: list[structlog.typing.Processor] = [
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     ]
-    renderers: list[structlog.typing.Processor] = [structlog.dev.ConsoleRenderer()]
     if as_json or (as_json is None and not sys.stderr.isatty()):
         renderers = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_json)]
-    structlog.configure(
-        processors=[*processors, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
-    )
     handler = logging.StreamHandler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
-            foreign_pre_chain=processors,
+            foreign_pre_chain=[
+                structlog.stdlib.ExtraAdder(),
+                structlog.stdlib.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+            ],
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -7,8 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 import orjson
-from aiohttp import ClientPayloadError, hdrs
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp import hdrs, web
 
 from stretto.domain import IdempotencyKey
 from stretto.errors import (
@@ -24,7 +23,6 @@ from stretto.protocol.creator import WAIT_SECONDS_MAX
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from aiohttp import web
     from multidict import CIMultiDictProxy
 
 # 1,000 members of 128 characters and a description of the widest characters, with room for spaces.
@@ -74,7 +72,7 @@ async def read_document(request: web.Request) -> object:
             body += chunk
             if len(body) > BODY_BYTES_MAX:
                 raise BodyTooLarge
-    except (HttpProcessingError, ClientPayloadError) as error:
+    except web.RequestPayloadError as error:
         raise RequestInvalid([FieldError("", "cannot be decompressed or is cut off")]) from error
     return parse_json(bytes(body))
 

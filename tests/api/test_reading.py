@@ -1,0 +1,186 @@
+"""Attempts, groups, members, health and documentation over HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+from uuid import UUID
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from api_client import TEAM, Api, api_for, token_of
+from stretto.domain import group_id
+
+if TYPE_CHECKING:
+    import asyncpg
+
+NOBODYS = UUID(int=7)
+
+
+async def test_an_owner_can_ask_what_became_of_an_attempt(api: Api) -> None:
+    """By the key alone; others' keys and unknown ones are not there."""
+    created = await api.create("a/b?c")
+    found = await api.get("/v1/attempts/" + quote("a/b?c", safe=""))
+    assert found.status == 200
+    assert created.json.items() <= found.json.items()
+    assert ("succeeded", None) == (found.json["status"], found.json["failure"])
+    assert found.json["claimed_at"] < found.json["settled_at"]
+    for user, key in (("bob", "a%2Fb%3Fc"), ("alice", "unknown")):
+        reply = await api.get(f"/v1/attempts/{key}", user=user)
+        assert (404, "not_found") == (reply.status, reply.json["code"])
+
+
+async def test_a_lookup_waits_only_where_asked(
+    api: Api, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """And tells a pending attempt as what it is."""
+    id_ = group_id("alice", "k")
+    await connection.execute(
+        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+           VALUES ($1, 'alice', 'another body....', $1)""",
+        id_,
+    )
+    for headers in ({}, {"Prefer": "wait=0"}):
+        reply = await api.get("/v1/attempts/k", headers=headers)
+        assert (200, "pending", None) == (
+            reply.status,
+            reply.json["status"],
+            reply.json["settled_at"],
+        )
+
+
+async def test_a_group_is_there_for_its_members_alone(api: Api) -> None:
+    """To all others it does not exist."""
+    created = (await api.create("k", {**TEAM, "description": "Ours"})).json
+    path = f"/v1/groups/{created['group_id']}"
+    for member in ("alice", "bob"):
+        group = (await api.get(path, user=member)).json
+        assert created.items() <= group.items()
+        assert ("Team", "Ours", "alice", 3) == (
+            group["name"],
+            group["description"],
+            group["owner_id"],
+            group["members_count"],
+        )
+    for missing in (path, path + "/members"):
+        assert (await api.get(missing, user="mallory")).status == 404
+    assert (await api.get(f"/v1/groups/{NOBODYS}")).status == 404
+    assert (await api.get("/v1/groups/no-uuid")).status == 404
+
+
+async def test_my_groups_come_in_pages_newest_first(api: Api) -> None:
+    """Each exactly once, of all that I am a member of."""
+    for number in range(5):
+        await api.create(f"k{number}", {"name": f"Group {number}", "members": ["bob"]})
+    await api.create("other", {"name": "Not his"}, user="mallory")
+    names, cursor, pages = [], "", 0
+    while cursor is not None:
+        page = (await api.get("/v1/groups?limit=2" + cursor, user="bob")).json
+        names += [group["name"] for group in page["groups"]]
+        cursor = page["next_cursor"] and f"&cursor={page['next_cursor']}"
+        pages += 1
+    assert [f"Group {number}" for number in (4, 3, 2, 1, 0)] == names
+    assert pages == 3
+
+
+async def test_members_come_in_pages_by_id(api: Api) -> None:
+    """With the role of each."""
+    created = (await api.create("k", {"name": "Team", "members": ["Zoe", "bob", "a b"]})).json
+    path = f"/v1/groups/{created['group_id']}/members?limit=2"
+    first = (await api.get(path)).json
+    second = (await api.get(path, params={"limit": "2", "cursor": first["next_cursor"]})).json
+    members = [(m["user_id"], m["role"]) for m in first["members"] + second["members"]]
+    assert [
+        ("Zoe", "member"),
+        ("a b", "member"),
+        ("alice", "owner"),
+        ("bob", "member"),
+    ] == members
+    assert second["next_cursor"] is None
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=201", "limit=x", "limit=-1", "cursor=x", "limit=1&cursor="]
+)
+async def test_a_page_that_makes_no_sense_is_refused(query: str, api: Api) -> None:
+    """400, not an empty page."""
+    reply = await api.get(f"/v1/groups?{query}")
+    assert (400, "request_invalid") == (reply.status, reply.json["code"])
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/groups", f"/v1/groups/{NOBODYS}", "/v1/attempts/k", f"/v1/groups/{NOBODYS}/members"]
+)
+@pytest.mark.parametrize(
+    "authorization", [None, "", "Basic YTpi", "Bearer", "Bearer x", f"Bearer {token_of('a')}x"]
+)
+async def test_nothing_is_told_without_a_token(
+    path: str, authorization: str | None, api: Api
+) -> None:
+    """401 with the scheme that is wanted."""
+    headers = {} if authorization is None else {"Authorization": authorization}
+    reply = await api.get(path, user=None, headers=headers)
+    assert (401, "unauthenticated", "Bearer") == (
+        reply.status,
+        reply.json["code"],
+        reply.headers["WWW-Authenticate"],
+    )
+
+
+async def test_a_service_that_serves_is_alive_and_ready(api: Api) -> None:
+    """Both without a token."""
+    for path, status in (("/livez", "alive"), ("/readyz", "ready")):
+        reply = await api.get(path, user=None)
+        assert (200, {"status": status}) == (reply.status, reply.json)
+
+
+async def test_readiness_follows_the_database(
+    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """503 without the tables, 200 when they are back; alive all the time."""
+    async with api_for(database_url) as api:
+        await connection.execute("ALTER TABLE attempt RENAME TO gone")
+        away = await api.get("/readyz", user=None)
+        assert (503, "database_unavailable", "1") == (
+            away.status,
+            away.json["code"],
+            away.headers["Retry-After"],
+        )
+        assert (await api.get("/livez", user=None)).status == 200
+        await connection.execute("ALTER TABLE gone RENAME TO attempt")
+        assert (await api.get("/readyz", user=None)).status == 200
+
+
+async def test_metrics_count_what_has_happened(api: Api) -> None:
+    """By route and outcome; never by anything that a client can make up."""
+    for _ in range(3):
+        await api.create("k")
+    await api.get("/made/up/by/a/client")
+    text = (await api.get("/metrics", user=None)).body.decode()
+    samples = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["stretto_attempts_total", "created"] == 1
+    assert samples["stretto_attempts_total", "replayed"] == 2
+    assert samples["stretto_http_requests_total", "/v1/groups", "201", "POST"] == 3
+    assert samples["stretto_http_requests_total", "404", "GET", "none"] == 1
+    assert samples["stretto_batch_writes_sum",] == 1
+    assert samples["stretto_outcomes",] == 1
+    assert samples["stretto_flights",] == 0
+    assert "made/up" not in text
+
+
+async def test_the_documentation_loads_nothing_from_elsewhere(api: Api) -> None:
+    """Every file that the page names is ours, and the page may load no other."""
+    page = await api.get("/docs", user=None)
+    assert page.status == 200
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert b"http" not in page.body
+    for file in ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png", "start.js"):
+        assert file.encode() in page.body
+        assert (await api.get(f"/docs/{file}", user=None)).status == 200
+    assert (await api.get("/docs/index.html", user=None)).status == 404
+    assert (await api.get("/openapi.json", user=None)).json["openapi"] == "3.1.0"
