@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# A Python whose venv lacks pip must not pass for a finished one.
+.DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -58,7 +60,8 @@ lock: $(VENV)/.dev ## Resolve the locked requirements anew
 
 .PHONY: clean
 clean: ## Remove environments and caches, but no data
-	rm -rf $(VENV) $(LOAD_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOAD_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	    .import_linter_cache
 
 # The first Python that is new enough and really runs.
 PYTHON = $(or $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \

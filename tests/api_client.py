@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import orjson
 
-from stretto.assembly import ComponentSettings, create_app, serving
+from stretto.assembly import AppOptions, ComponentSettings, create_app, serving
 from stretto.domain import UserId
 from stretto.http.auth import TokenSettings, make_token
 from stretto.protocol.creator import CreatorSettings
@@ -99,12 +99,14 @@ async def api_for(
 ) -> AsyncIterator[Api]:
     """Serve a database in this process and open a client for it."""
     settings = settings or ComponentSettings(creator=CreatorSettings(lease_seconds=0.2))
-    app = create_app(
-        dsn=database_url,
-        tokens=TokenSettings(secret=SECRET),
-        settings=settings,
-        **({"on_create": on_create} if on_create else {}),
-    )
+    options: AppOptions = {
+        "dsn": database_url,
+        "tokens": TokenSettings(secret=SECRET),
+        "settings": settings,
+    }
+    if on_create is not None:
+        options["on_create"] = on_create
+    app = create_app(**options)
     async with (
         serving(app, host="127.0.0.1", port=0) as port,
         connected_api(f"http://127.0.0.1:{port}") as api,

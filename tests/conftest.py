@@ -46,9 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     runner, stack = asyncio.Runner(), AsyncExitStack()
     if SERVER not in os.environ:
-        server = runner.run(
-            stack.enter_async_context(embedded_postgres(DATA_DIR, notify=print))
-        )
+        server = runner.run(stack.enter_async_context(embedded_postgres(DATA_DIR, notify=print)))
         os.environ[SERVER] = server.dsn
     runner.run(_make_template(os.environ[SERVER]))
     config.stash[_server] = runner, stack

@@ -23,6 +23,7 @@ from stretto.actors.mailbox import Mailbox
 from stretto.actors.writer import GroupWriter
 from stretto.http.app import build_app
 from stretto.http.auth import Authenticator, TokenSettings
+from stretto.http.runner import ContractRunner
 from stretto.http.service import Service
 from stretto.protocol.creator import CreatorSettings, GroupCreator
 from stretto.protocol.lookup import AttemptLookup
@@ -183,7 +184,7 @@ async def serving(
     app: web.Application, *, host: str, port: int, share_port: bool = False
 ) -> AsyncIterator[int]:
     """Serve the application; yields the port."""
-    runner = web.AppRunner(
+    runner = ContractRunner(
         app,
         # A client that hangs up frees its waiter; the flight goes on without it.
         handler_cancellation=True,

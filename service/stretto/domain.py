@@ -34,9 +34,10 @@ FINGERPRINT_BYTES: Final = 16
 FAULTS_TOLD_MAX: Final = 20
 
 # Patterns are written so that JSON Schema (ECMA 262) reads them alike: they stand in the OpenAPI
-# document too. Control characters and lone surrogates have no place in what people read.
-USER_ID_PATTERN: Final = r"^[ -~]+$"
-NAME_PATTERN: Final = r"^[^\u0000-\u001f\u007f-\u009f]+$"
+# document too; the look-ahead is for engines whose `$` also stands before a last line end. Control
+# characters and lone surrogates have no place in what people read.
+USER_ID_PATTERN: Final = r"^[ -~]+(?!\n)$"
+NAME_PATTERN: Final = r"^[^\u0000-\u001f\u007f-\u009f]+(?!\n)$"
 DESCRIPTION_PATTERN: Final = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
 
 _USER_ID = re.compile(r"[ -~]{1,128}")

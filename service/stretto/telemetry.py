@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Final, assert_never
 
 import orjson
+import stamina.instrumentation
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -150,6 +151,8 @@ def log_event(event: Event) -> None:
 
 def configure_logging(*, level: str, as_json: bool | None = None) -> None:
     """Log to stderr: JSON lines, or coloured ones on a terminal."""
+    # Retries are told as our own events.
+    stamina.instrumentation.set_on_retry_hooks([])
     renderers: list[structlog.typing.Processor] = [
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     ]

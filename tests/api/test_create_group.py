@@ -292,7 +292,10 @@ async def test_the_event_stands_in_the_outbox(api: Api, connection: Connection) 
     replies = await asyncio.gather(*(api.create("k") for _ in range(5)))
     (event,) = await connection.fetch("SELECT * FROM outbox")
     created = replies[0].json
-    assert ("group.created", ["alice", "bob", "carol"]) == (event["event_type"], event["recipients"])
+    assert ("group.created", ["alice", "bob", "carol"]) == (
+        event["event_type"],
+        event["recipients"],
+    )
     assert created["group_id"] == str(event["subject"])
     assert orjson.loads(event["payload"]) == {
         **created,

@@ -110,7 +110,8 @@ async def test_a_page_that_makes_no_sense_is_refused(query: str, api: Api) -> No
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/groups", f"/v1/groups/{NOBODYS}", "/v1/attempts/k", f"/v1/groups/{NOBODYS}/members"]
+    "path",
+    ["/v1/groups", f"/v1/groups/{NOBODYS}", "/v1/attempts/k", f"/v1/groups/{NOBODYS}/members"],
 )
 @pytest.mark.parametrize(
     "authorization", [None, "", "Basic YTpi", "Bearer", "Bearer x", f"Bearer {token_of('a')}x"]

@@ -19,7 +19,10 @@ from stretto.storage.attempts import OnCreate, PostgresAttemptStore, PostgresWri
 from stretto.storage.database import Database
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from stretto.domain import CreatedGroup
+    from stretto.storage.database import Connection as InnerConnection
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
@@ -335,7 +338,7 @@ async def _crash(*_: object) -> None:
     raise RuntimeError
 
 
-async def _swallow_an_error(connection: asyncpg.Connection[asyncpg.Record], _: object) -> None:
+async def _swallow_an_error(connection: InnerConnection, _: object) -> None:
     with pytest.raises(asyncpg.DivisionByZeroError):
         await connection.execute("SELECT 1 / 0")
 
@@ -372,7 +375,7 @@ async def test_a_hooks_rows_are_committed_with_the_group(
     await connection.execute("CREATE TABLE channel (group_id uuid, name text)")
 
     async def add_channels(
-        inner: asyncpg.Connection[asyncpg.Record], created: list[tuple[object, NewGroup]]
+        inner: InnerConnection, created: Sequence[tuple[CreatedGroup, NewGroup]]
     ) -> None:
         for group, new_group in created:
             await inner.execute(

@@ -65,10 +65,10 @@ async def test_every_state_has_exactly_its_own_columns(
 @pytest.mark.parametrize(
     "change",
     [
-        "status = 'pending', settled_at = NULL, conversation_id = NULL, failure_code = NULL,"
-        " failure_detail = NULL",
-        "status = 'succeeded', conversation_id = group_id, failure_code = NULL,"
-        " failure_detail = NULL",
+        """status = 'pending', settled_at = NULL, conversation_id = NULL, failure_code = NULL,
+           failure_detail = NULL""",
+        """status = 'succeeded', conversation_id = group_id, failure_code = NULL,
+           failure_detail = NULL""",
         "claim_token = gen_random_uuid()",
         "fingerprint = '0123456789ABCDEF'",
     ],

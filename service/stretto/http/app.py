@@ -25,7 +25,8 @@ ROUTES: Final = (
     web.get("/v1/groups", groups.list_groups),
     web.get("/v1/groups/{group_id}", groups.read_group),
     web.get("/v1/groups/{group_id}/members", groups.list_members),
-    web.get("/v1/attempts/{key}", attempts.read_attempt),
+    # A key may have braces, which a plain name would not match.
+    web.get("/v1/attempts/{key:[^/]+}", attempts.read_attempt),
     web.get("/livez", health.livez),
     web.get("/readyz", health.readyz),
     web.get("/metrics", health.metrics),

@@ -105,4 +105,7 @@ def _refuse_twins(body: bytes) -> None:
             raise RequestInvalid([FieldError("", "has a field twice")])
         return fields
 
-    json.loads(body, object_pairs_hook=unique)
+    try:
+        json.loads(body, object_pairs_hook=unique)
+    except RecursionError as error:
+        raise RequestInvalid([FieldError("", "is nested too deeply")]) from error

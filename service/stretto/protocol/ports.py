@@ -6,8 +6,9 @@ A store's write ends in one of five ways, and never in a guess: it returns (comm
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import asyncio
@@ -159,8 +160,5 @@ class GuaranteeBroken:
 Event = BatchWritten | WriteTrouble | AttemptAnswered | ConnectionLost | GuaranteeBroken
 
 
-class Observer(Protocol):
-    """Is told what happens; must neither block nor raise."""
-
-    def __call__(self, event: Event) -> None:
-        """Take note of the event."""
+Observer: TypeAlias = Callable[[Event], object]
+"""Is told what happens; must neither block nor raise."""

@@ -124,20 +124,24 @@ class _Keeper:
                 return await _connected(self.place, owned=self.owned)
             except _NOT_READY as error:
                 if asyncio.get_running_loop().time() >= deadline:
-                    owner = "this process" if self.owned else "the process"
+                    owner = "this" if self.owned else "another"
                     message = (
-                        f"{owner} that owns {self.place.folder} has no server that takes"
+                        f"PostgreSQL in {self.place.folder}, which {owner} process runs, takes no"
                         f" connections after {START_SECONDS} s ({error!r});"
-                        " stop it, or set STRETTO_DATABASE_URL"
+                        " stop that process, or set STRETTO_DATABASE_URL"
                     )
                     raise EmbeddedError(message) from error
             await asyncio.sleep(_POLL_SECONDS)
 
     def _start(self) -> None:
-        prepare_cluster(self.place)
-        # Not before it is known to be ours.
-        self.must_stop = True
-        start_server(self.place, {**_SETTINGS, **self.settings})
+        try:
+            prepare_cluster(self.place)
+            # Not before it is known to be ours.
+            self.must_stop = True
+            start_server(self.place, {**_SETTINGS, **self.settings})
+        except OSError as error:
+            message = f"{self.place.folder} cannot be used: {error}"
+            raise EmbeddedError(message) from error
 
 
 async def _to_end(work: Callable[[], _Result]) -> _Result:

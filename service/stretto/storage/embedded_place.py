@@ -87,8 +87,7 @@ def _find_place(folder: Path, package: Path, notify: Callable[[str], None]) -> S
     is_root = os.geteuid() == 0
     private = _PRIVATE_PLACES / sha256(os.fsencode(folder)).hexdigest()[:12]
     known = (folder, private) if is_root else (folder,)
-    if not any((place / _LOCK).exists() for place in known):
-        _refuse_foreign(folder)
+    _refuse_foreign(folder, known)
     folder.mkdir(parents=True, exist_ok=True)
     # A database that is there stays in use, even if today it would be put elsewhere.
     kept = next((place for place in known if (place / _CLUSTER).exists()), None)
@@ -120,13 +119,14 @@ def _find_place(folder: Path, package: Path, notify: Callable[[str], None]) -> S
     return ServerPlace(account, home, bin_dir)
 
 
-def _refuse_foreign(folder: Path) -> None:
+def _refuse_foreign(folder: Path, known: tuple[Path, ...]) -> None:
     """Refuse a folder that others have filled, before anything is put into it."""
     if not folder.exists():
         return
     names = sorted(entry.name for entry in folder.iterdir())
     found = [name for name in names if not name.startswith(_HARMLESS)]
-    if found:
+    # Looked for afterwards: another process of ours makes its lock before anything else.
+    if found and not any((place / _LOCK).exists() for place in known):
         message = (
             f"{folder} is not a data folder of stretto (it has {found[0]}):"
             " choose an empty or a new one as STRETTO_DATA_DIR"

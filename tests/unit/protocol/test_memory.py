@@ -65,7 +65,8 @@ def test_a_refused_request_takes_no_token() -> None:
     now = 0.0
     limiter = OwnerLimiter(1, lambda: now)
     limiter.admit(UserId("alice"))
-    for now in (0.25, 0.5, 0.75):
+    for seconds in (0.25, 0.5, 0.75):
+        now = seconds
         with pytest.raises(RateLimited):
             limiter.admit(UserId("alice"))
     now = 1.0

@@ -1,0 +1,263 @@
+"""Real service processes on one database, killed, stopped, continued and cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import aiohttp
+import asyncpg
+import pytest
+
+from api_client import Api, Reply, connected_api
+from service_process import ServiceProcess
+from stretto.domain import group_id
+from stretto.storage.check import check_database
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+    StartService = Callable[..., Awaitable[ServiceProcess]]
+
+DEADLINE_SECONDS = 20
+
+
+async def first_row(connection: Connection, query: str) -> asyncpg.Record:
+    """Ask until there is a row: what we wait for has no other signal."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            row = await connection.fetchrow(query)
+            if row is not None:
+                return row
+            await asyncio.sleep(0)
+
+
+async def settled_create(api: Api, key: str) -> Reply:
+    """Send the same request until it is answered for good, as a client does."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            try:
+                reply = await api.create(key)
+            except aiohttp.ClientError:
+                continue
+            if reply.status not in (409, 503):
+                return reply
+
+
+@asynccontextmanager
+async def apis(*services: ServiceProcess) -> AsyncIterator[list[Api]]:
+    """Open a client for each service."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(connected_api(s.url)) for s in services]
+
+
+@asynccontextmanager
+async def writes_held_up(connection: Connection) -> AsyncIterator[None]:
+    """Let claims through and leads wait, on a lock that only tests take."""
+    await connection.execute(
+        """CREATE OR REPLACE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS $$
+           BEGIN
+               SET LOCAL lock_timeout = 0;
+               PERFORM pg_advisory_xact_lock_shared(7);
+               RETURN NEW;
+           END$$;
+           CREATE OR REPLACE TRIGGER hold BEFORE INSERT ON conversation
+               FOR EACH ROW EXECUTE FUNCTION hold();
+           SELECT pg_advisory_lock(7)"""
+    )
+    yield
+    await connection.execute("SELECT pg_advisory_unlock(7)")
+
+
+LEADER = """SELECT pid FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name = 'stretto'
+              AND wait_event = 'advisory'"""
+
+
+async def sound(connection: Connection) -> bool:
+    """Whether the whole database keeps its guarantees."""
+    return (await check_database(connection, retention_days=30)).faults == []
+
+
+async def test_two_hundred_requests_to_two_processes_make_one_group(
+    start_service: StartService, connection: Connection
+) -> None:
+    """Eight connections, one key: one group, equal answers, one that created it."""
+    services = [await start_service(), await start_service()]
+    async with AsyncExitStack() as stack:
+        clients = [
+            Api(
+                await stack.enter_async_context(
+                    aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1))
+                ),
+                service.url,
+            )
+            for service in services * 4
+        ]
+        replies = await asyncio.gather(*(clients[n % 8].create("k") for n in range(200)))
+    assert {201} == {reply.status for reply in replies}
+    assert len({reply.body for reply in replies}) == 1
+    assert sum("Idempotent-Replayed" not in reply.headers for reply in replies) == 1
+    assert await connection.fetchval("SELECT count(*) FROM chat_group") == 1
+    assert await sound(connection)
+
+
+async def test_what_a_killed_process_left_pending_is_recovered(
+    start_service: StartService, connection: Connection
+) -> None:
+    """After the lease the next request with the key finishes it, at any replica."""
+    killed, survivor = await start_service(), await start_service()
+    async with apis(killed, survivor) as (dying, living):
+        async with writes_held_up(connection):
+            lost = asyncio.ensure_future(dying.create("k"))
+            leader = await first_row(connection, LEADER)
+            killed.signal(signal.SIGKILL)
+            await killed.exited()
+            with pytest.raises(aiohttp.ClientError):
+                await lost
+            # With its host its backend dies too; a backend that lived on would commit.
+            await connection.execute("SELECT pg_terminate_backend($1, 5000)", leader["pid"])
+        assert await connection.fetchval("SELECT status FROM attempt") == "pending"
+        reply = await living.create("k")
+    assert (201, "recovered") == (reply.status, reply.headers["Idempotency-Status"])
+    assert "Idempotent-Replayed" not in reply.headers
+    assert await sound(connection)
+
+
+async def test_a_write_that_outlives_its_process_is_replayed(
+    start_service: StartService, connection: Connection
+) -> None:
+    """The backend still holds the row: nobody takes it over, and its commit counts."""
+    killed, survivor = await start_service(), await start_service()
+    async with apis(killed, survivor) as (dying, living):
+        async with writes_held_up(connection):
+            lost = asyncio.ensure_future(dying.create("k"))
+            await first_row(connection, LEADER)
+            killed.signal(signal.SIGKILL)
+            with pytest.raises(aiohttp.ClientError):
+                await lost
+            # Well past the lease, while the backend waits on.
+            pending = await living.create("k", wait=1)
+            assert (409, "attempt_pending") == (pending.status, pending.json["code"])
+        reply = await living.create("k")
+    assert (201, "replayed") == (reply.status, reply.headers["Idempotency-Status"])
+    assert await sound(connection)
+
+
+async def test_a_stopped_leader_that_was_reclaimed_writes_nothing(
+    start_service: StartService, connection: Connection
+) -> None:
+    """SIGSTOP past the lease, another process reclaims, SIGCONT: the token fences it."""
+    stopped, other = await start_service(), await start_service()
+    async with apis(stopped, other) as (sleeping, awake):
+        async with writes_held_up(connection):
+            late = asyncio.ensure_future(sleeping.create("k", wait=30))
+            leader = await first_row(connection, LEADER)
+            stopped.signal(signal.SIGSTOP)
+            await connection.execute("SELECT pg_terminate_backend($1, 5000)", leader["pid"])
+        recovered = await awake.create("k")
+        assert (201, "recovered") == (
+            recovered.status,
+            recovered.headers["Idempotency-Status"],
+        )
+        written = await connection.fetchval("SELECT xmin::text FROM chat_group")
+        # It wakes, finds its connection broken, and leads again with its old token.
+        stopped.signal(signal.SIGCONT)
+        reply = await late
+    assert (201, "replayed") == (reply.status, reply.headers["Idempotency-Status"])
+    assert recovered.body == reply.body
+    assert written == await connection.fetchval("SELECT xmin::text FROM chat_group")
+    assert await connection.fetchval("SELECT count(*) FROM conversation") == 1
+    assert await sound(connection)
+
+
+async def test_truncating_attempts_under_load_makes_no_duplicate(
+    start_service: StartService, connection: Connection
+) -> None:
+    """Every key is answered with one group, before, during and after."""
+    services = [await start_service(), await start_service()]
+    keys = [f"k{number}" for number in range(100)]
+    truncations = 0
+    async with apis(*services) as clients:
+        load = asyncio.gather(
+            *(settled_create(clients[n % 2], key) for n in range(6) for key in keys)
+        )
+        while not load.done():
+            await connection.execute("TRUNCATE attempt")
+            truncations += 1
+        replies = await load
+    assert truncations > 1
+    assert {201} == {reply.status for reply in replies}
+    expected = {str(group_id("alice", key)) for key in keys}
+    assert expected == {reply.json["group_id"] for reply in replies}
+    assert len({reply.body for reply in replies}) == len(keys)
+    assert await connection.fetchval("SELECT count(*) FROM chat_group") == len(keys)
+    assert await sound(connection)
+
+
+async def test_sigterm_finishes_what_was_claimed_and_then_exits(
+    start_service: StartService, connection: Connection
+) -> None:
+    """The request in flight is answered 201, the process ends by itself with 0."""
+    service = await start_service()
+    async with apis(service) as (api,):
+        await api.get("/livez")
+        async with writes_held_up(connection):
+            request = asyncio.ensure_future(api.create("k"))
+            await first_row(connection, LEADER)
+            service.signal(signal.SIGTERM)
+            while b"service.stopping" not in b"".join(service.log):
+                await asyncio.sleep(0)
+            # Nobody is let in any more.
+            with pytest.raises(aiohttp.ClientError):
+                await api.create("another")
+        reply = await request
+    assert (201, "created") == (reply.status, reply.headers["Idempotency-Status"])
+    async with asyncio.timeout(10):
+        assert await service.exited() == 0
+    assert await connection.fetchval("SELECT count(*) FROM attempt") == 1
+    assert await sound(connection)
+
+
+async def test_a_database_that_goes_away_is_told_and_recovered_from(
+    start_service: StartService, connection: Connection, database_url: str
+) -> None:
+    """503 with Retry-After and unready meanwhile, then as before, without a restart."""
+    service = await start_service()
+    name = await connection.fetchval("SELECT current_database()")
+    admin = await asyncpg.connect(database_url.replace(name, "postgres"))
+    async with apis(service) as (api,):
+        assert (await api.create("before")).status == 201
+        await admin.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS false')
+        await admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name
+        )
+        for reply in (await api.create("k"), await api.get("/readyz")):
+            assert (503, "database_unavailable", "1") == (
+                reply.status,
+                reply.json["code"],
+                reply.headers["Retry-After"],
+            )
+        assert (await api.get("/livez")).status == 200
+        await admin.execute(f'ALTER DATABASE "{name}" WITH ALLOW_CONNECTIONS true')
+        assert (await settled_create(api, "k")).status == 201
+        assert (await api.get("/readyz")).status == 200
+        assert (await api.create("before")).headers["Idempotent-Replayed"] == "true"
+    await admin.close()
+
+
+async def test_workers_share_one_port_and_are_replaced_when_they_die(
+    database_url: str, connection: Connection
+) -> None:
+    """Several processes, one address, one group per key."""
+    # The supervisor itself serves nothing; its workers say when they do.
+    async with ServiceProcess({"DATABASE_URL": database_url, "WORKERS": "2"}) as service:
+        async with apis(service) as (api,):
+            replies = await asyncio.gather(*(settled_create(api, "k") for _ in range(50)))
+        assert len({reply.body for reply in replies}) == 1
+        service.signal(signal.SIGTERM)
+        assert await service.exited() == 0
+    assert await sound(connection)

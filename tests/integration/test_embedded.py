@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from stretto.storage import embedded, embedded_cluster
+from stretto.storage.account import server_account
+from stretto.storage.embedded import EmbeddedError, embedded_postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from stretto.storage.embedded_place import ServerPlace
+
+IS_ROOT = os.geteuid() == 0
+# Losing data is no risk here, and two cores have more to do.
+FAST = {"fsync": "off", "shared_buffers": "16MB"}
+# Opens the server, says so, and closes it when its input ends.
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from stretto.storage.embedded import embedded_postgres
+
+async def main():
+    fast = {"fsync": "off", "shared_buffers": "16MB"}
+    async with embedded_postgres(Path(sys.argv[1]), notify=str, settings=fast) as server:
+        print(server.pid, server.owned, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the server's account can enter, unlike pytest's own ones under root."""
+    made = Path(tempfile.mkdtemp(prefix="stretto-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+def said(line: str) -> None:
+    """Take a notice that no test asks for."""
+
+
+@contextmanager
+def owner_process(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run another process that owns the server; yield it with the postmaster's pid."""
+    service = Path(embedded.__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, data_dir],
+        env={**os.environ, "PYTHONPATH": str(service)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            pid, owned = process.stdout.readline().split()
+            assert owned == "True"
+            yield process, int(pid)
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+@contextmanager
+def other_program() -> Iterator[subprocess.Popen[bytes]]:
+    """Run any program as the server's account."""
+    user = server_account().uid if IS_ROOT else None
+    with subprocess.Popen(["sleep", "100"], cwd="/", user=user) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def is_running(data_dir: Path) -> bool:
+    """Whether a server runs there; its process may stay a while, ended but not reaped."""
+    return (data_dir / "postgres/postmaster.pid").exists()
+
+
+async def ask(dsn: str, statement: str) -> object:
+    """Return the first value that a statement yields, over a connection of its own."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        return await connection.fetchval(statement)
+    finally:
+        await connection.close()
+
+
+async def test_database_is_made_durable_and_protected_and_its_data_is_found_again(
+    folder: Path,
+) -> None:
+    """The second start connects to what the first one has stored."""
+    data_dir = folder / "data"
+    async with embedded_postgres(data_dir, notify=said) as server:
+        assert server.owned
+        assert os.getsid(server.pid) != os.getsid(0), "Ctrl-C would reach the server"
+        expected = {
+            "server_encoding": "UTF8",
+            "data_checksums": "on",
+            "fsync": "on",
+            "synchronous_commit": "on",
+            "listen_addresses": "127.0.0.1",
+            "max_connections": "200",
+            "shared_preload_libraries": "pg_stat_statements",
+        }
+        for name, value in expected.items():
+            assert value == await ask(server.dsn, f"SHOW {name}")
+        password = (server.data_dir / "postgres-password").read_text()
+        assert (server.data_dir / "postgres-password").stat().st_mode & 0o777 == 0o600
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await ask(server.dsn.replace(password, "wrong"), "SELECT 1")
+        await ask(server.dsn, "CREATE TABLE kept AS SELECT 42 AS answer")
+    assert not is_running(data_dir)
+    async with embedded_postgres(data_dir, notify=said, settings=FAST) as server:
+        assert await ask(server.dsn, "SELECT answer FROM kept") == 42
+
+
+async def test_server_of_a_killed_owner_is_taken_over_and_stopped(folder: Path) -> None:
+    """The next start finds the same postmaster, and is its owner."""
+    with owner_process(folder / "data") as (process, pid):
+        process.kill()
+        process.wait()
+        assert is_running(folder / "data")
+        async with embedded_postgres(folder / "data", notify=said) as server:
+            assert (pid, True) == (server.pid, server.owned)
+            assert await ask(server.dsn, "SELECT 1") == 1
+    assert not is_running(folder / "data")
+
+
+async def test_second_process_connects_without_owning(folder: Path) -> None:
+    """Its end leaves the server running; the owner's end stops it."""
+    with owner_process(folder / "data") as (process, pid):
+        async with embedded_postgres(folder / "data", notify=said) as server:
+            assert (pid, False) == (server.pid, server.owned)
+            assert await ask(server.dsn, "SELECT 1") == 1
+        assert is_running(folder / "data")
+        process.communicate("\n")
+    assert not is_running(folder / "data")
+
+
+async def test_waiting_process_becomes_owner_when_there_is_none_any_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner that fails before its server is ready does not take the waiting ones with it."""
+    answers = iter([False, False])
+    real = embedded._try_lock
+    monkeypatch.setattr(embedded, "_try_lock", lambda lock: next(answers, True) and real(lock))
+    async with embedded_postgres(folder / "data", notify=said, settings=FAST) as server:
+        assert server.owned
+
+
+async def test_interrupt_from_the_terminal_still_stops_the_server(folder: Path) -> None:
+    """Two interrupts to the whole process group end the owner, but only after its server."""
+    with owner_process(folder / "data") as (process, _):
+        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+        assert not is_running(folder / "data")
+
+
+async def test_cancelled_start_leaves_no_server_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that is cancelled twice while it runs is waited for, and undone."""
+    loop, started = asyncio.get_running_loop(), asyncio.Event()
+    cancelled = asyncio.Event()
+
+    def start(place: ServerPlace, settings: Mapping[str, str]) -> None:
+        loop.call_soon_threadsafe(started.set)
+        asyncio.run_coroutine_threadsafe(cancelled.wait(), loop).result()
+        embedded_cluster.start_server(place, settings)
+
+    async def use() -> None:
+        async with embedded_postgres(folder / "data", notify=said, settings=FAST):
+            pass
+
+    monkeypatch.setattr(embedded, "start_server", start)
+    task = asyncio.create_task(use())
+    await started.wait()
+    task.cancel()
+    # The loop runs on: the cancellation arrives, and the second is not merged with it.
+    await asyncio.wait((task,), timeout=0.01)
+    task.cancel()
+    cancelled.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not (folder / "data/postgres/postmaster.pid").exists()
+    assert (folder / "data/postgres/start.log").exists(), "the server was never started"
+
+
+async def test_stale_pid_of_another_program_neither_blocks_nor_hits_it(folder: Path) -> None:
+    """After a crash of the machine, the pid in the file may be anyone's of the same account."""
+    async with embedded_postgres(folder / "data", notify=said, settings=FAST) as server:
+        note = server.data_dir / "postgres/postmaster.pid"
+        stale = note.read_text()
+    with other_program() as other:
+        note.write_text(stale.replace(str(server.pid), str(other.pid), 1))
+        server_account().own(note)
+        async with embedded_postgres(folder / "data", notify=said, settings=FAST) as server:
+            assert other.pid != server.pid
+        assert other.poll() is None
+
+
+async def test_cluster_of_another_major_version_is_refused(folder: Path) -> None:
+    """The message names both versions; the cluster is left as it is."""
+    async with embedded_postgres(folder / "data", notify=said, settings=FAST) as server:
+        cluster = server.data_dir / "postgres"
+    (cluster / "PG_VERSION").write_text("17\n")
+    before = sorted(cluster.rglob("*"))
+    with pytest.raises(EmbeddedError, match=r"PostgreSQL 17, ours is 18"):
+        async with embedded_postgres(folder / "data", notify=said):
+            pass
+    assert before == sorted(cluster.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("shared_preload_libraries", "no_such_library"), ("listen_addresses", "203.0.113.7")],
+)
+async def test_failed_start_shows_why(folder: Path, name: str, value: str) -> None:
+    """The cause is told, whether the server fails before or after it opens its log file."""
+    left_over = folder / "data" / "postgres.draft-1"
+    left_over.mkdir(parents=True)
+    (folder / "data" / "postgres-lock").touch()
+    with pytest.raises(EmbeddedError, match=value):
+        async with embedded_postgres(folder / "data", notify=said, settings={name: value}):
+            pass
+    assert not left_over.exists(), "an interrupted initdb is cleared away"

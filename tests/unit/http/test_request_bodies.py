@@ -1,0 +1,121 @@
+"""How a request's body is read, over HTTP."""
+
+from __future__ import annotations
+
+import gzip
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from stretto.errors import StrettoError
+from stretto.http.requests import BODY_BYTES_MAX, read_document
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+JSON = "application/json"
+
+
+@asynccontextmanager
+async def echo() -> AsyncIterator[TestClient[web.Request, web.Application]]:
+    """Serve one route that answers the document that it read, or the code of the error."""
+
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            return web.Response(body=orjson.dumps(await read_document(request)))
+        except StrettoError as error:
+            return web.Response(text=error.code)
+
+    app = web.Application()
+    app.router.add_post("/", answer)
+    async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+async def sent(body: Any, content_type: str | None = JSON, encoding: str | None = None) -> str:
+    """Return what the route answers to such a body."""
+    given = {"Content-Type": content_type, "Content-Encoding": encoding}
+    async with echo() as client:
+        response = await client.post(
+            "/",
+            data=body,
+            headers={name: value for name, value in given.items() if value is not None},
+            skip_auto_headers=["Content-Type"],
+        )
+        return await response.text()
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "application/json",
+        "Application/JSON",
+        "application/json;charset=utf-8",
+        'application/json; charset="UTF-8"',
+        "application/json ; charset=utf-8 ",
+    ],
+)
+async def test_json_in_utf8_is_accepted(content_type: str) -> None:
+    """In every spelling of its media type."""
+    assert await sent(b"{}", content_type) == "{}"
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        None,
+        "text/plain",
+        "application/jsonp",
+        "application/problem+json",
+        "application/json; charset=utf-16",
+        "application/json, text/plain",
+        "application/x-www-form-urlencoded",
+    ],
+)
+async def test_another_media_type_is_refused(content_type: str | None) -> None:
+    """A page of another origin can post the simple ones without asking (CORS)."""
+    assert await sent(b"{}", content_type) == "unsupported_media_type"
+
+
+def padded(size_bytes: int) -> bytes:
+    """Return a document of exactly that size."""
+    return b"{" + b" " * (size_bytes - 2) + b"}"
+
+
+async def in_parts(body: bytes) -> AsyncIterator[bytes]:
+    """Send a body without telling its length first."""
+    for start in range(0, len(body), 10_000):
+        yield body[start : start + 10_000]
+
+
+async def test_a_body_of_the_largest_size_is_read() -> None:
+    """The limit itself is allowed."""
+    assert await sent(padded(BODY_BYTES_MAX)) == "{}"
+
+
+async def test_a_larger_body_is_refused_by_its_length() -> None:
+    """Before anything of it is kept."""
+    assert await sent(padded(BODY_BYTES_MAX + 1)) == "body_too_large"
+
+
+async def test_a_larger_body_is_refused_without_a_length() -> None:
+    """Its bytes are counted as they come."""
+    assert await sent(in_parts(padded(BODY_BYTES_MAX + 1))) == "body_too_large"
+
+
+async def test_a_compressed_body_is_counted_decompressed() -> None:
+    """A small body must not become a large one inside."""
+    assert await sent(gzip.compress(b"{}"), encoding="gzip") == "{}"
+    bomb = gzip.compress(padded(100 * BODY_BYTES_MAX))
+    assert len(bomb) < BODY_BYTES_MAX
+    assert await sent(bomb, encoding="gzip") == "body_too_large"
+
+
+@pytest.mark.parametrize("body", [b"{}", gzip.compress(padded(1000))[:15]])
+async def test_a_body_that_cannot_be_decompressed_is_refused(body: bytes) -> None:
+    """It is the client's fault, so it is told and not a crash."""
+    assert await sent(body, encoding="gzip") == "request_invalid"

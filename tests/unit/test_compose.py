@@ -1,0 +1,38 @@
+"""The compose file against the Compose Specification's schema, as `make compose` checks it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+COMPOSE_FILE = Path(__file__).parents[2] / "docker-compose.yml"
+
+
+def check(compose_file: Path) -> subprocess.CompletedProcess[str]:
+    """Run the check that `make compose` runs; its schema comes with the package."""
+    program = Path(sys.executable).with_name("check-jsonschema")
+    return subprocess.run(
+        [program, "--builtin-schema", "vendor.compose-spec", compose_file],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_compose_file_follows_the_specification() -> None:
+    """A slip in the file is found without a container engine."""
+    checked = check(COMPOSE_FILE)
+
+    assert 0 == checked.returncode, checked.stdout
+
+
+def test_misspelt_key_is_refused(tmp_path: Path) -> None:
+    """The check can fail: the same file with one key misspelt does not pass."""
+    misspelt = tmp_path / "docker-compose.yml"
+    misspelt.write_text(COMPOSE_FILE.read_text().replace("depends_on:", "depend_on:", 1))
+
+    checked = check(misspelt)
+
+    assert 1 == checked.returncode
+    assert "'depend_on' was unexpected" in checked.stdout

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from stretto.domain import (
+    DESCRIPTION_CHARACTERS_MAX,
+    FAULTS_TOLD_MAX,
+    KEY_CHARACTERS_MAX,
+    MEMBERS_MAX,
+    NAME_CHARACTERS_MAX,
+    NAMESPACE,
+    USER_ID_CHARACTERS_MAX,
+    IdempotencyKey,
+    NewGroup,
+    UserId,
+    event_id,
+    group_id,
+)
+from stretto.errors import KeyInvalid, RequestInvalid
+
+ALICE = UserId("alice")
+FULL: dict[str, Any] = {"name": "Team", "description": "Ours.", "members": ["bob", "carol"]}
+
+# Worked out from RFC 9562, 5.5 with nothing but SHA-1: stored ids must never come out differently.
+GROUP_IDS = {
+    ("alice", "key-1"): UUID("a99d9e3e-99b7-5482-83c8-75300fa35d19"),
+    ("alice", "key-2"): UUID("ea87d53d-e88a-5669-9b69-510158c5495b"),
+    ("bob", "key-1"): UUID("d0ae340b-8af8-5570-a4d6-4665e225b217"),
+}
+
+
+def pointers_of_faults(document: object) -> list[str]:
+    """Return where the parser finds fault."""
+    with pytest.raises(RequestInvalid) as refusal:
+        NewGroup.parse(ALICE, document)
+    return [error.pointer for error in refusal.value.errors]
+
+
+def test_the_namespace_never_changes() -> None:
+    """Every id follows from it."""
+    assert UUID("bcba2d1e-8f96-5fc9-9659-08035466c69e") == NAMESPACE
+
+
+@pytest.mark.parametrize(("owner_and_key", "expected"), GROUP_IDS.items())
+def test_a_groups_id_follows_from_owner_and_key(
+    owner_and_key: tuple[str, str], expected: UUID
+) -> None:
+    """Clients work it out for themselves, so it is part of the contract."""
+    assert expected == group_id(*owner_and_key)
+
+
+def test_an_events_id_follows_from_the_groups() -> None:
+    """Consumers recognise an event that is sent again."""
+    expected = UUID("d5079150-5b88-5e84-bde1-bb1255994130")
+    assert expected == event_id(GROUP_IDS["alice", "key-1"])
+
+
+def test_owner_and_key_cannot_be_shifted_against_each_other() -> None:
+    """What is left of the border between the two counts as owner and nothing else."""
+    assert group_id("alice", "1") != group_id("alice1", "")
+    assert group_id("ab", "c") != group_id("a", "bc")
+
+
+@pytest.mark.parametrize(
+    ("expected", "field"),
+    [
+        ("a", "a"),
+        ("!", "!"),
+        ("~", "~"),
+        ("k" * KEY_CHARACTERS_MAX, "k" * KEY_CHARACTERS_MAX),
+        ('a"b', 'a"b'),
+        (r"a\b", r"a\b"),
+        ("abc", '"abc"'),
+        ("k" * KEY_CHARACTERS_MAX, f'"{"k" * KEY_CHARACTERS_MAX}"'),
+        ('"', r'"\""'),
+        ("\\", r'"\\"'),
+        (r"\"", r'"\\\""'),
+        ('"' * KEY_CHARACTERS_MAX, '"' + r"\"" * KEY_CHARACTERS_MAX + '"'),
+    ],
+)
+def test_a_key_is_the_same_bare_or_quoted(expected: str, field: str) -> None:
+    """A quoted string is another spelling of the key inside (RFC 9651, 3.3.3)."""
+    assert expected == IdempotencyKey.parse(field)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "",
+        " ",
+        "a b",
+        "a\tb",
+        "a\n",
+        "\x7f",
+        "é",
+        "\udce9",
+        "k" * (KEY_CHARACTERS_MAX + 1),
+        '"',
+        '""',
+        '"abc',
+        '"abc"d',
+        '"a"b"',
+        '"a b"',
+        '"é"',
+        r'"abc\"',
+        r'"a\bc"',
+        '"abc"\n',
+        '"abc";a=1',
+        f'"{"k" * (KEY_CHARACTERS_MAX + 1)}"',
+    ],
+)
+def test_anything_else_is_no_key(field: str) -> None:
+    """A doubtful key is refused: guessing could make one attempt of two."""
+    with pytest.raises(KeyInvalid):
+        IdempotencyKey.parse(field)
+
+
+@pytest.mark.parametrize("value", ["a", " ", "~", "x" * USER_ID_CHARACTERS_MAX])
+def test_a_user_id_is_printable_ascii(value: str) -> None:
+    """The token's issuer chooses it; nothing but its characters is ours to judge."""
+    assert value == UserId(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "x" * (USER_ID_CHARACTERS_MAX + 1), "é", "a\n", "\x00", "\x7f", None, 1, b"a"]
+)
+def test_anything_else_is_no_user_id(value: object) -> None:
+    """It goes into logs of others, headers and an ASCII-only column."""
+    with pytest.raises(ValueError, match="printable ASCII"):
+        UserId(value)
+
+
+@pytest.mark.parametrize(
+    ("expected", "document"),
+    [
+        (NewGroup(ALICE, "T", None, ()), {"name": "T"}),
+        (NewGroup(ALICE, "T", None, ()), {"name": "T", "description": None, "members": []}),
+        (NewGroup(ALICE, "T", "", ()), {"name": "T", "description": ""}),
+        (NewGroup(ALICE, "T", "a\tb\r\nc\n", ()), {"name": "T", "description": "a\tb\r\nc\n"}),
+        (NewGroup(ALICE, "é" * 64, None, ()), {"name": "é" * NAME_CHARACTERS_MAX}),
+        # Characters are counted as people see code points: neither bytes nor UTF-16 units.
+        (NewGroup(ALICE, "\U0001f3b6" * 64, None, ()), {"name": "\U0001f3b6" * 64}),
+        (
+            NewGroup(ALICE, "T", "d" * 1024, ()),
+            {"name": "T", "description": "d" * DESCRIPTION_CHARACTERS_MAX},
+        ),
+        (
+            NewGroup(ALICE, "T", None, (UserId("bob"), UserId("carol"))),
+            {"name": "T", "members": ["carol", "bob", "alice", "bob"]},
+        ),
+        (
+            NewGroup(ALICE, "T", None, (UserId("bob"),)),
+            {"name": "T", "members": ["bob"] * MEMBERS_MAX},
+        ),
+    ],
+)
+def test_a_document_is_read_for_what_it_means(
+    expected: NewGroup, document: dict[str, object]
+) -> None:
+    """Members are a set without the owner, sorted; a description may be missing or empty."""
+    assert expected == NewGroup.parse(ALICE, document)
+
+
+@pytest.mark.parametrize(
+    ("expected", "document"),
+    [
+        ([""], None),
+        ([""], []),
+        ([""], "Team"),
+        (["/name"], {}),
+        (["/name"], {"name": None}),
+        (["/name"], {"name": 1}),
+        (["/name"], {"name": ""}),
+        (["/name"], {"name": "x" * (NAME_CHARACTERS_MAX + 1)}),
+        (["/name"], {"name": "a\nb"}),
+        (["/name"], {"name": "a\n"}),
+        (["/name"], {"name": "a\x00"}),
+        (["/name"], {"name": "a\x7f"}),
+        (["/name"], {"name": "a\x9f"}),
+        (["/name"], {"name": "a\ud800"}),
+        (["/description"], {"name": "T", "description": 1}),
+        (["/description"], {"name": "T", "description": "d" * (DESCRIPTION_CHARACTERS_MAX + 1)}),
+        (["/description"], {"name": "T", "description": "\x00"}),
+        (["/description"], {"name": "T", "description": "\x0b"}),
+        (["/description"], {"name": "T", "description": "\udfff"}),
+        (["/members"], {"name": "T", "members": None}),
+        (["/members"], {"name": "T", "members": "bob"}),
+        (["/members"], {"name": "T", "members": {"bob": 1}}),
+        (["/members"], {"name": "T", "members": ["bob"] * (MEMBERS_MAX + 1)}),
+        (["/members/1"], {"name": "T", "members": ["bob", ""]}),
+        (["/members/0", "/members/2"], {"name": "T", "members": [1, "bob", None]}),
+        (["/members/0"], {"name": "T", "members": ["bob\n"]}),
+        (["/members/0"], {"name": "T", "members": [["bob"]]}),
+        (["/title"], {"name": "T", "title": "T"}),
+        (["/Name", "/name"], {"Name": "T"}),
+        (["/"], {"name": "T", "": 1}),
+        (["/a~1b~0c"], {"name": "T", "a/b~c": 1}),
+        (
+            ["/x", "/name", "/description", "/members/0"],
+            {"x": 1, "name": "", "description": 1, "members": [1]},
+        ),
+    ],
+)
+def test_every_fault_is_told_where_it_is(expected: list[str], document: object) -> None:
+    """All at once, each by a JSON pointer (RFC 6901)."""
+    assert expected == pointers_of_faults(document)
+
+
+def test_not_more_faults_are_told_than_help() -> None:
+    """A thousand wrong members are not answered with a thousand faults."""
+    document = {"name": "T", "members": [1] * MEMBERS_MAX}
+    assert len(pointers_of_faults(document)) == FAULTS_TOLD_MAX
+
+
+def test_a_missing_name_is_told_apart_from_a_wrong_one() -> None:
+    """The detail says what to do."""
+    with pytest.raises(RequestInvalid, match="/name: is required"):
+        NewGroup.parse(ALICE, {})
+    with pytest.raises(RequestInvalid, match=f"/name: must be 1 to {NAME_CHARACTERS_MAX} "):
+        NewGroup.parse(ALICE, {"name": ""})
+
+
+def test_the_fingerprint_is_the_same_in_every_version() -> None:
+    """It is stored: a retry after an upgrade must not look like another request."""
+    expected = "915ed523e3e0339a6cccab945b30d93d"
+    parsed = NewGroup.parse(
+        ALICE, {"name": "Team", "description": "d", "members": ["bob", "carol"]}
+    )
+    assert expected == parsed.fingerprint().hex()
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {**FULL, "members": ["carol", "bob"]},
+        {**FULL, "members": ["bob", "carol", "bob"]},
+        {**FULL, "members": ["alice", "bob", "carol"]},
+        dict(reversed(FULL.items())),
+    ],
+)
+def test_other_spellings_of_a_request_have_its_fingerprint(spelling: dict[str, Any]) -> None:
+    """Neither the order of members or fields, nor repetition, nor naming the owner matters."""
+    expected = NewGroup.parse(ALICE, FULL).fingerprint()
+    assert expected == NewGroup.parse(ALICE, spelling).fingerprint()
+
+
+def test_no_description_is_one_however_it_is_left_out() -> None:
+    """Null and absent mean the same."""
+    expected = NewGroup.parse(ALICE, {"name": "T"}).fingerprint()
+    assert expected == NewGroup.parse(ALICE, {"name": "T", "description": None}).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**FULL, "name": "team"},
+        {**FULL, "name": "Team "},
+        {**FULL, "description": "Theirs."},
+        {**FULL, "description": ""},
+        {**FULL, "description": None},
+        {**FULL, "members": []},
+        {**FULL, "members": ["bob"]},
+        {**FULL, "members": ["bob", "carol", "dave"]},
+        {**FULL, "members": ["bobcarol"]},
+        {"name": "Team", "description": "bob", "members": ["carol"]},
+    ],
+)
+def test_another_request_has_another_fingerprint(other: dict[str, Any]) -> None:
+    """Whatever people would see differ, differs."""
+    expected = NewGroup.parse(ALICE, FULL).fingerprint()
+    assert expected != NewGroup.parse(ALICE, other).fingerprint()
