@@ -1,14 +1,17 @@
 """StrettoClient: creates groups over HTTP and retries as the contract allows.
 
 It stands alone: a program that only calls a stretto service needs nothing else of this package. One
-call is one attempt with one key; every retry of it sends the same key and the same body.
+call is one attempt with one key; every retry of it sends the same key and the same body. Answers
+that are no problem documents, such as a proxy's error page, are judged by their status.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
 
 import aiohttp
@@ -16,12 +19,26 @@ import orjson
 import stamina
 
 from stretto.domain import CreatedGroup
-from stretto.errors import Retry
+from stretto.errors import Failure, Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+BACKOFF_SECONDS_FIRST: Final = 0.1
 BACKOFF_SECONDS_MAX: Final = 2.0
+# The service answers within its own wait of 10 s; one that is silent for longer has gone away.
+TRY_SECONDS_MAX: Final = 15.0
+# Longer waits are some proxy's idea; the service's own are a second or two.
+RETRY_AFTER_SECONDS_MAX: Final = 30
+
+_ADVICE: Final[Mapping[object, Retry]] = {advice.value: advice for advice in Retry}
+# Whoever sends these means "later": the same key makes another try safe.
+_PASSING: Final = (
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.CONFLICT,
+    HTTPStatus.TOO_EARLY,
+    HTTPStatus.TOO_MANY_REQUESTS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +50,27 @@ class ClientAnswer:
 
 
 class ClientError(Exception):
-    """The service's refusal: `code` says why, `retry` what may be done."""
+    """The service's refusal: `code` says why, `retry` what may be done.
 
-    def __init__(self, code: str, detail: str, retry: Retry) -> None:
+    `failure` is why an attempt failed for good (`attempt_failed`), such as a host's own rejection.
+    """
+
+    def __init__(
+        self, code: str, detail: str, retry: Retry, failure: Failure | None = None
+    ) -> None:
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.detail = detail
         self.retry = retry
+        self.failure = failure
 
 
 class _TryAgainError(Exception):
     """No answer, or one that asks for the same request again."""
+
+    def __init__(self, reason: str, retry_after_seconds: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class StrettoClient:
@@ -68,21 +95,36 @@ class StrettoClient:
         Give the `key` where a crash of this program must not lose it. Raises `ClientError` for a
         refusal, and `TimeoutError` when the outcome is still unknown: call again with the same key.
         """
-        key = key or str(uuid4())
+        # An empty key is a lost one: the service refuses it, a new one would make a second group.
+        key = str(uuid4()) if key is None else key
         body = orjson.dumps({"name": name, "description": description, "members": list(members)})
+        trouble: Exception | None = None
+
+        def backoff(error: Exception) -> bool | float:
+            nonlocal trouble
+            if not isinstance(error, _TryAgainError):
+                return False
+            trouble = error
+            return error.retry_after_seconds or True
+
         try:
-            async for attempt in stamina.retry_context(
-                on=_TryAgainError,
-                attempts=None,
-                timeout=timeout_seconds,
-                wait_initial=0.1,
-                wait_max=BACKOFF_SECONDS_MAX,
-            ):
-                with attempt:
-                    return await self._send(key, body)
-        except _TryAgainError as error:
-            message = f"no outcome within {timeout_seconds} s; the attempt may still succeed"
-            raise TimeoutError(message) from error
+            async with asyncio.timeout(timeout_seconds):
+                async for attempt in stamina.retry_context(
+                    on=backoff,
+                    attempts=None,
+                    timeout=None,
+                    wait_initial=BACKOFF_SECONDS_FIRST,
+                    wait_max=BACKOFF_SECONDS_MAX,
+                    wait_jitter=BACKOFF_SECONDS_FIRST,
+                ):
+                    with attempt:
+                        return await self._send(key, body)
+        except (TimeoutError, _TryAgainError):
+            message = (
+                f"no outcome within {timeout_seconds} s ({trouble or 'no answer'});"
+                " the attempt may still succeed"
+            )
+            raise TimeoutError(message) from trouble
         raise AssertionError  # the loop returns or raises
 
     async def _send(self, key: str, body: bytes) -> ClientAnswer:
@@ -92,15 +134,59 @@ class StrettoClient:
             "Content-Type": "application/json",
         }
         try:
-            async with self._session.post(self._url, data=body, headers=headers) as response:
-                answer = orjson.loads(await response.read())
-                status, replayed = response.status, response.headers.get("Idempotent-Replayed")
-        except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
-            raise _TryAgainError from error
-        if status == HTTPStatus.CREATED:
-            group = CreatedGroup(UUID(answer["group_id"]), UUID(answer["conversation_id"]))
-            return ClientAnswer(group, is_replay=replayed == "true")
-        retry = Retry(answer["retry"])
-        if retry is Retry.SAME_KEY:
-            raise _TryAgainError(answer["code"])
-        raise ClientError(answer["code"], answer["detail"], retry)
+            async with self._session.post(
+                self._url,
+                data=body,
+                headers=headers,
+                # A redirected POST would go on as a GET.
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=TRY_SECONDS_MAX),
+            ) as response:
+                return _read_answer(response.status, response.headers, await response.read())
+        except aiohttp.InvalidURL:
+            raise
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _TryAgainError(type(error).__name__) from error
+
+
+def _read_answer(status: int, headers: Mapping[str, str], body: bytes) -> ClientAnswer:
+    """Return the group; raises `ClientError`, or `_TryAgainError` while nothing is certain."""
+    document = _read_object(body)
+    if status == HTTPStatus.CREATED:
+        try:
+            group = CreatedGroup(
+                UUID(str(document.get("group_id"))), UUID(str(document.get("conversation_id")))
+            )
+        except ValueError as error:
+            raise _TryAgainError("201 without a group") from error
+        return ClientAnswer(group, is_replay=headers.get("Idempotent-Replayed") == "true")
+    code = str(document.get("code", f"http_{status}"))
+    retry = _ADVICE.get(str(document.get("retry")))
+    if retry is None:
+        is_passing = status in _PASSING or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        retry = Retry.SAME_KEY if is_passing else Retry.NEVER
+    if retry is Retry.SAME_KEY:
+        raise _TryAgainError(code, _retry_after_seconds(headers.get("Retry-After", "")))
+    detail = str(document.get("detail", "this is no answer of a stretto service"))
+    failure = document.get("failure")
+    if isinstance(failure, dict):
+        told = Failure(str(failure.get("code")), str(failure.get("detail")))
+        raise ClientError(code, detail, retry, told)
+    raise ClientError(code, detail, retry)
+
+
+def _read_object(body: bytes) -> dict[str, Any]:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _retry_after_seconds(field: str) -> float:
+    """Return how long to wait, or 0 for our own backoff; a date is left to that as well."""
+    if not (field.isascii() and field.isdigit()) or int(field[:6]) == 0:
+        return 0.0
+    # Those who were refused together must not come back together.
+    jitter = random.uniform(0, BACKOFF_SECONDS_FIRST)
+    return min(int(field[:6]), RETRY_AFTER_SECONDS_MAX) + jitter

@@ -21,6 +21,7 @@ from stretto.protocol.ports import (
     ConnectionLost,
     Event,
     GuaranteeBroken,
+    WriterCrashed,
     WriteTrouble,
 )
 
@@ -87,6 +88,11 @@ class Metrics:
             "Database connections that a writer gave up.",
             registry=self.registry,
         )
+        self._writers_crashed = Counter(
+            "stretto_writers_crashed_total",
+            "Batches that met a fault in the program.",
+            registry=self.registry,
+        )
         self._guarantees_broken = Counter(
             "stretto_guarantees_broken_total",
             "Contradictions that must never be: wake somebody.",
@@ -111,6 +117,8 @@ class Metrics:
                 self._connections_lost.inc()
             case GuaranteeBroken():
                 self._guarantees_broken.inc()
+            case WriterCrashed():
+                self._writers_crashed.inc()
             case _:
                 assert_never(event)
 
@@ -143,6 +151,8 @@ def log_event(event: Event) -> None:
             logger.warning("writer.connection_lost")
         case GuaranteeBroken(group_id):
             logger.critical("guarantee.broken", guarantee="G4", group_id=str(group_id))
+        case WriterCrashed(error):
+            logger.error("writer.crashed", exc_info=error)
         case AttemptAnswered() | BatchWritten():
             pass
         case _:

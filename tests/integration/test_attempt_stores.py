@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -343,10 +344,15 @@ async def _swallow_an_error(connection: InnerConnection, _: object) -> None:
         await connection.execute("SELECT 1 / 0")
 
 
+async def _hang(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
 @pytest.mark.parametrize(
     ("expected", "hook"),
     [
         (Refused, lambda: _reject),
+        (Transient, lambda: _hang),
         (Transient, lambda: _crash),
         # PostgreSQL answers COMMIT of an aborted transaction without an error: only the tag tells.
         (Transient, lambda: _swallow_an_error),
@@ -357,8 +363,10 @@ async def test_a_hook_that_fails_takes_the_group_back(
     hook: Callable[[], OnCreate],
     database: Database,
     connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever goes wrong in the host's part, nothing of the group is left, and it is known."""
+    monkeypatch.setattr("stretto.storage.attempts.HOOK_SECONDS", 0.1)
     store = PostgresWriteStore(database, on_lost=lambda: None, on_create=hook())
     ours = write("k")
     await store.claim([ours])

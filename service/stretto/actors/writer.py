@@ -27,6 +27,7 @@ from stretto.protocol.ports import (
     StoreError,
     Transient,
     Write,
+    WriterCrashed,
     WriteResult,
     WriteStore,
     WriteTrouble,
@@ -65,7 +66,11 @@ class GroupWriter:
         """Write batch after batch, until cancelled; then give the connection back."""
         try:
             while True:
-                await self.run_once()
+                try:
+                    await self.run_once()
+                except Exception as error:  # noqa: BLE001 no bug may leave a service without writers
+                    self._observe(WriterCrashed(error))
+                    await self._store.close()
         finally:
             await self._store.close()
 

@@ -157,7 +157,16 @@ class GuaranteeBroken:
     group_id: UUID
 
 
-Event = BatchWritten | WriteTrouble | AttemptAnswered | ConnectionLost | GuaranteeBroken
+@dataclass(frozen=True, slots=True)
+class WriterCrashed:
+    """A fault in the program, not in the world: the batch is unanswered, the writer goes on."""
+
+    error: Exception
+
+
+Event = (
+    BatchWritten | WriteTrouble | AttemptAnswered | ConnectionLost | GuaranteeBroken | WriterCrashed
+)
 
 
 Observer: TypeAlias = Callable[[Event], object]

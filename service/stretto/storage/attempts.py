@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+import asyncpg
 import orjson
 from uuid_utils.compat import uuid4
 
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    import asyncpg
-
     from stretto.storage.database import Connection
+
+# Below the deadline of the write that the hook is a part of.
+HOOK_SECONDS: Final = WRITE_SECONDS - 1
 
 OnCreate: TypeAlias = Callable[
     ["Connection", Sequence[tuple[CreatedGroup, NewGroup]]], Awaitable[None]
@@ -111,17 +114,17 @@ class PostgresWriteStore:
             led = await _lead(connection, writes)
             if led:
                 created = [(_created(w), w.new_group) for w in writes if w.claim_token in led]
-                await on_create(connection, created)
-        except GroupRejected as rejection:
-            await connection.execute("ROLLBACK")
-            raise Refused(rejection.failure) from rejection
-        except DRIVER_ERRORS:
+                async with asyncio.timeout(HOOK_SECONDS):
+                    await on_create(connection, created)
+        except Exception as error:
+            # Nothing is committed, since COMMIT was not sent.
             if not connection.is_closed():
                 await connection.execute("ROLLBACK")
-            raise
-        except Exception as error:
+            if isinstance(error, GroupRejected):
+                raise Refused(error.failure) from error
+            if isinstance(error, asyncpg.PostgresError):
+                raise
             # The host's own trouble says nothing about the group: nothing is failed for good.
-            await connection.execute("ROLLBACK")
             message = f"on_create raised {type(error).__name__}"
             raise Transient(message) from error
         # An aborted transaction is "committed" without an error: only the tag tells (the host's

@@ -24,6 +24,7 @@ from stretto.protocol.ports import (
     Transient,
     Unreachable,
     Write,
+    WriterCrashed,
     WriteResult,
 )
 
@@ -202,3 +203,25 @@ async def test_a_stopped_writer_answers_what_it_held_and_closes_its_store() -> N
     with pytest.raises(asyncio.CancelledError):
         await task
     assert store.calls[-1] == ("close", [])
+
+
+async def test_a_bug_costs_its_batch_and_not_the_writer() -> None:
+    """The next batch is written, on a fresh connection."""
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    events: list[Event] = []
+
+    class BuggyStore(ScriptedStore):
+        async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+            if not events:
+                raise ZeroDivisionError
+            return await super().lead(writes)
+
+    store = BuggyStore()
+    task = asyncio.create_task(GroupWriter(mailbox, store, events.append, batch_max=1).run())
+    with pytest.raises(OutcomeUnknown):
+        await mailbox.ask(write(1))
+    assert await mailbox.ask(write(2)) == Led()
+    assert isinstance(events[0], WriterCrashed)
+    assert [("claim", [1]), ("close", []), ("claim", [2])] == store.calls[:3]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
