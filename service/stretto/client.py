@@ -31,7 +31,7 @@ TRY_SECONDS_MAX: Final = 15.0
 # Longer waits are some proxy's idea; the service's own are a second or two.
 RETRY_AFTER_SECONDS_MAX: Final = 30
 
-_ADVICE: Final[Mapping[object, Retry]] = {advice.value: advice for advice in Retry}
+_ADVICE: Final[Mapping[str, Retry]] = {advice.value: advice for advice in Retry}
 # Whoever sends these means "later": the same key makes another try safe.
 _PASSING: Final = (
     HTTPStatus.REQUEST_TIMEOUT,

@@ -6,6 +6,7 @@ Without a database URL both are brought along: a PostgreSQL of our own and a sec
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stretto.config import require_token_settings
+from stretto.errors import ConfigurationError
 from stretto.http.auth import TokenSettings
 from stretto.protocol.ports import Unreachable
 from stretto.storage.database import Database
@@ -99,15 +101,19 @@ def token_settings(settings: Settings) -> TokenSettings:
 
 def _own_secret(path: Path) -> str:
     """Return the data dir's secret, made on first use and readable by its owner alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.touch(mode=0o600)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch(mode=0o600)
         draft.write_text(secrets.token_urlsafe(48))
         # Linking fails where another process was first, and never shows half a secret.
-        os.link(draft, path)
-    except FileExistsError:
-        pass
-    finally:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
         draft.unlink()
-    return path.read_text()
+        return path.read_text()
+    except OSError as error:
+        message = (
+            f"{path} cannot be used ({error.strerror}): set STRETTO_DATABASE_URL for a database of"
+            " your own, or STRETTO_DATA_DIR to a folder that may be written"
+        )
+        raise ConfigurationError(message) from error

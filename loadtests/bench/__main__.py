@@ -1,0 +1,106 @@
+"""`make bench`: runs all parts in interleaved rounds and prints the ratios first."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+from loadtests.bench.machinery import BenchError, Measure
+from loadtests.bench.parts import (
+    Bench,
+    ServicePart,
+    conventional,
+    floor,
+    limit,
+    own_statements,
+)
+from loadtests.bench.report import Results, draw, ratios_table, results_table
+from rich.console import Console
+
+from stretto.storage.embedded import embedded_postgres
+
+DATA_DIR = Path(".bench-postgres")
+
+PARTS: dict[str, Any] = {
+    "floor": floor,
+    "conventional, 1 client": conventional(1),
+    "conventional, 16 clients": conventional(16),
+    "own statements, 1 client": own_statements(1),
+    "own statements, 16 clients": own_statements(16),
+    "limit": limit,
+    "one by one": ServicePart("new", 128, batch_max=1, writers=16),
+    "create, 1 connection": ServicePart("new", 1),
+    "create, 32 connections": ServicePart("new", 32),
+    "create, 128 connections": ServicePart("new", 128, is_counted=True),
+    "create, 256 connections": ServicePart("new", 256),
+    "create, 128 connections, 2 processes": ServicePart("new", 128, workers=2),
+    "replay": ServicePart("replay", 64),
+    "mix": ServicePart("mix", 128),
+    "same key, 2 processes": ServicePart("same", 256, workers=2),
+}
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each part is measured")
+    parser.add_argument("--seconds", type=float, default=8.0, help="how long each time")
+    parser.add_argument("--only", default="", help="parts whose name contains this")
+    parser.add_argument("--json", type=Path, help="where the figures go, a JSON object a line")
+    parser.add_argument("--picture", type=Path, help="where the picture goes (SVG)")
+    arguments = parser.parse_args()
+    if shutil.which("wrk") is None:
+        sys.exit("make bench needs wrk, the load generator (Debian: apt-get install wrk)")
+    try:
+        asyncio.run(_run(arguments))
+    except BenchError as error:
+        sys.exit(f"bench: {error}")
+
+
+async def _run(arguments: argparse.Namespace) -> None:
+    console = Console(stderr=True, highlight=False)
+    parts = {name: part for name, part in PARTS.items() if arguments.only in name}
+    results: Results = {name: [] for name in parts}
+    # The service's own settings of its server: durable, nothing tuned for this.
+    async with embedded_postgres(DATA_DIR, notify=console.print) as server:
+        bench = Bench(server, arguments.seconds)
+        for number in range(arguments.rounds):
+            for name, part in parts.items():
+                console.print(f"round {number + 1}: {name} … ", end="")
+                measure: Measure = await part(bench)
+                results[name].append(measure)
+                console.print(f"{measure.per_second:,.0f}/s")
+    if arguments.json:
+        _write_json(arguments.json, results)
+    if arguments.picture:
+        arguments.picture.write_text(draw(results))
+    out = Console(width=110)
+    if not arguments.only:
+        out.print(ratios_table(results))
+    out.print(results_table(results))
+
+
+def _write_json(path: Path, results: Results) -> None:
+    machine = {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processors": os.cpu_count(),
+    }
+    with path.open("wb") as file:
+        file.write(orjson.dumps({"machine": machine}) + b"\n")
+        for name, measures in results.items():
+            median = statistics.median(m.per_second for m in measures)
+            line = {"part": name, "per_second": median, "rounds": measures}
+            file.write(orjson.dumps(line) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""The parts of the benchmark: each measures one way of creating groups, on an empty database."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import asyncpg
+from loadtests.bench.machinery import (
+    BODY,
+    SECRET,
+    BenchError,
+    Measure,
+    pgbench,
+    python,
+    resident_mib,
+    serving,
+    wrk,
+)
+from loadtests.bench.statements import CONVENTIONAL, own
+from uuid_utils.compat import uuid4, uuid7
+
+from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
+from stretto.http.auth import make_token
+from stretto.protocol.ports import Write
+from stretto.storage.attempts import PostgresWriteStore
+from stretto.storage.database import Database
+from stretto.storage.migrate import migrate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from stretto.storage.embedded import EmbeddedServer
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+OWNER = UserId("user-1")
+LIMIT_BATCH = 128
+# One turn in twenty sends another body, which must be refused.
+MIX_REFUSED = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where and how long the parts run."""
+
+    server: EmbeddedServer
+    seconds: float
+
+    @asynccontextmanager
+    async def database(self) -> AsyncIterator[tuple[str, Connection]]:
+        """Provide an empty database with the schema; yields its DSN and a connection to it."""
+        name = f"bench_{uuid.uuid4().hex[:12]}"
+        admin = await asyncpg.connect(self.server.dsn)
+        await admin.execute(f'CREATE DATABASE "{name}"')
+        dsn = urlsplit(self.server.dsn)._replace(path=f"/{name}").geturl()
+        connection = await asyncpg.connect(dsn, server_settings={"search_path": "stretto"})
+        try:
+            await migrate(connection, "stretto")
+            # pgbench connects without settings of ours.
+            await admin.execute(f'ALTER DATABASE "{name}" SET search_path = stretto')
+            # What an earlier part has left to be written must not be this one's burden.
+            await admin.execute("CHECKPOINT")
+            yield dsn, connection
+        finally:
+            await connection.close()
+            await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+            await admin.close()
+
+
+async def floor(bench: Bench) -> Measure:
+    """Measure a bare handler."""
+    command = python("-m", "loadtests.bench.floor")
+    async with serving(*command, ready=b"floor.started", env=dict(os.environ)) as (_, started):
+        url = f"http://127.0.0.1:{started['port']}"
+        return await wrk(url, "floor", connections=64, seconds=bench.seconds, token="-")
+
+
+def conventional(clients: int) -> Callable[[Bench], Awaitable[Measure]]:
+    """Measure the protocol as one would write it, from pgbench."""
+    return _statements(lambda: CONVENTIONAL, clients)
+
+
+def own_statements(clients: int) -> Callable[[Bench], Awaitable[Measure]]:
+    """Measure our two statements, one request at a time, from pgbench."""
+    return _statements(own, clients)
+
+
+def _statements(script: Callable[[], str], clients: int) -> Callable[[Bench], Awaitable[Measure]]:
+    async def part(bench: Bench) -> Measure:
+        async with bench.database() as (dsn, connection):
+            program: Path = bench.server.bin_dir / "pgbench"
+            measure = await pgbench(program, dsn, script(), clients=clients, seconds=bench.seconds)
+            await _must_have(connection, measure.per_second * bench.seconds)
+        return measure
+
+    return part
+
+
+async def limit(bench: Bench) -> Measure:
+    """Measure our two statements in full batches, from one loop without HTTP."""
+    new_group = NewGroup.parse(OWNER, BODY)
+    fingerprint = new_group.fingerprint()
+
+    def write(key: str) -> Write:
+        id_ = group_id(OWNER, IdempotencyKey(key))
+        return Write(id_, uuid4(), uuid7(), new_group, fingerprint, is_claimed=False)
+
+    async with bench.database() as (dsn, connection), Database(dsn) as database:
+        store = PostgresWriteStore(database, on_lost=lambda: None)
+        times_ms: list[float] = []
+        started = time.perf_counter()
+        while time.perf_counter() - started < bench.seconds:
+            begun = time.perf_counter()
+            batch = [write(f"{len(times_ms)}-{number}") for number in range(LIMIT_BATCH)]
+            batch.sort(key=lambda each: each.group_id)
+            await store.claim(batch)
+            await store.lead(batch)
+            times_ms.append((time.perf_counter() - begun) * 1e3)
+        elapsed = time.perf_counter() - started
+        await store.close()
+        created = len(times_ms) * LIMIT_BATCH
+        await _must_have(connection, created)
+    times_ms.sort()
+    return Measure(
+        created / elapsed, times_ms[len(times_ms) // 2], times_ms[len(times_ms) * 99 // 100]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePart:
+    """Measures the service as it ships, over HTTP, with everything on."""
+
+    mode: str
+    connections: int
+    workers: int = 1
+    batch_max: int = 128
+    writers: int = 2
+    is_counted: bool = False
+    """Whether statements, WAL and flushes are counted; other parts must not run meanwhile."""
+
+    async def __call__(self, bench: Bench) -> Measure:
+        async with bench.database() as (dsn, connection):
+            settings = {
+                "DATABASE_URL": dsn,
+                "JWT_SECRET": SECRET,
+                "PORT": "0",
+                "LOG_FORMAT": "json",
+                "WORKERS": str(self.workers),
+                "BATCH_MAX": str(self.batch_max),
+                "WRITERS": str(self.writers),
+            }
+            environment = os.environ | {f"STRETTO_{name}": v for name, v in settings.items()}
+            command = python("-m", "stretto", "serve")
+            async with serving(*command, ready=b"service.started", env=environment) as started:
+                process, event = started
+                return await self._load(bench, connection, process.pid, event["port"])
+
+    async def _load(self, bench: Bench, connection: Connection, pid: int, port: int) -> Measure:
+        token = make_token(SECRET, OWNER, lifetime_seconds=3600)
+        before = await _counters(connection)
+        measure = await wrk(
+            f"http://127.0.0.1:{port}",
+            self.mode,
+            connections=self.connections,
+            seconds=bench.seconds,
+            token=token,
+            non_2xx=MIX_REFUSED if self.mode == "mix" else 0.0,
+        )
+        after = await _counters(connection)
+        created = after["groups"] - before["groups"]
+        if self.mode == "new":
+            await _must_have(connection, measure.per_second * bench.seconds)
+        more = {
+            "memory_mib": sum(resident_mib(each) for each in _family(pid, self.workers)),
+            "connections": after["connections"] - 1,
+        }
+        if self.is_counted:
+            more |= {
+                f"{name}_per_creation": (after[name] - before[name]) / created
+                for name in ("statements", "wal_bytes", "flushes")
+            }
+        return replace(measure, more=more)
+
+
+async def _must_have(connection: Connection, created: float) -> None:
+    """Raise `BenchError` unless that many groups are there: a fast answer may be a wrong one."""
+    groups = await connection.fetchval("SELECT count(*) FROM chat_group")
+    if not 0.95 * created <= groups <= 1.1 * created + 1000:
+        message = f"{created:.0f} groups should have been made, {groups} are there"
+        raise BenchError(message)
+
+
+async def _counters(connection: Connection) -> dict[str, float]:
+    row = await connection.fetchrow(
+        """SELECT (SELECT count(*) FROM chat_group) AS groups,
+                  (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database())
+                      AS connections,
+                  (SELECT coalesce(sum(xact_commit), 0) FROM pg_stat_database
+                   WHERE datname = current_database()) AS statements,
+                  pg_current_wal_insert_lsn() - '0/0'::pg_lsn AS wal_bytes,
+                  (SELECT coalesce(sum(fsyncs), 0) FROM pg_stat_io WHERE object = 'wal')
+                      AS flushes"""
+    )
+    assert row is not None
+    return {name: float(value) for name, value in row.items()}
+
+
+def _family(pid: int, workers: int) -> list[int]:
+    """Return the processes that serve: the one we started, or its workers."""
+    if workers == 1:
+        return [pid]
+    with open(f"/proc/{pid}/task/{pid}/children") as children:  # noqa: PTH123 a kernel's list
+        return [int(child) for child in children.read().split()]

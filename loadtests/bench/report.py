@@ -1,0 +1,146 @@
+"""The figures as tables and as a picture: ratios first, since they hold on other machines too."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+from loadtests.bench.machinery import Measure
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Results = dict[str, list[Measure]]
+
+_CREATE = "create, {} connections"
+_ROW_PIXELS, _LABEL_PIXELS, _BAR_PIXELS = 24, 290, 420
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A ratio, and what it should be at least (or at most)."""
+
+    name: str
+    ratio: Callable[[Results], float]
+    bound: float
+    is_upper: bool = False
+
+    def is_met(self, value: float) -> bool:
+        """Whether the value is on the right side of the bound."""
+        return value <= self.bound if self.is_upper else value >= self.bound
+
+
+def _rate(results: Results, part: str) -> float:
+    return statistics.median(measure.per_second for measure in results[part])
+
+
+def _p50(results: Results, part: str) -> float:
+    return statistics.median(measure.p50_ms for measure in results[part])
+
+
+def _best_create(results: Results) -> float:
+    return max(_rate(results, _CREATE.format(connections)) for connections in (32, 128, 256))
+
+
+def _over(divisor: str, part: str | None = None) -> Callable[[Results], float]:
+    def ratio(results: Results) -> float:
+        dividend = _rate(results, part) if part else _best_create(results)
+        return dividend / _rate(results, divisor)
+
+    return ratio
+
+
+def _median_more(part: str, name: str) -> Callable[[Results], float]:
+    return lambda results: statistics.median(m.more[name] for m in results[part])
+
+
+GOALS = (
+    Goal("create ÷ conventional, 16 clients", _over("conventional, 16 clients"), 2.5),
+    Goal("create ÷ own statements, 16 clients", _over("own statements, 16 clients"), 1.2),
+    Goal("create ÷ one by one", _over("one by one"), 3.0),
+    Goal("create ÷ limit", _over("limit"), 0.5),
+    Goal("replay ÷ floor", _over("floor", "replay"), 0.6),
+    Goal("same key ÷ replay", _over("replay", "same key, 2 processes"), 0.5),
+    Goal(
+        "p99 ÷ p50 of create, 32 connections",
+        lambda r: statistics.median(m.p99_ms / m.p50_ms for m in r[_CREATE.format(32)]),
+        3.0,
+        is_upper=True,
+    ),
+    Goal(
+        "p50 of one creation alone ÷ conventional, 1 client",
+        lambda r: _p50(r, "create, 1 connection") / _p50(r, "conventional, 1 client"),
+        1.0,
+        is_upper=True,
+    ),
+    Goal(
+        "WAL flushes per creation, 128 connections",
+        _median_more(_CREATE.format(128), "flushes_per_creation"),
+        0.15,
+        is_upper=True,
+    ),
+)
+
+
+def ratios_table(results: Results) -> Table:
+    """Return each goal with what was measured."""
+    table = Table("ratio", "goal", "measured", "", title="Ratios of this run's medians")
+    for goal in GOALS:
+        value = goal.ratio(results)
+        sign = "≤" if goal.is_upper else "≥"
+        table.add_row(
+            goal.name,
+            f"{sign} {goal.bound:g}",
+            f"{value:.2f}",
+            "met" if goal.is_met(value) else "missed",
+        )
+    return table
+
+
+def results_table(results: Results) -> Table:
+    """Return each part's median, spread and what else was counted."""
+    table = Table("part", "per second", "min - max", "p50 ms", "p99 ms", "more", title="Parts")
+    for name, measures in results.items():
+        rates = [measure.per_second for measure in measures]
+        more = {
+            key: statistics.median(measure.more[key] for measure in measures)
+            for key in measures[0].more
+        }
+        table.add_row(
+            name,
+            f"{statistics.median(rates):,.0f}",
+            f"{min(rates):,.0f} - {max(rates):,.0f}",
+            f"{_p50(results, name):.2f}",
+            f"{statistics.median(m.p99_ms for m in measures):.2f}",
+            ", ".join(f"{key} {value:,.4g}" for key, value in more.items()),
+        )
+    return table
+
+
+def draw(results: Results) -> str:
+    """Return the rates as bars, with the spread of the rounds as a line, in SVG."""
+    highest = max(measure.per_second for measures in results.values() for measure in measures)
+    scale = _BAR_PIXELS / highest
+    bars = []
+    for row, (name, measures) in enumerate(results.items()):
+        top = row * _ROW_PIXELS + 8
+        rates = [measure.per_second for measure in measures]
+        median, end = statistics.median(rates), _LABEL_PIXELS + max(rates) * scale
+        colour = "#2f6f9f" if name.startswith(("create", "replay", "mix", "same")) else "#9aa5ad"
+        bars.append(
+            f'<text x="{_LABEL_PIXELS - 8}" y="{top + 12}" text-anchor="end">{escape(name)}</text>'
+            f'<rect x="{_LABEL_PIXELS}" y="{top}" width="{median * scale:.1f}" height="16"'
+            f' fill="{colour}"/>'
+            f'<path d="M{_LABEL_PIXELS + min(rates) * scale:.1f} {top + 8}H{end:.1f}"'
+            ' stroke="#222"/>'
+            f'<text x="{end + 8:.1f}" y="{top + 12}">{median:,.0f}/s</text>'
+        )
+    height, width = len(results) * _ROW_PIXELS + 16, _LABEL_PIXELS + _BAR_PIXELS + 90
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+        f' width="{width}" height="{height}" font-family="sans-serif" font-size="12">'
+        f'<rect width="{width}" height="{height}" fill="#fff"/>{"".join(bars)}</svg>\n'
+    )

@@ -1,0 +1,33 @@
+-- Requests for wrk. Arguments: mode, token, body.
+--   new     a fresh key each time            same    one key for every 100 requests
+--   replay  one key again and again          mix     70 % new, 25 % a recent key, 5 % another body
+--   floor   as new, for a server without the protocol
+
+local sequence, mode, headers, body, other, base = 0
+
+function init(arguments)
+    mode, body = arguments[1], arguments[3]
+    headers = {["Authorization"] = "Bearer " .. arguments[2], ["Content-Type"] = "application/json"}
+    other = body:gsub('"name": ?"', '"name":"Other ')
+    -- Every run has keys of its own: the address of a fresh table differs from process to process.
+    base = os.time() .. "-" .. tostring({}):sub(10) .. "-"
+end
+
+local function key()
+    if mode == "replay" then return base .. "0" end
+    if mode == "same" then return base .. math.floor(sequence / 100) end
+    if mode == "mix" then
+        local turn = sequence % 20
+        -- 14 of 20 are new; recent ones are some turns old, so that they are settled or in flight.
+        if turn >= 14 then return base .. (sequence - 10 - turn % 4) end
+    end
+    return base .. sequence
+end
+
+function request()
+    sequence = sequence + 1
+    headers["Idempotency-Key"] = key()
+    local sent = body
+    if mode == "mix" and sequence % 20 == 19 and sequence > 40 then sent = other end
+    return wrk.format("POST", "/v1/groups", headers, sent)
+end

@@ -1,0 +1,52 @@
+"""Scripts for pgbench: the protocol as one would write it, and our own two statements."""
+
+from __future__ import annotations
+
+import re
+
+from loadtests.bench.machinery import BODY
+
+from stretto.storage.queries import QUERIES
+
+# Two random numbers make an id; pgbench has no UUIDs of its own.
+_ID = "(lpad(to_hex(:a::bigint), 16, '0') || lpad(to_hex(:b::bigint), 16, '0'))::uuid"
+_VARIABLES = "".join(f"\\set {name} random(1, 9223372036854775806)\n" for name in "ab")
+_MEMBERS = ["user-1", *BODY["members"]]
+_LITERAL = "{" + ",".join(_MEMBERS) + "}"
+_EVENT = '{"members_count": 4, "name": "Team standup", "owner_id": "user-1"}'
+
+CONVENTIONAL = f"""{_VARIABLES}
+INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+    VALUES ({_ID}, 'user-1', '0123456789abcdef', {_ID}) ON CONFLICT DO NOTHING RETURNING group_id;
+BEGIN;
+INSERT INTO conversation (conversation_id) VALUES ({_ID});
+INSERT INTO chat_group (group_id, owner_id, name, fingerprint, conversation_id)
+    VALUES ({_ID}, 'user-1', '{BODY["name"]}', '0123456789abcdef', {_ID});
+INSERT INTO conversation_member (conversation_id, user_id, role) VALUES
+    {", ".join(f"({_ID}, '{user}', '{'owner' if user == 'user-1' else 'member'}')" for user in _MEMBERS)};
+INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+    VALUES ({_ID}, 'group.created', {_ID}, '{_LITERAL}', '{_EVENT}');
+COMMIT;
+UPDATE attempt SET status = 'succeeded', conversation_id = {_ID}, settled_at = clock_timestamp()
+    WHERE group_id = {_ID};
+"""
+
+
+def own() -> str:
+    """Return claim and lead for one request at a time, from the statements that we ship."""
+    claim = ["{id}", "'user-1'", "'0123456789abcdef'::bytea", "{id}"]
+    lead = [
+        *("{id}", "{id}", "{id}", f"'{BODY['name']}'", "null", f"'{_LITERAL}'", "{id}"),
+        f"'{_EVENT}'",
+    ]
+    return _VARIABLES + _filled("claim", claim) + _filled("lead", lead)
+
+
+def _filled(name: str, values: list[str]) -> str:
+    def array(parameter: re.Match[str]) -> str:
+        value = values[int(parameter[1]) - 1].replace("{id}", _ID)
+        return f"ARRAY[{value}]"
+
+    # A colon before a name is a variable to pgbench; our statements have none but in casts.
+    without_comments = re.sub(r"^\s*--.*$", "", QUERIES[name], flags=re.MULTILINE)
+    return re.sub(r"\$(\d)", array, without_comments) + ";\n"

@@ -1,0 +1,343 @@
+"""StrettoClient against a real service behind a proxy that fails as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+import stamina
+import stamina.instrumentation
+from aiohttp import web
+
+from api_client import api_for, token_of
+from stretto import ClientError, GroupRejected, StrettoClient, group_id
+from stretto import client as client_module
+from stretto.assembly import serving
+from stretto.errors import (
+    AttemptPending,
+    DatabaseUnavailable,
+    InternalError,
+    Overloaded,
+    RateLimited,
+    Retry,
+)
+from stretto.http.problems import problem_response
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+
+    from stretto.domain import CreatedGroup, NewGroup
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    Step = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
+
+TRIES_MAX = 10
+# Nothing in these tests takes as long: whoever waits for it has a bug.
+LONG_SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def without_waiting() -> Iterator[None]:
+    """Retry at once."""
+    with stamina.set_testing(True, attempts=TRIES_MAX):
+        yield
+    stamina.instrumentation.set_on_retry_hooks(None)
+
+
+@dataclass
+class Proxy:
+    """Takes one step of its script for each request; hands over to the service afterwards."""
+
+    url: str = ""
+    script: list[Step] = field(default_factory=list)
+    seen: list[tuple[str, bytes]] = field(default_factory=list)
+
+
+async def refuse_to_create(_: object, created: Sequence[tuple[CreatedGroup, NewGroup]]) -> None:
+    """Veto the groups that are called so."""
+    if any(new_group.name == "Veto" for _, new_group in created):
+        raise GroupRejected("vetoed", "Not this one.")
+
+
+@pytest.fixture
+async def proxy(database_url: str) -> AsyncIterator[Proxy]:
+    """A proxy before the service."""
+    proxy = Proxy()
+
+    async def hand_over(request: web.Request) -> web.StreamResponse:
+        reply = await service.request(
+            "POST", "/v1/groups", headers=request.headers, data=await request.read()
+        )
+        return web.Response(status=reply.status, body=reply.body, headers=reply.headers)
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        proxy.seen.append((request.headers["Idempotency-Key"], await request.read()))
+        if proxy.script:
+            return await proxy.script.pop(0)(request, hand_over)
+        return await hand_over(request)
+
+    app = web.Application()
+    app.router.add_post("/chat/v1/groups", play)
+    async with (
+        api_for(database_url, on_create=refuse_to_create) as service,
+        serving(app, host="127.0.0.1", port=0) as port,
+    ):
+        proxy.url = f"http://127.0.0.1:{port}/chat/"
+        yield proxy
+
+
+@asynccontextmanager
+async def client_of(url: str) -> AsyncIterator[StrettoClient]:
+    """Open a client of the user alice."""
+    async with aiohttp.ClientSession() as session:
+        yield StrettoClient(session, url, token_of("alice"))
+
+
+@pytest.fixture
+async def client(proxy: Proxy) -> AsyncIterator[StrettoClient]:
+    """A client that only knows the proxy."""
+    async with client_of(proxy.url) as client:
+        yield client
+
+
+def answering(status: int, body: bytes = b"", **headers: str) -> Step:
+    """Return a step that answers in the service's place."""
+
+    async def answer(*_: object) -> web.StreamResponse:
+        return web.Response(status=status, body=body, headers=headers)
+
+    return answer
+
+
+def telling(error: Any) -> Step:
+    """Return a step that answers as the service tells this error."""
+
+    async def answer(*_: object) -> web.StreamResponse:
+        return problem_response(error)
+
+    return answer
+
+
+async def cut(request: web.Request, _: Handler) -> web.StreamResponse:
+    """Cut the connection before the service hears of the request."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def lose_the_answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let the service do its work, then cut the connection."""
+    await handler(request)
+    return await cut(request, handler)
+
+
+async def hang(*_: object) -> web.StreamResponse:
+    """Never answer."""
+    return await asyncio.Future()
+
+
+HTML = b"<html><h1>502 Bad Gateway</h1></html>"
+AGAIN: dict[str, Step] = {
+    "409": telling(AttemptPending(retry_after_seconds=1)),
+    "429": telling(RateLimited(retry_after_seconds=1)),
+    "500": telling(InternalError()),
+    "503": telling(Overloaded(retry_after_seconds=1)),
+    "503 of the database": telling(DatabaseUnavailable(retry_after_seconds=1)),
+    "connection cut": cut,
+    "a proxy's HTML 502": answering(502, HTML),
+    "a proxy's JSON 504": answering(504, b'{"message": "time-out"}'),
+    "a proxy's JSON list": answering(503, b"[]"),
+    "a proxy's own 429": answering(429, b"slow down", **{"Retry-After": "Wed, 21 Oct 2015"}),
+    "an advice nobody knows": answering(503, b'{"code": "x", "retry": "tomorrow"}'),
+    "a code of no type": answering(503, b'{"code": [], "retry": []}'),
+    "201 without a body": answering(201),
+    "201 with another body": answering(201, b'{"group_id": 1}'),
+    "201 cut short": answering(201, b'{"group_id": "2d8de0a2'),
+}
+
+
+@pytest.mark.parametrize("step", AGAIN.values(), ids=AGAIN.keys())
+async def test_what_may_pass_is_tried_again_with_the_same_key_and_body(
+    step: Step, proxy: Proxy, client: StrettoClient
+) -> None:
+    """Until the service has answered; the caller sees one call with one answer."""
+    proxy.script = [step, step]
+    answer = await client.create_group("Team", ["bob"], key="k")
+    assert (group_id("alice", "k"), False) == (answer.group.group_id, answer.is_replay)
+    assert len(proxy.seen) == 3
+    assert len(set(proxy.seen)) == 1
+    assert proxy.seen[0][0] == "k"
+
+
+async def test_a_lost_answer_is_asked_for_again_and_is_a_replay(
+    proxy: Proxy, client: StrettoClient
+) -> None:
+    """The group was created by the first try: there is no second one."""
+    proxy.script = [lose_the_answer]
+    answer = await client.create_group("Team")
+    assert answer.is_replay
+    key, _ = proxy.seen[0]
+    assert group_id("alice", key) == answer.group.group_id
+    assert [key, key] == [seen for seen, _ in proxy.seen]
+
+
+async def test_calls_without_a_key_are_different_wishes(
+    proxy: Proxy, client: StrettoClient
+) -> None:
+    """Each has a new key, and makes a group of its own."""
+    answers = [await client.create_group("Team") for _ in range(2)]
+    assert [False, False] == [answer.is_replay for answer in answers]
+    assert len({answer.group for answer in answers}) == 2
+    assert len({key for key, _ in proxy.seen}) == 2
+
+
+async def test_a_second_call_with_the_key_is_a_replay(client: StrettoClient) -> None:
+    """The same group, and marked."""
+    first, second = [await client.create_group("Team", key="k") for _ in range(2)]
+    assert first.group == second.group
+    assert (False, True) == (first.is_replay, second.is_replay)
+
+
+async def test_an_empty_key_is_refused_and_not_replaced(
+    proxy: Proxy, client: StrettoClient
+) -> None:
+    """A key that got lost on the way must not turn into a new wish."""
+    with pytest.raises(ClientError) as refusal:
+        await client.create_group("Team", key="")
+    assert ("key_invalid", Retry.NEVER) == (refusal.value.code, refusal.value.retry)
+    assert [""] == [key for key, _ in proxy.seen]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "retry"),
+    [
+        ("Another team", "key_reused", Retry.NEW_KEY),
+        ("", "request_invalid", Retry.NEVER),
+    ],
+)
+async def test_a_refusal_ends_the_call(
+    name: str, code: str, retry: Retry, proxy: Proxy, client: StrettoClient
+) -> None:
+    """422 and 400 are not tried again; code and advice are told."""
+    await client.create_group("Team", key="k")
+    with pytest.raises(ClientError, match=code) as refusal:
+        await client.create_group(name, key="k")
+    assert (code, retry, None) == (
+        refusal.value.code,
+        refusal.value.retry,
+        refusal.value.failure,
+    )
+    assert len(proxy.seen) == 2
+
+
+async def test_an_attempt_that_failed_for_good_tells_why(
+    proxy: Proxy, client: StrettoClient
+) -> None:
+    """410 is not tried again; the host's own reason comes through."""
+    with pytest.raises(ClientError) as refusal:
+        await client.create_group("Veto")
+    assert ("attempt_failed", Retry.NEW_KEY) == (refusal.value.code, refusal.value.retry)
+    assert refusal.value.failure is not None
+    assert ("vetoed", "Not this one.") == (
+        refusal.value.failure.code,
+        refusal.value.failure.detail,
+    )
+    assert len(proxy.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        answering(200, b"{}"),
+        answering(302, Location="/elsewhere"),
+        answering(403, HTML),
+        answering(404, b'{"message": "no such route"}'),
+        answering(413, HTML),
+    ],
+)
+async def test_what_is_no_stretto_is_told_at_once(
+    step: Step, proxy: Proxy, client: StrettoClient
+) -> None:
+    """A wrong address is not tried for a minute, and a redirected POST is not sent as a GET."""
+    proxy.script = [step]
+    with pytest.raises(ClientError, match="no answer of a stretto service") as refusal:
+        await client.create_group("Team")
+    assert Retry.NEVER is refusal.value.retry
+    assert len(proxy.seen) == 1
+
+
+async def test_an_address_that_is_none_is_told_at_once() -> None:
+    """It is the program's fault, which no time heals."""
+    async with client_of("chat.example") as client:
+        with pytest.raises(aiohttp.InvalidURL):
+            await client.create_group("Team")
+
+
+async def test_what_never_settles_ends_in_a_timeout_with_its_reason(
+    proxy: Proxy, client: StrettoClient
+) -> None:
+    """The outcome is unknown, and the last trouble is told."""
+    proxy.script = [telling(AttemptPending())] * TRIES_MAX
+    with pytest.raises(TimeoutError, match=r"attempt_pending.*may still succeed"):
+        await client.create_group("Team")
+    assert len(proxy.seen) == TRIES_MAX
+    assert len(set(proxy.seen)) == 1
+
+
+async def test_the_time_bounds_a_service_that_is_silent(
+    proxy: Proxy, client: StrettoClient
+) -> None:
+    """A request under way is given up, too."""
+    proxy.script = [hang]
+    async with asyncio.timeout(LONG_SECONDS):
+        with pytest.raises(TimeoutError, match=r"within 0\.05 s \(no answer\)"):
+            await client.create_group("Team", timeout_seconds=0.05)
+
+
+async def test_a_silent_try_is_followed_by_another(
+    proxy: Proxy, client: StrettoClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One dead connection does not use up the whole time."""
+    monkeypatch.setattr(client_module, "TRY_SECONDS_MAX", 0.05)
+    proxy.script = [hang]
+    await client.create_group("Team", timeout_seconds=LONG_SECONDS)
+    assert len(proxy.seen) == 2
+
+
+async def test_a_service_that_is_not_there_ends_in_a_timeout(unused_tcp_port: int) -> None:
+    """With the reason, too."""
+    async with client_of(f"http://127.0.0.1:{unused_tcp_port}") as client:
+        with pytest.raises(TimeoutError, match="ClientConnectorError"):
+            await client.create_group("Team")
+
+
+@pytest.mark.parametrize(
+    ("field_value", "seconds"), [("7", 7.0), ("99999999999", 30.0), ("0", 0.1), ("-5", 0.1)]
+)
+async def test_the_wait_that_a_service_asks_for_is_kept(
+    field_value: str, seconds: float, proxy: Proxy, client: StrettoClient
+) -> None:
+    """With some jitter and a bound; where it asks for none, our own backoff runs."""
+    waits: list[float] = []
+    stamina.instrumentation.set_on_retry_hooks([lambda details: waits.append(details.wait_for)])
+    # Waits are computed outside of test mode only.
+    stamina.set_testing(False)
+    proxy.script = [answering(503, **{"Retry-After": field_value}), hang]
+    with pytest.raises(TimeoutError):
+        await client.create_group("Team", timeout_seconds=0.05)
+    assert 0 <= waits[0] - seconds <= client_module.BACKOFF_SECONDS_FIRST
+
+
+async def test_leaving_the_call_is_no_timeout(proxy: Proxy, client: StrettoClient) -> None:
+    """A cancelled caller gets his cancellation."""
+    proxy.script = [hang]
+    call = asyncio.ensure_future(client.create_group("Team"))
+    while not proxy.seen:
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
