@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Self
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -30,6 +31,7 @@ USER_ID_CHARACTERS_MAX: Final = 128
 KEY_CHARACTERS_MAX: Final = 255
 # 128 bits tell requests apart; whoever forges a collision only deceives himself.
 FINGERPRINT_BYTES: Final = 16
+OWNERS_REMEMBERED_MAX: Final = 10_000
 # A body of a thousand wrong members is not answered with a thousand faults.
 FAULTS_TOLD_MAX: Final = 20
 
@@ -161,7 +163,13 @@ def group_id(owner: str, key: str) -> UUID:
 
     Clients may compute it before they send anything (RFC 9562, name-based UUIDs).
     """
-    return uuid5(uuid5(NAMESPACE, owner), key)
+    return uuid5(_namespace(owner), key)
+
+
+@lru_cache(maxsize=OWNERS_REMEMBERED_MAX)
+def _namespace(owner: str) -> UUID:
+    """Return the namespace of an owner's keys, which most owners use more than once."""
+    return uuid5(NAMESPACE, owner)
 
 
 def event_id(group: UUID) -> UUID:

@@ -44,11 +44,16 @@ class StrettoError(Exception):
 
     code: ClassVar[str] = "internal_error"
     retry: ClassVar[Retry] = Retry.SAME_KEY
+    message: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        """Take the docstring as the message, once."""
+        cls.message = inspect.cleandoc(cls.__doc__ or "")
 
     def __init__(
         self, detail: str | None = None, *, retry_after_seconds: int | None = None
     ) -> None:
-        self.detail = detail or inspect.cleandoc(type(self).__doc__ or "")
+        self.detail = detail or self.message
         self.retry_after_seconds = retry_after_seconds
         super().__init__(self.detail)
 

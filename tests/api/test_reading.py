@@ -158,6 +158,7 @@ async def test_metrics_count_what_has_happened(api: Api) -> None:
     for _ in range(3):
         await api.create("k")
     await api.get("/made/up/by/a/client")
+    await api.request("MADEUP", "/livez")
     text = (await api.get("/metrics", user=None)).body.decode()
     samples = {
         (sample.name, *sorted(sample.labels.values())): sample.value
@@ -171,7 +172,9 @@ async def test_metrics_count_what_has_happened(api: Api) -> None:
     assert samples["stretto_batch_writes_sum",] == 1
     assert samples["stretto_outcomes",] == 1
     assert samples["stretto_flights",] == 0
+    assert samples["stretto_http_requests_total", "405", "none", "other"] == 1
     assert "made/up" not in text
+    assert "MADEUP" not in text
 
 
 async def test_the_documentation_loads_nothing_from_elsewhere(api: Api) -> None:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# Requests for paths that we do not have share one label: a scanner must not fill the registry.
+# Paths and methods that we do not know share one label: a scanner must not fill the registry.
 _NO_ROUTE: Final = "none"
+_NO_METHOD: Final = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,9 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
     route = request.match_info.route.resource
     label = route.canonical if route else _NO_ROUTE
     metrics = request.app[SERVICE].metrics
-    metrics.requests.labels(request.method, label, response.status).inc()
-    metrics.request_seconds.labels(label).observe(time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    method = request.method if request.method in hdrs.METH_ALL else _NO_METHOD
+    metrics.count_request(method, label, response.status, seconds)
     return response
 
 

@@ -252,7 +252,7 @@ class GroupCreator:
 
     async def _fly(self, flight: _Flight) -> None:
         """Bring the flight down: every waiter gets the outcome or an error, whatever happens."""
-        landed: CreatedGroup | StrettoError = InternalError()
+        landed: CreatedGroup | StrettoError | None = None
         try:
             result = await self._settle(flight)
             self._memory.remember(flight.group_id, Outcome(flight.fingerprint, result))
@@ -267,8 +267,10 @@ class GroupCreator:
             raise
         finally:
             del self._flights[flight.group_id]
+            # Nothing is known after a bug: it ends this task, and whoever waits is told.
+            told = landed or InternalError()
             for waiter in flight.waiters:
-                waiter.land(landed)
+                waiter.land(told)
 
     async def _settle(self, flight: _Flight) -> CreatedGroup | Failure:
         """Lead or follow until the attempt is settled: the protocol, in one place."""

@@ -1,0 +1,133 @@
+"""The examples run as they stand, each as the program that its reader would start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+import pytest
+
+from api_client import SECRET, TEAM, connected_api, token_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from service_process import ServiceProcess
+
+EXAMPLES: Final = Path(__file__).parents[2] / "examples"
+DEADLINE_SECONDS: Final = 30
+
+
+@asynccontextmanager
+async def started(
+    example: str, *arguments: str, **settings: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start an example; it is killed where it does not end by itself."""
+    clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "error", EXAMPLES / example, *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**clean, "PYTHONUNBUFFERED": "1", **settings},
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def output_of(example: str, *arguments: str, **settings: str) -> list[str]:
+    """Run an example to its end, which must be a good one; return its lines."""
+    async with started(example, *arguments, **settings) as process:
+        output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+    return output.decode().splitlines()
+
+
+@pytest.fixture
+async def empty_database_url(
+    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+) -> str:
+    """A database without any tables, as a reader has it."""
+    await connection.execute("DROP SCHEMA stretto CASCADE")
+    return database_url
+
+
+async def test_embedded_makes_its_tables_and_one_group(
+    empty_database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """Two calls, one group, and the second call says so."""
+    created, replayed = await output_of("embedded.py", empty_database_url)
+    id_ = await connection.fetchval("SELECT group_id FROM chat_group")
+    assert [f"created: group {id_}", f"replayed: group {id_}"] == [created, replayed]
+
+
+async def test_embedded_runs_again_on_a_database_of_the_environment(database_url: str) -> None:
+    """The tables are there already: the next run makes the next group."""
+    runs = [await output_of("embedded.py", STRETTO_DATABASE_URL=database_url) for _ in range(2)]
+    assert len({line.split()[-1] for run in runs for line in run}) == 2
+
+
+async def test_hook_counts_what_was_created_and_refuses_the_rest(
+    empty_database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """The rejected group left neither a group nor a count behind, in every run."""
+    for run in (1, 2):
+        assert [
+            "Team 1: created",
+            "Team 2: created",
+            "Team 3: quota_exceeded",
+            "counted: 2",
+        ] == await output_of("hook.py", empty_database_url)
+        assert await connection.fetchval("SELECT count(*) FROM chat_group") == 2 * run
+        assert await connection.fetchval("SELECT sum(groups) FROM team_quota") == 2 * run
+
+
+async def test_client_creates_once_and_is_refused_another_body(
+    start_service: Callable[..., Awaitable[ServiceProcess]],
+) -> None:
+    """Against a real service process."""
+    service = await start_service()
+    first, second, refusal = await output_of("client.py", service.url, token_of("alice"))
+    id_ = first.split()[1]
+    assert [f"group {id_} (replay: False)", f"group {id_} (replay: True)"] == [first, second]
+    assert "refused: key_reused, retry: new-key" == refusal
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_mounted_serves_host_and_contract_and_ends_without_a_trace(
+    number: signal.Signals, database_url: str, unused_tcp_port: int
+) -> None:
+    """Its own pool is closed by itself: it neither hangs nor complains."""
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    async with started(
+        "mounted.py", database_url, str(unused_tcp_port), TOKEN_SECRET=SECRET
+    ) as process:
+        assert process.stdout is not None
+        started_line = await process.stdout.readline()
+        assert url in started_line.decode()
+        async with connected_api(url) as api:
+            headers = {"Idempotency-Key": "k"}
+            replies = [
+                await api.request("POST", "/chat/v1/groups", headers=headers, json=TEAM)
+                for _ in range(2)
+            ]
+            assert ["created", "replayed"] == [
+                reply.headers["Idempotency-Status"] for reply in replies
+            ]
+            assert (await api.get("/teams")).json == {"teams": 1}
+            process.send_signal(number)
+            rest = await process.stdout.read()
+            assert await process.wait() == 0
+    # What is left is the other half of the framework's greeting.
+    assert re.fullmatch(r"\(Press CTRL\+C to quit\)\n", rest.decode())
