@@ -2,10 +2,10 @@
 
 Start: connections, writers, creator, then the HTTP server. Stop, the other way round:
 
-1. the server stops listening and `/readyz` says so;
-2. the creator refuses new requests and lets its flights land (bounded);
+1. the server stops listening;
+2. the creator refuses new requests (`/readyz` says so) and lets its flights land (bounded);
 3. the mailbox closes: what is still queued is answered with an error;
-4. the writers give their connections back;
+4. the writers give their connections back; a write that is still under way is cut off;
 5. the pool closes, unless it is the host's;
 6. the server closes the clients' connections.
 """
@@ -216,5 +216,6 @@ async def _running(writer: GroupWriter, name: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        writer.cut_off()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -44,7 +44,7 @@ class StrettoError(Exception):
 
     code: ClassVar[str] = "internal_error"
     retry: ClassVar[Retry] = Retry.SAME_KEY
-    message: ClassVar[str]
+    message: ClassVar[str] = "The request could not be answered."
 
     def __init_subclass__(cls) -> None:
         """Take the docstring as the message, once."""

@@ -16,6 +16,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
+from stretto.errors import GroupRejected
 from stretto.protocol.ports import (
     AttemptAnswered,
     BatchWritten,
@@ -198,5 +199,7 @@ def _json(event: object, **_: object) -> str:
 
 
 def _is_foreign(cause: BaseException | None) -> bool:
-    """Whether a traceback helps: for a host's hook, but not for the network or the database."""
-    return cause is not None and not type(cause).__module__.startswith(("asyncpg", "builtins"))
+    """Whether a traceback helps: for a bug in a host's hook, but not for its veto or the network."""
+    if cause is None or isinstance(cause, (OSError, GroupRejected)):
+        return False
+    return not type(cause).__module__.startswith("asyncpg")

@@ -11,6 +11,7 @@ writer never follows and never decides what a request means.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import stamina
@@ -34,7 +35,7 @@ from stretto.protocol.ports import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from uuid import UUID
 
 # A write that keeps meeting deadlocks, full disks or broken connections is left pending after this
@@ -74,6 +75,10 @@ class GroupWriter:
         finally:
             await self._store.close()
 
+    def cut_off(self) -> None:
+        """Break off a write that is under way; to be followed by cancelling `run`."""
+        self._store.cut_off()
+
     async def run_once(self) -> int:
         """Wait for work, write one batch, answer it; return how many writes it had."""
         batch = await self._mailbox.take(self._batch_max)
@@ -106,13 +111,12 @@ class GroupWriter:
     async def _claim(self, batch: Sequence[_Request]) -> set[UUID]:
         """Return the tokens that may lead. A key that another backend holds up delays no other."""
         try:
-            return await self._store.claim([request.message for request in batch])
-        except OutcomeUnknown as error:
+            with self._telling(batch):
+                return await self._store.claim([request.message for request in batch])
+        except OutcomeUnknown:
             # Try to lead them all: the fence lets through those that carry our token.
-            self._trouble(error, batch)
             return {request.message.claim_token for request in batch}
         except (Transient, Refused) as error:
-            self._trouble(error, batch)
             if len(batch) == 1:
                 batch[0].fail(error)
                 return set()
@@ -135,7 +139,8 @@ class GroupWriter:
             except Refused as refused:
                 # The statement is over and rolled back, and none that carries this token can
                 # commit once the attempt is failed: certain (G4).
-                is_failed = await self._store.fail(request.message, refused.failure)
+                with self._telling(batch):
+                    is_failed = await self._store.fail(request.message, refused.failure)
                 request.answer(SettledAsFailed(refused.failure) if is_failed else NotLed())
                 return 0
             except Transient as error:
@@ -163,13 +168,15 @@ class GroupWriter:
             wait_max=BACKOFF_SECONDS_MAX,
             wait_jitter=BACKOFF_SECONDS_FIRST,
         ):
-            with attempt:
-                try:
-                    return await self._store.lead(writes)
-                except StoreError as error:
-                    self._trouble(error, batch)
-                    raise
+            with attempt, self._telling(batch):
+                return await self._store.lead(writes)
         raise AssertionError  # the last try has returned or raised
 
-    def _trouble(self, error: StoreError, batch: Sequence[_Request]) -> None:
-        self._observe(WriteTrouble(error, len(batch)))
+    @contextmanager
+    def _telling(self, batch: Sequence[_Request]) -> Iterator[None]:
+        """Tell the observer of every statement that did not go through."""
+        try:
+            yield
+        except StoreError as error:
+            self._observe(WriteTrouble(error, len(batch)))
+            raise

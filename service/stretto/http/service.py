@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# Paths and methods that we do not know share one label: a scanner must not fill the registry.
+# Paths that we do not know share one label: a scanner must not fill the registry. Methods that it
+# does not know the parser refuses.
 _NO_ROUTE: Final = "none"
-_NO_METHOD: Final = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,7 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
     label = route.canonical if route else _NO_ROUTE
     metrics = request.app[SERVICE].metrics
     seconds = time.perf_counter() - started
-    method = request.method if request.method in hdrs.METH_ALL else _NO_METHOD
-    metrics.count_request(method, label, response.status, seconds)
+    metrics.count_request(request.method, label, response.status, seconds)
     return response
 
 

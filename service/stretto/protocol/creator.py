@@ -83,8 +83,8 @@ class CreatorSettings:
     """Settled attempts remembered, some 500 bytes each."""
     rate_per_owner: float = 0.0
     """New attempts per owner and second; 0 is no limit."""
-    stop_seconds: float = 5.0
-    """How long flights may take to land when the creator stops: half of what a service has."""
+    stop_seconds: float = 4.0
+    """How long flights may take to land when the creator stops: less than half of what a service has."""
 
 
 @dataclass(frozen=True, slots=True)

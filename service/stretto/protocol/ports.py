@@ -95,6 +95,9 @@ class WriteStore(Protocol):
     async def close(self) -> None:
         """Give the connection back. Idempotent."""
 
+    def cut_off(self) -> None:
+        """Break the connection under a write that must not be waited for any longer."""
+
 
 class AttemptStore(Protocol):
     """A follower's statements; each holds a connection only while it runs."""

@@ -48,6 +48,7 @@ class PostgresWriteStore:
         self._on_lost = on_lost
         self._on_create = on_create
         self._connection: Connection | None = None
+        self._is_writing = False
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""
@@ -80,7 +81,13 @@ class PostgresWriteStore:
         """Give the connection back. Idempotent."""
         connection, self._connection = self._connection, None
         if connection is not None:
+            connection.remove_termination_listener(self._told_of_loss)
             await self._database.give_back(connection)
+
+    def cut_off(self) -> None:
+        """Break the connection under a write: cancelling one may make the server call it done."""
+        if self._is_writing and self._connection is not None:
+            self._connection.terminate()
 
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[Connection]:
@@ -88,7 +95,9 @@ class PostgresWriteStore:
         if self._connection is None or self._connection.is_closed():
             await self._drop()
             self._connection = await self._database.lend()
+            self._connection.add_termination_listener(self._told_of_loss)
         connection = self._connection
+        self._is_writing = True
         try:
             with watchdog(connection, WRITE_SECONDS):
                 yield connection
@@ -97,14 +106,19 @@ class PostgresWriteStore:
             if isinstance(told, OutcomeUnknown) or getattr(error, "sqlstate", "") == READ_ONLY:
                 await self._drop()
             raise told from error
+        finally:
+            self._is_writing = False
 
     async def _drop(self) -> None:
-        """Give up a connection whose state nobody knows, and what was learnt through it."""
+        """Give up a connection whose state nobody knows."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
             await self._database.give_back(connection)
-            self._on_lost()
+
+    def _told_of_loss(self, _: Connection) -> None:
+        """Pass it on at once: behind the next connection may be another server."""
+        self._on_lost()
 
     async def _lead_with_hook(
         self, connection: Connection, writes: Sequence[Write], on_create: OnCreate

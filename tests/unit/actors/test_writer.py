@@ -66,6 +66,9 @@ class ScriptedStore:
     async def close(self) -> None:
         self.calls.append(("close", []))
 
+    def cut_off(self) -> None:
+        self.calls.append(("cut off", []))
+
     def _called(self, name: str, writes: Sequence[Write]) -> None:
         call = (name, [w.group_id.int for w in writes])
         self.calls.append(call)
