@@ -7,6 +7,7 @@ workers in an environment variable; set it yourself to run the suite against ano
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import uuid
 from contextlib import AsyncExitStack
@@ -46,8 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     runner, stack = asyncio.Runner(), AsyncExitStack()
     if SERVER not in os.environ:
-        server = runner.run(stack.enter_async_context(embedded_postgres(DATA_DIR, notify=print)))
-        os.environ[SERVER] = server.dsn
+        os.environ[SERVER] = runner.run(_start_server(stack))
     runner.run(_make_template(os.environ[SERVER]))
     config.stash[_server] = runner, stack
 
@@ -58,6 +58,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         runner, stack = config.stash[_server]
         runner.run(stack.aclose())
         runner.close()
+
+
+async def _start_server(stack: AsyncExitStack) -> str:
+    """Start a server of our own: one of another run would stop when that run ends."""
+    for number in itertools.count():
+        starting = embedded_postgres(DATA_DIR / str(number), notify=print)
+        server = await stack.enter_async_context(starting)
+        if server.owned:
+            return server.dsn
+    raise AssertionError
 
 
 async def _make_template(server: str) -> None:
