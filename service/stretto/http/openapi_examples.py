@@ -16,7 +16,7 @@ from stretto.errors import (
 )
 from stretto.http.requests import read_limit
 from stretto.protocol.attempt import AttemptStatus
-from stretto.protocol.creator import RETRY_AFTER_SECONDS
+from stretto.protocol.flight import RETRY_AFTER_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

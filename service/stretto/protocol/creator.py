@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self, assert_never
 
 from uuid_utils.compat import uuid4, uuid7
@@ -37,6 +37,7 @@ from stretto.protocol.attempt import (
     Wait,
     decide,
 )
+from stretto.protocol.flight import RETRY_AFTER_SECONDS, Flight, Waiter
 from stretto.protocol.limiter import OwnerLimiter
 from stretto.protocol.memory import Outcome, OutcomeMemory
 from stretto.protocol.ports import (
@@ -67,8 +68,6 @@ TURNS_MAX: Final = 8
 # A pending attempt usually settles within a write's few milliseconds: look soon, then less often.
 POLL_SECONDS_FIRST: Final = 0.005
 POLL_SECONDS_MAX: Final = 0.25
-# What a client is told to wait: long enough for a write, short against its user's patience.
-RETRY_AFTER_SECONDS: Final = 1
 
 _SHUTTING_DOWN = "The service is shutting down; another replica will answer."
 
@@ -84,7 +83,7 @@ class CreatorSettings:
     rate_per_owner: float = 0.0
     """New attempts per owner and second; 0 is no limit."""
     stop_seconds: float = 4.0
-    """How long flights may take to land when the creator stops: less than half of what a service has."""
+    """How long flights may take to land when the creator stops; the rest of stopping comes after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,31 +92,6 @@ class Answer:
 
     group: CreatedGroup
     status: AnswerStatus
-
-
-@dataclass(slots=True)
-class _Waiter:
-    landed: asyncio.Future[CreatedGroup]
-    deadline: float
-
-    def land(self, result: CreatedGroup | StrettoError) -> None:
-        """Answer the waiter, unless it has left."""
-        if self.landed.done():
-            return
-        if isinstance(result, StrettoError):
-            self.landed.set_exception(result)
-        else:
-            self.landed.set_result(result)
-
-
-@dataclass(slots=True)
-class _Flight:
-    group_id: UUID
-    new_group: NewGroup
-    fingerprint: bytes
-    waiters: list[_Waiter] = field(default_factory=list)
-    status: AnswerStatus = AnswerStatus.REPLAYED
-    """How the outcome came about, for the request that took off."""
 
 
 class GroupCreator:
@@ -137,7 +111,7 @@ class GroupCreator:
         self._observe = observe
         self._pause = pause
         self._memory = OutcomeMemory(settings.outcomes_max)
-        self._flights: dict[UUID, _Flight] = {}
+        self._flights: dict[UUID, Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -216,7 +190,7 @@ class GroupCreator:
                 return Answer(known.group_for(fingerprint), AnswerStatus.REPLAYED)
             flight = self._flights.get(id_)
             if flight is None:
-                return await self._take_off(_Flight(id_, new_group, fingerprint), deadline)
+                return await self._take_off(Flight(id_, new_group, fingerprint), deadline)
             if flight.fingerprint == fingerprint:
                 return Answer(await self._landing(flight, deadline), AnswerStatus.REPLAYED)
             # Two bodies for one key: whose key it is shows when the first flight has landed.
@@ -227,7 +201,7 @@ class GroupCreator:
             except StrettoError:
                 continue
 
-    async def _take_off(self, flight: _Flight, deadline: float) -> Answer:
+    async def _take_off(self, flight: Flight, deadline: float) -> Answer:
         if self._stopping:
             raise Overloaded(_SHUTTING_DOWN, retry_after_seconds=RETRY_AFTER_SECONDS)
         self._limiter.admit(flight.new_group.owner)
@@ -240,9 +214,9 @@ class GroupCreator:
         return Answer(await self._landing(flight, deadline, own_deadline), flight.status)
 
     async def _landing(
-        self, flight: _Flight, deadline: float, timeout_at: float | None = None
+        self, flight: Flight, deadline: float, timeout_at: float | None = None
     ) -> CreatedGroup:
-        waiter = _Waiter(self._loop.create_future(), deadline)
+        waiter = Waiter(self._loop.create_future(), deadline)
         flight.waiters.append(waiter)
         try:
             async with asyncio.timeout_at(timeout_at or deadline):
@@ -250,7 +224,7 @@ class GroupCreator:
         except TimeoutError:
             raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS) from None
 
-    async def _fly(self, flight: _Flight) -> None:
+    async def _fly(self, flight: Flight) -> None:
         """Bring the flight down: every waiter gets the outcome or an error, whatever happens."""
         landed: CreatedGroup | StrettoError | None = None
         try:
@@ -268,11 +242,9 @@ class GroupCreator:
         finally:
             del self._flights[flight.group_id]
             # Nothing is known after a bug: it ends this task, and whoever waits is told.
-            told = landed or InternalError()
-            for waiter in flight.waiters:
-                waiter.land(told)
+            flight.land(landed or InternalError())
 
-    async def _settle(self, flight: _Flight) -> CreatedGroup | Failure:
+    async def _settle(self, flight: Flight) -> CreatedGroup | Failure:
         """Lead or follow until the attempt is settled: the protocol, in one place."""
         write = self._new_write(flight)
         for _ in range(TURNS_MAX):
@@ -290,7 +262,7 @@ class GroupCreator:
             write = followed
         raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
 
-    async def _follow(self, flight: _Flight, own: Write) -> CreatedGroup | Failure | Write:
+    async def _follow(self, flight: Flight, own: Write) -> CreatedGroup | Failure | Write:
         """Return the outcome of an attempt that is not ours, or the write by which it becomes so.
 
         `own` is the write we may have lost sight of: its token tells whether we led after all.
@@ -326,11 +298,14 @@ class GroupCreator:
                     pass
                 case decision:
                     assert_never(decision)
-            self._release_impatient(flight)
+            flight.release_impatient(self._loop.time())
+            if self._stopping or flight.is_abandoned:
+                # A flight that only watches another's attempt may end at any time.
+                raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
             await self._pause(poll_seconds * random.uniform(0.5, 1.0))
             poll_seconds = min(2 * poll_seconds, POLL_SECONDS_MAX)
 
-    def _new_write(self, flight: _Flight, *, is_claimed: bool = False) -> Write:
+    def _new_write(self, flight: Flight, *, is_claimed: bool = False) -> Write:
         return Write(
             group_id=flight.group_id,
             claim_token=uuid4(),
@@ -339,18 +314,6 @@ class GroupCreator:
             fingerprint=flight.fingerprint,
             is_claimed=is_claimed,
         )
-
-    def _release_impatient(self, flight: _Flight) -> None:
-        """Tell those whose time is up; raises `AttemptPending` when nobody waits any more.
-
-        A flight that only watches another's attempt may end at any time.
-        """
-        now = self._loop.time()
-        for waiter in flight.waiters:
-            if waiter.deadline <= now:
-                waiter.land(AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS))
-        if self._stopping or all(waiter.landed.done() for waiter in flight.waiters):
-            raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
 
 
 def _status_of_own(write: Write) -> AnswerStatus:
