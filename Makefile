@@ -50,9 +50,16 @@ format: $(VENV)/.dev ## Format the code and mend what can be mended
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 .PHONY: load
-load: $(LOAD_VENV)/.load ## Load a running service with locust (HOST= USERS= SECONDS= TOKEN_SECRET=)
-	@$(LOAD_VENV)/bin/locust --headless --only-summary -f loadtests/locustfile.py --host $(HOST) \
+# Where nothing is said, the secret that `make run` has made.
+load: export TOKEN_SECRET ?= $(shell cat $${STRETTO_DATA_DIR:-.stretto}/jwt-secret 2>/dev/null)
+load: $(LOAD_VENV)/.load ## Load a running service with locust and check (HOST= USERS= SECONDS= TOKEN_SECRET=)
+	@$(LOAD_VENV)/bin/locust --headless --only-summary --loglevel WARNING \
+	    -f loadtests/locustfile.py --host $(HOST) \
 	    --users $(USERS) --spawn-rate $(USERS) --run-time $(SECONDS)s
+
+.PHONY: load-smoke
+load-smoke: $(VENV)/.run $(LOAD_VENV)/.load ## Load a service of its own for 5 s, check, and stop it
+	@$(BIN)/python loadtests/smoke.py
 
 .PHONY: lock
 lock: $(VENV)/.dev ## Resolve the locked requirements anew

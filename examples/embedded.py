@@ -15,7 +15,6 @@ import uuid
 import asyncpg
 
 import stretto
-from stretto.storage.migrate import migrate
 
 
 async def main(dsn: str) -> None:
@@ -38,7 +37,7 @@ async def make_tables(dsn: str) -> None:
     """Do what `stretto migrate` does; a production system does it once, before a release."""
     connection = await asyncpg.connect(dsn, server_settings={"search_path": "stretto"})
     try:
-        await migrate(connection, "stretto")
+        await stretto.migrate(connection, "stretto")
     finally:
         await connection.close()
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 import stretto
-from stretto.storage.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +83,7 @@ async def make_tables(dsn: str) -> None:
     """Make stretto's tables and the host's."""
     connection = await asyncpg.connect(dsn, server_settings={"search_path": "stretto"})
     try:
-        await migrate(connection, "stretto")
+        await stretto.migrate(connection, "stretto")
         await connection.execute(TABLE)
     finally:
         await connection.close()

@@ -16,14 +16,19 @@ from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId, event
 from stretto.errors import (
     AttemptFailed,
     AttemptPending,
+    ConfigurationError,
     DatabaseUnavailable,
     GroupRejected,
     KeyReused,
     Overloaded,
+    RateLimited,
     StrettoError,
 )
 from stretto.http.auth import TokenSettings
 from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
+from stretto.protocol.ports import Unreachable
+from stretto.storage.attempts import OnCreate
+from stretto.storage.migrate import migrate
 
 __all__ = [
     "Answer",
@@ -34,6 +39,7 @@ __all__ = [
     "ClientError",
     "Component",
     "ComponentSettings",
+    "ConfigurationError",
     "CreatedGroup",
     "CreatorSettings",
     "DatabaseUnavailable",
@@ -42,14 +48,18 @@ __all__ = [
     "IdempotencyKey",
     "KeyReused",
     "NewGroup",
+    "OnCreate",
     "Overloaded",
+    "RateLimited",
     "StrettoClient",
     "StrettoError",
     "TokenSettings",
+    "Unreachable",
     "UserId",
     "create_app",
     "event_id",
     "group_id",
+    "migrate",
     "open_component",
     "setup",
 ]

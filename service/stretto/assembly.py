@@ -141,7 +141,7 @@ class AppOptions(TypedDict, total=False):
 
 
 def create_app(**options: Unpack[AppOptions]) -> web.Application:
-    """Return an application that serves the whole contract, to be run or mounted as a sub-app."""
+    """Return an application that serves the whole contract; `setup` mounts it on another."""
 
     @asynccontextmanager
     async def open_service() -> AsyncIterator[Service]:
@@ -176,7 +176,15 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
 
 def setup(app: web.Application, prefix: str, **options: Unpack[AppOptions]) -> None:
     """Mount the contract on a host's application below `prefix` (such as "/chat")."""
-    app.add_subapp(prefix, create_app(**options))
+    mounted = create_app(**options)
+    app.add_subapp(prefix, mounted)
+
+    async def clean_up(_: web.Application) -> AsyncIterator[None]:
+        yield
+        # Where the host's own start fails, aiohttp cleans up the host alone.
+        await mounted.shutdown()
+
+    app.cleanup_ctx.append(clean_up)
 
 
 @asynccontextmanager

@@ -104,7 +104,7 @@ async def client(proxy: Proxy) -> AsyncIterator[StrettoClient]:
         yield client
 
 
-def answering(status: int, body: bytes = b"", **headers: str) -> Step:
+def answering(status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> Step:
     """Return a step that answers in the service's place."""
 
     async def answer(*_: object) -> web.StreamResponse:
@@ -151,7 +151,7 @@ AGAIN: dict[str, Step] = {
     "a proxy's HTML 502": answering(502, HTML),
     "a proxy's JSON 504": answering(504, b'{"message": "time-out"}'),
     "a proxy's JSON list": answering(503, b"[]"),
-    "a proxy's own 429": answering(429, b"slow down", **{"Retry-After": "Wed, 21 Oct 2015"}),
+    "a proxy's own 429": answering(429, b"slow down", {"Retry-After": "Wed, 21 Oct 2015"}),
     "an advice nobody knows": answering(503, b'{"code": "x", "retry": "tomorrow"}'),
     "a code of no type": answering(503, b'{"code": [], "retry": []}'),
     "201 without a body": answering(201),
@@ -253,7 +253,7 @@ async def test_an_attempt_that_failed_for_good_tells_why(
     "step",
     [
         answering(200, b"{}"),
-        answering(302, Location="/elsewhere"),
+        answering(302, headers={"Location": "/elsewhere"}),
         answering(403, HTML),
         answering(404, b'{"message": "no such route"}'),
         answering(413, HTML),
@@ -326,7 +326,7 @@ async def test_the_wait_that_a_service_asks_for_is_kept(
     stamina.instrumentation.set_on_retry_hooks([lambda details: waits.append(details.wait_for)])
     # Waits are computed outside of test mode only.
     stamina.set_testing(False)
-    proxy.script = [answering(503, **{"Retry-After": field_value}), hang]
+    proxy.script = [answering(503, headers={"Retry-After": field_value}), hang]
     with pytest.raises(TimeoutError):
         await client.create_group("Team", timeout_seconds=0.05)
     assert 0 <= waits[0] - seconds <= client_module.BACKOFF_SECONDS_FIRST

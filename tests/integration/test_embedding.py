@@ -17,7 +17,7 @@ from stretto.protocol.ports import Unreachable
 from stretto.storage.migrate import migrate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from api_client import Api
 
@@ -148,6 +148,24 @@ async def test_the_hosts_own_errors_stay_the_hosts(
     reply = await api.get(path)
     assert (status, text) == (reply.status, reply.body)
     assert reply.headers["Content-Type"].startswith("text/plain")
+
+
+async def test_a_body_that_the_host_has_read_already_is_still_there(database_url: str) -> None:
+    """A host's middleware may look at bodies: to log them, or to verify a signature."""
+    lengths: list[int] = []
+
+    @web.middleware
+    async def look(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        lengths.append(len(await request.read()))
+        return await handler(request)
+
+    app = web.Application(middlewares=[look])
+    stretto.setup(app, "/chat", dsn=database_url, tokens=TOKENS)
+    async with api_of(app) as api:
+        await created(api, "k", "/chat")
+    assert lengths[0] > 0
 
 
 async def test_the_documentation_works_below_the_prefix(api: Api) -> None:

@@ -11,13 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import asyncpg
 import pytest
 
 from api_client import SECRET, TEAM, connected_api, token_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import asyncpg
 
     from service_process import ServiceProcess
 
@@ -32,10 +33,11 @@ async def started(
     """Start an example; it is killed where it does not end by itself."""
     clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-W", "error", EXAMPLES / example, *arguments),
+        *(sys.executable, "-W", "error", str(EXAMPLES / example), *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={**clean, "PYTHONUNBUFFERED": "1", **settings},
+        # Without asyncio's debug mode, in which the framework logs every request.
+        env={**clean, "PYTHONUNBUFFERED": "1", "PYTHONASYNCIODEBUG": "", **settings},
     )
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):

@@ -15,7 +15,7 @@ from stretto.domain import CreatedGroup, NewGroup, event_id
 from stretto.errors import Failure, GroupRejected
 from stretto.protocol.attempt import Attempt, AttemptStatus, GroupRow, Sighting
 from stretto.protocol.ports import OutcomeUnknown, Refused, Transient, Write
-from stretto.storage.database import WRITE_SECONDS, Database, watchdog
+from stretto.storage.database import WRITE_SECONDS, Database, is_lost, terminate, watchdog
 from stretto.storage.driver_errors import DRIVER_ERRORS, READ_ONLY, store_error
 from stretto.storage.queries import QUERIES
 
@@ -81,18 +81,19 @@ class PostgresWriteStore:
         """Give the connection back. Idempotent."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.remove_termination_listener(self._told_of_loss)
+            if not is_lost(connection):
+                connection.remove_termination_listener(self._told_of_loss)
             await self._database.give_back(connection)
 
     def cut_off(self) -> None:
         """Break the connection under a write: cancelling one may make the server call it done."""
         if self._is_writing and self._connection is not None:
-            self._connection.terminate()
+            terminate(self._connection)
 
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[Connection]:
         """Lend our connection; errors on it come out as the store's own."""
-        if self._connection is None or self._connection.is_closed():
+        if self._connection is None or is_lost(self._connection):
             await self._drop()
             self._connection = await self._database.lend()
             self._connection.add_termination_listener(self._told_of_loss)
@@ -102,7 +103,7 @@ class PostgresWriteStore:
             with watchdog(connection, WRITE_SECONDS):
                 yield connection
         except DRIVER_ERRORS as error:
-            told = store_error(error, connection_lives=not connection.is_closed())
+            told = store_error(error, connection_lives=not is_lost(connection))
             if isinstance(told, OutcomeUnknown) or getattr(error, "sqlstate", "") == READ_ONLY:
                 await self._drop()
             raise told from error
@@ -113,7 +114,7 @@ class PostgresWriteStore:
         """Give up a connection whose state nobody knows."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.terminate()
+            terminate(connection)
             await self._database.give_back(connection)
 
     def _told_of_loss(self, _: Connection) -> None:
@@ -132,7 +133,7 @@ class PostgresWriteStore:
                     await on_create(connection, created)
         except Exception as error:
             # Nothing is committed, since COMMIT was not sent.
-            if not connection.is_closed():
+            if not is_lost(connection):
                 await connection.execute("ROLLBACK")
             if isinstance(error, GroupRejected):
                 raise Refused(error.failure) from error

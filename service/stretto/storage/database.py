@@ -8,7 +8,7 @@ the server does not answer at all, the connection is terminated, which is an err
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from urllib.parse import urlsplit
@@ -104,13 +104,14 @@ class Database:
     async def give_back(self, connection: Connection) -> None:
         """Take a lent connection back, dead or alive; never raises for a dead one."""
         try:
-            if isinstance(connection, asyncpg.Connection):
+            # Not told by their type: asyncpg has a pool's connections pass for its own class.
+            if self._owns_pool:
                 await connection.close(timeout=GRACE_SECONDS)
             else:
                 assert self._pool is not None
-                await self._pool.release(connection, timeout=GRACE_SECONDS)
+                await self._pool.release(connection, timeout=GRACE_SECONDS)  # type: ignore[arg-type]
         except DRIVER_ERRORS:
-            connection.terminate()
+            terminate(connection)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Connection]:
@@ -156,13 +157,27 @@ class Database:
         raise Unreachable(type(trouble).__name__) from trouble
 
 
+def is_lost(connection: Connection) -> bool:
+    """Whether nothing can be sent any more; a pool takes a dead connection back by itself."""
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        return True
+
+
+def terminate(connection: Connection) -> None:
+    """Cut the connection, unless its pool has already taken it back."""
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()
+
+
 @contextmanager
 def watchdog(connection: Connection, seconds: float) -> Iterator[None]:
     """Terminate the connection after so many seconds, which fails whatever is waited for on it.
 
     Cancelling a query instead would open another connection to a server that may be frozen.
     """
-    timer = asyncio.get_running_loop().call_later(seconds, connection.terminate)
+    timer = asyncio.get_running_loop().call_later(seconds, terminate, connection)
     try:
         yield
     finally:
