@@ -31,7 +31,7 @@ test: $(VENV)/.dev ## Run the whole test suite against a real PostgreSQL
 	@$(BIN)/pytest $(PYTEST_ARGS)
 
 .PHONY: check
-check: format-check lint types layers compose test ## What CI runs: format, lint, types, layers, compose file, tests
+check: format-check lint types layers compose load-smoke test ## What CI runs: all checks, a short load, the suite
 
 .PHONY: format-check lint types layers compose
 format-check: $(VENV)/.dev
@@ -48,6 +48,10 @@ compose: $(VENV)/.dev
 .PHONY: format
 format: $(VENV)/.dev ## Format the code and mend what can be mended
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+.PHONY: bench
+bench: $(VENV)/.dev ## Measure stretto beside its alternatives, ratios first (ARGS="--rounds 5")
+	@$(BIN)/python -m loadtests.bench $(ARGS)
 
 .PHONY: load
 # Where nothing is said, the secret that `make run` has made.
