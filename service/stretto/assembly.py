@@ -27,7 +27,14 @@ from stretto.http.runner import ContractRunner
 from stretto.http.service import Service
 from stretto.protocol.creator import CreatorSettings, GroupCreator
 from stretto.protocol.lookup import AttemptLookup
-from stretto.protocol.ports import ConnectionLost, Event, Write, WriteResult
+from stretto.protocol.ports import (
+    AttemptAnswered,
+    BatchWritten,
+    ConnectionLost,
+    Event,
+    Write,
+    WriteResult,
+)
 from stretto.storage.attempts import OnCreate, PostgresAttemptStore, PostgresWriteStore
 from stretto.storage.database import Database
 from stretto.storage.groups import PostgresGroupStore
@@ -149,7 +156,9 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
 
         def observe(event: Event) -> None:
             metrics.observe(event)
-            log_event(event)
+            # The normal case is only counted.
+            if not isinstance(event, (AttemptAnswered, BatchWritten)):
+                log_event(event)
 
         async with (
             Authenticator(options["tokens"]) as authenticator,

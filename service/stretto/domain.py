@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, Self
-from uuid import NAMESPACE_URL, UUID, uuid5
+from uuid import NAMESPACE_URL, UUID
 
 import orjson
+from uuid_utils.compat import uuid5
 
 from stretto.errors import FieldError, KeyInvalid, RequestInvalid
 

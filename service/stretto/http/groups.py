@@ -29,14 +29,12 @@ async def create_group(request: web.Request) -> web.Response:
     headers = {
         # Relative to this very path, so that it is right under a host's prefix as well.
         "Location": f"{request.path}/{group.group_id}",
-        "Idempotency-Status": answer.status.value,
+        "Idempotency-Status": answer.status,
     }
     if answer.status.is_replay:
         headers["Idempotent-Replayed"] = "true"
     # Every success of a key has the same bytes: nothing that varies belongs in the body.
-    body = orjson.dumps(
-        {"group_id": str(group.group_id), "conversation_id": str(group.conversation_id)}
-    )
+    body = orjson.dumps({"group_id": group.group_id, "conversation_id": group.conversation_id})
     return web.Response(status=201, body=body, content_type="application/json", headers=headers)
 
 

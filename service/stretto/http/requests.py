@@ -23,6 +23,7 @@ from stretto.protocol.creator import WAIT_SECONDS_MAX
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from aiohttp import StreamReader
     from multidict import CIMultiDictProxy
 
 # 1,000 members of 128 characters and a description of the widest characters, with room for spaces.
@@ -62,25 +63,36 @@ async def read_document(request: web.Request) -> object:
     Raises `UnsupportedMediaType`, `BodyTooLarge` (the bytes are counted as they come, after
     decompression) or `RequestInvalid`.
     """
-    if _JSON_TYPE.fullmatch(request.headers.get(hdrs.CONTENT_TYPE, "")) is None:
+    media_type = request.headers.get(hdrs.CONTENT_TYPE, "")
+    if media_type != "application/json" and _JSON_TYPE.fullmatch(media_type) is None:
         raise UnsupportedMediaType
     if (request.content_length or 0) > BODY_BYTES_MAX:
         raise BodyTooLarge
-    if request.content.at_eof():
-        # A host's middleware has read it before us, and aiohttp has kept it; or there is none.
-        kept = await request.read()
-        if len(kept) > BODY_BYTES_MAX:
-            raise BodyTooLarge
-        return parse_json(kept)
-    body = bytearray()
+    content = request.content
     try:
-        async for chunk in request.content.iter_any():
-            body += chunk
-            if len(body) > BODY_BYTES_MAX:
-                raise BodyTooLarge
+        if content.at_eof():
+            # A host's middleware has read it before us, and aiohttp has kept it; or there is none.
+            body = await request.read()
+        elif content.is_eof():
+            # It came with the headers, as most do: there is nothing to wait for.
+            body = content.read_nowait()
+        else:
+            body = await _read_arriving(content)
     except web.RequestPayloadError as error:
         raise RequestInvalid([FieldError("", "cannot be decompressed or is cut off")]) from error
-    return parse_json(bytes(body))
+    if len(body) > BODY_BYTES_MAX:
+        raise BodyTooLarge
+    return parse_json(body)
+
+
+async def _read_arriving(content: StreamReader) -> bytes:
+    """Return what arrives, up to one chunk more than is allowed."""
+    body = bytearray()
+    async for chunk in content.iter_any():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            break
+    return bytes(body)
 
 
 def parse_json(body: bytes) -> object:

@@ -214,15 +214,15 @@ class GroupCreator:
         return Answer(await self._landing(flight, deadline, own_deadline), flight.status)
 
     async def _landing(
-        self, flight: Flight, deadline: float, timeout_at: float | None = None
+        self, flight: Flight, deadline: float, patience_until: float | None = None
     ) -> CreatedGroup:
         waiter = Waiter(self._loop.create_future(), deadline)
         flight.waiters.append(waiter)
+        patience = self._loop.call_at(patience_until or deadline, waiter.give_up)
         try:
-            async with asyncio.timeout_at(timeout_at or deadline):
-                return await waiter.landed
-        except TimeoutError:
-            raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS) from None
+            return await waiter.landed
+        finally:
+            patience.cancel()
 
     async def _fly(self, flight: Flight) -> None:
         """Bring the flight down: every waiter gets the outcome or an error, whatever happens."""

@@ -28,6 +28,10 @@ class Waiter:
     landed: asyncio.Future[CreatedGroup]
     deadline: float
 
+    def give_up(self) -> None:
+        """Tell the waiter that the attempt is pending: its time is up."""
+        self.land(AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS))
+
     def land(self, result: CreatedGroup | StrettoError) -> None:
         """Answer the waiter, unless it has left."""
         if self.landed.done():
@@ -63,4 +67,4 @@ class Flight:
         """Tell those whose time is up that the attempt is pending."""
         for waiter in self.waiters:
             if waiter.deadline <= now:
-                waiter.land(AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS))
+                waiter.give_up()

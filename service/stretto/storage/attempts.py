@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
+from uuid import UUID
 
 import asyncpg
 import orjson
@@ -22,7 +23,6 @@ from stretto.storage.queries import QUERIES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from datetime import datetime
-    from uuid import UUID
 
     from stretto.storage.database import Connection
 
@@ -224,6 +224,11 @@ def _created(write: Write) -> CreatedGroup:
     return CreatedGroup(write.group_id, write.conversation_id)
 
 
+def _uuid(value: UUID) -> UUID:
+    """Return the standard library's UUID: what the driver returns is its own, which orjson refuses."""
+    return UUID(bytes=value.bytes)
+
+
 def _sighting(group_id: UUID, row: asyncpg.Record) -> Sighting:
     attempt = group = None
     if row["status"] is not None:
@@ -234,13 +239,13 @@ def _sighting(group_id: UUID, row: asyncpg.Record) -> Sighting:
             status=AttemptStatus(row["status"]),
             fingerprint=row["fingerprint"],
             claim_token=row["claim_token"],
-            conversation_id=row["conversation_id"],
+            conversation_id=row["conversation_id"] and _uuid(row["conversation_id"]),
             failure=failure,
             claimed_at=row["claimed_at"],
             settled_at=row["settled_at"],
             lease_over=row["lease_over"],
         )
     if row["group_conversation_id"] is not None:
-        created = CreatedGroup(group_id, row["group_conversation_id"])
+        created = CreatedGroup(group_id, _uuid(row["group_conversation_id"]))
         group = GroupRow(created, row["group_fingerprint"], row["group_created_at"])
     return Sighting(attempt, group)
