@@ -21,6 +21,7 @@ from aiohttp import web
 
 from stretto.actors.mailbox import Mailbox
 from stretto.actors.writer import GroupWriter
+from stretto.errors import ListenError
 from stretto.http.app import build_app
 from stretto.http.auth import Authenticator, TokenSettings
 from stretto.http.runner import ContractRunner
@@ -200,7 +201,7 @@ def setup(app: web.Application, prefix: str, **options: Unpack[AppOptions]) -> N
 async def serving(
     app: web.Application, *, host: str, port: int, share_port: bool = False
 ) -> AsyncIterator[int]:
-    """Serve the application; yields the port."""
+    """Serve the application; yields the port. Raises `ListenError`."""
     runner = ContractRunner(
         app,
         # A client that hangs up frees its waiter; the flight goes on without it.
@@ -212,7 +213,11 @@ async def serving(
     try:
         await runner.setup()
         site = web.TCPSite(runner, host, port, reuse_port=share_port or None)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            message = f"cannot listen on {host}:{port} ({error.strerror}); choose another port"
+            raise ListenError(message) from error
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()

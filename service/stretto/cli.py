@@ -1,7 +1,13 @@
 """The command `stretto`: runs the service and looks after its database.
 
-Exit codes: 0 done; 1 not found, or a guarantee does not hold; 2 wrong usage or settings; 3 the
-database does not answer; 4 the embedded server cannot run.
+Exit codes:
+  0    done
+  1    not found, or a guarantee does not hold
+  2    wrong usage or settings
+  3    the database does not answer, or lacks the tables
+  4    the embedded server cannot run
+  5    the address is in use, or may not be listened on
+  130  interrupted
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+import asyncpg
 import orjson
 import typer
 import uvloop
@@ -23,7 +30,7 @@ from rich.progress import Progress
 
 from stretto.config import PREFIX, Settings, read_settings
 from stretto.domain import IdempotencyKey, UserId
-from stretto.errors import ConfigurationError, EmbeddedError, KeyInvalid, NotFound
+from stretto.errors import ConfigurationError, EmbeddedError, KeyInvalid, ListenError, NotFound
 from stretto.http.auth import make_token
 from stretto.http.openapi import OPENAPI
 from stretto.protocol.lookup import AttemptLookup
@@ -46,6 +53,8 @@ EXIT_VIOLATION: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_DATABASE: Final = 3
 EXIT_EMBEDDED: Final = 4
+EXIT_PORT: Final = 5
+EXIT_INTERRUPTED: Final = 130
 
 Result = TypeVar("Result")
 
@@ -98,7 +107,7 @@ def migrate(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     async def run() -> None:
         async with (
             database_place(settings, _say) as place,
-            database_connection(place.dsn, settings.db_schema) as connection,
+            database_connection(place.dsn, settings.db_schema, needs_tables=False) as connection,
         ):
             numbers = await migrate_database(connection, settings.db_schema)
         stdout.print(f"applied: {', '.join(map(str, numbers))}" if numbers else "up to date")
@@ -245,6 +254,12 @@ def main() -> None:
         _fail(str(error), EXIT_DATABASE)
     except NotFound as error:
         _fail(error.detail, EXIT_NOT_FOUND)
+    except asyncpg.PostgresError as error:
+        _fail(f"the database refused: {error}", EXIT_DATABASE)
+    except ListenError as error:
+        _fail(str(error), EXIT_PORT)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        _fail("interrupted", EXIT_INTERRUPTED)
 
 
 def _run(work: Coroutine[Any, Any, Result], settings: Settings) -> Result:

@@ -27,7 +27,9 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True
     )
 
-    database_url: str = Field("", description="PostgreSQL URL; empty: an embedded server")
+    database_url: str = Field(
+        "", description="PostgreSQL URL; empty: an embedded server", repr=False
+    )
     db_schema: str = Field(
         "stretto", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="schema of the tables"
     )

@@ -179,5 +179,9 @@ class ConfigurationError(Exception):
     """The service cannot start with these settings; the message lists every fault."""
 
 
+class ListenError(Exception):
+    """The address cannot be listened on; the message says which and why."""
+
+
 class EmbeddedError(Exception):
     """The embedded PostgreSQL cannot run here; the message says what to do."""

@@ -13,13 +13,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import asyncpg
+
 from stretto.config import require_token_settings
 from stretto.errors import ConfigurationError
 from stretto.http.auth import TokenSettings
 from stretto.protocol.ports import Unreachable
-from stretto.storage.database import Database
+from stretto.storage.database import NO_TABLES, Database
 from stretto.storage.embedded import embedded_postgres
+from stretto.storage.embedded_place import bundled_programs
 from stretto.storage.migrate import migrate
+from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -31,11 +35,17 @@ if TYPE_CHECKING:
 # A database that is being started or failed over needs some seconds; a wrong address never works.
 START_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 0.5
+# Waiting makes neither a password right nor a database exist.
+_HOPELESS: Final = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidPasswordError,
+    asyncpg.InvalidCatalogNameError,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the service's data are, and the folder of PostgreSQL's own programs, if we brought it."""
+    """Where the service's data are, and the folder of PostgreSQL's own programs, if we have one."""
 
     dsn: str
     programs: Path | None
@@ -49,38 +59,50 @@ async def database_place(settings: Settings, notify: Callable[[str], None]) -> A
     `ConfigurationError`.
     """
     if not settings.is_embedded:
-        yield Place(settings.database_url, None)
+        yield Place(settings.database_url, bundled_programs())
         return
     async with embedded_postgres(settings.data_dir, notify=notify) as server:
-        async with database_connection(server.dsn, settings.db_schema) as connection:
+        async with database_connection(
+            server.dsn, settings.db_schema, needs_tables=False
+        ) as connection:
             await migrate(connection, settings.db_schema)
         yield Place(server.dsn, server.bin_dir)
 
 
 @asynccontextmanager
-async def database_connection(dsn: str, schema: str) -> AsyncIterator[Connection]:
+async def database_connection(
+    dsn: str, schema: str, *, needs_tables: bool = True
+) -> AsyncIterator[Connection]:
     """Lend one connection; a database that does not answer yet is waited for, for a while.
 
-    Raises `Unreachable`.
+    Raises `Unreachable`, also where the tables are wanted and are not there.
     """
     async with Database(dsn, schema=schema) as database:
-        deadline = asyncio.get_running_loop().time() + START_SECONDS
-        while True:
-            try:
-                connection = await database.lend()
-                break
-            except Unreachable as error:
-                if asyncio.get_running_loop().time() >= deadline:
-                    message = (
-                        f"the database did not answer within {START_SECONDS:.0f} s ({error});"
-                        " is STRETTO_DATABASE_URL right?"
-                    )
-                    raise Unreachable(message) from error
-            await asyncio.sleep(RETRY_SECONDS)
+        connection = await _patient_lend(database)
         try:
+            if needs_tables and not await connection.fetchval(QUERIES["ping"]):
+                raise Unreachable(NO_TABLES)
             yield connection
         finally:
             await database.give_back(connection)
+
+
+async def _patient_lend(database: Database) -> Connection:
+    deadline = asyncio.get_running_loop().time() + START_SECONDS
+    while True:
+        try:
+            return await database.lend()
+        except Unreachable as error:
+            if isinstance(error.__cause__, _HOPELESS):
+                message = f"the database refused us ({error}); is STRETTO_DATABASE_URL right?"
+                raise Unreachable(message) from error
+            if asyncio.get_running_loop().time() >= deadline:
+                message = (
+                    f"the database did not answer within {START_SECONDS:.0f} s ({error});"
+                    " is STRETTO_DATABASE_URL right?"
+                )
+                raise Unreachable(message) from error
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 def token_settings(settings: Settings) -> TokenSettings:

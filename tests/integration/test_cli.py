@@ -1,0 +1,224 @@
+"""The command as operators use it: real processes, their output and their exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from api_client import SECRET, Api, connected_api, token_of
+from service_process import ServiceProcess
+from stretto.config import Settings
+from stretto.domain import group_id
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+COMMANDS = ("serve", "migrate", "token", "attempt", "psql", "sweep", "check", "openapi")
+
+
+async def stretto(*arguments: str, **settings: str) -> tuple[int, str, str]:
+    """Run a command; return exit code, output and errors. No command may show a traceback."""
+    clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stretto", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=clean | {f"STRETTO_{name}": value for name, value in settings.items()},
+    )
+    output, errors = await process.communicate()
+    assert b"Traceback" not in output + errors, errors.decode()
+    assert process.returncode is not None
+    return process.returncode, output.decode(), errors.decode()
+
+
+async def test_help_names_every_command_setting_and_exit_code() -> None:
+    """Line by line, as it can be read."""
+    code, text, _ = await stretto("--help")
+    lines = [line.strip() for line in text.splitlines()]
+    assert code == 0
+    for command in COMMANDS:
+        assert any(line.startswith(f"{command} ") for line in lines)
+    for name in Settings.model_fields:
+        assert any(line.startswith(f"STRETTO_{name.upper()} ") for line in lines)
+    for exit_code in ("0", "1", "2", "3", "4", "5", "130"):
+        assert any(line.startswith(f"{exit_code} ") for line in lines)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_every_command_explains_itself(command: str) -> None:
+    """With an example."""
+    code, text, _ = await stretto(command, "--help")
+    assert code == 0
+    assert "Example:" in text
+
+
+async def test_a_database_is_migrated_once(database_url: str, connection: Connection) -> None:
+    """The second time there is nothing to do."""
+    await connection.execute("DROP SCHEMA stretto CASCADE")
+    assert (0, "applied: 1\n") == (await stretto("migrate", DATABASE_URL=database_url))[:2]
+    assert (0, "up to date\n") == (await stretto("migrate", DATABASE_URL=database_url))[:2]
+
+
+@pytest.mark.parametrize("command", [("check",), ("sweep",), ("attempt", "alice", "k"), ("serve",)])
+async def test_a_database_without_tables_is_told_what_to_do(
+    command: tuple[str, ...], database_url: str, connection: Connection
+) -> None:
+    """Exit 3, which is not the 1 of a violation."""
+    await connection.execute("DROP SCHEMA stretto CASCADE")
+    code, _, errors = await stretto(*command, DATABASE_URL=database_url, JWT_SECRET=SECRET)
+    assert code == 3
+    assert "stretto migrate" in errors
+
+
+async def test_a_made_token_is_accepted(database_url: str) -> None:
+    """It names the user."""
+    _, token, _ = await stretto("token", "alice", "--hours", "1", JWT_SECRET=SECRET)
+    headers = {"Authorization": f"Bearer {token.strip()}"}
+    async with (
+        ServiceProcess({"DATABASE_URL": database_url}) as service,
+        connected_api(service.url) as api,
+    ):
+        assert (await api.get("/v1/groups", user=None, headers=headers)).status == 200
+
+
+async def test_an_attempt_is_shown_or_missed(database_url: str, api: Api) -> None:
+    """By owner and key."""
+    created = (await api.create("k")).json
+    code, output, _ = await stretto("attempt", "alice", "k", DATABASE_URL=database_url)
+    assert code == 0
+    assert {"status": "succeeded", **created}.items() <= orjson.loads(output).items()
+    assert (await stretto("attempt", "alice", "other", DATABASE_URL=database_url))[0] == 1
+
+
+async def test_check_finds_what_was_planted(
+    database_url: str, api: Api, connection: Connection
+) -> None:
+    """Exit 0 on a sound database, 1 with the group's id on a broken one."""
+    created = (await api.create("k")).json
+    code, output, _ = await stretto("check", DATABASE_URL=database_url)
+    assert (0, "1 attempts, 1 groups, 1 events: no violations\n") == (code, output)
+    await connection.execute("DELETE FROM outbox")
+    code, output, _ = await stretto("check", DATABASE_URL=database_url)
+    assert code == 1
+    assert f"{created['group_id']}: group without its event" in output
+
+
+async def test_sweep_deletes_what_is_past_its_retention(
+    database_url: str, api: Api, connection: Connection
+) -> None:
+    """After counting it, if asked; the key still finds its group."""
+    await api.create("old")
+    await api.create("new")
+    await connection.execute(
+        f"""CREATE TEMP TABLE kept AS SELECT * FROM attempt; TRUNCATE attempt;
+            UPDATE kept SET settled_at = settled_at - interval '8 days'
+            WHERE group_id = '{group_id("alice", "old")}';
+            INSERT INTO attempt SELECT * FROM kept"""
+    )
+    settings = {"DATABASE_URL": database_url, "RETENTION_DAYS": "7"}
+    assert "would delete 1 attempts" in (await stretto("sweep", "--dry-run", **settings))[1]
+    assert "deleted 1 attempts" in (await stretto("sweep", **settings))[1]
+    assert await connection.fetchval("SELECT count(*) FROM attempt") == 1
+    reply = await api.create("old")
+    assert (201, "true") == (reply.status, reply.headers["Idempotent-Replayed"])
+
+
+async def test_the_openapi_document_can_be_printed() -> None:
+    """As JSON."""
+    assert orjson.loads((await stretto("openapi"))[1])["openapi"] == "3.1.0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        (("serve",), {"DATABASE_URL": "postgresql://127.0.0.1:1/x"}),
+        (("serve",), {"PORT": "x"}),
+        (("serve",), {"PROT": "1"}),
+        (("token", "ü"), {"JWT_SECRET": SECRET}),
+        (("token", "alice"), {"JWKS_URL": "http://127.0.0.1/keys"}),
+        (("attempt", "alice", "two words"), {}),
+        (("nonsense",), {}),
+        (("serve", "--nonsense"), {}),
+    ],
+)
+async def test_wrong_usage_is_told_at_once(
+    arguments: tuple[str, ...], settings: dict[str, str]
+) -> None:
+    """Exit 2, and the reason in words."""
+    code, _, errors = await stretto(*arguments, **settings)
+    assert code == 2
+    assert errors
+
+
+async def test_a_database_that_is_away_ends_the_start_after_a_while() -> None:
+    """Exit 3, with the address as the suspect."""
+    async with asyncio.timeout(20):
+        code, _, errors = await stretto(
+            "serve", DATABASE_URL="postgresql://x@127.0.0.1:1/x", JWT_SECRET=SECRET
+        )
+    assert code == 3
+    assert "STRETTO_DATABASE_URL" in errors
+
+
+async def test_a_wrong_password_is_not_waited_for(database_url: str) -> None:
+    """It does not become right."""
+    user, _, rest = database_url.partition("@")
+    wrong = user[: user.rindex(":")] + ":wrong@" + rest
+    async with asyncio.timeout(5):
+        code, _, errors = await stretto("check", DATABASE_URL=wrong)
+    assert code == 3
+    assert "refused us" in errors
+
+
+async def test_a_taken_port_is_named(database_url: str) -> None:
+    """Exit 5."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, _, errors = await stretto(
+            "serve", DATABASE_URL=database_url, JWT_SECRET=SECRET, PORT=port
+        )
+    assert code == 5
+    assert port in errors
+
+
+async def test_ctrl_c_ends_the_service_with_0(database_url: str) -> None:
+    """It was asked to stop, and did."""
+    async with ServiceProcess({"DATABASE_URL": database_url}) as service:
+        service.signal(signal.SIGINT)
+        assert await service.exited() == 0
+
+
+async def test_no_key_and_no_token_is_ever_logged(database_url: str) -> None:
+    """Whatever goes right or wrong."""
+    async with ServiceProcess({"DATABASE_URL": database_url, "LOG_LEVEL": "debug"}) as service:
+        async with connected_api(service.url) as api:
+            await api.create("a-very-secret-key")
+            await api.create("a-very-secret-key", {"name": "Other"})
+            await api.get("/v1/attempts/a-very-secret-key")
+        service.signal(signal.SIGTERM)
+        await service.exited()
+    log = b"".join(service.log).decode()
+    assert "secret-key" not in log
+    assert token_of("alice").split(".")[1][:20] not in log
+
+
+async def test_psql_sees_the_tables_and_passes_its_exit_code_on(
+    database_url: str, api: Api
+) -> None:
+    """With psql's own arguments."""
+    created = (await api.create("k")).json
+    query = "select group_id from chat_group"
+    code, output, _ = await stretto("psql", "-Atc", query, DATABASE_URL=database_url)
+    assert (0, created["group_id"]) == (code, output.strip())
+    assert (await stretto("psql", "-c", "nonsense", DATABASE_URL=database_url))[0] == 1

@@ -1,0 +1,175 @@
+"""The issuer's keys: fetched once for all, kept while it is away, never hammered for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import jwt
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
+
+from stretto.errors import Overloaded, Unauthenticated
+from stretto.http.auth import Authenticator, TokenSettings
+from stretto.http.jwks import COOL_DOWN_SECONDS, DOCUMENT_BYTES_MAX, KEPT_SECONDS, STALE_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+OLD, NEW = ed25519.Ed25519PrivateKey.generate(), ed25519.Ed25519PrivateKey.generate()
+RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def published(key: Any, kid: str, **more: str) -> dict[str, Any]:
+    """Return a key as its issuer publishes it."""
+    algorithm = jwt.get_algorithm_by_name("RS256" if key is RSA else "EdDSA")
+    return {**algorithm.to_jwk(key.public_key(), as_dict=True), "kid": kid, **more}
+
+
+def bearer(key: Any, kid: str | None) -> str:
+    """Return alice's token."""
+    headers = {} if kid is None else {"kid": kid}
+    algorithm = "RS256" if key is RSA else "EdDSA"
+    return "Bearer " + jwt.encode({"sub": "alice"}, key, algorithm, headers=headers)
+
+
+class Issuer:
+    """Publishes keys, counts who asks, and goes away on command."""
+
+    def __init__(self) -> None:
+        self.keys: list[dict[str, Any]] = [published(OLD, "old")]
+        self.asked = 0
+        self.status = 200
+        self.padding = ""
+        self.now = 0.0
+
+    async def answer(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        return web.json_response({"keys": self.keys, "padding": self.padding}, status=self.status)
+
+
+@pytest.fixture
+def issuer() -> Issuer:
+    """An issuer with one key."""
+    return Issuer()
+
+
+@pytest_asyncio.fixture
+async def known(issuer: Issuer) -> AsyncIterator[Authenticator]:
+    """An authenticator that asks the issuer, on the issuer's clock."""
+    app = web.Application()
+    app.router.add_get("/keys", issuer.answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
+    try:
+        async with Authenticator(TokenSettings(jwks_url=url), lambda: issuer.now) as known:
+            yield known
+    finally:
+        await runner.cleanup()
+
+
+async def test_keys_are_fetched_once_for_everybody(known: Authenticator, issuer: Issuer) -> None:
+    """A herd of first requests asks the issuer a single time."""
+    tokens = [bearer(OLD, "old") + "" for _ in range(50)]
+    owners = await asyncio.gather(*(known.owner(token) for token in tokens))
+    assert ({"alice"}, 1) == (set(owners), issuer.asked)
+
+
+async def test_a_request_that_is_given_up_does_not_spoil_the_fetch(
+    known: Authenticator, issuer: Issuer
+) -> None:
+    """The next in line fetches."""
+    first = asyncio.ensure_future(known.owner(bearer(OLD, "old")))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(known.owner(bearer(OLD, "old")))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == "alice"
+
+
+async def test_a_new_key_is_found_and_garbage_does_not_hammer(
+    known: Authenticator, issuer: Issuer
+) -> None:
+    """An unknown id makes us look again, at most once per cool-down."""
+    await known.owner(bearer(OLD, "old"))
+    issuer.keys.append(published(NEW, "new"))
+    for _ in range(20):
+        with pytest.raises(Unauthenticated):
+            await known.owner(bearer(NEW, "new"))
+    assert issuer.asked == 1
+    issuer.now += COOL_DOWN_SECONDS
+    assert await known.owner(bearer(NEW, "new")) == "alice"
+    assert issuer.asked == 2
+
+
+async def test_a_withdrawn_key_counts_no_longer_once_that_is_known(
+    known: Authenticator, issuer: Issuer
+) -> None:
+    """Nor does what was verified with it."""
+    token = bearer(OLD, "old")
+    await known.owner(token)
+    issuer.keys = [published(NEW, "new")]
+    issuer.now += COOL_DOWN_SECONDS
+    await known.owner(bearer(NEW, "new"))
+    with pytest.raises(Unauthenticated):
+        await known.owner(token)
+
+
+async def test_known_keys_outlive_their_issuer_for_a_day(
+    known: Authenticator, issuer: Issuer
+) -> None:
+    """Its trouble is not ours at once, but not never either."""
+    await known.owner(bearer(OLD, "old"))
+    issuer.status = 503
+    issuer.now += KEPT_SECONDS + 1
+    assert await known.owner(bearer(OLD, "old")) == "alice"
+    issuer.now += STALE_SECONDS
+    with pytest.raises(Overloaded):
+        await known.owner(bearer(OLD, "old"))
+
+
+@pytest.mark.parametrize("trouble", ["status", "size"])
+async def test_without_any_keys_nobody_is_judged(
+    trouble: str, known: Authenticator, issuer: Issuer
+) -> None:
+    """503 rather than 401: the token may be good."""
+    if trouble == "status":
+        issuer.status = 500
+    else:
+        issuer.padding = "x" * DOCUMENT_BYTES_MAX
+    with pytest.raises(Overloaded):
+        await known.owner(bearer(OLD, "old"))
+
+
+async def test_only_usable_keys_are_taken(known: Authenticator, issuer: Issuer) -> None:
+    """Secrets, broken ones and those for encryption are left out; the rest serves."""
+    issuer.keys = [
+        {"kty": "oct", "kid": "secret", "k": "AAAA", "alg": "HS256"},
+        {"kty": "OKP", "kid": "broken", "crv": "Ed25519", "x": "!"},
+        published(NEW, "encryption", use="enc"),
+        published(RSA, "good"),
+    ]
+    assert await known.owner(bearer(RSA, "good")) == "alice"
+    # The only usable key also serves tokens that name none.
+    assert await known.owner(bearer(RSA, None)) == "alice"
+    for kid in ("secret", "broken", "encryption"):
+        with pytest.raises(Unauthenticated):
+            await known.owner(bearer(NEW, kid))
+
+
+async def test_a_token_must_name_one_of_several_keys(known: Authenticator, issuer: Issuer) -> None:
+    """Guessing is not verifying."""
+    issuer.keys.append(published(NEW, "new"))
+    with pytest.raises(Unauthenticated):
+        await known.owner(bearer(OLD, None))
+
+
+async def test_a_tokens_algorithm_is_its_keys(known: Authenticator, issuer: Issuer) -> None:
+    """A key of one kind verifies no signature of another."""
+    issuer.keys = [published(OLD, "old"), published(RSA, "rsa")]
+    with pytest.raises(Unauthenticated):
+        await known.owner(bearer(OLD, "rsa"))

@@ -1,0 +1,68 @@
+"""What an error says about a write, by its SQLSTATE and by whether the connection lives."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from stretto.protocol.ports import OutcomeUnknown, Refused, StoreError, Transient, Unreachable
+from stretto.storage.driver_errors import store_error
+
+
+def server_error(state: str) -> asyncpg.PostgresError:
+    """Return the error that the driver makes of a server's message."""
+    fields = {"C": state, "M": "the row (alice, secret plans) is wrong", "n": "some_check"}
+    error: asyncpg.PostgresError = asyncpg.PostgresError.new(fields)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("expected", "states"),
+    [
+        (Transient, ["40001", "40P01", "53100", "53200", "53300", "55P03", "57014", "0A000"]),
+        (Transient, ["25006"]),
+        (Refused, ["22001", "22P05", "23502", "23503", "23505", "23514", "44000", "P0001"]),
+        # PgBouncer calls a dead server 08P01, with the connection to itself alive.
+        (OutcomeUnknown, ["08P01", "08006", "57P01", "57P02", "57P03", "58030", "XX000", "XX001"]),
+        (Unreachable, ["42P01", "42501", "3F000", "28000", "55000"]),
+    ],
+)
+def test_a_state_says_what_became_of_the_write(
+    expected: type[StoreError], states: list[str]
+) -> None:
+    """Committed is only what has returned; failed is only what the request itself has caused."""
+    for state in states:
+        assert type(store_error(server_error(state), connection_lives=True)) is expected, state
+
+
+@pytest.mark.parametrize("state", ["40001", "23505", "42P01", "57014"])
+def test_on_a_dead_connection_no_error_is_believed(state: str) -> None:
+    """It may be about something else than our write."""
+    error = store_error(server_error(state), connection_lives=False)
+    assert isinstance(error, OutcomeUnknown)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(),
+        TimeoutError(),
+        asyncpg.InterfaceError("cannot perform operation"),
+        asyncpg.InternalClientError("cannot switch to state 12"),
+        # Raised after the server has already done the statement.
+        asyncpg.exceptions.OutdatedSchemaCacheError("cache"),
+        asyncpg.ConnectionDoesNotExistError("closed in the middle of operation"),
+    ],
+)
+def test_trouble_of_the_driver_or_the_socket_leaves_the_outcome_unknown(error: Exception) -> None:
+    """The statement may have been sent."""
+    assert isinstance(store_error(error, connection_lives=True), OutcomeUnknown)
+
+
+def test_a_refusal_names_the_constraint_and_no_data() -> None:
+    """It is stored and told to the client."""
+    refused = store_error(server_error("23514"), connection_lives=True)
+    assert isinstance(refused, Refused)
+    assert refused.failure.code == "refused_by_database"
+    assert "some_check" in refused.failure.detail
+    assert "secret" not in refused.failure.detail

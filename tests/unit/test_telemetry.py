@@ -1,0 +1,119 @@
+"""What is logged: one JSON object a line, and nothing that must not be."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import orjson
+import pytest
+
+from stretto.errors import GroupRejected
+from stretto.protocol.ports import (
+    AttemptAnswered,
+    BatchWritten,
+    ConnectionLost,
+    Event,
+    GuaranteeBroken,
+    Transient,
+    WriterCrashed,
+    WriteTrouble,
+)
+from stretto.telemetry import Metrics, configure_logging, log_event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def _json_logs(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Log as a service does, for the length of a test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    configure_logging(level="info", as_json=True)
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+def logged(capsys: pytest.CaptureFixture[str], event: Event) -> list[dict[str, Any]]:
+    """Return what an event becomes."""
+    log_event(event)
+    return [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def raised(error: Exception, cause: Exception | None = None) -> Any:
+    """Return the error as if it had been raised, from a function with a secret."""
+    secret = "a token"  # noqa: F841 it must not show
+    try:
+        raise error from cause
+    except type(error) as caught:
+        return caught
+
+
+@pytest.mark.usefixtures("_json_logs")
+def test_an_event_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its level and its time."""
+    (line,) = logged(capsys, GuaranteeBroken(UUID(int=1)))
+    assert ("guarantee.broken", "critical", "G4", str(UUID(int=1))) == (
+        line["event"],
+        line["level"],
+        line["guarantee"],
+        line["group_id"],
+    )
+    assert line["timestamp"].endswith("Z")
+    assert "writer.connection_lost" == logged(capsys, ConnectionLost())[0]["event"]
+
+
+@pytest.mark.usefixtures("_json_logs")
+def test_the_normal_case_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is counted."""
+    for event in (AttemptAnswered("created"), BatchWritten(1, 1, 0.1)):
+        assert [] == logged(capsys, event)
+
+
+@pytest.mark.usefixtures("_json_logs")
+@pytest.mark.parametrize(
+    ("has_traceback", "cause"),
+    [
+        (True, KeyError("x")),
+        (False, GroupRejected("quota", "x")),
+        (False, OSError()),
+        (False, None),
+    ],
+)
+def test_only_a_bug_is_logged_with_its_traceback(
+    has_traceback: bool, cause: Exception | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A host's veto and the network's troubles need none; and no variables are shown."""
+    trouble = WriteTrouble(raised(Transient("on_create raised"), cause and raised(cause)), 3)
+    (line,) = logged(capsys, trouble)
+    assert ("write.trouble", "Transient", 3) == (line["event"], line["kind"], line["writes"])
+    assert has_traceback == ("Traceback" in line.get("exception", ""))
+    assert "a token" not in str(line).replace('secret = "a token"', "")
+
+
+@pytest.mark.usefixtures("_json_logs")
+def test_a_crashed_writer_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its traceback: it is a bug."""
+    (line,) = logged(capsys, WriterCrashed(raised(ZeroDivisionError())))
+    assert ("writer.crashed", "error") == (line["event"], line["level"])
+    assert "ZeroDivisionError" in line["exception"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "event"),
+    [
+        ('stretto_attempts_total{outcome="created"} 1.0', AttemptAnswered("created")),
+        ("stretto_batch_writes_sum 7.0", BatchWritten(7, 6, 0.1)),
+        ('stretto_write_trouble_total{kind="Transient"} 3.0', WriteTrouble(Transient(), 3)),
+        ("stretto_writer_connections_lost_total 1.0", ConnectionLost()),
+        ("stretto_writers_crashed_total 1.0", WriterCrashed(ValueError())),
+        ("stretto_guarantees_broken_total 1.0", GuaranteeBroken(UUID(int=1))),
+    ],
+)
+def test_every_event_is_counted(expected: str, event: Event) -> None:
+    """Under the name that the docs give."""
+    metrics = Metrics()
+    metrics.observe(event)
+    assert expected in metrics.exposition().decode().splitlines()
