@@ -31,9 +31,12 @@ def _json_logs(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
     """Log as a service does, for the length of a test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    # Whatever is configured before is closed: the test runner's own handlers must not be.
+    root.handlers.clear()
     configure_logging(level="info", as_json=True)
     yield
-    root.handlers[:], root.level = handlers, level
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def logged(capsys: pytest.CaptureFixture[str], event: Event) -> list[dict[str, Any]]:
