@@ -14,7 +14,6 @@ from stretto.protocol.ports import (
     AttemptAnswered,
     BatchWritten,
     ConnectionLost,
-    Event,
     GuaranteeBroken,
     Transient,
     WriterCrashed,
@@ -23,25 +22,21 @@ from stretto.protocol.ports import (
 from stretto.telemetry import Metrics, configure_logging, log_event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def _json_logs(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Log as a service does, for the length of a test."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    # Whatever is configured before is closed: the test runner's own handlers must not be.
-    root.handlers.clear()
-    configure_logging(level="info", as_json=True)
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    from stretto.protocol.ports import Event
 
 
 def logged(capsys: pytest.CaptureFixture[str], event: Event) -> list[dict[str, Any]]:
-    """Return what an event becomes."""
-    log_event(event)
+    """Return what a service logs of an event, line by line."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    # What is configured before is closed: the test runner's own handlers must not be.
+    root.handlers.clear()
+    try:
+        configure_logging(level="info", as_json=True)
+        log_event(event)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
     return [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
@@ -54,7 +49,6 @@ def raised(error: Exception, cause: Exception | None = None) -> Any:
         return caught
 
 
-@pytest.mark.usefixtures("_json_logs")
 def test_an_event_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     """With its level and its time."""
     (line,) = logged(capsys, GuaranteeBroken(UUID(int=1)))
@@ -68,14 +62,12 @@ def test_an_event_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert "writer.connection_lost" == logged(capsys, ConnectionLost())[0]["event"]
 
 
-@pytest.mark.usefixtures("_json_logs")
 def test_the_normal_case_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     """It is counted."""
     for event in (AttemptAnswered("created"), BatchWritten(1, 1, 0.1)):
         assert [] == logged(capsys, event)
 
 
-@pytest.mark.usefixtures("_json_logs")
 @pytest.mark.parametrize(
     ("has_traceback", "cause"),
     [
@@ -96,7 +88,6 @@ def test_only_a_bug_is_logged_with_its_traceback(
     assert "a token" not in str(line).replace('secret = "a token"', "")
 
 
-@pytest.mark.usefixtures("_json_logs")
 def test_a_crashed_writer_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """With its traceback: it is a bug."""
     (line,) = logged(capsys, WriterCrashed(raised(ZeroDivisionError())))
