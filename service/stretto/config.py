@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from stretto.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 PREFIX: Final = "STRETTO_"
 # RFC 7518, 3.2: an HS256 key has at least as many bits as the hash.
 SECRET_BYTES_MIN: Final = 32
+# The ways to verify tokens: two of them would leave open which one counts.
+_TOKEN_WAYS: Final = ("STRETTO_JWT_SECRET", "STRETTO_JWT_PUBLIC_KEY", "STRETTO_JWKS_URL")
 
 
 class Settings(BaseSettings):
@@ -51,7 +57,10 @@ class Settings(BaseSettings):
     batch_max: int = Field(128, ge=1, le=1000, description="requests per statement")
     mailbox_max: int = Field(2048, ge=1, le=100_000, description="requests that may queue")
     rate_limit: float = Field(
-        0.0, ge=0, description="new attempts per owner and second in one process; 0: no limit"
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="new attempts per owner and second in one process; 0: no limit",
     )
     retention_days: int = Field(30, ge=1, le=3650, description="how long settled attempts are kept")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -66,16 +75,20 @@ class Settings(BaseSettings):
         """Whether the service brings its own PostgreSQL."""
         return not self.database_url
 
-    @model_validator(mode="after")
-    def _tokens_can_be_verified(self) -> Settings:
-        ways = [bool(self.jwt_secret), bool(self.jwt_public_key), bool(self.jwks_url)]
-        if sum(ways) > 1:
-            message = "set only one of STRETTO_JWT_SECRET, STRETTO_JWT_PUBLIC_KEY, STRETTO_JWKS_URL"
-            raise ValueError(message)
-        if self.jwt_secret and len(self.jwt_secret.encode()) < SECRET_BYTES_MIN:
-            message = f"STRETTO_JWT_SECRET needs at least {SECRET_BYTES_MIN} bytes"
-            raise ValueError(message)
-        return self
+    @field_validator("database_url")
+    @classmethod
+    def _is_a_database_url(cls, url: str) -> str:
+        # What is no URL would be tried again and again, as if the database were away.
+        if url and not _is_postgresql_url(url):
+            raise ValueError("must look like postgresql://user:password@host:5432/database")
+        return url
+
+    @field_validator("jwt_secret")
+    @classmethod
+    def _is_a_long_secret(cls, secret: str) -> str:
+        if secret and len(secret.encode(errors="replace")) < SECRET_BYTES_MIN:
+            raise ValueError(f"needs at least {SECRET_BYTES_MIN} bytes")
+        return secret
 
 
 def read_settings(**flags: Any) -> Settings:
@@ -83,10 +96,11 @@ def read_settings(**flags: Any) -> Settings:
 
     Raises `ConfigurationError` that lists every fault.
     """
-    faults = [f"{name}: unknown setting" for name in _unknown_names()]
+    given = {name: value for name, value in flags.items() if value is not None}
+    faults = _faults_of_names(given)
     settings = None
     try:
-        settings = Settings(**{name: value for name, value in flags.items() if value is not None})
+        settings = Settings(**given)
     except ValidationError as error:
         for fault in error.errors():
             name = "_".join(str(part) for part in fault["loc"]).upper()
@@ -108,6 +122,25 @@ def require_token_settings(settings: Settings) -> None:
         raise ConfigurationError(message)
 
 
-def _unknown_names() -> list[str]:
+def _faults_of_names(flags: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with which settings are set, whatever their values are."""
+    # pydantic reads names in either case.
+    values = {name.upper(): value for name, value in os.environ.items()}
+    values |= {PREFIX + name.upper(): value for name, value in flags.items()}
     known = {PREFIX + name.upper() for name in Settings.model_fields}
-    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    unknown = sorted(name for name in values if name.startswith(PREFIX) and name not in known)
+    faults = [f"{name}: unknown setting" for name in unknown]
+    if sum(bool(values.get(way)) for way in _TOKEN_WAYS) > 1:
+        faults.append(f"set only one of {', '.join(_TOKEN_WAYS)}")
+    return faults
+
+
+def _is_postgresql_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # Each of several hosts has a port of its own; reading one checks it.
+        for place in parts.netloc.rpartition("@")[2].split(","):
+            _ = urlsplit(f"//{place}").port
+    except ValueError:
+        return False
+    return parts.scheme in ("postgresql", "postgres")

@@ -206,9 +206,9 @@ async def test_program_that_an_interrupt_has_hit_is_run_again(
 
     async with embedded_postgres(folder / "data", notify=said, settings=FAST):
         pass
+    place = embedded_place.find_place(folder / "data", said)
+    monkeypatch.setattr(embedded, "find_place", lambda *_: place)
     monkeypatch.setattr(Account, "run", run)
-    monkeypatch.setattr(Account, "may_enter", lambda *_: True)
-    monkeypatch.setattr(embedded_place, "_may_run", lambda *_: True)
     async with embedded_postgres(folder / "data", notify=said, settings=FAST) as server:
         assert await ask(server.dsn, "SELECT 1") == 1
     assert {"pg_ctl status", "pg_ctl start", "pg_ctl stop"} <= hit

@@ -95,10 +95,11 @@ class Database:
 
     async def lend(self) -> Connection:
         """Return a connection to keep until `give_back`; raises `Unreachable`."""
+        pool = self._open_pool()
         if self._owns_pool:
             return await self._connect(self._server_settings)
         try:
-            return await self._open_pool().acquire(timeout=CONNECT_SECONDS)
+            return await pool.acquire(timeout=CONNECT_SECONDS)
         except DRIVER_ERRORS as error:
             raise Unreachable(type(error).__name__) from error
 
@@ -144,7 +145,8 @@ class Database:
     async def _connect(self, server_settings: dict[str, str]) -> asyncpg.Connection[asyncpg.Record]:
         """Try each host for a primary, the one that served last first."""
         trouble: Exception | None = None
-        for place, host in enumerate(self._hosts):
+        # A copy: others connect meanwhile and change the order.
+        for host in tuple(self._hosts):
             try:
                 connection = await asyncpg.connect(
                     self._dsn,
@@ -157,7 +159,8 @@ class Database:
             except DRIVER_ERRORS as error:
                 trouble = error
             else:
-                self._hosts.insert(0, self._hosts.pop(place))
+                self._hosts.remove(host)
+                self._hosts.insert(0, host)
                 return connection
         raise Unreachable(f"{type(trouble).__name__}: {trouble}") from trouble
 

@@ -24,7 +24,10 @@ DRIVER_ERRORS: Final = (
 
 # The connection broke, or somebody between us and the server says so (PgBouncer: 08P01); the server
 # is going down; its disk or its memory is damaged. The write may have been committed.
-_UNKNOWN_CLASSES: Final = ("08", "57P", "58", "XX")
+# 40003 says so itself: servers that speak PostgreSQL's protocol use it.
+_UNKNOWN_CLASSES: Final = ("08", "40003", "57P", "58", "XX")
+# The server closes the connection after these, perhaps a moment after the driver has told us.
+_UNKNOWN_SEVERITIES: Final = ("FATAL", "PANIC")
 # Rolled back for reasons that pass: deadlock, serialization, no resources, lock time-out, cancelled,
 # a plan that a schema change made stale.
 _TRANSIENT_CLASSES: Final = ("40", "53", "55P03", "57014", "0A000")
@@ -41,7 +44,8 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
     if not connection_lives or not isinstance(error, asyncpg.PostgresError):
         return OutcomeUnknown(cause)
     state = error.sqlstate or ""
-    if state.startswith(_UNKNOWN_CLASSES):
+    severity = getattr(error, "severity_en", None)
+    if state.startswith(_UNKNOWN_CLASSES) or severity in _UNKNOWN_SEVERITIES:
         return OutcomeUnknown(cause)
     if state.startswith(_TRANSIENT_CLASSES) or state == READ_ONLY:
         return Transient(cause)

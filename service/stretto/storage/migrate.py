@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # Any constant will do, as long as it is nobody else's: the first bytes of "stretto" as a number.
 _LOCK: Final = int.from_bytes(b"stretto", "big")
+# Another runner is waited for, whatever short lock_timeout the connection has; the changes
+# themselves keep that one: behind one that waits for a table, everybody waits.
+_RUNNER_SECONDS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +52,18 @@ def read_steps(folder: Traversable | Path) -> list[Step]:
 async def migrate(
     connection: Connection, schema: str, steps: Sequence[Step] | None = None
 ) -> list[int]:
-    """Apply what is missing and return the numbers; raises `ConfigurationError` on a mismatch."""
+    """Apply what is missing and return the numbers; raises `ConfigurationError` on a mismatch.
+
+    Each change is one transaction: one that fails leaves those before it applied, and nothing of
+    itself.
+    """
     changes = read_steps(files("stretto.storage") / "migrations") if steps is None else steps
     newest = Step(changes[-1].number if changes else 1, schema_file().read_text("utf-8"))
     applied: list[int] = []
     while True:
         async with connection.transaction():
-            await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
-            create = await connection.fetchval(
-                "SELECT format('CREATE SCHEMA IF NOT EXISTS %I', $1::text)", schema
-            )
-            await connection.execute(create)
+            await _wait_for_other_runners(connection)
+            await _enter_schema(connection, schema)
             step = await _next_step(connection, newest, changes)
             if step is None:
                 return applied
@@ -72,12 +76,33 @@ async def migrate(
             applied.append(step.number)
 
 
+async def _wait_for_other_runners(connection: Connection) -> None:
+    lock_timeout = await connection.fetchval("SELECT current_setting('lock_timeout')")
+    await connection.execute(f"SET LOCAL lock_timeout = '{_RUNNER_SECONDS}s'")
+    await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+    await connection.execute("SELECT set_config('lock_timeout', $1, true)", lock_timeout)
+
+
+async def _enter_schema(connection: Connection, schema: str) -> None:
+    """Make the schema if it is not there, and look nowhere else until the transaction ends."""
+    quoted = await connection.fetchval("SELECT quote_ident($1)", schema)
+    # Where it is there, nobody needs the right to make one.
+    if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", quoted):
+        await connection.execute(f"CREATE SCHEMA {quoted}")
+    await connection.execute("SELECT set_config('search_path', $1, true)", quoted)
+
+
 async def _next_step(connection: Connection, newest: Step, changes: Sequence[Step]) -> Step | None:
     if not await connection.fetchval("SELECT to_regclass('schema_version') IS NOT NULL"):
         return newest
-    number, checksum = await connection.fetchrow(
+    version = await connection.fetchrow(
         "SELECT number, checksum FROM schema_version ORDER BY number DESC LIMIT 1"
-    ) or (0, "")
+    )
+    if version is None:
+        raise ConfigurationError(
+            "the database has our tables, but schema_version is empty; restore its row"
+        )
+    number, checksum = version
     if number > newest.number:
         message = f"the database has schema {number}, this stretto only knows {newest.number}"
         raise ConfigurationError(message)

@@ -191,7 +191,8 @@ WHERE kind = 'group' AND chat_group.group_id IS NULL
 LIMIT $1;
 
 -- name: check_events
--- G5, G8: events without a group, or that were not made for exactly its members at creation.
+-- G5, G8: events without a group, or whose recipients lack its owner. The other members may have
+-- changed since.
 SELECT subject AS group_id,
        CASE WHEN chat_group.group_id IS NULL THEN 'event without a group'
             ELSE 'event without its owner among the recipients' END AS fault
