@@ -1,13 +1,6 @@
 """The command `stretto`: runs the service and looks after its database.
 
-Exit codes:
-  0    done
-  1    not found, or a guarantee does not hold
-  2    wrong usage or settings
-  3    the database does not answer, or lacks the tables
-  4    the embedded server cannot run
-  5    the address is in use, or may not be listened on
-  130  interrupted
+Every expected error ends in one message and one of the codes in `EXIT_CODES`, never in a traceback.
 """
 
 from __future__ import annotations
@@ -15,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -46,8 +39,9 @@ from stretto.storage.retention import sweepable
 from stretto.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterable
 
+EXIT_DONE: Final = 0
 EXIT_NOT_FOUND: Final = 1
 EXIT_VIOLATION: Final = 1
 EXIT_USAGE: Final = 2
@@ -55,41 +49,72 @@ EXIT_DATABASE: Final = 3
 EXIT_EMBEDDED: Final = 4
 EXIT_PORT: Final = 5
 EXIT_INTERRUPTED: Final = 130
+# What `--help` says of them.
+EXIT_CODES: Final = {
+    EXIT_DONE: "done",
+    EXIT_NOT_FOUND: "not found, or a guarantee does not hold",
+    EXIT_USAGE: "wrong usage or settings",
+    EXIT_DATABASE: "the database does not answer, or lacks the tables",
+    EXIT_EMBEDDED: "the embedded server cannot run",
+    EXIT_PORT: "the address is in use, or may not be listened on",
+    EXIT_INTERRUPTED: "interrupted",
+}
 
 Result = TypeVar("Result")
+
+
+def _epilog(*examples: str, codes: Iterable[int] = EXIT_CODES) -> str:
+    r"""Return a help text's last part; after `\b`, click leaves the lines as they are."""
+    lines = ["\b", "Example:", *(f"  {example}" for example in examples), "", "\b", "Exit codes:"]
+    return "\n".join([*lines, *(f"  {code:<3}  {EXIT_CODES[code]}" for code in codes)])
+
+
+def _flag(name: str) -> Any:
+    """Return the flag of a setting, with the setting's own description."""
+    described = Settings.model_fields[name].description
+    return typer.Option(help=f"{described} [env:{PREFIX}{name.upper()}]")
+
 
 _SETTINGS_HELP: Final = "\b\nSettings, as environment variables:\n" + "\n".join(
     f"  {PREFIX + name.upper():24} {field.description} ({field.default!s})".replace(" ()", "")
     for name, field in Settings.model_fields.items()
 )
-_EXIT_HELP: Final = "\b\n" + (__doc__ or "").partition("\n\n")[2].strip()
+_EXAMPLES: Final = (
+    "stretto serve",
+    "stretto token alice",
+    "STRETTO_DATABASE_URL=postgresql://… stretto check",
+)
+# What a command may end in that works on the database.
+_DATABASE_CODES: Final = (EXIT_DONE, EXIT_USAGE, EXIT_DATABASE, EXIT_EMBEDDED, EXIT_INTERRUPTED)
 
 app = typer.Typer(
     help="stretto creates chat groups exactly once per idempotency key.",
-    epilog=f"{_SETTINGS_HELP}\n\n{_EXIT_HELP}",
+    epilog=f"{_SETTINGS_HELP}\n\n{_epilog(*_EXAMPLES)}",
+    context_settings={"max_content_width": 100},
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-stdout = Console(highlight=False, soft_wrap=True)
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+# What comes from the database or the user is no markup.
+stdout = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+stderr = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
-DatabaseUrl = Annotated[
-    str | None, typer.Option(help="PostgreSQL URL. [env: STRETTO_DATABASE_URL]")
-]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Folder of the embedded server. [env: STRETTO_DATA_DIR]")
-]
+DatabaseUrl = Annotated[str | None, _flag("database_url")]
+DataDir = Annotated[Path | None, _flag("data_dir")]
 
 
-@app.command(epilog="\b\nExample:\n  stretto serve --port 9000 --workers 2")
+@app.command(
+    epilog=_epilog(
+        "stretto serve --port 9000 --workers 2", codes=sorted({*_DATABASE_CODES, EXIT_PORT})
+    )
+)
 def serve(
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
-    host: Annotated[str | None, typer.Option(help="[env: STRETTO_HOST]")] = None,
-    port: Annotated[int | None, typer.Option(help="[env: STRETTO_PORT]")] = None,
-    workers: Annotated[int | None, typer.Option(help="[env: STRETTO_WORKERS]")] = None,
+    host: Annotated[str | None, _flag("host")] = None,
+    port: Annotated[int | None, _flag("port")] = None,
+    workers: Annotated[int | None, _flag("workers")] = None,
     share_port: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run the service until SIGTERM or Ctrl-C."""
@@ -99,7 +124,9 @@ def serve(
     _run(serve_until_stopped(settings, _say, share_port=share_port), settings)
 
 
-@app.command(epilog="\b\nExample:\n  STRETTO_DATABASE_URL=postgresql://… stretto migrate")
+@app.command(
+    epilog=_epilog("STRETTO_DATABASE_URL=postgresql://… stretto migrate", codes=_DATABASE_CODES)
+)
 def migrate(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     """Bring the database's schema up to date."""
     settings = read_settings(database_url=database_url, data_dir=data_dir)
@@ -115,7 +142,7 @@ def migrate(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     _run(run(), settings)
 
 
-@app.command(epilog="\b\nExample:\n  stretto token alice --hours 8")
+@app.command(epilog=_epilog("stretto token alice --hours 8", codes=(EXIT_DONE, EXIT_USAGE)))
 def token(
     user: Annotated[str, typer.Argument(help="The user's id: becomes the token's `sub`.")],
     hours: Annotated[float, typer.Option(min=0.01, help="How long it is good for.")] = 24,
@@ -138,14 +165,16 @@ def token(
     )
 
 
-@app.command(epilog="\b\nExample:\n  stretto attempt alice 6f1c…")
+@app.command(
+    epilog=_epilog("stretto attempt alice 6f1c…", codes=sorted({*_DATABASE_CODES, EXIT_NOT_FOUND}))
+)
 def attempt(
     owner: Annotated[str, typer.Argument(help="The user who made the attempt.")],
     key: Annotated[str, typer.Argument(help="The idempotency key.")],
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Show what became of an attempt, as JSON; exit 1 if there is none."""
+    """Show what became of an attempt, as JSON."""
     settings = read_settings(database_url=database_url, data_dir=data_dir)
     owner_id, parsed_key = _user_id(owner), _key(key)
 
@@ -164,7 +193,8 @@ def attempt(
 
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="\b\nExample:\n  stretto psql -c 'select count(*) from chat_group'",
+    epilog=_epilog("stretto psql -c 'table schema_version'", codes=(EXIT_USAGE, EXIT_EMBEDDED))
+    + "\n  else psql's own",
 )
 def psql(context: typer.Context) -> None:
     """Open the database with psql; all arguments are psql's."""
@@ -177,20 +207,27 @@ def psql(context: typer.Context) -> None:
                 message = "there is no psql here; install PostgreSQL's client programs"
                 raise ConfigurationError(message)
             arguments, environment = _psql_call(place.dsn, settings.db_schema)
-            return await asyncio.to_thread(
-                subprocess.call, [program, *arguments, *context.args], env=environment
+            # Ctrl-C cancels a query in psql; it must not take the database away from under it.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
+            process = await asyncio.create_subprocess_exec(
+                program, *arguments, *context.args, env=environment
             )
+            code = await process.wait()
+        return code if code >= 0 else 128 - code
 
     raise typer.Exit(_run(run(), settings))
 
 
-@app.command(epilog="\b\nExample:\n  stretto sweep --dry-run")
+@app.command(epilog=_epilog("stretto sweep --dry-run", codes=_DATABASE_CODES))
 def sweep(
     dry_run: Annotated[bool, typer.Option(help="Only count.")] = False,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Delete settled attempts past their retention; their keys still find their groups."""
+    """Delete settled attempts past their retention.
+
+    Their keys still find their groups.
+    """
     settings = read_settings(database_url=database_url, data_dir=data_dir)
     days = settings.retention_days
 
@@ -213,9 +250,11 @@ def sweep(
     _run(run(), settings)
 
 
-@app.command(epilog="\b\nExample:\n  stretto check && echo sound")
+@app.command(
+    epilog=_epilog("stretto check && echo sound", codes=sorted({*_DATABASE_CODES, EXIT_VIOLATION}))
+)
 def check(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
-    """Verify the guarantees G1 to G5 over the whole database; exit 1 on a violation."""
+    """Verify the guarantees G1 to G5 over the whole database."""
     settings = read_settings(database_url=database_url, data_dir=data_dir)
 
     async def run() -> bool:
@@ -236,7 +275,7 @@ def check(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
         raise typer.Exit(EXIT_VIOLATION)
 
 
-@app.command(epilog="\b\nExample:\n  stretto openapi > openapi.json")
+@app.command(epilog=_epilog("stretto openapi > openapi.json", codes=(EXIT_DONE,)))
 def openapi() -> None:
     """Print the HTTP contract as OpenAPI 3.1."""
     sys.stdout.write(orjson.dumps(OPENAPI, option=orjson.OPT_INDENT_2).decode() + "\n")
@@ -256,6 +295,8 @@ def main() -> None:
         _fail(error.detail, EXIT_NOT_FOUND)
     except asyncpg.PostgresError as error:
         _fail(f"the database refused: {error}", EXIT_DATABASE)
+    except asyncpg.InterfaceError as error:
+        _fail(f"the connection to the database was lost: {error}", EXIT_DATABASE)
     except ListenError as error:
         _fail(str(error), EXIT_PORT)
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -270,11 +311,11 @@ def _run(work: Coroutine[Any, Any, Result], settings: Settings) -> Result:
 
 
 def _say(line: str) -> None:
-    stderr.print(line, markup=False)
+    stderr.print(line)
 
 
 def _fail(message: str, exit_code: int) -> None:
-    stderr.print(f"stretto: {message}", markup=False)
+    stderr.print(f"stretto: {message}")
     raise SystemExit(exit_code)
 
 
@@ -295,9 +336,10 @@ def _key(text: str) -> IdempotencyKey:
 def _psql_call(dsn: str, schema: str) -> tuple[list[str], dict[str, str]]:
     """Return psql's arguments and environment: a password is never shown in the process list."""
     parts = urlsplit(dsn)
+    options = f"{os.environ.get('PGOPTIONS', '')} -c search_path={schema}".strip()
     account, at, place = parts.netloc.rpartition("@")
     user, _, password = account.partition(":")
-    environment = {**os.environ, "PGOPTIONS": f"-c search_path={schema}"}
+    environment = {**os.environ, "PGOPTIONS": options}
     if password:
         environment["PGPASSWORD"] = unquote(password)
     return [urlunsplit(parts._replace(netloc=user + at + place))], environment

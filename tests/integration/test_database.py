@@ -1,0 +1,176 @@
+"""Where connections come from: several hosts, a server that hangs, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from stretto.protocol.ports import OutcomeUnknown, Unreachable
+from stretto.storage import database as database_module
+from stretto.storage.database import Database, watchdog
+from stretto.storage.driver_errors import DRIVER_ERRORS, store_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+SLEEP = "SELECT pg_sleep(60)"
+SOON_SECONDS = 0.05
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port of this host that refuses connections, and that nobody else can take meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.fixture
+def hosts(database_url: str, closed_port: int) -> str:
+    """A URL that names a host that refuses, and then the real one."""
+    parts = urlsplit(database_url)
+    account, _, place = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{account}@127.0.0.1:{closed_port},{place}").geturl()
+
+
+def order(database: Database) -> list[int | None]:
+    """Return the ports as they would be tried."""
+    return [host.port for host in database._hosts]
+
+
+async def test_the_next_host_is_tried_when_the_first_refuses(hosts: str) -> None:
+    """For a connection to keep as for a short read."""
+    async with Database(hosts) as database:
+        connection = await database.lend()
+        assert await connection.fetchval("SELECT 1") == 1
+        await database.give_back(connection)
+        await database.ping()
+
+
+async def test_the_host_that_served_last_is_tried_first(hosts: str, closed_port: int) -> None:
+    """Also when many connect at once, each while the others change the order."""
+    async with Database(hosts) as database:
+        assert closed_port == order(database)[0]
+        lent = await asyncio.gather(*(database.lend() for _ in range(6)))
+        assert closed_port == order(database)[-1]
+        assert len(order(database)) == 2
+        for connection in lent:
+            await database.give_back(connection)
+
+
+async def test_where_every_host_refuses_the_trouble_is_told(closed_port: int) -> None:
+    """With its cause kept for whoever wants to know more."""
+    twice = f"127.0.0.1:{closed_port},127.0.0.1:{closed_port}"
+    async with Database(f"postgresql://x@{twice}/x") as database:
+        with pytest.raises(Unreachable, match="ConnectionRefusedError") as error:
+            await database.lend()
+        assert isinstance(error.value.__cause__, ConnectionRefusedError)
+
+
+def test_addresses_with_colons_are_told_from_their_ports() -> None:
+    """An IPv6 address stands in brackets; without a port it is PostgreSQL's own."""
+    database = Database("postgresql://u:p@[::1]:6000,[::2],db.test:6001/x")
+    expected = [("::1", 6000), ("::2", 5432), ("db.test", 6001)]
+    assert expected == [(host.name, host.port) for host in database._hosts]
+
+
+async def test_a_statement_that_hangs_is_cut_off(database_url: str) -> None:
+    """Its caller gets a driver's error, which leaves the outcome of a write unknown."""
+    async with Database(database_url) as database:
+        connection = await database.lend()
+        with pytest.raises(DRIVER_ERRORS) as error, watchdog(connection, SOON_SECONDS):
+            await connection.execute(SLEEP)
+        told = store_error(error.value, connection_lives=not connection.is_closed())
+        assert isinstance(told, OutcomeUnknown)
+        await database.give_back(connection)
+
+
+async def test_a_watchdog_that_was_not_needed_does_nothing(database_url: str) -> None:
+    """The connection is good for the next statement."""
+    async with Database(database_url) as database:
+        connection = await database.lend()
+        with watchdog(connection, SOON_SECONDS):
+            await connection.execute("SELECT 1")
+        await connection.execute("SELECT pg_sleep($1)", 2 * SOON_SECONDS)
+        assert not connection.is_closed()
+        await database.give_back(connection)
+
+
+async def test_a_read_that_hangs_is_unreachable(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's own time-out comes first; where it does not come, the connection is cut."""
+    monkeypatch.setattr(database_module, "READ_SECONDS", SOON_SECONDS)
+    monkeypatch.setattr(database_module, "GRACE_SECONDS", 0.0)
+    async with Database(database_url) as database:
+        with pytest.raises(Unreachable):
+            async with database.reading() as connection:
+                await connection.execute("SET statement_timeout = 0")
+                await connection.execute(SLEEP)
+        # The next read gets another connection.
+        monkeypatch.undo()
+        await database.ping()
+
+
+@pytest.mark.parametrize(
+    ("expected", "statement"),
+    [
+        ("UndefinedTableError", "SELECT * FROM nothing"),
+        ("QueryCanceledError", f"SET statement_timeout = '10ms'; {SLEEP}"),
+        ("", "SELECT pg_terminate_backend(pg_backend_pid())"),
+    ],
+)
+async def test_all_trouble_with_a_read_is_unreachable(
+    expected: str, statement: str, database_url: str
+) -> None:
+    """Nothing was written, so there is nothing else to tell apart."""
+    async with Database(database_url) as database:
+        with pytest.raises(Unreachable, match=expected):
+            async with database.reading() as connection:
+                await connection.execute(statement)
+        await database.ping()
+
+
+async def test_a_database_without_tables_is_told_what_to_do(
+    database_url: str, connection: Connection
+) -> None:
+    """Not as a missing table somewhere later."""
+    await connection.execute("DROP SCHEMA stretto CASCADE")
+    async with Database(database_url) as database:
+        with pytest.raises(Unreachable, match="stretto migrate"):
+            await database.ping()
+
+
+async def test_a_closed_database_is_unreachable(database_url: str) -> None:
+    """A request that comes during the shutdown is answered, and no connection is opened behind it."""
+    async with Database(database_url) as database:
+        await database.ping()
+    with pytest.raises(Unreachable, match="shutting down"):
+        await database.lend()
+    with pytest.raises(Unreachable, match="shutting down"):
+        await database.ping()
+
+
+async def test_a_hosts_pool_gets_its_connection_back_alive(database_url: str) -> None:
+    """It is neither closed nor leaked, and the pool stays the host's."""
+    settings = {"search_path": "stretto"}
+    async with asyncpg.create_pool(
+        database_url, min_size=1, max_size=1, server_settings=settings
+    ) as pool:
+        pids = []
+        for _ in range(2):
+            async with Database(pool=pool) as database:
+                lent = await database.lend()
+                pids.append(await lent.fetchval("SELECT pg_backend_pid()"))
+                await database.give_back(lent)
+                await database.ping()
+        assert pids[0] == pids[1]
+    with pytest.raises(Unreachable):
+        await Database(pool=pool).lend()
