@@ -8,11 +8,12 @@ import signal
 import socket
 import sys
 import uuid
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from stretto.assembly import ComponentSettings, create_app, serving
 from stretto.domain import UserId
+from stretto.errors import ListenError
 from stretto.http.auth import make_token
 from stretto.provision import database_connection, database_place, token_settings
 from stretto.telemetry import logger
@@ -121,13 +122,21 @@ async def _keep_running(number: int, environment: dict[str, str], stopped: async
 
 @contextmanager
 def _reserved_port(host: str, port: int) -> Iterator[int]:
-    """Hold a port that workers will share, without listening on it; 0 takes any free one."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(address)
+    """Hold a port that workers will share, without listening on it; 0 takes any free one.
+
+    Raises `ListenError`.
+    """
+    with ExitStack() as stack:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            reserved = stack.enter_context(socket.socket(family, kind, protocol))
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind(address)
+        except OSError as error:
+            message = f"cannot listen on {host}:{port} ({error.strerror}); choose another port"
+            raise ListenError(message) from error
         yield reserved.getsockname()[1]
 
 

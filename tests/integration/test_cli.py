@@ -6,18 +6,21 @@ import asyncio
 import os
 import signal
 import socket
-import sys
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import orjson
 import pytest
 
 from api_client import SECRET, Api, connected_api, token_of
+from command_process import ended, started, stretto
 from service_process import ServiceProcess
 from stretto.config import Settings
 from stretto.domain import group_id
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import asyncpg
 
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -25,19 +28,33 @@ if TYPE_CHECKING:
 COMMANDS = ("serve", "migrate", "token", "attempt", "psql", "sweep", "check", "openapi")
 
 
-async def stretto(*arguments: str, **settings: str) -> tuple[int, str, str]:
-    """Run a command; return exit code, output and errors. No command may show a traceback."""
-    clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "stretto", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=clean | {f"STRETTO_{name}": value for name, value in settings.items()},
-    )
-    output, errors = await process.communicate()
-    assert b"Traceback" not in output + errors, errors.decode()
-    assert process.returncode is not None
-    return process.returncode, output.decode(), errors.decode()
+async def backend(connection: Connection, query: str) -> int:
+    """Return the server process that runs a query, once one does: there is no other signal."""
+    async with asyncio.timeout(20):
+        while True:
+            pid: int | None = await connection.fetchval(
+                """SELECT pid FROM pg_stat_activity
+                   WHERE datname = current_database() AND pid <> pg_backend_pid()
+                     AND state = 'active' AND query ~ $1""",
+                query,
+            )
+            if pid is not None:
+                return pid
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def held_up_migration(
+    connection: Connection, database_url: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """Start a migration that waits for another one; yields it and its server process."""
+    await connection.execute("SELECT pg_advisory_lock($1)", int.from_bytes(b"stretto", "big"))
+    process = await started("migrate", DATABASE_URL=database_url)
+    try:
+        yield process, await backend(connection, "pg_advisory_xact_lock")
+    finally:
+        await connection.execute("SELECT pg_advisory_unlock_all()")
+        await process.communicate()
 
 
 async def test_help_names_every_command_setting_and_exit_code() -> None:
@@ -55,10 +72,23 @@ async def test_help_names_every_command_setting_and_exit_code() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 async def test_every_command_explains_itself(command: str) -> None:
-    """With an example."""
+    """With an example, its flags' settings and its exit codes, each on a line of its own."""
     code, text, _ = await stretto(command, "--help")
+    lines = text.splitlines()
     assert code == 0
-    assert "Example:" in text
+    assert lines[lines.index("  Example:") + 1].startswith("    ")
+    assert any(line.split()[0].isdigit() for line in lines[lines.index("  Exit codes:") + 1 :])
+    assert "..." not in text
+    if "--database-url" in text:
+        assert "[env:STRETTO_DATABASE_URL]" in text
+
+
+async def test_the_list_of_commands_is_not_cut_short() -> None:
+    """Each is told in one line."""
+    lines = (await stretto("--help"))[1].splitlines()
+    commands = lines[lines.index("Commands:") + 1 :][: len(COMMANDS)]
+    assert list(COMMANDS) == [line.split()[0] for line in commands]
+    assert [] == [line for line in commands if line.endswith("...")]
 
 
 async def test_a_database_is_migrated_once(database_url: str, connection: Connection) -> None:
@@ -146,6 +176,7 @@ async def test_the_openapi_document_can_be_printed() -> None:
         (("token", "ü"), {"JWT_SECRET": SECRET}),
         (("token", "alice"), {"JWKS_URL": "http://127.0.0.1/keys"}),
         (("attempt", "alice", "two words"), {}),
+        (("check",), {"DATABASE_URL": "nonsense"}),
         (("nonsense",), {}),
         (("serve", "--nonsense"), {}),
     ],
@@ -157,6 +188,16 @@ async def test_wrong_usage_is_told_at_once(
     code, _, errors = await stretto(*arguments, **settings)
     assert code == 2
     assert errors
+
+
+async def test_all_faults_of_the_settings_are_told_at_once() -> None:
+    """By the names under which they were set, whatever the command."""
+    faulty = {"PORT": "-1", "PROT": "1", "JWT_SECRET": "short", "JWKS_URL": "http://127.0.0.1/"}
+    for command in ("serve", "check", "psql"):
+        code, _, errors = await stretto(command, **faulty)
+        assert code == 2
+        for name in ("PORT", "PROT", "JWT_SECRET", "JWKS_URL"):
+            assert f"STRETTO_{name}" in errors
 
 
 async def test_a_database_that_is_away_ends_the_start_after_a_while() -> None:
@@ -192,6 +233,41 @@ async def test_a_taken_port_is_named(database_url: str) -> None:
     assert port in errors
 
 
+async def test_a_port_that_workers_would_share_is_named_if_taken(database_url: str) -> None:
+    """Exit 5, as for one process."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, _, errors = await stretto(
+            "serve", DATABASE_URL=database_url, JWT_SECRET=SECRET, PORT=port, WORKERS="2"
+        )
+    assert code == 5
+    assert port in errors
+
+
+async def test_ctrl_c_ends_a_short_command_with_130(
+    database_url: str, connection: Connection
+) -> None:
+    """Without a traceback, and without waiting for the statement."""
+    async with held_up_migration(connection, database_url) as (process, _):
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(10):
+            assert (await ended(process))[0] == 130
+
+
+async def test_a_connection_that_breaks_under_a_command_is_told(
+    database_url: str, connection: Connection
+) -> None:
+    """Exit 3: the same command may be given again."""
+    async with held_up_migration(connection, database_url) as (process, pid):
+        await connection.execute("SELECT pg_terminate_backend($1)", pid)
+        code, _, errors = await ended(process)
+    assert code == 3
+    assert "stretto: the " in errors
+    assert (0, "up to date\n") == (await stretto("migrate", DATABASE_URL=database_url))[:2]
+
+
 async def test_ctrl_c_ends_the_service_with_0(database_url: str) -> None:
     """It was asked to stop, and did."""
     async with ServiceProcess({"DATABASE_URL": database_url}) as service:
@@ -222,3 +298,32 @@ async def test_psql_sees_the_tables_and_passes_its_exit_code_on(
     code, output, _ = await stretto("psql", "-Atc", query, DATABASE_URL=database_url)
     assert (0, created["group_id"]) == (code, output.strip())
     assert (await stretto("psql", "-c", "nonsense", DATABASE_URL=database_url))[0] == 1
+    script = ("psql", "-v", "ON_ERROR_STOP=1", "-f", os.devnull)
+    assert (await stretto(*script, DATABASE_URL=database_url))[0] == 0
+
+
+async def test_ctrl_c_in_psql_is_psqls(database_url: str, connection: Connection) -> None:
+    """It cancels the query; neither the database nor psql is taken away."""
+    process = await started("psql", "-c", "SELECT pg_sleep(60)", DATABASE_URL=database_url)
+    await backend(connection, "pg_sleep")
+    os.killpg(process.pid, signal.SIGINT)
+    code, _, errors = await ended(process)
+    assert code == 1
+    assert "canceling statement due to user request" in errors
+
+
+async def test_what_is_shown_of_an_attempt_is_as_it_was_stored(
+    database_url: str, connection: Connection
+) -> None:
+    """A host's words are no markup of ours."""
+    detail = "[/red] [bold]no[/bold] :smile: \x1b[31m"
+    await connection.execute(
+        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, status, failure_code,
+                                failure_detail, settled_at)
+           VALUES ($1, 'alice', '0123456789abcdef', $1, 'failed', 'quota', $2, clock_timestamp())""",
+        group_id("alice", "k"),
+        detail,
+    )
+    code, output, _ = await stretto("attempt", "alice", "k", DATABASE_URL=database_url)
+    assert code == 0
+    assert {"code": "quota", "detail": detail} == orjson.loads(output)["failure"]

@@ -1,4 +1,4 @@
-"""What looks after a database: migrations, the check of the guarantees, the sweep."""
+"""What looks after a database: the check of the guarantees, the sweep."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-import asyncpg
 import pytest
 
-from conftest import connect
 from stretto.assembly import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.errors import ConfigurationError
 from stretto.protocol.attempt import AnswerStatus
-from stretto.storage.check import check_database
-from stretto.storage.migrate import Step, migrate, read_steps
+from stretto.storage.check import FAULTS_MAX, check_database
 from stretto.storage.retention import sweep, sweepable
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from uuid import UUID
+
+    import asyncpg
 
     from stretto.assembly import Component
 
@@ -28,77 +25,6 @@ if TYPE_CHECKING:
 
 RETENTION_DAYS = 30
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
-STEPS = [
-    Step(2, "ALTER TABLE inbox ADD COLUMN two text"),
-    Step(3, "ALTER TABLE inbox ADD COLUMN three text"),
-]
-
-
-async def columns(connection: Connection) -> set[str]:
-    """Return the columns of the table that the steps change."""
-    rows = await connection.fetch(
-        """SELECT column_name FROM information_schema.columns
-           WHERE table_schema = 'stretto' AND table_name = 'inbox'"""
-    )
-    return {row["column_name"] for row in rows}
-
-
-async def test_numbered_changes_are_applied_in_their_order_and_once(connection: Connection) -> None:
-    """From wherever the database is."""
-    assert [2] == await migrate(connection, "stretto", STEPS[:1])
-    assert [3] == await migrate(connection, "stretto", STEPS)
-    assert [] == await migrate(connection, "stretto", STEPS)
-    assert {"two", "three"} <= await columns(connection)
-
-
-async def test_a_change_that_fails_leaves_nothing_half_done(connection: Connection) -> None:
-    """Each is one transaction; those before it stay."""
-    broken = Step(3, "ALTER TABLE inbox ADD COLUMN three text; SELECT nonsense")
-    with pytest.raises(asyncpg.UndefinedColumnError):
-        await migrate(connection, "stretto", [STEPS[0], broken])
-    assert "two" in await columns(connection)
-    assert "three" not in await columns(connection)
-    assert [3] == await migrate(connection, "stretto", STEPS)
-
-
-async def test_runners_at_once_apply_each_change_once(
-    database_url: str, connection: Connection
-) -> None:
-    """As when replicas are deployed together."""
-    await connection.execute("DROP SCHEMA stretto CASCADE")
-    runners = [await connect(database_url) for _ in range(4)]
-    applied = await asyncio.gather(*(migrate(runner, "stretto", []) for runner in runners))
-    assert [[], [], [], [1]] == sorted(applied)
-    for runner in runners:
-        await runner.close()
-
-
-@pytest.mark.parametrize(
-    ("expected", "change"),
-    [("only knows 1", "number = 7"), ("another file", "checksum = 'x'")],
-)
-async def test_a_schema_that_is_not_ours_is_refused(
-    expected: str, change: str, connection: Connection
-) -> None:
-    """A newer one, or one that another file has made."""
-    await connection.execute(f"UPDATE schema_version SET {change}")
-    with pytest.raises(ConfigurationError, match=expected):
-        await migrate(connection, "stretto", [])
-
-
-async def test_the_tables_may_live_in_another_schema(database_url: str) -> None:
-    """Beside a host's, and without touching them."""
-    other = await asyncpg.connect(database_url, server_settings={"search_path": "other"})
-    assert [1] == await migrate(other, "other", [])
-    assert await other.fetchval("SELECT to_regclass('other.attempt') IS NOT NULL")
-    await other.close()
-
-
-def test_changes_are_read_by_the_number_in_their_name(tmp_path: Path) -> None:
-    """In the order of their numbers."""
-    (tmp_path / "0003_three.sql").write_text("SELECT 3")
-    (tmp_path / "0002_two.sql").write_text("SELECT 2")
-    assert [Step(2, "SELECT 2"), Step(3, "SELECT 3")] == read_steps(tmp_path)
 
 
 async def faults(connection: Connection) -> set[str]:
@@ -135,6 +61,19 @@ async def create(component: Component, key: str) -> UUID:
             """ALTER TABLE attempt DISABLE TRIGGER ALL;
                UPDATE attempt SET fingerprint = '0123456789abcdef'""",
         ),
+        (
+            "names another conversation, owner or request than its group",
+            """ALTER TABLE attempt DISABLE TRIGGER ALL;
+               UPDATE attempt SET owner_id = 'mallory'""",
+        ),
+        (
+            "group without its conversation",
+            "SET session_replication_role = replica; DELETE FROM conversation",
+        ),
+        (
+            "group without its owner as a member",
+            "UPDATE conversation_member SET role = 'member'",
+        ),
         ("conversation of another kind", "UPDATE conversation SET kind = 'direct'"),
         (
             "group without its owner as a member",
@@ -160,6 +99,35 @@ async def test_the_check_finds_every_kind_of_violation(
     assert set() == await faults(connection)
     await connection.execute(violation)
     assert expected in await faults(connection)
+
+
+async def test_attempts_that_are_pending_failed_or_gone_are_no_violation(
+    component: Component, connection: Connection
+) -> None:
+    """Nor is a conversation that is no group's."""
+    await create(component, "k")
+    await connection.execute(
+        """DELETE FROM attempt;
+           INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, status, failure_code,
+                                failure_detail, settled_at)
+           VALUES (gen_random_uuid(), 'alice', '0123456789abcdef', gen_random_uuid(), 'failed', 'x',
+                   'y', clock_timestamp());
+           INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+           SELECT group_id, owner_id, fingerprint, gen_random_uuid() FROM chat_group;
+           INSERT INTO conversation (conversation_id, kind) VALUES (gen_random_uuid(), 'direct')"""
+    )
+    report = await check_database(connection, RETENTION_DAYS)
+    assert (2, 1, 1, []) == (report.attempts, report.groups, report.events, report.faults)
+
+
+async def test_no_more_faults_are_told_than_can_be_read(connection: Connection) -> None:
+    """Of each kind."""
+    await connection.execute(
+        """INSERT INTO conversation (conversation_id)
+           SELECT gen_random_uuid() FROM generate_series(1, $1)""",
+        FAULTS_MAX + 1,
+    )
+    assert FAULTS_MAX == len((await check_database(connection, RETENTION_DAYS)).faults)
 
 
 async def test_an_event_past_its_retention_is_not_missed(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from pydantic import ValidationError
 
 from stretto.config import read_settings, require_token_settings
 from stretto.errors import ConfigurationError
@@ -12,10 +15,8 @@ SECRET = "a secret for tests that is long enough"
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os  # noqa: PLC0415 only here
-
-    for name in os.environ:
-        if name.startswith("STRETTO_"):
+    for name in list(os.environ):
+        if name.upper().startswith("STRETTO_"):
             monkeypatch.delenv(name)
 
 
@@ -52,22 +53,98 @@ def test_all_faults_are_told_at_once_by_their_names(monkeypatch: pytest.MonkeyPa
         "STRETTO_DB_SCHEMA": 'x"; DROP',
         "STRETTO_LEASE_SECONDS": "0",
         "STRETTO_LOG_LEVEL": "loud",
+        "STRETTO_RATE_LIMIT": "inf",
+        "STRETTO_DATABASE_URL": "mysql://x/y",
+        "STRETTO_JWT_SECRET": "short",
         "STRETTO_PROT": "1",
     }
     for name, value in faulty.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("STRETTO_JWKS_URL", "http://127.0.0.1/keys")
     with pytest.raises(ConfigurationError) as error:
         read_settings()
     for name in faulty:
         assert f"{name}: " in str(error.value)
     assert "STRETTO_PROT: unknown setting" in str(error.value)
+    assert "set only one of STRETTO_JWT_SECRET" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["stretto_prot", "Stretto_Prot", "STRETTO_"])
+def test_a_misspelt_name_is_told_however_it_is_written(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names are read in either case, so they are checked in either case."""
+    monkeypatch.setenv("stretto_port", "9000")
+    assert read_settings().port == 9000
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigurationError, match="unknown setting"):
+        read_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most", "wrong"),
+    [
+        ("port", "0", "65535", ["-1", "65536", "x", "1.5"]),
+        ("workers", "1", "64", ["0", "65"]),
+        ("writers", "1", "32", ["0", "33"]),
+        ("batch_max", "1", "1000", ["0", "1001"]),
+        ("mailbox_max", "1", "100000", ["0", "100001"]),
+        ("retention_days", "1", "3650", ["0", "3651"]),
+        ("lease_seconds", "0.1", "3600", ["0", "3601", "nan", "inf"]),
+        ("rate_limit", "0", "1e6", ["-1", "nan", "inf"]),
+    ],
+)
+def test_every_number_has_its_bounds(
+    name: str, least: str, most: str, wrong: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bounds themselves are good, and what lies beyond is told by its name."""
+    variable = f"STRETTO_{name.upper()}"
+    for good in (least, most):
+        monkeypatch.setenv(variable, good)
+        assert float(good) == getattr(read_settings(), name)
+    for bad in wrong:
+        monkeypatch.setenv(variable, bad)
+        with pytest.raises(ConfigurationError, match=f"{variable}: "):
+            read_settings()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:p@127.0.0.1:5432/x",
+        "postgres://[::1]:5432,[::2],db.test:6000/x?sslmode=require",
+        "postgresql:///x?host=/run/postgresql",
+    ],
+)
+def test_a_url_of_a_database_is_taken(url: str) -> None:
+    """With one host, with several, or through a socket."""
+    assert url == read_settings(database_url=url).database_url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nonsense",
+        "mysql://u:hidden@127.0.0.1/x",
+        "postgresql://u:hidden@127.0.0.1:port/x",
+        "postgresql://u:hidden@127.0.0.1:5432,127.0.0.2:99999/x",
+        "postgresql://u:hidden@[::1/x",
+    ],
+)
+def test_what_is_no_url_of_a_database_is_refused_at_once(url: str) -> None:
+    """Instead of being waited for as if it were away; and its password is not repeated."""
+    with pytest.raises(ConfigurationError, match="STRETTO_DATABASE_URL: must look like") as error:
+        read_settings(database_url=url)
+    assert "hidden" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("expected", "settings"),
     [
         ("only one of", {"jwt_secret": SECRET, "jwks_url": "http://127.0.0.1/keys"}),
-        ("at least 32 bytes", {"jwt_secret": "short"}),
+        ("only one of", {"jwt_public_key": "PEM", "jwks_url": "http://127.0.0.1/keys"}),
+        ("STRETTO_JWT_SECRET: needs at least 32 bytes", {"jwt_secret": "short"}),
+        ("at least 32 bytes", {"jwt_secret": "s" * 31}),
     ],
 )
 def test_tokens_are_verified_in_one_safe_way(expected: str, settings: dict[str, str]) -> None:
@@ -86,5 +163,20 @@ def test_a_database_of_ones_own_needs_a_way_to_verify_tokens() -> None:
 def test_secrets_are_not_shown() -> None:
     """Neither the token secret nor the database's password."""
     settings = read_settings(jwt_secret=SECRET, database_url="postgresql://u:hidden@x/y")
-    assert SECRET not in repr(settings)
-    assert "hidden" not in repr(settings)
+    for shown in (repr(settings), str(settings)):
+        assert SECRET not in shown
+        assert "hidden" not in shown
+
+
+def test_a_secret_that_is_refused_is_not_repeated() -> None:
+    """An error ends up in a log."""
+    with pytest.raises(ConfigurationError) as error:
+        read_settings(jwt_secret="hidden", port=-1)
+    assert "hidden" not in str(error.value)
+    assert error.value.__cause__ is error.value.__context__ is None
+
+
+def test_settings_do_not_change() -> None:
+    """What was checked at the start holds until the end."""
+    with pytest.raises(ValidationError):
+        read_settings().port = 1

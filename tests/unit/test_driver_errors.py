@@ -11,7 +11,14 @@ from stretto.storage.driver_errors import store_error
 
 def server_error(state: str) -> asyncpg.PostgresError:
     """Return the error that the driver makes of a server's message."""
-    fields = {"C": state, "M": "the row (alice, secret plans) is wrong", "n": "some_check"}
+    fields = {
+        "S": "ERROR",
+        "V": "ERROR",
+        "C": state,
+        "M": "the row (alice, secret plans) is wrong",
+        "D": "Failing row contains (alice, secret plans).",
+        "n": "some_check",
+    }
     error: asyncpg.PostgresError = asyncpg.PostgresError.new(fields)
     return error
 
@@ -23,7 +30,10 @@ def server_error(state: str) -> asyncpg.PostgresError:
         (Transient, ["25006"]),
         (Refused, ["22001", "22P05", "23502", "23503", "23505", "23514", "44000", "P0001"]),
         # PgBouncer calls a dead server 08P01, with the connection to itself alive.
-        (OutcomeUnknown, ["08P01", "08006", "57P01", "57P02", "57P03", "58030", "XX000", "XX001"]),
+        (
+            OutcomeUnknown,
+            ["40003", "08P01", "08006", "57P01", "57P02", "57P03", "58030", "XX000", "XX001"],
+        ),
         (Unreachable, ["42P01", "42501", "3F000", "28000", "55000"]),
     ],
 )
@@ -33,6 +43,15 @@ def test_a_state_says_what_became_of_the_write(
     """Committed is only what has returned; failed is only what the request itself has caused."""
     for state in states:
         assert type(store_error(server_error(state), connection_lives=True)) is expected, state
+
+
+@pytest.mark.parametrize("severity", ["FATAL", "PANIC"])
+@pytest.mark.parametrize("state", ["25P04", "53200", "42501", "23514"])
+def test_what_ends_the_connection_leaves_the_outcome_unknown(state: str, severity: str) -> None:
+    """Even while the driver does not know yet that the connection is about to be closed."""
+    fields = {"S": "Übersetzt", "V": severity, "C": state, "M": "…"}
+    error = asyncpg.PostgresError.new(fields)
+    assert isinstance(store_error(error, connection_lives=True), OutcomeUnknown)
 
 
 @pytest.mark.parametrize("state", ["40001", "23505", "42P01", "57014"])

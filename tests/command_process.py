@@ -1,0 +1,32 @@
+"""The command `stretto` as a real process: its output, its errors and its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+
+async def started(*arguments: str, **settings: str) -> asyncio.subprocess.Process:
+    """Start a command in a session of its own, as in a terminal of its own."""
+    clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stretto", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=clean | {f"STRETTO_{name}": value for name, value in settings.items()},
+        start_new_session=True,
+    )
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
+    """Return exit code, output and errors. No command may show a traceback."""
+    output, errors = await process.communicate()
+    assert b"Traceback" not in output + errors, errors.decode()
+    assert process.returncode is not None
+    return process.returncode, output.decode(), errors.decode()
+
+
+async def stretto(*arguments: str, **settings: str) -> tuple[int, str, str]:
+    """Run a command; return exit code, output and errors."""
+    return await ended(await started(*arguments, **settings))

@@ -1,0 +1,174 @@
+"""How a database gets its schema: whole, or by numbered changes, and by one runner at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from conftest import connect
+from stretto.errors import ConfigurationError
+from stretto.storage.migrate import Step, migrate, read_steps
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+# Whoever holds this advisory lock is the one who changes the schema.
+LOCK = int.from_bytes(b"stretto", "big")
+STEPS = [
+    Step(2, "ALTER TABLE inbox ADD COLUMN two text"),
+    Step(3, "ALTER TABLE inbox ADD COLUMN three text"),
+]
+
+
+async def columns(connection: Connection) -> set[str]:
+    """Return the columns of the table that the steps change."""
+    rows = await connection.fetch(
+        """SELECT column_name FROM information_schema.columns
+           WHERE table_schema = 'stretto' AND table_name = 'inbox'"""
+    )
+    return {row["column_name"] for row in rows}
+
+
+async def test_numbered_changes_are_applied_in_their_order_and_once(connection: Connection) -> None:
+    """From wherever the database is."""
+    assert [2] == await migrate(connection, "stretto", STEPS[:1])
+    assert [3] == await migrate(connection, "stretto", STEPS)
+    assert [] == await migrate(connection, "stretto", STEPS)
+    assert {"two", "three"} <= await columns(connection)
+
+
+async def test_a_change_that_fails_leaves_nothing_half_done(connection: Connection) -> None:
+    """Each is one transaction; those before it stay."""
+    broken = Step(3, "ALTER TABLE inbox ADD COLUMN three text; SELECT nonsense")
+    with pytest.raises(asyncpg.UndefinedColumnError):
+        await migrate(connection, "stretto", [STEPS[0], broken])
+    assert "two" in await columns(connection)
+    assert "three" not in await columns(connection)
+    assert [3] == await migrate(connection, "stretto", STEPS)
+
+
+async def test_runners_at_once_apply_each_change_once(
+    database_url: str, connection: Connection
+) -> None:
+    """As when replicas are deployed together."""
+    await connection.execute("DROP SCHEMA stretto CASCADE")
+    runners = [await connect(database_url) for _ in range(4)]
+    applied = await asyncio.gather(*(migrate(runner, "stretto", []) for runner in runners))
+    assert [[], [], [], [1]] == sorted(applied)
+    for runner in runners:
+        await runner.close()
+
+
+@pytest.mark.parametrize(
+    ("expected", "change"),
+    [("only knows 1", "number = 7"), ("another file", "checksum = 'x'")],
+)
+async def test_a_schema_that_is_not_ours_is_refused(
+    expected: str, change: str, connection: Connection
+) -> None:
+    """A newer one, or one that another file has made."""
+    await connection.execute(f"UPDATE schema_version SET {change}")
+    with pytest.raises(ConfigurationError, match=expected):
+        await migrate(connection, "stretto", [])
+
+
+@pytest.mark.parametrize("schema", ["other", "user"])
+@pytest.mark.parametrize("search_path", ["own", "stretto, public"])
+async def test_the_tables_may_live_in_another_schema(
+    schema: str, search_path: str, database_url: str
+) -> None:
+    """Beside a host's and without touching them, wherever the connection looks by itself."""
+    path = schema if search_path == "own" else search_path
+    other = await asyncpg.connect(database_url, server_settings={"search_path": path})
+    assert [1] == await migrate(other, schema, [])
+    assert [] == await migrate(other, schema, [])
+    assert await other.fetchval(f"""SELECT to_regclass('"{schema}".attempt') IS NOT NULL""")
+    assert path == await other.fetchval("SHOW search_path")
+    await other.close()
+
+
+async def test_a_schema_that_is_there_needs_no_right_to_make_one(
+    database_url: str, connection: Connection
+) -> None:
+    """An operator makes the schema, and gives the service nothing else."""
+    role = f"role_{uuid4().hex}"
+    await connection.execute(
+        f"DROP SCHEMA stretto CASCADE; CREATE ROLE {role}; CREATE SCHEMA stretto AUTHORIZATION {role}"
+    )
+    try:
+        await connection.execute(f"SET ROLE {role}")
+        assert [1] == await migrate(connection, "stretto", [])
+    finally:
+        await connection.execute(f"RESET ROLE; DROP SCHEMA stretto CASCADE; DROP ROLE {role}")
+
+
+async def test_another_runner_is_waited_for_longer_than_a_write_waits(
+    database_url: str, connection: Connection
+) -> None:
+    """The connection's short lock_timeout is meant for the tables, and stays that for them."""
+    waiting = await connect(database_url)
+    await waiting.execute("SET lock_timeout = '10ms'")
+    await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
+    late = asyncio.ensure_future(migrate(waiting, "stretto", STEPS[:1]))
+    async with asyncio.timeout(10):
+        while not await connection.fetchval(
+            """SELECT clock_timestamp() - query_start > interval '50ms' FROM pg_stat_activity
+               WHERE pid = $1 AND wait_event = 'advisory'""",
+            waiting.get_server_pid(),
+        ):
+            await asyncio.sleep(0)
+    await connection.execute("SELECT pg_advisory_unlock($1)", LOCK)
+    assert [2] == await late
+    async with connection.transaction():
+        await connection.execute("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await migrate(waiting, "stretto", STEPS)
+    assert [3] == await migrate(waiting, "stretto", STEPS)
+    await waiting.close()
+
+
+async def test_a_schema_that_does_not_tell_its_number_is_refused(connection: Connection) -> None:
+    """Guessing one would apply changes twice."""
+    await connection.execute("TRUNCATE schema_version")
+    for steps in ([], STEPS):
+        with pytest.raises(ConfigurationError, match="schema_version is empty"):
+            await migrate(connection, "stretto", steps)
+
+
+async def test_a_change_that_was_edited_after_it_was_applied_is_refused(
+    connection: Connection,
+) -> None:
+    """Databases of one number would be of two kinds."""
+    await migrate(connection, "stretto", STEPS[:1])
+    with pytest.raises(ConfigurationError, match="another file"):
+        await migrate(connection, "stretto", [Step(2, "ALTER TABLE inbox ADD COLUMN other text")])
+
+
+async def test_a_fresh_database_gets_the_newest_number_and_no_single_change(
+    connection: Connection,
+) -> None:
+    """`schema.sql` is the whole of it."""
+    await connection.execute("DROP SCHEMA stretto CASCADE")
+    assert [3] == await migrate(connection, "stretto", STEPS)
+    assert [] == await migrate(connection, "stretto", STEPS)
+    assert not {"two", "three"} & await columns(connection)
+
+
+def test_a_folder_without_changes_has_none(tmp_path: Path) -> None:
+    """As long as the first schema is the newest."""
+    assert [] == read_steps(tmp_path / "migrations")
+    (tmp_path / "README.md").write_text("no change")
+    assert [] == read_steps(tmp_path)
+
+
+def test_changes_are_read_by_the_number_in_their_name(tmp_path: Path) -> None:
+    """In the order of their numbers."""
+    (tmp_path / "0003_three.sql").write_text("SELECT 3")
+    (tmp_path / "0002_two.sql").write_text("SELECT 2")
+    assert [Step(2, "SELECT 2"), Step(3, "SELECT 3")] == read_steps(tmp_path)
