@@ -6,33 +6,44 @@ What is wrong with a token is told in general words; the token itself is repeate
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import jwt
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from stretto.domain import UserId
+from stretto.domain import USER_ID_CHARACTERS_MAX, UserId
 from stretto.errors import ConfigurationError, Unauthenticated
-from stretto.http.jwks import KeySet
+from stretto.http.jwks import RSA_BITS_MIN, KeySet, TokenKey, algorithm_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# RFC 7518, 3.2 and 3.3.
+# RFC 7518, 3.2.
 SECRET_BYTES_MIN: Final = 32
-RSA_BITS_MIN: Final = 2048
 TOKEN_CHARACTERS_MAX: Final = 8192
-# Clocks of issuer and service differ a little.
+# Clocks of issuer and service differ a little: so much may a token be early (nbf, iat). It is never
+# late: whoever chose its end wants it to end then.
 LEEWAY_SECONDS: Final = 10
 # A token without an end, or one whose key is withdrawn, is looked at again after this long.
 VERIFIED_SECONDS_MAX: Final = 300.0
 VERIFIED_MAX: Final = 10_000
+# Farther away than any issuer's "never", and still exact enough to compare.
+_TIME_SECONDS_MAX: Final = 2.0**64
+
+# The characters of RFC 6750, 2.1; anything else reaches no parser.
+_BEARER = re.compile(r"bearer ([A-Za-z0-9._~+/-]+=*)", re.ASCII | re.IGNORECASE)
+
+_REFUSALS: Final[dict[type[Exception], str]] = {
+    jwt.InvalidAlgorithmError: "The token's algorithm (alg) does not fit this service's key.",
+    jwt.InvalidAudienceError: "The token is meant for somebody else (aud).",
+    jwt.InvalidIssuerError: "The token is from another issuer (iss).",
+    jwt.InvalidSignatureError: "The token's signature is wrong.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +72,16 @@ class Authenticator:
         """Raise `ConfigurationError` for settings that cannot verify a token."""
         self._settings = settings
         self._clock_seconds = clock_seconds
-        self._key, self._algorithms = _fixed_key(settings)
+        self._key = _fixed_key(settings)
         self._key_set: KeySet | None = None
-        self._generation = 0
         self._verified: dict[str, _Verified] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         if self._settings.jwks_url:
-            key_set = KeySet(self._settings.jwks_url, self._clock_seconds)
+            # A key may have been withdrawn: what was verified with it counts no longer.
+            forget = self._verified.clear
+            key_set = KeySet(self._settings.jwks_url, self._clock_seconds, forget)
             self._key_set = await self._stack.enter_async_context(key_set)
         return self
 
@@ -84,8 +96,11 @@ class Authenticator:
         if authorization is None:
             raise Unauthenticated
         known = self._verified.get(authorization)
-        if known is not None and self._clock_seconds() < known.until:
-            return known.owner
+        if known is not None:
+            if self._clock_seconds() < known.until:
+                return known.owner
+            # Once verified anew, it is the youngest again.
+            del self._verified[authorization]
         verified = await self._verify(_bearer(authorization))
         if len(self._verified) >= VERIFIED_MAX:
             del self._verified[next(iter(self._verified))]
@@ -93,48 +108,54 @@ class Authenticator:
         return verified.owner
 
     async def _verify(self, token: str) -> _Verified:
-        key, algorithms = self._key, self._algorithms
-        if self._key_set is not None:
-            found = await self._key_set.key(_key_id(token))
-            if self._generation != self._key_set.generation:
-                # A key may have been withdrawn: what was verified with it counts no longer.
-                self._generation = self._key_set.generation
-                self._verified.clear()
-            if found is None:
-                raise Unauthenticated(
-                    "The token is signed with a key that its issuer does not have."
-                )
-            key, algorithms = found, [found.algorithm_name]
-        return self._read_claims(token, key, algorithms)
-
-    def _read_claims(self, token: str, key: Any, algorithms: list[str]) -> _Verified:
-        now = self._clock_seconds()
+        key = self._key
+        if key is None:
+            assert self._key_set is not None, "a key set is opened by `async with`"
+            key = await self._key_set.key(_key_id(token))
+        if key is None:
+            raise Unauthenticated("The token is signed with a key that its issuer does not have.")
+        # No await from here until it is remembered: the key is still published then.
+        claims = self._read_claims(token, key)
         try:
-            claims = jwt.decode(
+            owner = UserId(claims.get("sub"))
+        except ValueError as error:
+            raise Unauthenticated(
+                "The token's subject (sub) must have"
+                f" 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters."
+            ) from error
+        return _Verified(owner, _valid_until(claims, self._clock_seconds()))
+
+    def _read_claims(self, token: str, key: TokenKey) -> dict[str, Any]:
+        """Return the claims of a token that is genuine and meant for us, whatever the time."""
+        try:
+            decoded = jwt.decode_complete(
                 token,
-                key,
-                algorithms=algorithms,
+                key.material,
+                algorithms=[key.algorithm],
                 audience=self._settings.audience or None,
                 issuer=self._settings.issuer or None,
-                # Times are checked below, on our own clock.
-                options={"verify_exp": False, "verify_nbf": False, "verify_iat": False},
+                # The subject has our own rule and the times our own clock.
+                options={
+                    "verify_sub": False,
+                    "verify_exp": False,
+                    "verify_nbf": False,
+                    "verify_iat": False,
+                },
             )
-            ends, begins = claims.get("exp"), claims.get("nbf", 0)
-            if ends is not None and float(ends) <= now:
-                raise Unauthenticated("The token has expired.")
-            if float(begins) > now + LEEWAY_SECONDS:
-                raise Unauthenticated("The token is not valid yet.")
-            owner = UserId(claims.get("sub"))
-        except jwt.InvalidAudienceError as error:
-            raise Unauthenticated("The token is meant for somebody else (aud).") from error
-        except jwt.InvalidIssuerError as error:
-            raise Unauthenticated("The token is from another issuer (iss).") from error
-        except jwt.PyJWTError as error:
-            raise Unauthenticated("The token is not valid.") from error
-        except (ValueError, TypeError, OverflowError) as error:
-            raise Unauthenticated("The token's claims cannot be used (sub, exp or nbf).") from error
-        until = now + VERIFIED_SECONDS_MAX
-        return _Verified(owner, until if ends is None else min(float(ends), until))
+        except jwt.MissingRequiredClaimError as error:
+            raise Unauthenticated(f"The token lacks a claim ({error.claim}).") from error
+        except (jwt.PyJWTError, RecursionError) as error:
+            detail = _REFUSALS.get(type(error), "The token is not valid.")
+            raise Unauthenticated(detail) from error
+        # PyJWT lets pass what it understands itself, and older ones everything.
+        if "crit" in decoded["header"]:
+            raise Unauthenticated("The token asks for an extension that is not known here (crit).")
+        claims: dict[str, Any] = decoded["payload"]
+        # Without an audience of our own, a token that names one, even an empty one, is not meant
+        # for us either (RFC 7519, 4.1.3).
+        if "aud" in claims and not self._settings.audience:
+            raise Unauthenticated(_REFUSALS[jwt.InvalidAudienceError])
+        return claims
 
 
 def make_token(
@@ -144,9 +165,10 @@ def make_token(
     lifetime_seconds: int,
     audience: str = "",
     issuer: str = "",
+    clock_seconds: Callable[[], float] = time.time,
 ) -> str:
     """Return a token (HS256) for a user, for trying things out."""
-    now = int(time.time())
+    now = int(clock_seconds())
     claims: dict[str, Any] = {"sub": str(user), "iat": now, "exp": now + lifetime_seconds}
     if audience:
         claims["aud"] = audience
@@ -156,40 +178,83 @@ def make_token(
 
 
 def _bearer(authorization: str) -> str:
-    scheme, _, token = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not 0 < len(token) <= TOKEN_CHARACTERS_MAX:
+    scheme_characters = len("Bearer ")
+    if len(authorization) > scheme_characters + TOKEN_CHARACTERS_MAX:
+        raise Unauthenticated(f"The token has more than {TOKEN_CHARACTERS_MAX} characters.")
+    found = _BEARER.fullmatch(authorization)
+    if found is None:
         raise Unauthenticated
-    return token
+    return found[1]
 
 
 def _key_id(token: str) -> str | None:
+    """Return the key that a token names; PyJWT sees to it that it is text."""
     try:
-        kid = jwt.get_unverified_header(token).get("kid")
-    except jwt.PyJWTError as error:
+        kid: str | None = jwt.get_unverified_header(token).get("kid")
+    except (jwt.PyJWTError, RecursionError) as error:
         raise Unauthenticated("The token is not valid.") from error
-    return None if kid is None else str(kid)
+    return kid
 
 
-def _fixed_key(settings: TokenSettings) -> tuple[Any, list[str]]:
-    """Return our key and what may be signed with it; nothing where keys come from the issuer."""
+def _valid_until(claims: dict[str, Any], now: float) -> float:
+    """Return until when a token need not be verified again, in seconds since the epoch.
+
+    Raises `Unauthenticated` for one that is not valid at the given time.
+    """
+    for name in ("nbf", "iat"):
+        if (_time(claims, name) or 0) > now + LEEWAY_SECONDS:
+            raise Unauthenticated(f"The token is not valid yet ({name}).")
+    ends = _time(claims, "exp")
+    if ends is None:
+        return now + VERIFIED_SECONDS_MAX
+    if ends <= now:
+        raise Unauthenticated("The token has expired (exp).")
+    return min(ends, now + VERIFIED_SECONDS_MAX)
+
+
+def _time(claims: dict[str, Any], name: str) -> float | None:
+    """Return a claim's time, in seconds since the epoch (NumericDate in RFC 7519, 2)."""
+    if name not in claims:
+        return None
+    value = claims[name]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Neither does NaN pass, nor an integer that no float can hold.
+    if not is_number or not -_TIME_SECONDS_MAX <= value <= _TIME_SECONDS_MAX:
+        raise Unauthenticated(f"The token's claim {name} is no time.")
+    return float(value)
+
+
+def _fixed_key(settings: TokenSettings) -> TokenKey | None:
+    """Return our key; nothing where keys come from the issuer."""
     if sum(map(bool, (settings.secret, settings.public_key, settings.jwks_url))) != 1:
         raise ConfigurationError("tokens need exactly one of a secret, a public key, a key set URL")
     if settings.jwks_url:
-        return None, []
-    if settings.secret:
-        if len(settings.secret.encode()) < SECRET_BYTES_MIN:
-            raise ConfigurationError(f"the token secret needs at least {SECRET_BYTES_MIN} bytes")
-        return settings.secret, ["HS256"]
+        return None
+    return _secret_key(settings.secret) if settings.secret else _public_key(settings.public_key)
+
+
+def _secret_key(secret: str) -> TokenKey:
     try:
-        key = load_pem_public_key(settings.public_key.encode())
-    except ValueError as error:
+        material = secret.encode()
+        jwt.get_algorithm_by_name("HS256").prepare_key(material)
+    except UnicodeEncodeError as error:
+        raise ConfigurationError("the token secret must be UTF-8") from error
+    except jwt.InvalidKeyError as error:
+        # A public key is known to everybody: taken for a secret, it would let everybody in.
+        raise ConfigurationError("the token secret is a PEM or SSH key") from error
+    if len(material) < SECRET_BYTES_MIN:
+        raise ConfigurationError(f"the token secret needs at least {SECRET_BYTES_MIN} bytes")
+    return TokenKey("HS256", material)
+
+
+def _public_key(pem: str) -> TokenKey:
+    try:
+        material = load_pem_public_key(pem.encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigurationError("the public key cannot be read as PEM") from error
-    if isinstance(key, RSAPublicKey) and key.key_size >= RSA_BITS_MIN:
-        return key, ["RS256"]
-    if isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
-        return key, ["ES256"]
-    if isinstance(key, Ed25519PublicKey):
-        return key, ["EdDSA"]
-    raise ConfigurationError(
-        f"the public key must be RSA of {RSA_BITS_MIN} bits or more, P-256 or Ed25519"
-    )
+    algorithm = algorithm_of(material)
+    if algorithm is None:
+        raise ConfigurationError(
+            f"the public key must be RSA of {RSA_BITS_MIN} bits or more, P-256 or Ed25519"
+        )
+    return TokenKey(algorithm, material)

@@ -7,12 +7,17 @@ unknown key makes us look again, but seldom: garbage must not make us hammer the
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from typing import TYPE_CHECKING, Final, Self
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import aiohttp
 import jwt
 import orjson
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from stretto.errors import Overloaded
 
@@ -25,10 +30,21 @@ STALE_SECONDS: Final = 24 * 3600.0
 COOL_DOWN_SECONDS: Final = 30.0
 FETCH_SECONDS: Final = 3.0
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
+# RFC 7518, 3.3.
+RSA_BITS_MIN: Final = 2048
 
-# A shared secret has no place in a published document.
-ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
+# What a published key of a kind can be used for; a shared secret ("oct") has no place among them.
 _ALGORITHM_OF_KIND: Final = {"RSA": "RS256", "EC": "ES256", "OKP": "EdDSA"}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKey:
+    """A key, with the one algorithm that it verifies (RFC 8725, 3.1)."""
+
+    algorithm: str
+    material: Any
+    """A secret's bytes or a public key; equal ones verify the same."""
+    kid: str | None = None
 
 
 class _UnusableError(Exception):
@@ -36,59 +52,90 @@ class _UnusableError(Exception):
 
 
 class KeySet:
-    """The keys at one URL, by their `kid`; use as `async with`."""
+    """The keys at one URL; use as `async with`."""
 
-    def __init__(self, url: str, clock_seconds: Callable[[], float]) -> None:
+    def __init__(
+        self, url: str, clock_seconds: Callable[[], float], on_change: Callable[[], None]
+    ) -> None:
+        """Take a callback for when other keys have been published; it must not await."""
         self._url = url
         self._clock_seconds = clock_seconds
-        self._keys: dict[str | None, jwt.PyJWK] = {}
-        self._fetched_at = self._tried_at = float("-inf")
-        self._fetching = asyncio.Lock()
-        self.generation = 0
-        """Changes whenever the keys do."""
+        self._on_change = on_change
+        self._keys: tuple[TokenKey, ...] = ()
+        self._fetched_at = self._tried_at = -math.inf
+        self._fault: Exception | None = None
+        """What was wrong with the last try, if anything."""
+        self._fetching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FETCH_SECONDS))
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._fetching is not None:
+            self._fetching.cancel()
+            await asyncio.wait((self._fetching,))
         await self._session.close()
 
-    async def key(self, kid: str | None) -> jwt.PyJWK | None:
+    async def key(self, kid: str | None) -> TokenKey | None:
         """Return the key of that id, or the only one where a token names none.
 
-        Raises `Overloaded` when no keys could be had at all.
+        Raises `Overloaded` when no keys can be had at all.
         """
-        age_seconds = self._clock_seconds() - self._fetched_at
-        if age_seconds > KEPT_SECONDS or self._find(kid) is None:
-            await self._refresh()
-        if not self._keys or self._clock_seconds() - self._fetched_at > STALE_SECONDS:
-            message = "The token issuer's keys cannot be fetched."
-            raise Overloaded(message, retry_after_seconds=round(COOL_DOWN_SECONDS))
+        known = self._find(kid)
+        if known is None or self._age_seconds > KEPT_SECONDS:
+            fetching = self._fetch_unless_just_tried()
+            # An issuer that was away a moment ago holds up nobody whose key we know.
+            if fetching is not None and (known is None or self._fault is None):
+                # Not awaited as such: whoever gives up leaves the fetch to the others.
+                await asyncio.wait((fetching,))
+        if not self._keys or self._age_seconds > STALE_SECONDS:
+            raise Overloaded(
+                "The token issuer's keys cannot be fetched.",
+                retry_after_seconds=max(1, math.ceil(self._cool_down_seconds)),
+            ) from self._fault
         return self._find(kid)
 
-    def _find(self, kid: str | None) -> jwt.PyJWK | None:
+    @property
+    def _age_seconds(self) -> float:
+        return self._clock_seconds() - self._fetched_at
+
+    @property
+    def _cool_down_seconds(self) -> float:
+        return self._tried_at + COOL_DOWN_SECONDS - self._clock_seconds()
+
+    def _find(self, kid: str | None) -> TokenKey | None:
+        if self._age_seconds > STALE_SECONDS:
+            return None
         if kid is None:
-            return next(iter(self._keys.values())) if len(self._keys) == 1 else None
-        return self._keys.get(kid)
+            return self._keys[0] if len(self._keys) == 1 else None
+        return next((key for key in self._keys if key.kid == kid), None)
 
-    async def _refresh(self) -> None:
-        """Fetch the keys unless somebody has just tried; a failure keeps those we have."""
-        async with self._fetching:
-            if self._clock_seconds() - self._tried_at < COOL_DOWN_SECONDS:
-                return
-            keys = None
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, _UnusableError):
-                keys = _read_keys(await self._fetch())
-            # Not reached when cancelled: the next in line tries then.
+    def _fetch_unless_just_tried(self) -> asyncio.Task[None] | None:
+        """Return the one fetch under way, if any; it belongs to the set, not to who asked first."""
+        if self._fetching is None and self._cool_down_seconds <= 0:
             self._tried_at = self._clock_seconds()
-            if keys is None:
-                return
-            self._fetched_at = self._tried_at
-            self.generation += keys.keys() != self._keys.keys()
-            self._keys = keys
+            self._fetching = asyncio.create_task(
+                self._fetch(), name="fetch the token issuer's keys"
+            )
+        return self._fetching
 
-    async def _fetch(self) -> bytes:
+    async def _fetch(self) -> None:
+        """Take the issuer's keys; a failure keeps those that we have."""
+        try:
+            keys = _read_keys(await self._download())
+        except (aiohttp.ClientError, TimeoutError, _UnusableError) as error:
+            self._fault = error
+        else:
+            self._fault = None
+            self._fetched_at = self._clock_seconds()
+            if keys != self._keys:
+                self._keys = keys
+                self._on_change()
+        finally:
+            self._fetching = None
+
+    async def _download(self) -> bytes:
         async with self._session.get(self._url, allow_redirects=False) as response:
             if response.status != 200:
                 raise _UnusableError(f"the issuer answered {response.status}")
@@ -100,8 +147,21 @@ class KeySet:
             return body
 
 
-def _read_keys(document: bytes) -> dict[str | None, jwt.PyJWK]:
-    """Return the usable keys; those that are malformed or not for signatures are left out."""
+def algorithm_of(key: object) -> str | None:
+    """Return what a public key verifies; nothing for one of another kind or too weak."""
+    match key:
+        case RSAPublicKey() if key.key_size >= RSA_BITS_MIN:
+            return "RS256"
+        case EllipticCurvePublicKey() if isinstance(key.curve, SECP256R1):
+            return "ES256"
+        case Ed25519PublicKey():
+            return "EdDSA"
+        case _:
+            return None
+
+
+def _read_keys(document: bytes) -> tuple[TokenKey, ...]:
+    """Return the usable keys, in their order."""
     try:
         parsed = orjson.loads(document)
     except orjson.JSONDecodeError as error:
@@ -109,15 +169,22 @@ def _read_keys(document: bytes) -> dict[str | None, jwt.PyJWK]:
     entries = parsed.get("keys") if isinstance(parsed, dict) else None
     if not isinstance(entries, list):
         raise _UnusableError("the issuer's answer is no key set")
-    keys: dict[str | None, jwt.PyJWK] = {}
-    for entry in entries:
-        if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
-            continue
-        algorithm = entry.get("alg") or _ALGORITHM_OF_KIND.get(str(entry.get("kty")))
-        if algorithm not in ALGORITHMS:
-            continue
-        try:
-            keys[entry.get("kid")] = jwt.PyJWK(entry, algorithm)
-        except jwt.PyJWTError:
-            continue
-    return keys
+    keys = (_read_key(entry) for entry in entries if isinstance(entry, dict))
+    return tuple(key for key in keys if key is not None)
+
+
+def _read_key(entry: dict[str, Any]) -> TokenKey | None:
+    """Return one key; nothing for what is malformed, private, weak or not for signatures."""
+    kind, kid = entry.get("kty"), entry.get("kid")
+    if not isinstance(kind, str) or not isinstance(kid, str | None):
+        return None
+    algorithm = _ALGORITHM_OF_KIND.get(kind)
+    if algorithm is None or entry.get("use", "sig") != "sig":
+        return None
+    if entry.get("alg", algorithm) != algorithm:
+        return None
+    try:
+        material = jwt.PyJWK(entry, algorithm).key
+    except (jwt.PyJWTError, UnsupportedAlgorithm, ValueError, TypeError):
+        return None
+    return TokenKey(algorithm, material, kid) if algorithm_of(material) == algorithm else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hmac
 from typing import Any
 
 import jwt
@@ -13,13 +14,22 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from stretto.domain import UserId
 from stretto.errors import ConfigurationError, Unauthenticated
-from stretto.http.auth import LEEWAY_SECONDS, VERIFIED_SECONDS_MAX, Authenticator, TokenSettings
+from stretto.http.auth import (
+    LEEWAY_SECONDS,
+    TOKEN_CHARACTERS_MAX,
+    VERIFIED_SECONDS_MAX,
+    Authenticator,
+    TokenSettings,
+    make_token,
+)
+from stretto.http.jwks import TokenKey
 
 SECRET = "a secret for tests that is long enough"
 NOW = 1_800_000_000
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
 ED_KEY = ed25519.Ed25519PrivateKey.generate()
+VERIFIES_NOTHING = TokenKey("HS256", b"a key that verifies nothing any more")
 
 
 def pem(key: Any) -> str:
@@ -48,6 +58,8 @@ def authenticator(**settings: str) -> Authenticator:
         ({"secret": SECRET}, bearer(exp=NOW + 1)),
         ({"secret": SECRET}, bearer().replace("Bearer", "bearer")),
         ({"secret": SECRET}, bearer(nbf=NOW + LEEWAY_SECONDS)),
+        ({"secret": SECRET}, bearer(iat=NOW + LEEWAY_SECONDS)),
+        ({"secret": SECRET}, bearer(iat=NOW + 0.5, exp=NOW + 1.5)),
         ({"secret": SECRET, "audience": "chat"}, bearer(aud="chat")),
         ({"secret": SECRET, "audience": "chat"}, bearer(aud=["mail", "chat"])),
         ({"secret": SECRET, "issuer": "us"}, bearer(iss="us")),
@@ -71,13 +83,12 @@ def unsigned() -> str:
     return f"Bearer {part({'alg': 'none', 'typ': 'JWT'})}.{part({'sub': 'alice'})}."
 
 
-def confused() -> str:
-    """Return a token that is signed with our public key as if it were a secret."""
-    head, body = part({"alg": "HS256", "typ": "JWT"}), part({"sub": "alice"})
-    import hmac  # noqa: PLC0415 PyJWT itself refuses to make such a token
-
-    signature = hmac.digest(pem(RSA_KEY).encode(), f"{head}.{body}".encode(), "sha256")
-    return f"Bearer {head}.{body}." + base64.urlsafe_b64encode(signature).rstrip(b"=").decode()
+def signed(key: str, claims: bytes = b'{"sub":"alice"}', **header: object) -> str:
+    """Return a token (HS256) as PyJWT itself refuses to make one."""
+    body = base64.urlsafe_b64encode(claims).rstrip(b"=").decode()
+    signing_input = f"{part({'alg': 'HS256', 'typ': 'JWT', **header})}.{body}"
+    signature = hmac.digest(key.encode(), signing_input.encode(), "sha256")
+    return f"Bearer {signing_input}." + base64.urlsafe_b64encode(signature).rstrip(b"=").decode()
 
 
 def tampered(place: int) -> str:
@@ -97,24 +108,45 @@ def tampered(place: int) -> str:
         ({}, "Bearer "),
         ({}, "Basic YTpi"),
         ({}, "Bearer a.b.c"),
-        ({}, "Bearer " + "x" * 9000),
+        ({}, bearer(note="x" * TOKEN_CHARACTERS_MAX)),
+        ({}, "Bearer  " + bearer().removeprefix("Bearer ")),
+        ({}, bearer() + " "),
+        ({}, bearer() + "\n"),
+        ({}, bearer() + "\udcff"),
+        ({}, bearer() + ".x"),
         ({}, tampered(0)),
         ({}, tampered(1)),
         ({}, tampered(2)),
         ({}, bearer("another secret that is long enough too")),
         ({}, unsigned()),
         ({"public_key": pem(RSA_KEY)}, unsigned()),
-        ({"public_key": pem(RSA_KEY)}, confused()),
+        ({"public_key": pem(RSA_KEY)}, signed(pem(RSA_KEY))),
         ({"public_key": pem(RSA_KEY)}, bearer()),
         ({"public_key": pem(RSA_KEY)}, bearer(ED_KEY, "EdDSA")),
         ({}, bearer(exp=NOW)),
         ({}, bearer(exp=NOW - 1)),
         ({}, bearer(exp="soon")),
+        ({}, bearer(exp=str(NOW + 60))),
+        ({}, bearer(exp=None)),
+        ({}, bearer(nbf=True)),
+        ({}, bearer(exp=10**400)),
+        ({}, bearer(exp=float("nan"))),
+        ({}, bearer(exp=float("inf"))),
         ({}, bearer(nbf=NOW + LEEWAY_SECONDS + 1)),
+        ({}, bearer(iat=NOW + LEEWAY_SECONDS + 1)),
+        ({}, signed(SECRET, crit=["x"], x=1)),
+        ({}, signed(SECRET, crit=["b64"], b64=True)),
+        ({}, signed(SECRET, kid=5)),
+        ({}, signed(SECRET, b"[" * 5000)),
+        ({}, signed(SECRET, b'"alice"')),
+        ({}, signed(SECRET, b"{}")),
+        ({}, signed(SECRET, b'{"sub":5}')),
+        ({}, signed(SECRET, b'{"sub":null}')),
         ({"audience": "chat"}, bearer()),
         ({"audience": "chat"}, bearer(aud="mail")),
         # A token that names an audience is not meant for a service that has none.
         ({}, bearer(aud="mail")),
+        ({}, bearer(aud=[])),
         ({"issuer": "us"}, bearer()),
         ({"issuer": "us"}, bearer(iss="them")),
         ({}, bearer(sub="")),
@@ -132,14 +164,64 @@ async def test_a_token_that_is_not_in_order_is_refused(
         assert len(piece) < 6 or piece not in str(refused.value)
 
 
-@pytest.mark.parametrize("claims", [{"sub": 5}, {"sub": None}])
-async def test_a_subject_that_is_no_text_is_refused(claims: dict[str, object]) -> None:
-    """However well it is signed."""
-    token = f"{part({'alg': 'HS256', 'typ': 'JWT'})}.{part(claims)}"
-    signed = jwt.api_jws.encode(orjson.dumps(claims), SECRET, "HS256")
-    assert signed.split(".")[1] == token.split(".")[1]
+@pytest.mark.parametrize(
+    ("word", "settings", "authorization"),
+    [
+        ("expired", {}, bearer(exp=NOW)),
+        ("(nbf)", {}, bearer(nbf=NOW + 60)),
+        ("(alg)", {"public_key": pem(RSA_KEY)}, bearer(ED_KEY, "EdDSA")),
+        ("signature", {}, bearer("another secret that is long enough too")),
+        ("(aud)", {"audience": "chat"}, bearer()),
+        ("(iss)", {"issuer": "us"}, bearer(iss="them")),
+        ("(sub)", {}, bearer(sub="ü")),
+    ],
+)
+async def test_a_refusal_says_what_to_mend(
+    word: str, settings: dict[str, str], authorization: str
+) -> None:
+    """In words that a client's author understands."""
+    with pytest.raises(Unauthenticated) as refused:
+        await authenticator(**settings).owner(authorization)
+    assert word in refused.value.detail
+
+
+@pytest.mark.parametrize(("age_seconds", "accepted"), [(0, True), (59, True), (60, False)])
+async def test_a_token_that_we_made_is_accepted_while_it_lives(
+    age_seconds: int, accepted: bool
+) -> None:
+    """With the audience and the issuer that it was made for."""
+    token = make_token(
+        SECRET,
+        UserId("alice"),
+        lifetime_seconds=60,
+        audience="chat",
+        issuer="us",
+        clock_seconds=lambda: NOW - age_seconds,
+    )
+    known = authenticator(audience="chat", issuer="us")
+    if accepted:
+        assert await known.owner(f"Bearer {token}") == "alice"
+    else:
+        with pytest.raises(Unauthenticated):
+            await known.owner(f"Bearer {token}")
+
+
+async def test_a_token_that_is_verified_anew_takes_no_other_ones_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own is free by then."""
+    monkeypatch.setattr("stretto.http.auth.VERIFIED_MAX", 2)
+    now = float(NOW)
+    known = Authenticator(TokenSettings(secret=SECRET), clock_seconds=lambda: now)
+    short, long = bearer(exp=NOW + 1), bearer(exp=NOW + 60)
+    for authorization in (long, short):
+        await known.owner(authorization)
+    now += VERIFIED_SECONDS_MAX
     with pytest.raises(Unauthenticated):
-        await authenticator().owner(f"Bearer {signed}")
+        await known.owner(short)
+    now = float(NOW)
+    await known.owner(short)
+    assert [long, short] == list(known._verified)
 
 
 async def test_a_verified_token_is_remembered_until_it_expires() -> None:
@@ -148,7 +230,7 @@ async def test_a_verified_token_is_remembered_until_it_expires() -> None:
     known = Authenticator(TokenSettings(secret=SECRET), clock_seconds=lambda: now)
     authorization = bearer(exp=NOW + 60)
     assert await known.owner(authorization) == UserId("alice")
-    known._key = "a key that verifies nothing any more.."
+    known._key = VERIFIES_NOTHING
     assert await known.owner(authorization) == UserId("alice")
     now += 60
     with pytest.raises(Unauthenticated):
@@ -161,7 +243,7 @@ async def test_a_token_without_an_end_is_verified_again_after_a_while() -> None:
     known = Authenticator(TokenSettings(secret=SECRET), clock_seconds=lambda: now)
     authorization = bearer()
     await known.owner(authorization)
-    known._key = "a key that verifies nothing any more.."
+    known._key = VERIFIES_NOTHING
     now += VERIFIED_SECONDS_MAX
     with pytest.raises(Unauthenticated):
         await known.owner(authorization)
@@ -185,8 +267,11 @@ async def test_refused_tokens_are_not_remembered_and_verified_ones_are_bounded(
     [
         {},
         {"secret": SECRET, "jwks_url": "http://127.0.0.1/keys"},
-        {"secret": "short"},
+        {"secret": "x" * 31},
+        {"secret": pem(RSA_KEY)},
+        {"secret": "\udcff" * 32},
         {"public_key": "no PEM"},
+        {"public_key": pem(rsa.generate_private_key(public_exponent=65537, key_size=1024))},
         {"public_key": pem(ec.generate_private_key(ec.SECP384R1()))},
     ],
 )
