@@ -1,6 +1,6 @@
 """The command `stretto`: runs the service and looks after its database.
 
-Every expected error ends in one message and one of the codes in `EXIT_CODES`, never in a traceback.
+Every expected error ends in one message and one of `cli_help.EXIT_CODES`, never in a traceback.
 """
 
 from __future__ import annotations
@@ -21,7 +21,20 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
-from stretto.config import PREFIX, Settings, read_settings
+from stretto.cli_help import (
+    EXIT_DATABASE,
+    EXIT_DONE,
+    EXIT_EMBEDDED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_FOUND,
+    EXIT_PORT,
+    EXIT_USAGE,
+    EXIT_VIOLATION,
+    SETTINGS_HELP,
+    epilog,
+    flag,
+)
+from stretto.config import Settings, read_settings
 from stretto.domain import IdempotencyKey, UserId
 from stretto.errors import ConfigurationError, EmbeddedError, KeyInvalid, ListenError, NotFound
 from stretto.http.auth import make_token
@@ -39,46 +52,11 @@ from stretto.storage.retention import sweepable
 from stretto.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
-
-EXIT_DONE: Final = 0
-EXIT_NOT_FOUND: Final = 1
-EXIT_VIOLATION: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_DATABASE: Final = 3
-EXIT_EMBEDDED: Final = 4
-EXIT_PORT: Final = 5
-EXIT_INTERRUPTED: Final = 130
-# What `--help` says of them.
-EXIT_CODES: Final = {
-    EXIT_DONE: "done",
-    EXIT_NOT_FOUND: "not found, or a guarantee does not hold",
-    EXIT_USAGE: "wrong usage or settings",
-    EXIT_DATABASE: "the database does not answer, or lacks the tables",
-    EXIT_EMBEDDED: "the embedded server cannot run",
-    EXIT_PORT: "the address is in use, or may not be listened on",
-    EXIT_INTERRUPTED: "interrupted",
-}
+    from collections.abc import Coroutine
 
 Result = TypeVar("Result")
 
 
-def _epilog(*examples: str, codes: Iterable[int] = EXIT_CODES) -> str:
-    r"""Return a help text's last part; after `\b`, click leaves the lines as they are."""
-    lines = ["\b", "Example:", *(f"  {example}" for example in examples), "", "\b", "Exit codes:"]
-    return "\n".join([*lines, *(f"  {code:<3}  {EXIT_CODES[code]}" for code in codes)])
-
-
-def _flag(name: str) -> Any:
-    """Return the flag of a setting, with the setting's own description."""
-    described = Settings.model_fields[name].description
-    return typer.Option(help=f"{described} [env:{PREFIX}{name.upper()}]")
-
-
-_SETTINGS_HELP: Final = "\b\nSettings, as environment variables:\n" + "\n".join(
-    f"  {PREFIX + name.upper():24} {field.description} ({field.default!s})".replace(" ()", "")
-    for name, field in Settings.model_fields.items()
-)
 _EXAMPLES: Final = (
     "stretto serve",
     "stretto token alice",
@@ -89,7 +67,7 @@ _DATABASE_CODES: Final = (EXIT_DONE, EXIT_USAGE, EXIT_DATABASE, EXIT_EMBEDDED, E
 
 app = typer.Typer(
     help="stretto creates chat groups exactly once per idempotency key.",
-    epilog=f"{_SETTINGS_HELP}\n\n{_epilog(*_EXAMPLES)}",
+    epilog=f"{SETTINGS_HELP}\n\n{epilog(*_EXAMPLES)}",
     context_settings={"max_content_width": 100},
     no_args_is_help=True,
     add_completion=False,
@@ -100,21 +78,21 @@ app = typer.Typer(
 stdout = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 stderr = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
-DatabaseUrl = Annotated[str | None, _flag("database_url")]
-DataDir = Annotated[Path | None, _flag("data_dir")]
+DatabaseUrl = Annotated[str | None, flag("database_url")]
+DataDir = Annotated[Path | None, flag("data_dir")]
 
 
 @app.command(
-    epilog=_epilog(
+    epilog=epilog(
         "stretto serve --port 9000 --workers 2", codes=sorted({*_DATABASE_CODES, EXIT_PORT})
     )
 )
 def serve(
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
-    host: Annotated[str | None, _flag("host")] = None,
-    port: Annotated[int | None, _flag("port")] = None,
-    workers: Annotated[int | None, _flag("workers")] = None,
+    host: Annotated[str | None, flag("host")] = None,
+    port: Annotated[int | None, flag("port")] = None,
+    workers: Annotated[int | None, flag("workers")] = None,
     share_port: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run the service until SIGTERM or Ctrl-C."""
@@ -125,7 +103,7 @@ def serve(
 
 
 @app.command(
-    epilog=_epilog("STRETTO_DATABASE_URL=postgresql://… stretto migrate", codes=_DATABASE_CODES)
+    epilog=epilog("STRETTO_DATABASE_URL=postgresql://… stretto migrate", codes=_DATABASE_CODES)
 )
 def migrate(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     """Bring the database's schema up to date."""
@@ -142,7 +120,7 @@ def migrate(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     _run(run(), settings)
 
 
-@app.command(epilog=_epilog("stretto token alice --hours 8", codes=(EXIT_DONE, EXIT_USAGE)))
+@app.command(epilog=epilog("stretto token alice --hours 8", codes=(EXIT_DONE, EXIT_USAGE)))
 def token(
     user: Annotated[str, typer.Argument(help="The user's id: becomes the token's `sub`.")],
     hours: Annotated[float, typer.Option(min=0.01, help="How long it is good for.")] = 24,
@@ -166,7 +144,7 @@ def token(
 
 
 @app.command(
-    epilog=_epilog("stretto attempt alice 6f1c…", codes=sorted({*_DATABASE_CODES, EXIT_NOT_FOUND}))
+    epilog=epilog("stretto attempt alice 6f1c…", codes=sorted({*_DATABASE_CODES, EXIT_NOT_FOUND}))
 )
 def attempt(
     owner: Annotated[str, typer.Argument(help="The user who made the attempt.")],
@@ -193,7 +171,7 @@ def attempt(
 
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog=_epilog("stretto psql -c 'table schema_version'", codes=(EXIT_USAGE, EXIT_EMBEDDED))
+    epilog=epilog("stretto psql -c 'table schema_version'", codes=(EXIT_USAGE, EXIT_EMBEDDED))
     + "\n  else psql's own",
 )
 def psql(context: typer.Context) -> None:
@@ -218,7 +196,7 @@ def psql(context: typer.Context) -> None:
     raise typer.Exit(_run(run(), settings))
 
 
-@app.command(epilog=_epilog("stretto sweep --dry-run", codes=_DATABASE_CODES))
+@app.command(epilog=epilog("stretto sweep --dry-run", codes=_DATABASE_CODES))
 def sweep(
     dry_run: Annotated[bool, typer.Option(help="Only count.")] = False,
     database_url: DatabaseUrl = None,
@@ -251,7 +229,7 @@ def sweep(
 
 
 @app.command(
-    epilog=_epilog("stretto check && echo sound", codes=sorted({*_DATABASE_CODES, EXIT_VIOLATION}))
+    epilog=epilog("stretto check && echo sound", codes=sorted({*_DATABASE_CODES, EXIT_VIOLATION}))
 )
 def check(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     """Verify the guarantees G1 to G5 over the whole database."""
@@ -275,7 +253,7 @@ def check(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
         raise typer.Exit(EXIT_VIOLATION)
 
 
-@app.command(epilog=_epilog("stretto openapi > openapi.json", codes=(EXIT_DONE,)))
+@app.command(epilog=epilog("stretto openapi > openapi.json", codes=(EXIT_DONE,)))
 def openapi() -> None:
     """Print the HTTP contract as OpenAPI 3.1."""
     sys.stdout.write(orjson.dumps(OPENAPI, option=orjson.OPT_INDENT_2).decode() + "\n")

@@ -136,7 +136,6 @@ def tampered(place: int) -> str:
         ({}, bearer(iat=NOW + LEEWAY_SECONDS + 1)),
         ({}, signed(SECRET, crit=["x"], x=1)),
         ({}, signed(SECRET, crit=["b64"], b64=True)),
-        ({}, signed(SECRET, kid=5)),
         ({}, signed(SECRET, b"[" * 5000)),
         ({}, signed(SECRET, b'"alice"')),
         ({}, signed(SECRET, b"{}")),
@@ -213,15 +212,12 @@ async def test_a_token_that_is_verified_anew_takes_no_other_ones_place(
     monkeypatch.setattr("stretto.http.auth.VERIFIED_MAX", 2)
     now = float(NOW)
     known = Authenticator(TokenSettings(secret=SECRET), clock_seconds=lambda: now)
-    short, long = bearer(exp=NOW + 1), bearer(exp=NOW + 60)
-    for authorization in (long, short):
-        await known.owner(authorization)
+    first, second = bearer(jti="first"), bearer(jti="second")
+    await known.owner(first)
+    await known.owner(second)
     now += VERIFIED_SECONDS_MAX
-    with pytest.raises(Unauthenticated):
-        await known.owner(short)
-    now = float(NOW)
-    await known.owner(short)
-    assert [long, short] == list(known._verified)
+    await known.owner(second)
+    assert [first, second] == list(known._verified)
 
 
 async def test_a_verified_token_is_remembered_until_it_expires() -> None:

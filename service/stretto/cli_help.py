@@ -1,0 +1,49 @@
+"""What the command says of itself: settings, flags, examples and exit codes, line by line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from stretto.config import PREFIX, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EXIT_DONE: Final = 0
+EXIT_NOT_FOUND: Final = 1
+EXIT_VIOLATION: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_DATABASE: Final = 3
+EXIT_EMBEDDED: Final = 4
+EXIT_PORT: Final = 5
+EXIT_INTERRUPTED: Final = 130
+# What `--help` says of them.
+EXIT_CODES: Final = {
+    EXIT_DONE: "done",
+    EXIT_NOT_FOUND: "not found, or a guarantee does not hold",
+    EXIT_USAGE: "wrong usage or settings",
+    EXIT_DATABASE: "the database does not answer, or lacks the tables",
+    EXIT_EMBEDDED: "the embedded server cannot run",
+    EXIT_PORT: "the address is in use, or may not be listened on",
+    EXIT_INTERRUPTED: "interrupted",
+}
+
+
+def epilog(*examples: str, codes: Iterable[int] = EXIT_CODES) -> str:
+    r"""Return a help text's last part; after `\b`, click leaves the lines as they are."""
+    lines = ["\b", "Example:", *(f"  {example}" for example in examples), "", "\b", "Exit codes:"]
+    return "\n".join([*lines, *(f"  {code:<3}  {EXIT_CODES[code]}" for code in codes)])
+
+
+def flag(name: str) -> Any:
+    """Return the flag of a setting, with the setting's own description."""
+    described = Settings.model_fields[name].description
+    return typer.Option(help=f"{described} [env:{PREFIX}{name.upper()}]")
+
+
+SETTINGS_HELP: Final = "\b\nSettings, as environment variables:\n" + "\n".join(
+    f"  {PREFIX + name.upper():24} {field.description} ({field.default!s})".replace(" ()", "")
+    for name, field in Settings.model_fields.items()
+)
