@@ -82,7 +82,7 @@ async def test_keys_are_fetched_once_for_everybody(known: Authenticator, issuer:
 async def test_a_request_that_is_given_up_does_not_spoil_the_fetch(
     known: Authenticator, issuer: Issuer
 ) -> None:
-    """The next in line fetches."""
+    """The fetch goes on for the others."""
     first = asyncio.ensure_future(known.owner(bearer(OLD, "old")))
     await asyncio.sleep(0)
     second = asyncio.ensure_future(known.owner(bearer(OLD, "old")))
