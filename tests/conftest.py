@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
+import tempfile
 import uuid
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -27,7 +29,7 @@ from stretto.storage.embedded import embedded_postgres
 from stretto.storage.migrate import migrate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from stretto.assembly import Component
     from stretto.protocol.ports import Event
@@ -115,6 +117,15 @@ async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection[asyn
     connection = await connect(database_url)
     yield connection
     connection.terminate()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that the server's account can enter, unlike pytest's own ones under root."""
+    made = Path(tempfile.mkdtemp(prefix="stretto-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
 
 
 @pytest.fixture

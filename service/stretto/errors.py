@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class Retry(StrEnum):
@@ -156,6 +156,12 @@ class Overloaded(StrettoError):
     """The service has more work than it can take; nothing was done."""
 
     code = "overloaded"
+
+    @classmethod
+    def while_stopping(cls) -> Self:
+        """Return what is told to those who come while the service stops."""
+        detail = "The service is shutting down; another replica will answer."
+        return cls(detail, retry_after_seconds=1)
 
 
 class DatabaseUnavailable(StrettoError):

@@ -19,11 +19,10 @@ from stretto.config import require_token_settings
 from stretto.errors import ConfigurationError
 from stretto.http.auth import TokenSettings
 from stretto.protocol.ports import Unreachable
-from stretto.storage.database import NO_TABLES, Database
+from stretto.storage.database import Database, require_tables
 from stretto.storage.embedded import embedded_postgres
 from stretto.storage.embedded_place import bundled_programs
 from stretto.storage.migrate import migrate
-from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -80,8 +79,8 @@ async def database_connection(
     async with Database(dsn, schema=schema) as database:
         connection = await _patient_lend(database)
         try:
-            if needs_tables and not await connection.fetchval(QUERIES["ping"]):
-                raise Unreachable(NO_TABLES)
+            if needs_tables:
+                await require_tables(connection)
             yield connection
         finally:
             await database.give_back(connection)

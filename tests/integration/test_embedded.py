@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,15 +50,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that the server's account can enter, unlike pytest's own ones under root."""
-    made = Path(tempfile.mkdtemp(prefix="stretto-"))
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made)
 
 
 def said(line: str) -> None:

@@ -22,15 +22,6 @@ FAST = {"fsync": "off", "shared_buffers": "16MB"}
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder that the server's account can enter, unlike pytest's own ones under root."""
-    made = Path(tempfile.mkdtemp(prefix="stretto-"))
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made)
-
-
-@pytest.fixture
 def closed_folder(folder: Path) -> Iterator[Path]:
     """A folder that only we can enter, and that must stay so."""
     folder.chmod(0o700)

@@ -47,7 +47,7 @@ class Mailbox(Generic[Message, Reply]):
     def ask(self, message: Message) -> asyncio.Future[Reply]:
         """Queue a message; raises `Overloaded` at once when the mailbox is full or closed."""
         if self._closed:
-            raise Overloaded("The service is shutting down.", retry_after_seconds=1)
+            raise Overloaded.while_stopping()
         envelope = Envelope(message, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(envelope)
@@ -66,6 +66,4 @@ class Mailbox(Generic[Message, Reply]):
         """Accept nothing more and answer all that is queued with `Overloaded`. Idempotent."""
         self._closed = True
         while not self._queue.empty():
-            self._queue.get_nowait().fail(
-                Overloaded("The service is shutting down.", retry_after_seconds=1)
-            )
+            self._queue.get_nowait().fail(Overloaded.while_stopping())

@@ -16,6 +16,7 @@ import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+from stretto.config import SECRET_BYTES_MIN
 from stretto.domain import USER_ID_CHARACTERS_MAX, UserId
 from stretto.errors import ConfigurationError, Unauthenticated
 from stretto.http.jwks import RSA_BITS_MIN, KeySet, TokenKey, algorithm_of
@@ -23,8 +24,6 @@ from stretto.http.jwks import RSA_BITS_MIN, KeySet, TokenKey, algorithm_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# RFC 7518, 3.2.
-SECRET_BYTES_MIN: Final = 32
 TOKEN_CHARACTERS_MAX: Final = 8192
 # Clocks of issuer and service differ a little: so much may a token be early (nbf, iat). It is never
 # late: whoever chose its end wants it to end then.

@@ -18,7 +18,7 @@ async def readyz(request: web.Request) -> web.Response:
     """`GET /readyz`: the database answers and we are not shutting down; else 503."""
     service = request.app[SERVICE]
     if service.creator.is_stopping:
-        raise Overloaded("The service is shutting down.", retry_after_seconds=1)
+        raise Overloaded.while_stopping()
     await service.database.ping()
     return json_response({"status": "ready"})
 

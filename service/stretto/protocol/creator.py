@@ -69,8 +69,6 @@ TURNS_MAX: Final = 8
 POLL_SECONDS_FIRST: Final = 0.005
 POLL_SECONDS_MAX: Final = 0.25
 
-_SHUTTING_DOWN = "The service is shutting down; another replica will answer."
-
 
 @dataclass(frozen=True, slots=True)
 class CreatorSettings:
@@ -203,7 +201,7 @@ class GroupCreator:
 
     async def _take_off(self, flight: Flight, deadline: float) -> Answer:
         if self._stopping:
-            raise Overloaded(_SHUTTING_DOWN, retry_after_seconds=RETRY_AFTER_SECONDS)
+            raise Overloaded.while_stopping()
         self._limiter.admit(flight.new_group.owner)
         # Register before the task can run, so that no second flight of this key takes off.
         self._flights[flight.group_id] = flight
@@ -237,7 +235,7 @@ class GroupCreator:
             landed = DatabaseUnavailable(retry_after_seconds=RETRY_AFTER_SECONDS)
             landed.__cause__ = error
         except asyncio.CancelledError:
-            landed = Overloaded(_SHUTTING_DOWN, retry_after_seconds=RETRY_AFTER_SECONDS)
+            landed = Overloaded.while_stopping()
             raise
         finally:
             del self._flights[flight.group_id]

@@ -41,7 +41,6 @@ GRACE_SECONDS: Final = 1.0
 READERS_MAX: Final = 4
 DEFAULT_PORT: Final = 5432
 
-NO_TABLES: Final = "the database has no stretto tables; run `stretto migrate`"
 
 _SERVER_SETTINGS: Final = {
     "application_name": "stretto",
@@ -128,8 +127,7 @@ class Database:
     async def ping(self) -> None:
         """Raise `Unreachable` unless the database answers and has the tables."""
         async with self.reading() as connection:
-            if not await connection.fetchval(QUERIES["ping"]):
-                raise Unreachable(NO_TABLES)
+            await require_tables(connection)
 
     def _open_pool(self) -> Pool:
         if self._pool is None:
@@ -163,6 +161,12 @@ class Database:
                 self._hosts.insert(0, host)
                 return connection
         raise Unreachable(f"{type(trouble).__name__}: {trouble}") from trouble
+
+
+async def require_tables(connection: Connection) -> None:
+    """Raise `Unreachable` unless the connection's search_path leads to our tables."""
+    if not await connection.fetchval(QUERIES["ping"]):
+        raise Unreachable("the database has no stretto tables; run `stretto migrate`")
 
 
 def is_lost(connection: Connection) -> bool:
