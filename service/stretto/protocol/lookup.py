@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stretto.domain import group_id
 from stretto.errors import Failure, NotFound
 from stretto.protocol.attempt import AttemptStatus
-from stretto.protocol.creator import POLL_SECONDS_FIRST, POLL_SECONDS_MAX
+from stretto.protocol.follower import POLL_SECONDS_FIRST, POLL_SECONDS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from uuid import UUID
 
 import pytest
@@ -9,38 +10,62 @@ import pytest
 from stretto.domain import CreatedGroup, UserId
 from stretto.errors import AttemptFailed, Failure, KeyReused, RateLimited
 from stretto.protocol.limiter import OWNERS_MAX, OwnerLimiter
-from stretto.protocol.memory import Outcome, OutcomeMemory
+from stretto.protocol.memory import OutcomeMemory
 
-CREATED = CreatedGroup(UUID(int=1), UUID(int=2))
-SUCCEEDED = Outcome(b"ours", CREATED)
-FAILED = Outcome(b"ours", Failure("full", "No more groups."))
+GROUP = UUID(int=1)
+CREATED = CreatedGroup(GROUP, UUID(int=2))
+FAILED = Failure("full", "No more groups.")
+OURS, ANOTHER = b"0123456789abcdef", b"fedcba9876543210"
 
 
 def test_an_outcome_answers_only_its_own_request() -> None:
     """Another body learns that the key is taken, and nothing else."""
-    assert CREATED == SUCCEEDED.group_for(b"ours")
-    for outcome in (SUCCEEDED, FAILED):
+    memory = OutcomeMemory(2)
+    for outcome in (CREATED, FAILED):
+        memory.remember(GROUP, OURS, outcome)
         with pytest.raises(KeyReused):
-            outcome.group_for(b"another")
-    with pytest.raises(AttemptFailed):
-        FAILED.group_for(b"ours")
+            memory.recall(GROUP, ANOTHER)
+
+
+def test_what_is_recalled_is_what_was_remembered() -> None:
+    """A success as the same group, a failure as the error that it is told with."""
+    memory = OutcomeMemory(2)
+    assert memory.recall(GROUP, OURS) is None
+    memory.remember(GROUP, OURS, CREATED)
+    assert CREATED == memory.recall(GROUP, OURS)
+    memory.remember(GROUP, OURS, FAILED)
+    with pytest.raises(AttemptFailed) as failed:
+        memory.recall(GROUP, OURS)
+    assert FAILED == failed.value.failure
+
+
+def test_what_is_remembered_is_nothing_to_collect() -> None:
+    """However much there is, a full garbage collection does not walk it."""
+    memory = OutcomeMemory(1000)
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(1000):
+        memory.remember(UUID(int=number), OURS, CREATED)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100
 
 
 def test_the_oldest_outcome_makes_room() -> None:
     """Memory is bounded whatever the load."""
     memory = OutcomeMemory(2)
-    for number in range(3):
-        memory.remember(UUID(int=number), SUCCEEDED)
-    assert [None, SUCCEEDED, SUCCEEDED] == [memory.recall(UUID(int=n)) for n in range(3)]
+    groups = [CreatedGroup(UUID(int=number), UUID(int=9)) for number in range(3)]
+    for group in groups:
+        memory.remember(group.group_id, OURS, group)
+    assert [None, *groups[1:]] == [memory.recall(group.group_id, OURS) for group in groups]
     assert len(memory) == 2
 
 
 def test_forgetting_forgets_all() -> None:
     """After a reconnect the database may be another one."""
     memory = OutcomeMemory(2)
-    memory.remember(UUID(int=1), SUCCEEDED)
+    memory.remember(GROUP, OURS, CREATED)
     memory.forget()
-    assert memory.recall(UUID(int=1)) is None
+    assert memory.recall(GROUP, OURS) is None
 
 
 def test_a_limit_admits_a_burst_and_then_its_rate() -> None:
