@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final, assert_never
 
 import orjson
@@ -26,12 +25,11 @@ from stretto.protocol.ports import (
     WriterCrashed,
     WriteTrouble,
 )
+from stretto.tally import SECONDS, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-LABELS_MAX: Final = 1000
 _WRITES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 # Events go through the standard library's logger, whatever a host has configured: a fallback of
@@ -49,25 +47,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "stretto_http_requests_total",
-            "Requests answered.",
-            ["method", "route", "status"],
-            registry=self.registry,
-        )
-        self._request_seconds = Histogram(
-            "stretto_http_request_seconds",
-            "From a request's first line to its answer.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self._attempts = Counter(
-            "stretto_attempts_total",
-            "Requests for a group, by how they were answered.",
-            ["outcome"],
-            registry=self.registry,
-        )
+        self._tally = Tally()
+        self.registry.register(self._tally)
+        self.count_request = self._tally.count_request
         self._batch_writes = Histogram(
             "stretto_batch_writes",
             "Writes per batch.",
@@ -77,7 +59,7 @@ class Metrics:
         self._batch_seconds = Histogram(
             "stretto_batch_seconds",
             "From a batch's claim to its last answer.",
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=self.registry,
         )
         self._trouble = Counter(
@@ -101,25 +83,16 @@ class Metrics:
             "Contradictions that must never be: wake somebody.",
             registry=self.registry,
         )
-        # Finding a child by its labels costs more than counting; there are few of them.
-        self._request_counter = lru_cache(maxsize=LABELS_MAX)(self._requests.labels)
-        self._request_timer = lru_cache(maxsize=LABELS_MAX)(self._request_seconds.labels)
-        self._attempt_counter = lru_cache(maxsize=LABELS_MAX)(self._attempts.labels)
 
     def watch(self, gauges: Mapping[str, tuple[str, Callable[[], int]]]) -> None:
         """Show these values, read when asked: by name, what each means and how to read it."""
         self.registry.register(_Gauges(gauges))
 
-    def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answered request."""
-        self._request_counter(method, route, status).inc()
-        self._request_timer(route).observe(seconds)
-
     def observe(self, event: Event) -> None:
         """Count the event."""
         match event:
             case AttemptAnswered(outcome):
-                self._attempt_counter(outcome).inc()
+                self._tally.attempts[outcome] += 1
             case BatchWritten(writes, _, seconds):
                 self._batch_writes.observe(writes)
                 self._batch_seconds.observe(seconds)
