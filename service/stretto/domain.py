@@ -60,7 +60,7 @@ class UserId(str):
         if not isinstance(value, str) or _USER_ID.fullmatch(value) is None:
             message = f"a user id has 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters"
             raise ValueError(message)
-        return super().__new__(cls, value)
+        return str.__new__(cls, value)
 
 
 class IdempotencyKey(str):
@@ -72,7 +72,7 @@ class IdempotencyKey(str):
         """Raise `KeyInvalid` for anything else."""
         if _KEY.fullmatch(value) is None:
             raise KeyInvalid
-        return super().__new__(cls, value)
+        return str.__new__(cls, value)
 
     @classmethod
     def parse(cls, field: str) -> Self:
@@ -193,6 +193,10 @@ def _parse_members(value: object, errors: list[FieldError]) -> set[UserId]:
     if not isinstance(value, list) or len(value) > MEMBERS_MAX:
         errors.append(FieldError("/members", f"must be a list of at most {MEMBERS_MAX} user ids"))
         return set()
+    try:
+        return set(map(UserId, value))
+    except ValueError:
+        pass  # which ones are wrong is looked for only where some are
     members = set()
     for position, member in enumerate(value):
         try:
