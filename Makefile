@@ -14,9 +14,12 @@ PIP := -m pip --disable-pip-version-check --quiet install --root-user-action=ign
 # Two processes on two cores; more only wait for the database.
 PYTEST_ARGS ?= -n 2
 
-HOST ?= http://127.0.0.1:8080
+# Of a load test; without HOST it starts a service of its own.
+HOST ?=
 USERS ?= 50
 SECONDS ?= 30
+PROCESSES ?= 2
+SCENARIOS ?=
 
 .PHONY: help
 help: ## List the commands
@@ -54,16 +57,14 @@ bench: $(VENV)/.dev ## Measure stretto beside its alternatives, ratios first (AR
 	@$(BIN)/python -m loadtests.bench $(ARGS)
 
 .PHONY: load
-# Where nothing is said, the secret that `make run` has made.
-load: export TOKEN_SECRET ?= $(shell cat $${STRETTO_DATA_DIR:-.stretto}/jwt-secret 2>/dev/null)
-load: $(LOAD_VENV)/.load ## Load a running service with locust and check (HOST= USERS= SECONDS= TOKEN_SECRET=)
-	@$(LOAD_VENV)/bin/locust --headless --only-summary --loglevel WARNING \
-	    -f loadtests/locustfile.py --host $(HOST) \
-	    --users $(USERS) --spawn-rate $(USERS) --run-time $(SECONDS)s
+load: $(VENV)/.run $(LOAD_VENV)/.load ## Load a service with locust and check (USERS= SECONDS= SCENARIOS= HOST=)
+	@$(LOAD_VENV)/bin/python loadtests/run.py $(if $(HOST),--host $(HOST)) \
+	    --users $(USERS) --seconds $(SECONDS) --processes $(PROCESSES) $(SCENARIOS)
 
 .PHONY: load-smoke
-load-smoke: $(VENV)/.run $(LOAD_VENV)/.load ## Load a service of its own for 5 s, check, and stop it
-	@$(BIN)/python loadtests/smoke.py
+load-smoke: $(VENV)/.run $(LOAD_VENV)/.load ## Run every scenario for 5 s and check
+	@$(LOAD_VENV)/bin/python loadtests/run.py --users 25 --seconds 5 --folder .load/smoke \
+	    SteadyCreator RetryStorm LossyClient MixedBodies SlowFollower
 
 .PHONY: lock
 lock: $(VENV)/.dev ## Resolve the locked requirements anew

@@ -1,48 +1,68 @@
-"""Proves after a load test that every key has one group and every acknowledged group is there.
+"""Proves after a load test that what its clients were told is true.
 
-It asks the service itself, with nothing but the standard library, so that it works in locust's
-environment as in the tests'.
+One group for every key, every acknowledged group is there and as wished, all answers of a key are
+equal, and what was refused has left nothing. It asks the service itself, with nothing but the
+standard library, so that it works in locust's environment as in the tests'.
+
+    TOKEN_SECRET=... python loadtests/checker.py --host http://127.0.0.1:8080 FOLDER_OF_HISTORIES
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
+import time
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from history import CREATED, FAULTS_TOLD_MAX, TRY_AGAIN, Answer, History, Wish
+from history import TRY_AGAIN, UNANSWERED, Answer, Wish
+from records import Records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from history import KeyHistory
 
 # The service waits 10 s for an attempt that is under way.
 REQUEST_SECONDS_MAX: Final = 15
 # A wish that was cut off at the end of the run may have to wait for a lease to run out.
 TRIES_MAX: Final = 10
+# As many as the service gives at once.
+PAGE_GROUPS: Final = 200
+# More of them would tell nothing new.
+FAULTS_TOLD_MAX: Final = 20
+HISTORIES_TOLD_MAX: Final = 3
+ANSWERS_TOLD_MAX: Final = 40
+TEXT_TOLD_MAX: Final = 160
+PROGRESS_SECONDS: Final = 5
+
+_SELF: Final = "Checker"
+_KINDS: Final = (
+    "keys",
+    "created",
+    "replayed",
+    "looked up",
+    "told to wait",
+    "refused",
+    "unanswered",
+)
 
 
-def body_of(wish: Wish) -> dict[str, object]:
-    """Return the request's document."""
-    return {"name": wish.name, "members": list(wish.members)}
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a key; without one, with the whole run."""
 
+    text: str
+    owner: str = ""
+    key: str = ""
 
-def read_answer(status: int, headers: Any, body: bytes | str) -> Answer:
-    """Read what a client was told about a wish."""
-    if status != CREATED:
-        return Answer(status)
-    try:
-        document = json.loads(body)
-    except ValueError:
-        # An answer without a group has no id, which the history finds wrong.
-        document = {}
-    return Answer(
-        status,
-        document.get("group_id", ""),
-        document.get("conversation_id", ""),
-        is_replay=headers.get("Idempotent-Replayed") == "true",
-    )
+    def __str__(self) -> str:
+        """Return it as one line."""
+        return f"{self.owner}, key {self.key}: {self.text}" if self.owner else self.text
 
 
 @dataclass(slots=True)
@@ -51,84 +71,177 @@ class Checker:
 
     url: str
     token_of: Callable[[str], str]
+    groups_read: int = field(default=0, init=False)
     _connection: HTTPConnection = field(init=False)
     _prefix: str = field(init=False)
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         self._prefix = parts.path.rstrip("/")
-        self._connection = HTTPConnection(parts.netloc, timeout=REQUEST_SECONDS_MAX)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._connection = kind(parts.netloc, timeout=REQUEST_SECONDS_MAX)
 
-    def check(self, history: History) -> list[str]:
-        """Finish what is open, read every group; return the faults, a line for each."""
+    def check(self, records: Records, scenarios: Sequence[str] = ()) -> list[Fault]:
+        """Finish what is open, read every group; return the faults.
+
+        Each of `scenarios`, and each that has begun anything, must have had its acknowledgements.
+        """
         try:
-            for wish in history.open_wishes():
-                self._finish(wish, history)
-            return history.faults() + [
-                fault
-                for wish in history.answers
-                for answer in history.acknowledged(wish)[:1]
-                for fault in self._faults_of_group(wish, answer)
-            ]
+            for wish in records.open_wishes():
+                self._finish(wish, records)
+            faults: list[Fault] = []
+            told_at = time.monotonic()
+            owners = records.owners()
+            for number, owner in enumerate(owners):
+                faults += self._faults_of_owner(owner, records)
+                if time.monotonic() - told_at > PROGRESS_SECONDS:
+                    told_at = time.monotonic()
+                    sys.stdout.write(f"checked {number + 1} of {len(owners)} owners\n")
+            return faults + list(_idle_scenarios(records, scenarios))
         finally:
             self._connection.close()
 
-    def _finish(self, wish: Wish, history: History) -> None:
+    def _finish(self, wish: Wish, records: Records) -> None:
         """Send the wish again until its outcome is known, as its client would have done."""
         headers = {"Idempotency-Key": wish.key, "Content-Type": "application/json"}
-        body = json.dumps(body_of(wish))
+        body = json.dumps(wish.document)
         for _ in range(TRIES_MAX):
-            answer = read_answer(*self._ask(wish, "POST", "/v1/groups", headers, body))
-            history.record(wish, answer)
-            if answer.status not in TRY_AGAIN:
+            status, told, text = self._ask(wish.owner, "POST", "/v1/groups", headers, body)
+            is_replay = told.get("Idempotent-Replayed") == "true"
+            answer = Answer(time.time(), _SELF, "finish", status, text, is_replay)
+            records.record(wish.owner, wish.key, answer)
+            if status not in TRY_AGAIN:
                 return
 
-    def _faults_of_group(self, wish: Wish, told: Answer) -> list[str]:
-        status, _, body = self._ask(wish, "GET", f"/v1/groups/{told.group_id}")
-        place = f"{wish.owner}, group {told.group_id}"
-        if status != 200:
-            return [f"{place}: acknowledged, but reading it is answered {status}"]
-        document = json.loads(body)
-        expected = {
-            "conversation_id": told.conversation_id,
-            "owner_id": wish.owner,
-            "name": wish.name,
-            "members_count": wish.members_count,
-        }
-        return [
-            f"{place}: {name} is {document[name]}, not {value}"
-            for name, value in expected.items()
-            if document[name] != value
-        ]
+    def _faults_of_owner(self, owner: str, records: Records) -> Iterable[Fault]:
+        """Tell what is wrong with any of the owner's keys, or with his groups."""
+        groups = self._groups_of(owner)
+        if groups is None:
+            yield Fault(f"{owner}: the groups cannot be read")
+            return
+        for history in records.histories_of(owner):
+            faults = [*history.faults(), *self._faults_of_trace(history, groups)]
+            for conversation_id in history.conversations():
+                other = records.take_conversation(conversation_id, owner, history.key)
+                if other:
+                    faults.append(f"conversation {conversation_id} is also that of {other}")
+            for text in faults:
+                yield Fault(text, owner, history.key)
+        for group_id in groups:
+            yield Fault(f"{owner}: group {group_id} is nobody's wish")
+
+    def _faults_of_trace(
+        self, history: KeyHistory, groups: dict[str, dict[str, Any]]
+    ) -> Iterable[str]:
+        """Tell how what the service shows differs from what was told; takes the key's group."""
+        if history.wish is None:
+            if history.key:
+                status, _, _ = self._ask(history.owner, "GET", f"/v1/attempts/{quote(history.key)}")
+                if status != 404:
+                    yield f"refused, but its attempt is answered {status}"
+            return
+        group = groups.pop(history.wish.group_id, None)
+        told = history.conversations()
+        if group is None:
+            if told:
+                yield f"acknowledged, but group {history.wish.group_id} is lost"
+            return
+        yield from history.wish.faults_of_group(group)
+        if group["conversation_id"] not in told:
+            yield f"conversation_id is {group['conversation_id']}, which nobody was told"
+
+    def _groups_of(self, owner: str) -> dict[str, dict[str, Any]] | None:
+        """Return the groups that the owner has, whoever knows of them; None without an answer."""
+        groups: dict[str, dict[str, Any]] = {}
+        cursor = ""
+        while True:
+            status, _, text = self._ask(owner, "GET", f"/v1/groups?limit={PAGE_GROUPS}{cursor}")
+            if status != 200:
+                return None
+            page = json.loads(text)
+            self.groups_read += len(page["groups"])
+            groups |= {g["group_id"]: g for g in page["groups"] if g["owner_id"] == owner}
+            if page["next_cursor"] is None:
+                return groups
+            cursor = f"&cursor={page['next_cursor']}"
 
     def _ask(
         self,
-        wish: Wish,
+        user: str,
         method: str,
         path: str,
         headers: dict[str, str] | None = None,
         body: str | None = None,
-    ) -> tuple[int, Any, bytes]:
+    ) -> tuple[int, Any, str]:
         """Return status, headers and body; status 0 where there was no answer."""
-        authorization = {"Authorization": f"Bearer {self.token_of(wish.owner)}"}
+        authorization = {"Authorization": f"Bearer {self.token_of(user)}"}
         try:
             self._connection.request(
                 method, self._prefix + path, body, authorization | (headers or {})
             )
             response = self._connection.getresponse()
-            return response.status, response.headers, response.read()
+            return response.status, response.headers, response.read().decode()
         except (OSError, HTTPException):
             # The next request connects anew.
             self._connection.close()
-            return 0, {}, b""
+            return UNANSWERED, {}, ""
 
 
-def report(history: History, faults: list[str]) -> str:
-    """Return what the check has found, in a few lines."""
-    told = [answer for wish in history.answers for answer in history.acknowledged(wish)]
-    replays = sum(answer.is_replay for answer in told)
-    summary = (
-        f"{len(history.answers)} keys, {len(told)} acknowledgements of which {replays} replays:"
-        f" {len(faults) or 'no'} faults"
-    )
-    return "\n".join([summary, *faults[:FAULTS_TOLD_MAX]])
+def _idle_scenarios(records: Records, scenarios: Sequence[str]) -> Iterable[Fault]:
+    """Tell which scenarios had no success at all: they would prove nothing."""
+    counts = records.counts()
+    begun = {name for name, kinds in counts.items() if kinds.get("keys")}
+    for name in sorted({*scenarios, *begun}):
+        if not counts.get(name, {}).get("created", 0) + counts.get(name, {}).get("replayed", 0):
+            yield Fault(f"{name or 'this run'} was never acknowledged anything: it proves nothing")
+    if not begun:
+        yield Fault("nothing was sent: this run proves nothing")
+
+
+def report(records: Records, faults: list[Fault], groups_read: int) -> str:
+    """Return what the check has found: counts, the first faults, and their keys' histories."""
+    counts = records.counts()
+    lines = ["".join(f"{title:>14}" for title in ("scenario", *_KINDS))]
+    lines += [
+        f"{name:>14}" + "".join(f"{kinds.get(kind, 0):>14}" for kind in _KINDS)
+        for name, kinds in sorted(counts.items())
+    ]
+    keys = sum(kinds.get("keys", 0) for kinds in counts.values())
+    lines.append(f"{keys} keys, {groups_read} groups read: {len(faults) or 'no'} faults")
+    lines += [str(fault) for fault in faults[:FAULTS_TOLD_MAX]]
+    keys_told = dict.fromkeys((fault.owner, fault.key) for fault in faults if fault.owner)
+    for owner, key in list(keys_told)[:HISTORIES_TOLD_MAX]:
+        lines.append(f"history of {owner}, key {key}:")
+        lines += [
+            f"  {answer.at:.6f} {answer.scenario} {answer.request}: {answer.status}"
+            f"{' replayed' if answer.is_replay else ''} {answer.text[:TEXT_TOLD_MAX]}"
+            for answer in records.history(owner, key).answers[:ANSWERS_TOLD_MAX]
+        ]
+    return "\n".join(lines)
+
+
+def check_folder(
+    folder: Path, url: str, token_of: Callable[[str], str], scenarios: Sequence[str] = ()
+) -> bool:
+    """Check the journals of a folder, print the report; return whether there are no faults."""
+    checker = Checker(url, token_of)
+    with Records() as records:
+        records.read(folder)
+        faults = checker.check(records, scenarios)
+        sys.stdout.write(report(records, faults, checker.groups_read) + "\n")
+    return not faults
+
+
+def main() -> int:
+    """Check what the command line names; return the exit code."""
+    from tokens import token_of  # noqa: PLC0415 - the tests, which have other tokens, do without
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where the histories lie")
+    parser.add_argument("--host", required=True, help="URL of the service that was under load")
+    arguments = parser.parse_args()
+    return 0 if check_folder(arguments.folder, arguments.host, token_of) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

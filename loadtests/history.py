@@ -1,35 +1,37 @@
-"""What the clients of a load test were told, and what of it contradicts the guarantees.
+"""What the clients of a load test were told about one key, and what of it contradicts the guarantees.
 
-No I/O and no locust here: the checker and the tests use it in their own environments.
+No I/O and no locust here: scenarios, checker and tests use it in their own environments.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import NAMESPACE_URL, uuid5
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+OK: Final = 200
 CREATED: Final = 201
-# "Wait and send the same again"; 0 is a connection that broke before an answer came.
-TRY_AGAIN: Final = frozenset((0, 409, 429, 500, 502, 503, 504))
+# A connection that broke, or was cut on purpose, before an answer was read.
+UNANSWERED: Final = 0
+# "Wait and send the same again".
+TRY_AGAIN: Final = frozenset((UNANSWERED, 409, 429, 500, 502, 503, 504))
 # The contract's name for a group, computed here again to check the service's own arithmetic.
 NAMESPACE: Final = uuid5(NAMESPACE_URL, "urn:stretto:create_group")
-# More of them would tell nothing new.
-FAULTS_TOLD_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One attempt of one user: the same key always comes with the same body."""
+    """One attempt of one owner: the same key always comes with the same body."""
 
     owner: str
     key: str
     name: str
-    members: tuple[str, ...]
+    members: tuple[str, ...] = ()
+    description: str | None = None
 
     @property
     def group_id(self) -> str:
@@ -37,73 +39,93 @@ class Wish:
         return str(uuid5(uuid5(NAMESPACE, self.owner), self.key))
 
     @property
-    def members_count(self) -> int:
-        """How many take part, the owner among them."""
-        return len({self.owner, *self.members})
+    def document(self) -> dict[str, object]:
+        """The request's document."""
+        told = {} if self.description is None else {"description": self.description}
+        return {"name": self.name, "members": list(self.members), **told}
+
+    def faults_of_group(self, group: dict[str, object]) -> Iterable[str]:
+        """Tell in what a group, as the service shows it, differs from what was wished."""
+        expected: dict[str, object] = {
+            "group_id": self.group_id,
+            "owner_id": self.owner,
+            "name": self.name,
+            "description": self.description,
+            "members_count": len({self.owner, *self.members}),
+        }
+        for name, value in expected.items():
+            if group[name] != value:
+                yield f"{name} is {group[name]!r}, not {value!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request was told; ids are empty unless the status is 201."""
+    """What one request was told, when and by whom it was asked."""
 
+    at: float
+    scenario: str
+    request: str
     status: int
-    group_id: str = ""
-    conversation_id: str = ""
+    text: str = ""
     is_replay: bool = False
+    due: int = 0
+    """The status that an invalid request must be given; 0 where the request is valid."""
+
+    @property
+    def is_acknowledgement(self) -> bool:
+        """Whether a valid request was told that its group exists."""
+        return self.status == CREATED and not self.due
+
+    @property
+    def group(self) -> tuple[str, str] | None:
+        """The group and conversation that the answer names, if it names any."""
+        if self.due or self.status not in (OK, CREATED):
+            return None
+        try:
+            document = json.loads(self.text)
+        except ValueError:
+            # An acknowledgement that names nothing: its ids are wrong.
+            document = {}
+        if self.status == OK and document.get("status") != "succeeded":
+            return None
+        return document.get("group_id", ""), document.get("conversation_id", "")
 
 
-@dataclass(slots=True)
-class History:
-    """Every answer of every wish, in the order in which they came."""
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """Everything that was told about one key; `wish` is None if no valid request was sent."""
 
-    answers: dict[Wish, list[Answer]] = field(default_factory=dict)
+    owner: str
+    key: str
+    wish: Wish | None
+    answers: Sequence[Answer]
 
-    def begin(self, wish: Wish) -> None:
-        """Note that the wish is about to be sent: it counts even if no answer ever comes."""
-        self.answers.setdefault(wish, [])
+    def faults(self) -> Iterable[str]:
+        """Tell what contradicts "one key, one group" and "refused input leaves no trace"."""
+        for answer in self.answers:
+            if answer.due and answer.status not in (answer.due, UNANSWERED):
+                yield f"answered {answer.status} where {answer.due} was due"
+        if self.wish is not None:
+            yield from self._faults_of_wish(self.wish)
 
-    def record(self, wish: Wish, answer: Answer) -> None:
-        """Note an answer to a wish that was begun."""
-        self.answers[wish].append(answer)
+    def conversations(self) -> set[str]:
+        """Return the conversations that this key was told."""
+        return {group[1] for answer in self.answers if (group := answer.group)}
 
-    def acknowledged(self, wish: Wish) -> list[Answer]:
-        """Return the answers that name a group."""
-        return [answer for answer in self.answers[wish] if answer.status == CREATED]
-
-    def open_wishes(self) -> list[Wish]:
-        """Return the wishes whose outcome nobody has been told yet."""
-        return [wish for wish in self.answers if not self.acknowledged(wish)]
-
-    def faults(self) -> list[str]:
-        """Return what contradicts "one key, one group", a line for each."""
-        faults = [fault for wish in self.answers for fault in self._faults_of(wish)]
-        faults += self._shared("conversation_id")
-        if not any(map(self.acknowledged, self.answers)):
-            faults.append("nothing was created: this run proves nothing")
-        return faults
-
-    def _faults_of(self, wish: Wish) -> Iterable[str]:
-        told = self.acknowledged(wish)
-        place = f"{wish.owner}, key {wish.key}"
-        for answer in self.answers[wish]:
-            if answer.status != CREATED and answer.status not in TRY_AGAIN:
-                yield f"{place}: answered {answer.status}"
+    def _faults_of_wish(self, wish: Wish) -> Iterable[str]:
+        answers = [answer for answer in self.answers if not answer.due]
+        for answer in answers:
+            if answer.status not in (OK, CREATED) and answer.status not in TRY_AGAIN:
+                yield f"answered {answer.status}"
+        told = [answer for answer in answers if answer.is_acknowledgement]
         if not told:
-            yield f"{place}: no group"
-            return
-        groups = {(answer.group_id, answer.conversation_id) for answer in told}
+            yield "no group"
+        groups = {group for answer in answers if (group := answer.group)}
         if len(groups) > 1:
-            yield f"{place}: {len(groups)} groups"
-        if any(answer.group_id != wish.group_id for answer in told):
-            yield f"{place}: the group's id is not {wish.group_id}"
+            yield f"{len(groups)} groups"
+        elif len({answer.text for answer in told}) > 1:
+            yield "its answers differ"
+        if any(group_id != wish.group_id for group_id, _ in groups):
+            yield f"the group's id is not {wish.group_id}"
         if sum(not answer.is_replay for answer in told) > 1:
-            yield f"{place}: created more than once"
-
-    def _shared(self, name: str) -> list[str]:
-        """Return the ids that more than one wish was told."""
-        wishes = Counter(
-            id_
-            for wish in self.answers
-            for id_ in {getattr(answer, name) for answer in self.acknowledged(wish)}
-        )
-        return [f"{name} {id_}: {count} keys" for id_, count in wishes.items() if count > 1]
+            yield "created more than once"

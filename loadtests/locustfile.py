@@ -1,10 +1,9 @@
-"""Load for a running service: users who create groups, and send some of their requests again.
+"""Load for a running service: the entry that locust is given. See README.md beside it.
 
-    make load HOST=http://127.0.0.1:8080 USERS=50 SECONDS=30 TOKEN_SECRET=...
+    make load USERS=500 SECONDS=120
 
-Tokens are signed with TOKEN_SECRET, the service's STRETTO_JWT_SECRET. When the run is over, the
-checker proves what the clients were told; a fault makes the process exit with 1. What locust itself
-counts as a failure (a time-out, a 503) is shown, but judged by nobody: it may happen.
+Every process writes what its clients are told into the folder of histories; the checker judges it
+when all of them have ended. Tokens are signed with TOKEN_SECRET, the service's STRETTO_JWT_SECRET.
 """
 
 from __future__ import annotations
@@ -12,112 +11,85 @@ from __future__ import annotations
 import os
 import random
 import sys
-import time
 import uuid
-from collections import deque
-from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import gevent
-import jwt
-from checker import Checker, body_of, read_answer, report
-from history import TRY_AGAIN, History, Wish
-from locust import FastHttpUser, constant_throughput, events, task
+from locust import events
+from locust.runners import WorkerRunner
+from records import Journal
+from scenarios.client import Client
+from scenarios.follower import SlowFollower
+from scenarios.lossy import LossyClient
+from scenarios.mixed import MixedBodies
+from scenarios.steady import SteadyCreator
+from scenarios.storm import RetryStorm
+from tokens import SECRET_VARIABLE
 
 if TYPE_CHECKING:
+    from locust.argument_parser import LocustArgumentParser
     from locust.env import Environment
 
-TOKEN_SECONDS: Final = 24 * 3600
-MEMBERS_MAX: Final = 20
-# Requests of one user and second; USERS is what makes the load.
-REQUESTS_PER_SECOND: Final = 10
-# Of these a user takes the one that he sends again.
-WISHES_REMEMBERED_MAX: Final = 50
-# The service answers within its own wait of 10 s.
-REQUEST_SECONDS_MAX: Final = 15.0
+# What locust finds here it offers as scenarios.
+__all__ = ["LossyClient", "MixedBodies", "RetryStorm", "SlowFollower", "SteadyCreator"]
 
-# Distinguishes this run's users from those of earlier runs on the same database.
-RUN: Final = uuid.uuid4().hex[:8]
-
-history = History()
+PROGRESS_SECONDS: Final = 5
 
 
-@cache
-def token_of(user: str) -> str:
-    """Return the user's token."""
-    claims = {"sub": user, "exp": int(time.time()) + TOKEN_SECONDS}
-    return jwt.encode(claims, os.environ["TOKEN_SECRET"], algorithm="HS256")
-
-
-class SteadyCreator(FastHttpUser):
-    """Creates groups at a steady pace; every third request repeats an earlier one."""
-
-    wait_time = constant_throughput(REQUESTS_PER_SECOND)
-    network_timeout = REQUEST_SECONDS_MAX
-    connection_timeout = REQUEST_SECONDS_MAX
-
-    def on_start(self) -> None:
-        """Take a name of its own."""
-        self.name = f"load-{RUN}-{uuid.uuid4().hex[:8]}"
-        self.wishes: deque[Wish] = deque(maxlen=WISHES_REMEMBERED_MAX)
-
-    @task(6)
-    def create(self) -> None:
-        """Wish for a new group, with a fresh key and any members."""
-        self._send(self._new_wish())
-
-    @task(2)
-    def repeat(self) -> None:
-        """Send an earlier request again."""
-        self._send(random.choice(self.wishes) if self.wishes else self._new_wish())
-
-    @task(1)
-    def hurry(self) -> None:
-        """Send a new request twice at once, as a client does that did not wait for its answer."""
-        wish = self._new_wish()
-        gevent.joinall([gevent.spawn(self._send, wish) for _ in range(2)])
-
-    def _new_wish(self) -> Wish:
-        count = random.randint(0, MEMBERS_MAX)
-        wish = Wish(
-            self.name,
-            str(uuid.uuid4()),
-            f"Team {random.randint(1, 1000)}",
-            tuple(f"user-{number}" for number in random.sample(range(10_000), count)),
-        )
-        self.wishes.append(wish)
-        # Noted before it is sent: what the end of the run cuts off is finished by the checker.
-        history.begin(wish)
-        return wish
-
-    def _send(self, wish: Wish) -> None:
-        with self.client.post(
-            "/v1/groups",
-            json=body_of(wish),
-            headers={
-                "Authorization": f"Bearer {token_of(wish.owner)}",
-                "Idempotency-Key": wish.key,
-            },
-            catch_response=True,
-        ) as response:
-            answer = read_answer(response.status_code, response.headers, response.content or b"")
-            history.record(wish, answer)
-            if answer.status in TRY_AGAIN:
-                response.failure(f"to be sent again: {answer.status}")
+@events.init_command_line_parser.add_listener
+def add_options(parser: LocustArgumentParser) -> None:
+    """Let the caller say where the histories go; workers learn both from their master."""
+    parser.add_argument(
+        "--histories",
+        default=".load/histories",
+        help="folder for what the clients were told, on each machine",
+    )
+    # Tells this run's users from those of earlier runs on the same database.
+    parser.add_argument("--run-id", default=f"load-{uuid.uuid4().hex[:8]}", help="prefix of users")
 
 
 @events.init.add_listener
-def require_secret(environment: Environment, **_: Any) -> None:
+def require_secret(**_: Any) -> None:
     """Refuse to start without a way to make tokens."""
-    if not os.environ.get("TOKEN_SECRET"):
-        sys.exit("set TOKEN_SECRET to the service's STRETTO_JWT_SECRET")
-    # Until the check has passed, the run has failed.
-    environment.process_exit_code = 1
+    if not os.environ.get(SECRET_VARIABLE):
+        sys.exit(f"set {SECRET_VARIABLE} to the service's STRETTO_JWT_SECRET")
+    # Processes that were forked would otherwise all draw the same lots.
+    random.seed()
+
+
+@events.test_start.add_listener
+def open_journal(environment: Environment, **_: Any) -> None:
+    """Open this process's history; only now a worker knows what its master wants."""
+    Client.journal = Journal(Path(environment.parsed_options.histories))
+    # A worker's numbers are gathered and told by its master.
+    if not isinstance(environment.runner, WorkerRunner):
+        gevent.spawn(tell_progress, environment)
+
+
+def tell_progress(environment: Environment) -> None:
+    """Print a line every few seconds until the process ends."""
+    while True:
+        gevent.sleep(PROGRESS_SECONDS)
+        _print_figures(environment, environment.stats.total.current_rps)
 
 
 @events.quitting.add_listener
-def check(environment: Environment, **_: Any) -> None:
-    """Check what was told; the exit code says whether all of it is true."""
-    faults = Checker(environment.host or "", token_of).check(history)
-    sys.stdout.write(report(history, faults) + "\n")
-    environment.process_exit_code = 1 if faults else 0
+def tell_result(environment: Environment, **_: Any) -> None:
+    """Print the whole run's figures."""
+    if not isinstance(environment.runner, WorkerRunner):
+        _print_figures(environment, environment.stats.total.total_rps)
+
+
+def _print_figures(environment: Environment, requests_per_second: float) -> None:
+    total = environment.stats.total
+    seconds = total.last_request_timestamp and total.last_request_timestamp - total.start_time
+    # When the run is over, its users have gone.
+    users = environment.runner.user_count or environment.parsed_options.num_users
+    sys.stdout.write(
+        f"{seconds or 0:4.0f} s  {users} users"
+        f"  {total.num_requests} requests  {requests_per_second:.0f}/s"
+        f"  {total.num_failures} failures  p50 {total.get_response_time_percentile(0.5):.0f} ms"
+        f"  p99 {total.get_response_time_percentile(0.99):.0f} ms\n"
+    )
+    sys.stdout.flush()

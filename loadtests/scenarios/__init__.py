@@ -1,0 +1,1 @@
+"""Who uses the service: one kind of client in each module."""

@@ -1,0 +1,184 @@
+"""What all scenarios have in common: a client that keeps to the contract and notes every answer.
+
+A client that is told to wait waits and sends the same again, with the same key; any other answer
+than the expected is a failure of the run. Whether the answers are true is the checker's business.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import gevent
+from history import CREATED, OK, TRY_AGAIN, Answer, Wish
+from locust import FastHttpUser, constant_throughput
+from tokens import token_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from locust.contrib.fasthttp import FastResponse
+    from records import Journal
+
+PATH: Final = "/v1/groups"
+# Of one user: nobody creates groups faster, and USERS is what makes the load.
+TASKS_PER_SECOND: Final = 2
+# The service answers within the wait that it is asked for, 30 s at most.
+REQUEST_SECONDS_MAX: Final = 35.0
+# A service that says "later" this often is not usable.
+TRIES_MAX: Final = 20
+# The service's own advice is trusted within these.
+RETRY_SECONDS_MIN: Final = 0.1
+RETRY_SECONDS_MAX: Final = 5.0
+# A service with more to do than it can may say so: clients come again, and nothing has failed.
+SHED: Final = frozenset(("overloaded", "rate_limited"))
+MEMBERS_USUAL_MAX: Final = 20
+PROBLEM_CHARACTERS_MAX: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request of one owner; `name` is what it is counted under."""
+
+    name: str
+    owner: str
+    key: str
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    expected: Collection[int] = (CREATED,)
+    """What may be answered; anything else is a failure."""
+    due: int = 0
+    """The one answer that an invalid request must be given."""
+    method: str = "POST"
+    path: str = PATH
+
+    @classmethod
+    def of_wish(
+        cls, wish: Wish, name: str, wait_seconds: int | None = None, expected: Collection[int] = ()
+    ) -> Request:
+        """Return the request that sends a wish; a success is always expected."""
+        prefer = {} if wait_seconds is None else {"Prefer": f"wait={wait_seconds}"}
+        return cls(
+            name,
+            wish.owner,
+            wish.key,
+            json.dumps(wish.document, ensure_ascii=False).encode(),
+            {"Idempotency-Key": wish.key, **prefer},
+            (CREATED, *expected),
+        )
+
+    @property
+    def all_headers(self) -> dict[str, str]:
+        """The request's own headers and those that every request has."""
+        return {
+            "Authorization": f"Bearer {token_of(self.owner)}",
+            "Content-Type": "application/json",
+            **self.headers,
+        }
+
+
+class Client(FastHttpUser):
+    """A user with a name of his own; subclasses say what he does."""
+
+    abstract = True
+    wait_time = constant_throughput(TASKS_PER_SECOND)
+    network_timeout = REQUEST_SECONDS_MAX
+    connection_timeout = REQUEST_SECONDS_MAX
+    # Opened by the locustfile, one for each process.
+    journal: ClassVar[Journal]
+
+    def on_start(self) -> None:
+        """Take a name that nobody has had before."""
+        self.owner = f"{self.run_id}-{uuid.uuid4().hex[:12]}"
+
+    @property
+    def run_id(self) -> str:
+        """What all processes of this run share, and no other run has."""
+        return str(self.environment.parsed_options.run_id)
+
+    def new_wish(self) -> Wish:
+        """Return what the user wants next."""
+        return Wish(self.owner, str(uuid.uuid4()), f"Team {random.randint(1, 1000)}", some_users())
+
+    def begin(self, wish: Wish) -> None:
+        """Note a wish before it is sent: what the run's end cuts off is finished by the checker."""
+        self.journal.begin(wish, type(self).__name__)
+
+    def create(self, wish: Wish, name: str) -> Answer:
+        """Send a wish until it is settled, as the contract has it."""
+        self.begin(wish)
+        return self.settle(Request.of_wish(wish, name))
+
+    def settle(self, request: Request) -> Answer:
+        """Send a request that was begun until the answer is final."""
+        for _ in range(TRIES_MAX):
+            answer, retry_seconds = self.send(request)
+            if answer.status not in TRY_AGAIN:
+                break
+            gevent.sleep(retry_seconds)
+        return answer
+
+    def send(self, request: Request) -> tuple[Answer, float]:
+        """Send a request once and note what it is told; return that and when to come again."""
+        with self.client.request(
+            request.method,
+            request.path,
+            name=request.name,
+            data=request.body or None,
+            headers=request.all_headers,
+            catch_response=True,
+        ) as response:
+            answer = self._read(response, request)
+            self.note(request, answer)
+            if answer.status in request.expected or _code(answer) in SHED:
+                response.success()
+            else:
+                response.failure(f"{answer.status} {_code(answer) or response.error or ''}")
+            return answer, _retry_seconds(response)
+
+    def note(self, request: Request, answer: Answer) -> None:
+        """Write an answer into the history."""
+        self.journal.record(request.owner, request.key, answer)
+
+    def _read(self, response: FastResponse, request: Request) -> Answer:
+        status = response.status_code
+        text = (response.content or b"").decode()
+        return Answer(
+            time.time(),
+            type(self).__name__,
+            request.name,
+            status,
+            text if status in (OK, CREATED) else text[:PROBLEM_CHARACTERS_MAX],
+            _header(response, "Idempotent-Replayed") == "true",
+            request.due,
+        )
+
+
+def some_users() -> tuple[str, ...]:
+    """Return as many members as a group usually has."""
+    count = random.randint(0, MEMBERS_USUAL_MAX)
+    return tuple(f"user-{number}" for number in random.sample(range(10_000), count))
+
+
+def _header(response: FastResponse, name: str) -> str:
+    return (response.headers or {}).get(name, "")
+
+
+def _retry_seconds(response: FastResponse) -> float:
+    advice = _header(response, "Retry-After")
+    seconds = float(advice) if advice.isdigit() else 0.0
+    # Spread, or clients that were sent away together come back together.
+    return random.uniform(0.5, 1.0) * min(max(seconds, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX)
+
+
+def _code(answer: Answer) -> str:
+    """Return the code of a problem document; empty for any other answer."""
+    try:
+        document = json.loads(answer.text)
+    except ValueError:
+        return ""
+    return str(document.get("code", "")) if isinstance(document, dict) else ""
