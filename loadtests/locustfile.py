@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import gevent
 from locust import events
-from locust.runners import WorkerRunner
+from locust.runners import MasterRunner, WorkerRunner
 from records import Journal
 from scenarios.client import Client
 from scenarios.follower import SlowFollower
@@ -61,7 +61,9 @@ def require_secret(**_: Any) -> None:
 @events.test_start.add_listener
 def open_journal(environment: Environment, **_: Any) -> None:
     """Open this process's history; only now a worker knows what its master wants."""
-    Client.journal = Journal(Path(environment.parsed_options.histories))
+    # A master has no users.
+    if not isinstance(environment.runner, MasterRunner):
+        Client.journal = Journal(Path(environment.parsed_options.histories))
     # A worker's numbers are gathered and told by its master.
     if not isinstance(environment.runner, WorkerRunner):
         gevent.spawn(tell_progress, environment)
@@ -71,21 +73,23 @@ def tell_progress(environment: Environment) -> None:
     """Print a line every few seconds until the process ends."""
     while True:
         gevent.sleep(PROGRESS_SECONDS)
-        _print_figures(environment, environment.stats.total.current_rps)
+        assert environment.runner is not None
+        users = environment.runner.user_count
+        _print_figures(environment, users, environment.stats.total.current_rps)
 
 
 @events.quitting.add_listener
 def tell_result(environment: Environment, **_: Any) -> None:
     """Print the whole run's figures."""
     if not isinstance(environment.runner, WorkerRunner):
-        _print_figures(environment, environment.stats.total.total_rps)
+        # They have gone by now; this many there were.
+        users = environment.parsed_options.num_users
+        _print_figures(environment, users, environment.stats.total.total_rps)
 
 
-def _print_figures(environment: Environment, requests_per_second: float) -> None:
+def _print_figures(environment: Environment, users: int, requests_per_second: float) -> None:
     total = environment.stats.total
     seconds = total.last_request_timestamp and total.last_request_timestamp - total.start_time
-    # When the run is over, its users have gone.
-    users = environment.runner.user_count or environment.parsed_options.num_users
     sys.stdout.write(
         f"{seconds or 0:4.0f} s  {users} users"
         f"  {total.num_requests} requests  {requests_per_second:.0f}/s"
