@@ -1,0 +1,272 @@
+"""The leader's and the follower's statements: each guard, and what it guards.
+
+Both kinds of stores pass this: PostgreSQL's, and those in memory on which schedules are explored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+import pytest
+import pytest_asyncio
+
+from contract.harness import MemoryStores, PostgresStores, write
+from stretto.errors import Failure
+from stretto.protocol.attempt import Attempt, AttemptStatus
+from stretto.protocol.ports import OutcomeUnknown
+from stretto.storage.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import asyncpg
+
+    from contract.harness import Stores
+    from stretto.protocol.ports import Write, WriteStore
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+FAILURE = Failure("full", "No more groups.")
+LEASE_SECONDS = 5.0
+
+
+@pytest_asyncio.fixture(params=["memory", "postgresql"])
+async def stores(
+    request: pytest.FixtureRequest, database_url: str, connection: Connection
+) -> AsyncIterator[Stores]:
+    """One kind of stores after the other."""
+    if request.param == "memory":
+        yield MemoryStores()
+        return
+    async with Database(database_url) as database, AsyncExitStack() as stack:
+        yield PostgresStores(database, connection, stack)
+
+
+@pytest.fixture
+def store(stores: Stores) -> WriteStore:
+    """A writer's store."""
+    return stores.writer()
+
+
+async def seen(stores: Stores, of: Write) -> Attempt:
+    """Return the attempt as a follower reads it."""
+    attempt = (await stores.attempts.look(of.group_id, LEASE_SECONDS)).attempt
+    assert attempt is not None
+    return attempt
+
+
+async def test_one_of_two_claims_of_a_key_wins(store: WriteStore) -> None:
+    """The second claim learns that the attempt exists."""
+    first, second = write("k"), write("k")
+    assert {first.claim_token} == await store.claim([first])
+    assert set() == await store.claim([second])
+
+
+async def test_a_key_twice_in_one_batch_is_one_claim(store: WriteStore) -> None:
+    """The token that comes back says which of the two has won."""
+    twins = [write("k"), write("k")]
+    assert len(await store.claim(twins)) == 1
+
+
+async def test_a_follower_sees_attempt_and_group_together(
+    stores: Stores, store: WriteStore
+) -> None:
+    """Nothing, then the claim, then the group that settled it."""
+    ours = write("k")
+    nothing = await stores.attempts.look(ours.group_id, LEASE_SECONDS)
+    assert (None, None) == (nothing.attempt, nothing.group)
+    await store.claim([ours])
+    claimed = await stores.attempts.look(ours.group_id, LEASE_SECONDS)
+    assert claimed.group is None
+    assert claimed.attempt is not None
+    assert (AttemptStatus.PENDING, ours.claim_token, ours.fingerprint) == (
+        claimed.attempt.status,
+        claimed.attempt.claim_token,
+        claimed.attempt.fingerprint,
+    )
+    await store.lead([ours])
+    led = await stores.attempts.look(ours.group_id, LEASE_SECONDS)
+    assert led.attempt is not None
+    assert led.group is not None
+    assert (AttemptStatus.SUCCEEDED, ours.conversation_id, ours.fingerprint) == (
+        led.attempt.status,
+        led.group.group.conversation_id,
+        led.group.fingerprint,
+    )
+
+
+async def test_leading_writes_all_rows_and_settles(stores: Stores, store: WriteStore) -> None:
+    """Group, conversation, members, event and outcome come together (G5)."""
+    batch = [write("a", members=("bob", 'c"ar\\ol')), write("b", members=())]
+    await store.claim(batch)
+    assert {w.claim_token for w in batch} == await store.lead(batch)
+    assert (2, 2, 2, 4, 2) == await stores.counts()
+    expected = [("alice", "owner"), ("bob", "member"), ('c"ar\\ol', "member")]
+    assert expected == await stores.members(batch[0].conversation_id)
+    assert {AttemptStatus.SUCCEEDED} == {(await seen(stores, w)).status for w in batch}
+
+
+async def test_a_lost_claim_leads_nothing(stores: Stores, store: WriteStore) -> None:
+    """A claim that vanished in a crash of the server is noticed by the settle."""
+    assert set() == await store.lead([write("k")])
+    assert (0, 0, 0, 0, 0) == await stores.counts()
+
+
+async def test_a_fenced_leader_writes_nothing_and_spoils_nobody(
+    stores: Stores, store: WriteStore
+) -> None:
+    """Its token is not the attempt's any more; its neighbours in the batch are led."""
+    fenced, neighbour = write("a"), write("b")
+    await store.claim([fenced, neighbour])
+    assert await stores.attempts.reclaim(fenced.group_id, fenced.claim_token, uuid4(), 0)
+    assert {neighbour.claim_token} == await store.lead([fenced, neighbour])
+    assert (2, 1, 1, 2, 1) == await stores.counts()
+
+
+async def test_without_the_fence_a_reclaimed_attempt_would_be_written_by_its_old_leader(
+    stores: Stores, store: WriteStore
+) -> None:
+    """The negative twin: whoever knows the new token passes, so it is the token that fences."""
+    fenced, token = write("a"), uuid4()
+    await store.claim([fenced])
+    assert await stores.attempts.reclaim(fenced.group_id, fenced.claim_token, token, 0)
+    assert {token} == await store.lead([replace(fenced, claim_token=token)])
+    assert (1, 1, 1, 2, 1) == await stores.counts()
+
+
+async def test_a_leader_that_waited_for_the_row_decides_by_what_it_then_finds(
+    stores: Stores, store: WriteStore
+) -> None:
+    """Its snapshot says that the attempt is its own; the row says no longer."""
+    ours = write("k")
+    await store.claim([ours])
+    async with stores.holding(ours, token=uuid4()):
+        leading = asyncio.ensure_future(store.lead([ours]))
+        await stores.blocked()
+    assert set() == await leading
+    assert (1, 0, 0, 0, 0) == await stores.counts()
+
+
+async def test_a_stale_key_is_neither_claimed_nor_led(stores: Stores, store: WriteStore) -> None:
+    """A group from before its attempt was swept keeps its key; a batch with it still goes through."""
+    old = write("a")
+    await store.claim([old])
+    await store.lead([old])
+    await stores.delete_attempts()
+    again = write("a")
+    assert set() == await store.claim([again])
+    # As when the claim was made before the group was committed:
+    await stores.pend(again)
+    neighbour = write("b")
+    await store.claim([neighbour])
+    assert {neighbour.claim_token} == await store.lead([again, neighbour])
+    assert (2, 2, 2, 4, 2) == await stores.counts()
+
+
+async def test_leading_twice_with_one_token_writes_once(stores: Stores, store: WriteStore) -> None:
+    """So an unknown outcome is found out by simply leading again."""
+    ours = write("k")
+    await store.claim([ours])
+    assert {ours.claim_token} == await store.lead([ours])
+    assert set() == await store.lead([ours])
+    assert (1, 1, 1, 2, 1) == await stores.counts()
+
+
+async def test_a_write_that_was_cut_off_is_unknown_and_may_still_commit(
+    stores: Stores,
+) -> None:
+    """The acknowledgement is lost, the group is there: leading again finds it out."""
+    lost: list[str] = []
+    store = stores.writer(on_lost=lambda: lost.append("lost"))
+    ours = write("k")
+    await store.claim([ours])
+    async with stores.holding(ours):
+        leading = asyncio.ensure_future(store.lead([ours]))
+        await stores.blocked()
+        store.cut_off()
+        with pytest.raises(OutcomeUnknown):
+            await leading
+    assert ["lost"] == lost
+    while (await seen(stores, ours)).status is AttemptStatus.PENDING:
+        await asyncio.sleep(0)
+    assert set() == await store.lead([ours])
+    assert (1, 1, 1, 2, 1) == await stores.counts()
+
+
+async def test_only_its_leader_can_fail_an_attempt(stores: Stores, store: WriteStore) -> None:
+    """A failure is written under the leader's token and is then final."""
+    ours, other = write("k"), write("k")
+    await store.claim([ours])
+    assert not await store.fail(other, FAILURE)
+    assert await store.fail(ours, FAILURE)
+    attempt = await seen(stores, ours)
+    assert (AttemptStatus.FAILED, FAILURE) == (attempt.status, attempt.failure)
+    assert set() == await store.lead([ours])
+
+
+async def test_an_attempt_whose_group_exists_cannot_fail(stores: Stores, store: WriteStore) -> None:
+    """Failed means that there is no group (G4)."""
+    ours = write("k")
+    await store.claim([ours])
+    await store.lead([ours])
+    await stores.delete_attempts()
+    await stores.pend(ours)
+    assert not await store.fail(ours, FAILURE)
+
+
+async def test_a_lease_runs_on_the_given_clock(stores: Stores, store: WriteStore) -> None:
+    """It is over exactly `lease_seconds` after the claim, and a reclaim starts it anew."""
+    ours, token = write("k"), uuid4()
+    await store.claim([ours])
+    over_at = (await seen(stores, ours)).claimed_at + timedelta(seconds=LEASE_SECONDS)
+    attempts = stores.attempts
+    stores.set_clock(over_at - timedelta(microseconds=1))
+    assert not await attempts.reclaim(ours.group_id, ours.claim_token, token, LEASE_SECONDS)
+    stores.set_clock(over_at)
+    assert (await seen(stores, ours)).lease_over
+    assert await attempts.reclaim(ours.group_id, ours.claim_token, token, LEASE_SECONDS)
+    reclaimed = await seen(stores, ours)
+    assert (token, False) == (reclaimed.claim_token, reclaimed.lease_over)
+    assert not await attempts.reclaim(ours.group_id, ours.claim_token, uuid4(), LEASE_SECONDS)
+
+
+async def test_a_leader_that_is_writing_is_not_reclaimed(stores: Stores, store: WriteStore) -> None:
+    """The row lock says that it lives, however long ago its lease has run out."""
+    ours = write("k")
+    await store.claim([ours])
+    async with stores.holding(ours):
+        assert not await stores.attempts.reclaim(ours.group_id, ours.claim_token, uuid4(), 0)
+    assert await stores.attempts.reclaim(ours.group_id, ours.claim_token, uuid4(), 0)
+
+
+async def test_healing_settles_a_pending_attempt_and_restores_a_deleted_one(
+    stores: Stores, store: WriteStore
+) -> None:
+    """Either way the record says again what the domain tables say."""
+    ours = write("k")
+    await store.claim([ours])
+    await store.lead([ours])
+    for left in (None, replace(ours, fingerprint=b"another body....", claim_token=UUID(int=1))):
+        await stores.delete_attempts()
+        if left is not None:
+            await stores.pend(left)
+        await stores.attempts.heal(ours.group_id)
+        healed = await seen(stores, ours)
+        assert (AttemptStatus.SUCCEEDED, ours.conversation_id, ours.fingerprint) == (
+            healed.status,
+            healed.conversation_id,
+            healed.fingerprint,
+        )
+
+
+async def test_healing_without_a_group_does_nothing(stores: Stores, store: WriteStore) -> None:
+    """Only a committed group can settle an attempt as succeeded."""
+    ours = write("k")
+    await store.claim([ours])
+    await stores.attempts.heal(ours.group_id)
+    assert (await seen(stores, ours)).status is AttemptStatus.PENDING

@@ -1,0 +1,114 @@
+"""The protocol's stores over one in-memory database."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from memory_store import statements
+from memory_store.database import Statement
+from stretto.protocol.ports import OutcomeUnknown, StoreError, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from uuid import UUID
+
+    from memory_store.database import MemoryDatabase, Steps, Transaction
+    from stretto.errors import Failure
+    from stretto.protocol.attempt import Sighting
+    from stretto.protocol.ports import Write
+
+
+class MemoryWriteStore:
+    """A writer's statements, one at a time on a connection of its own."""
+
+    def __init__(self, database: MemoryDatabase, on_lost: Callable[[], None]) -> None:
+        self._database = database
+        self._on_lost = on_lost
+        self._statement: Statement | None = None
+
+    async def claim(self, writes: Sequence[Write]) -> set[UUID]:
+        """Insert pending attempts; return the tokens of those that won."""
+        won: set[UUID] = await self._write("claim", writes)
+        return won
+
+    async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+        """Write groups and settle their attempts; return the tokens that did."""
+        led: set[UUID] = await self._write("lead", writes)
+        return led
+
+    async def fail(self, write: Write, failure: Failure) -> bool:
+        """Settle as failed, durably, unless the attempt is no longer ours."""
+        is_failed: bool = await self._write("fail", [write], failure)
+        return is_failed
+
+    async def close(self) -> None:
+        """Nothing is kept."""
+
+    def cut_off(self) -> None:
+        """Break the connection under a write."""
+        if self._statement is not None:
+            self._statement.lose()
+
+    async def _write(self, name: str, writes: Sequence[Write], *rest: object) -> Any:
+        def begin(mine: Transaction) -> Steps:
+            steps: Steps = getattr(statements, name)(self._database, mine, writes, *rest)
+            return steps
+
+        self._statement = statement = Statement(
+            self._database,
+            name,
+            (*writes, *rest),
+            begin,
+            asyncio.get_running_loop().create_future(),
+            self._lost,
+        )
+        try:
+            self._database.submit(statement)
+            return await statement.answered
+        finally:
+            self._statement = None
+
+    def _lost(self) -> StoreError:
+        self._on_lost()
+        return OutcomeUnknown("the connection broke")
+
+
+class MemoryAttemptStore:
+    """A follower's statements; whatever goes wrong, the database was out of reach."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+
+    async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
+        """Read the attempt and the group of that id."""
+        sighting: Sighting = await self._follow("look", group_id, lease_seconds)
+        return sighting
+
+    async def heal(self, group_id: UUID) -> None:
+        """Settle the attempt as succeeded from the domain tables."""
+        await self._follow("heal", group_id)
+
+    async def reclaim(
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
+    ) -> bool:
+        """Put a new token in place of the seen one, if the lease is over and nobody holds it."""
+        tokens = (seen, claim_token)
+        is_ours: bool = await self._follow("reclaim", group_id, tokens, lease_seconds)
+        return is_ours
+
+    async def _follow(self, name: str, group_id: UUID, *rest: object) -> Any:
+        def begin(mine: Transaction) -> Steps:
+            steps: Steps = getattr(statements, name)(self._database, mine, group_id, *rest)
+            return steps
+
+        statement = Statement(
+            self._database,
+            name,
+            (group_id, *rest),
+            begin,
+            asyncio.get_running_loop().create_future(),
+            lambda: Unreachable("the connection broke"),
+        )
+        self._database.submit(statement)
+        return await statement.answered
