@@ -62,6 +62,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         runner.close()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell how much was explored: a number that has shrunk should be seen."""
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, value in report.user_properties:
+            if name == "explored":
+                terminalreporter.write_line(value)
+
+
 async def _start_server(stack: AsyncExitStack) -> str:
     """Start a server of our own: one of another run would stop when that run ends."""
     for number in itertools.count():

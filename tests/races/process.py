@@ -1,0 +1,61 @@
+"""One service process: the real creator, mailbox and writer, on a loop and stores of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from memory_store.stores import MemoryAttemptStore, MemoryWriteStore
+from races.stepped_loop import SteppedLoop
+from stretto.protocol.creator import CreatorSettings
+from stretto.protocol.ports import GuaranteeBroken, WriterCrashed
+
+if TYPE_CHECKING:
+    from races.world import World
+    from stretto.protocol.ports import Event
+
+LEASE_SECONDS: Final = 5.0
+SETTINGS: Final = CreatorSettings(lease_seconds=LEASE_SECONDS)
+# More than any scenario has requests.
+MAILBOX_MAX: Final = 100
+BATCH_MAX: Final = 100
+
+
+class Process:
+    """One service process: its loop, its creator, its writers, and what it has been told so far."""
+
+    def __init__(self, world: World, number: int) -> None:
+        scenario = world.scenario
+        self.number = number
+        self.loop = SteppedLoop()
+        self.events: list[Event] = []
+        self.inputs: list[object] = [number]
+        """All that this process could know: the same inputs make the same process."""
+        self.looked: dict[object, int] = {}
+        """Of each key, the epoch of the last look."""
+        self._ids = 0
+        mailbox = scenario.mailbox(MAILBOX_MAX)
+        self.creator = scenario.creator(
+            mailbox, MemoryAttemptStore(world.database), SETTINGS, self._observe
+        )
+        store = MemoryWriteStore(world.database, self.creator.forget)
+        writer = scenario.writer(mailbox, store, self._observe, batch_max=BATCH_MAX)
+        self._tasks = [self.loop.run(self.creator.__aenter__()), self.loop.run(writer.run())]
+
+    def _observe(self, event: Event) -> None:
+        if isinstance(event, (GuaranteeBroken, WriterCrashed)):
+            self.events.append(event)
+
+    @property
+    def memory(self) -> frozenset[object]:
+        """Return what this process remembers, as something to compare."""
+        return frozenset(self.creator._memory._outcomes.items())
+
+    def fresh_id(self) -> UUID:
+        """Return an id that no other process makes, and that this one makes again in a replay."""
+        self._ids += 1
+        return UUID(int=(self.number << 32) + self._ids)
+
+    def end(self) -> None:
+        """Be gone: nothing in its loop ever runs again."""
+        self.loop.is_dead = True

@@ -1,0 +1,42 @@
+"""What is explored: who asks for what where, what may go wrong, and which guards are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from memory_store.database import Guards
+from stretto.actors.mailbox import Mailbox
+from stretto.actors.writer import GroupWriter
+from stretto.domain import NewGroup, UserId
+from stretto.protocol.creator import GroupCreator
+
+ALICE: Final = UserId("alice")
+TEAM: Final = NewGroup.parse(ALICE, {"name": "Team", "members": ["bob"]})
+OTHER: Final = NewGroup.parse(ALICE, {"name": "Other"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client sends, and to which process."""
+
+    process: int = 0
+    key: str = "k"
+    body: NewGroup = TEAM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What is explored."""
+
+    requests: tuple[Request, ...]
+    faults: tuple[str, ...] = ()
+    faults_max: int = 0
+    leases_max: int = 1
+    """How often a lease may end while others could still act; when nobody can, it always may."""
+    guards: Guards = field(default_factory=Guards)
+    together: bool = False
+    """Whether all requests of a process come in one moment, which makes them one batch."""
+    creator: type[GroupCreator] = GroupCreator
+    writer: type[GroupWriter] = GroupWriter
+    mailbox: type[Mailbox[Any, Any]] = Mailbox

@@ -1,0 +1,161 @@
+"""Each guard has a twin without it, in which the explorer finds the harm: so each is needed.
+
+Several guards stand behind one another. That one has failed shows in what only the last line of
+defence has stopped (the primary key, the trigger on settled attempts), or, where there is none
+left, in a broken guarantee. What the guards are called elsewhere, and what they are here:
+
+| guard | here |
+|---|---|
+| the token fence | `lead` and `fail` touch an attempt only if it carries their token |
+| the row lock | they hold its row from the look at it to the commit; `reclaim` skips such a row |
+| the fresh look after the lock | no statement of its own: the update re-checks the locked row |
+| the sorted batch | `GroupWriter.run_once` sorts by id |
+| one key per batch | `GroupCreator` has one flight per key, registered before it can run |
+| the primary key | of `chat_group` |
+| "unknown is not failed" | `GroupWriter` leads again with the same token and never fails it |
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pytest
+
+from memory_store.database import Guards
+from races import faults
+from races.explorer import AnomalyError, explore
+from races.scenario import OTHER, Request, Scenario
+from stretto.actors.mailbox import Envelope, Mailbox
+from stretto.actors.writer import GroupWriter
+from stretto.domain import group_id
+from stretto.protocol.attempt import Decision, Reclaim, Sighting, Wait, decide
+from stretto.protocol.creator import Answer, GroupCreator
+from stretto.protocol.flight import Flight
+from stretto.protocol.ports import OutcomeUnknown, SettledAsFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from stretto.domain import IdempotencyKey, NewGroup
+
+Message = TypeVar("Message")
+Reply = TypeVar("Reply")
+
+TWO_PROCESSES: Final = (Request(0), Request(1))
+TWO_BODIES: Final = (Request(0), Request(1, body=OTHER))
+TWO_KEYS: Final = (Request(0, "a"), Request(0, "b"), Request(1, "b"), Request(1, "a"))
+
+
+class Unsorted(list[Any]):
+    """A batch that stays as it came."""
+
+    def sort(self, **_: object) -> None:
+        """Leave it."""
+
+
+class UnsortedMailbox(Mailbox[Message, Reply]):
+    """Hands out batches that cannot be sorted."""
+
+    async def take(self, messages_max: int) -> list[Envelope[Message, Reply]]:
+        """Return a batch as it came."""
+        return Unsorted(await super().take(messages_max))
+
+
+class CreatorWithoutFlights(GroupCreator):
+    """Lets every request take off by itself."""
+
+    async def _answer(
+        self, key: IdempotencyKey, new_group: NewGroup, wait_seconds: float
+    ) -> Answer:
+        id_ = group_id(new_group.owner, key)
+        return await self._take_off(Flight(id_, new_group, new_group.fingerprint()), wait_seconds)
+
+
+class HastyWriter(GroupWriter):
+    """Takes an unknown outcome for a failure."""
+
+    async def _lead(self, batch: Sequence[Any]) -> int:
+        try:
+            return await super()._lead(batch)
+        except OutcomeUnknown:
+            for request in batch:
+                request.answer(SettledAsFailed(faults.VETO))
+            return 0
+
+    async def _lead_persistently(self, batch: Sequence[Any], _: object) -> set[UUID]:
+        return await super()._lead_persistently(batch, ())
+
+
+LEASE_ENDS: Final = Scenario(requests=TWO_PROCESSES)
+
+
+@pytest.mark.parametrize(
+    ("expected", "scenario"),
+    [
+        pytest.param(
+            "a group under another body's fingerprint",
+            Scenario(
+                requests=TWO_BODIES,
+                faults=("lost",),
+                faults_max=1,
+                guards=Guards(token_fence=False),
+            ),
+            id="token fence",
+        ),
+        pytest.param(
+            "the primary key stopped a second group",
+            replace(LEASE_ENDS, guards=Guards(row_lock=False)),
+            id="row lock",
+        ),
+        pytest.param(
+            "the trigger stopped the change of a settled attempt",
+            replace(LEASE_ENDS, guards=Guards(fresh_look=False)),
+            id="fresh look",
+        ),
+        pytest.param(
+            "G1: two groups of one key",
+            replace(LEASE_ENDS, guards=Guards(row_lock=False, primary_key=False)),
+            id="primary key",
+        ),
+        pytest.param(
+            "deadlock",
+            Scenario(requests=TWO_KEYS, together=True, leases_max=0, mailbox=UnsortedMailbox),
+            id="sorted batch",
+        ),
+        pytest.param(
+            "a batch holds a key twice",
+            Scenario(requests=(Request(), Request()), together=True, creator=CreatorWithoutFlights),
+            id="one key per batch",
+        ),
+        pytest.param(
+            "G4: told failed, and the group exists",
+            Scenario(requests=(Request(),), faults=("late",), faults_max=1, writer=HastyWriter),
+            id="unknown is not failed",
+        ),
+    ],
+)
+def test_without_its_guard_a_schedule_goes_wrong(expected: str, scenario: Scenario) -> None:
+    """The explorer finds it, and tells the way there; with the guard there is none."""
+    with pytest.raises(AnomalyError) as found:
+        explore(scenario)
+    assert expected in found.value.fault
+    whole = replace(
+        scenario, guards=Guards(), creator=GroupCreator, writer=GroupWriter, mailbox=Mailbox
+    )
+    assert explore(whole).schedules
+
+
+def test_without_reclaims_a_crash_leaves_its_key_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liveness is judged too: safe and never answered is not good enough (G6)."""
+
+    def only_wait(sighting: Sighting, fingerprint: bytes) -> Decision:
+        decision = decide(sighting, fingerprint)
+        return Wait() if isinstance(decision, Reclaim) else decision
+
+    scenario = Scenario(requests=(Request(),), faults=("crash",), faults_max=1)
+    assert explore(scenario).schedules
+    monkeypatch.setattr("stretto.protocol.follower.decide", only_wait)
+    with pytest.raises(AnomalyError, match="a request is never answered"):
+        explore(scenario)
