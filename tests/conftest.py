@@ -107,8 +107,8 @@ async def connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
 
 
 @pytest_asyncio.fixture
-async def database_url() -> AsyncIterator[str]:
-    """A database with the schema, of this test alone."""
+async def server_url() -> AsyncIterator[str]:
+    """A database with the schema, of this test alone, on the server itself."""
     name = f"{RUN}_{uuid.uuid4().hex}"
     admin = await asyncpg.connect(os.environ[SERVER])
     try:
@@ -119,10 +119,16 @@ async def database_url() -> AsyncIterator[str]:
         await admin.close()
 
 
+@pytest.fixture
+def database_url(server_url: str) -> str:
+    """Where the service finds that database."""
+    return server_url
+
+
 @pytest_asyncio.fixture
-async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+async def connection(server_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
     """A connection of the test itself."""
-    connection = await connect(database_url)
+    connection = await connect(server_url)
     yield connection
     connection.terminate()
 

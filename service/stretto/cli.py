@@ -47,6 +47,7 @@ from stretto.storage.attempts import PostgresAttemptStore
 from stretto.storage.check import check_database
 from stretto.storage.database import Database
 from stretto.storage.migrate import migrate as migrate_database
+from stretto.storage.pooler import split_pooler
 from stretto.storage.retention import sweep as sweep_database
 from stretto.storage.retention import sweepable
 from stretto.telemetry import configure_logging
@@ -313,11 +314,15 @@ def _key(text: str) -> IdempotencyKey:
 
 def _psql_call(dsn: str, schema: str) -> tuple[list[str], dict[str, str]]:
     """Return psql's arguments and environment: a password is never shown in the process list."""
-    parts = urlsplit(dsn)
-    options = f"{os.environ.get('PGOPTIONS', '')} -c search_path={schema}".strip()
+    url, is_pooled = split_pooler(dsn)
+    parts = urlsplit(url)
+    # PgBouncer takes no options; there the role leads to the schema.
+    options = os.environ.get("PGOPTIONS", "")
+    if not is_pooled:
+        options = f"{options} -c search_path={schema}".strip()
     account, at, place = parts.netloc.rpartition("@")
     user, _, password = account.partition(":")
-    environment = {**os.environ, "PGOPTIONS": options}
+    environment = {**os.environ, "PGOPTIONS": options} if options else {**os.environ}
     if password:
         environment["PGPASSWORD"] = unquote(password)
     return [urlunsplit(parts._replace(netloc=user + at + place))], environment

@@ -19,7 +19,7 @@ from stretto.config import require_token_settings
 from stretto.errors import ConfigurationError
 from stretto.http.auth import TokenSettings
 from stretto.protocol.ports import Unreachable
-from stretto.storage.database import Database, require_tables
+from stretto.storage.database import Database
 from stretto.storage.embedded import embedded_postgres
 from stretto.storage.embedded_place import bundled_programs
 from stretto.storage.migrate import migrate
@@ -80,7 +80,7 @@ async def database_connection(
         connection = await _patient_lend(database)
         try:
             if needs_tables:
-                await require_tables(connection)
+                await database.require_tables(connection)
             yield connection
         finally:
             await database.give_back(connection)

@@ -18,6 +18,7 @@ from asyncpg.connect_utils import SessionAttribute
 
 from stretto.protocol.ports import Unreachable
 from stretto.storage.driver_errors import DRIVER_ERRORS
+from stretto.storage.pooler import NO_TABLES, require_role_settings, split_pooler
 from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -40,10 +41,12 @@ LOCK_SECONDS: Final = 1.0
 GRACE_SECONDS: Final = 1.0
 READERS_MAX: Final = 4
 DEFAULT_PORT: Final = 5432
+# asyncpg's own default; behind a pooler the next transaction may not have what this one prepared.
+PREPARED_MAX: Final = 100
 
-
-_SERVER_SETTINGS: Final = {
-    "application_name": "stretto",
+# PgBouncer passes this one on by itself.
+_NAME: Final = {"application_name": "stretto"}
+_SERVER_SETTINGS: Final = _NAME | {
     "lock_timeout": f"{LOCK_SECONDS:.0f}s",
     "idle_in_transaction_session_timeout": "30s",
     "tcp_keepalives_idle": "10",
@@ -61,11 +64,12 @@ class Database:
     """
 
     def __init__(self, dsn: str = "", *, schema: str = "stretto", pool: Pool | None = None) -> None:
-        self._dsn = dsn
+        self._dsn, self._is_pooled = split_pooler(dsn)
+        self._prepared_max = 0 if self._is_pooled else PREPARED_MAX
+        self._schema = schema
         self._pool = pool
         self._owns_pool = pool is None
         self._hosts = [] if pool else _hosts(dsn)
-        self._server_settings = {**_SERVER_SETTINGS, "search_path": schema}
 
     async def __aenter__(self) -> Self:
         if self._pool is None:
@@ -73,6 +77,7 @@ class Database:
                 min_size=0,
                 max_size=READERS_MAX,
                 connect=self._connect_reader,
+                reset=_leave_as_it_is,
                 connection_class=asyncpg.Connection,
             )
             await self._pool
@@ -96,7 +101,7 @@ class Database:
         """Return a connection to keep until `give_back`; raises `Unreachable`."""
         pool = self._open_pool()
         if self._owns_pool:
-            return await self._connect(self._server_settings)
+            return await self._connect()
         try:
             return await pool.acquire(timeout=CONNECT_SECONDS)
         except DRIVER_ERRORS as error:
@@ -127,7 +132,14 @@ class Database:
     async def ping(self) -> None:
         """Raise `Unreachable` unless the database answers and has the tables."""
         async with self.reading() as connection:
-            await require_tables(connection)
+            await self.require_tables(connection)
+
+    async def require_tables(self, connection: Connection) -> None:
+        """Raise `Unreachable` unless the connection's search_path leads to our tables."""
+        if self._is_pooled:
+            await require_role_settings(connection, self._schema)
+        elif not await connection.fetchval(QUERIES["ping"]):
+            raise Unreachable(NO_TABLES)
 
     def _open_pool(self) -> Pool:
         if self._pool is None:
@@ -136,12 +148,11 @@ class Database:
         return self._pool
 
     async def _connect_reader(self, *_: Any, **__: Any) -> asyncpg.Connection[asyncpg.Record]:
-        return await self._connect(
-            {**self._server_settings, "statement_timeout": f"{READ_SECONDS:.0f}s"}
-        )
+        return await self._connect(statement_timeout=f"{READ_SECONDS:.0f}s")
 
-    async def _connect(self, server_settings: dict[str, str]) -> asyncpg.Connection[asyncpg.Record]:
+    async def _connect(self, **more: str) -> asyncpg.Connection[asyncpg.Record]:
         """Try each host for a primary, the one that served last first."""
+        server_settings = _SERVER_SETTINGS | {"search_path": self._schema} | more
         trouble: Exception | None = None
         # A copy: others connect meanwhile and change the order.
         for host in tuple(self._hosts):
@@ -152,7 +163,8 @@ class Database:
                     port=host.port,
                     timeout=CONNECT_SECONDS,
                     target_session_attrs=SessionAttribute.primary,
-                    server_settings=server_settings,
+                    server_settings=_NAME if self._is_pooled else server_settings,
+                    statement_cache_size=self._prepared_max,
                 )
             except DRIVER_ERRORS as error:
                 trouble = error
@@ -163,10 +175,8 @@ class Database:
         raise Unreachable(f"{type(trouble).__name__}: {trouble}") from trouble
 
 
-async def require_tables(connection: Connection) -> None:
-    """Raise `Unreachable` unless the connection's search_path leads to our tables."""
-    if not await connection.fetchval(QUERIES["ping"]):
-        raise Unreachable("the database has no stretto tables; run `stretto migrate`")
+async def _leave_as_it_is(_: object) -> None:
+    """Reset nothing: reads leave nothing in a session, and a pooler's belongs to nobody."""
 
 
 def is_lost(connection: Connection) -> bool:

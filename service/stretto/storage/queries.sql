@@ -132,6 +132,15 @@ LIMIT $3;
 -- Ask whether the database answers and has our tables.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated;
 
+-- name: ping_pooled
+-- Ask the same behind PgBouncer, and whether the role leads to the schema $1, does not wait for locks
+-- for ever, and lets no write be cancelled.
+SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrated,
+       current_schema() IS NOT DISTINCT FROM $1::text
+           AND current_setting('lock_timeout')::interval > '0'
+           AND current_setting('statement_timeout')::interval = '0' AS is_set,
+       quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
+
 -- name: sweep_attempts
 -- Delete a batch of settled attempts that were settled more than $1 days ago. $2 bounds it, $3 now.
 DELETE FROM attempt

@@ -1,0 +1,116 @@
+"""A real service behind PgBouncer in transaction mode: what an operator does and sees.
+
+The rest of the contract passes through it in this folder's other tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from api_client import connected_api
+from command_process import stretto
+from pgbouncer import SERVER_CONNECTIONS, give_settings, reconnect, url_through
+from service_process import ServiceProcess
+from stretto.protocol.ports import Unreachable
+from stretto.storage.check import check_database
+from stretto.storage.database import PREPARED_MAX, Database
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import asyncpg
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+KEYS = 60
+BACKENDS = """SELECT count(*) FROM pg_stat_activity
+              WHERE datname = current_database() AND pid <> pg_backend_pid()"""
+
+
+@pytest.fixture
+def url(pgbouncer: Path, server_url: str) -> str:
+    """The database through PgBouncer, whose role brings no settings yet."""
+    return url_through(pgbouncer, server_url)
+
+
+async def test_two_services_share_fewer_connections_than_they_hold(
+    url: str, server_url: str, connection: Connection
+) -> None:
+    """Twelve connections of theirs on three of the server, and every key has one group."""
+    await give_settings(server_url)
+    async with AsyncExitStack() as stack:
+        apis = []
+        for _ in range(2):
+            service = await stack.enter_async_context(ServiceProcess({"DATABASE_URL": url}))
+            apis.append(await stack.enter_async_context(connected_api(service.url)))
+        calls = [(api, f"k{number}") for number in range(KEYS) for api in apis]
+        replies = await asyncio.gather(*(api.create(key) for api, key in calls))
+        reads = await asyncio.gather(*(api.get("/v1/groups") for api in apis * 20))
+        assert await connection.fetchval(BACKENDS) <= SERVER_CONNECTIONS
+    assert {201} == {reply.status for reply in replies}
+    assert {200} == {reply.status for reply in reads}
+    assert len({reply.body for reply in replies}) == KEYS
+    assert (await check_database(connection, retention_days=30)).faults == []
+
+
+async def test_commands_work_through_it(url: str, server_url: str) -> None:
+    """Also those that change the schema: each change is one transaction."""
+    await give_settings(server_url)
+    assert (0, "up to date\n") == (await stretto("migrate", DATABASE_URL=url))[:2]
+    assert (await stretto("check", DATABASE_URL=url))[0] == 0
+    query = ("psql", "-Atc", "SELECT count(*) FROM attempt")
+    assert (0, "0\n") == (await stretto(*query, DATABASE_URL=url))[:2]
+
+
+async def test_a_new_database_can_be_migrated_through_it(
+    pgbouncer: Path, url: str, server_url: str, connection: Connection
+) -> None:
+    """Before its role has any settings; with them, what was opened before is of no use."""
+    await connection.execute("DROP SCHEMA stretto CASCADE")
+    assert (0, "applied: 1\n") == (await stretto("migrate", DATABASE_URL=url))[:2]
+    await give_settings(server_url)
+    await reconnect(pgbouncer)
+    assert (await stretto("check", DATABASE_URL=url))[0] == 0
+
+
+@pytest.mark.parametrize("missing", ["search_path", "lock_timeout", "statement_timeout"])
+async def test_a_role_without_its_settings_is_told_the_statements(
+    missing: str, url: str, server_url: str, connection: Connection
+) -> None:
+    """Each of the three is asked for before anything is served."""
+    await give_settings(server_url)
+    other = {"search_path": "public", "lock_timeout": "0", "statement_timeout": "'5s'"}[missing]
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    await connection.execute(f"ALTER DATABASE {name} SET {missing} = {other}")
+    code, _, errors = await stretto("serve", DATABASE_URL=url, JWT_SECRET="s" * 32)
+    assert code == 3
+    assert f"IN DATABASE {name} SET {missing} = " in errors
+    assert "RECONNECT" in errors
+
+
+async def test_without_the_parameter_it_refuses_us(url: str) -> None:
+    """What the service otherwise sends when it connects, PgBouncer does not take."""
+    async with Database(url.replace("&pgbouncer=true", "")) as database:
+        with pytest.raises(Unreachable, match="unsupported startup parameter"):
+            await database.lend()
+
+
+async def test_with_prepared_statements_it_would_break(url: str, server_url: str) -> None:
+    """What one transaction prepares, the next one does not find, or finds taken."""
+    await give_settings(server_url)
+
+    async def ask(database: Database) -> None:
+        for _ in range(10):
+            await database.ping()
+
+    async with Database(url) as database:
+        await asyncio.gather(*(ask(database) for _ in range(4)))
+    async with Database(url) as database:
+        database._prepared_max = PREPARED_MAX
+        broken = "InvalidSQLStatementNameError|DuplicatePreparedStatementError"
+        with pytest.raises(Unreachable, match=f"({broken})"):
+            await asyncio.gather(*(ask(database) for _ in range(4)))
