@@ -30,13 +30,21 @@ from stretto.cli_help import (
     EXIT_PORT,
     EXIT_USAGE,
     EXIT_VIOLATION,
+    EXIT_WORKERS,
     SETTINGS_HELP,
     epilog,
     flag,
 )
 from stretto.config import Settings, read_settings
 from stretto.domain import IdempotencyKey, UserId
-from stretto.errors import ConfigurationError, EmbeddedError, KeyInvalid, ListenError, NotFound
+from stretto.errors import (
+    ConfigurationError,
+    EmbeddedError,
+    KeyInvalid,
+    ListenError,
+    NotFound,
+    WorkersError,
+)
 from stretto.http.auth import make_token
 from stretto.http.openapi import OPENAPI
 from stretto.protocol.lookup import AttemptLookup
@@ -85,7 +93,8 @@ DataDir = Annotated[Path | None, flag("data_dir")]
 
 @app.command(
     epilog=epilog(
-        "stretto serve --port 9000 --workers 2", codes=sorted({*_DATABASE_CODES, EXIT_PORT})
+        "stretto serve --port 9000 --workers 2",
+        codes=sorted({*_DATABASE_CODES, EXIT_PORT, EXIT_WORKERS}),
     )
 )
 def serve(
@@ -278,6 +287,8 @@ def main() -> None:
         _fail(f"the connection to the database was lost: {error}", EXIT_DATABASE)
     except ListenError as error:
         _fail(str(error), EXIT_PORT)
+    except WorkersError as error:
+        _fail(str(error), EXIT_WORKERS)
     except (asyncio.CancelledError, KeyboardInterrupt):
         _fail("interrupted", EXIT_INTERRUPTED)
 

@@ -18,6 +18,7 @@ EXIT_USAGE: Final = 2
 EXIT_DATABASE: Final = 3
 EXIT_EMBEDDED: Final = 4
 EXIT_PORT: Final = 5
+EXIT_WORKERS: Final = 6
 EXIT_INTERRUPTED: Final = 130
 # What `--help` says of them.
 EXIT_CODES: Final = {
@@ -27,6 +28,7 @@ EXIT_CODES: Final = {
     EXIT_DATABASE: "the database does not answer, or lacks the tables",
     EXIT_EMBEDDED: "the embedded server cannot run",
     EXIT_PORT: "the address is in use, or may not be listened on",
+    EXIT_WORKERS: "no worker process stays alive",
     EXIT_INTERRUPTED: "interrupted",
 }
 

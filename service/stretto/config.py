@@ -83,6 +83,14 @@ class Settings(BaseSettings):
             raise ValueError("must look like postgresql://user:password@host:5432/database")
         return url
 
+    @field_validator("jwks_url")
+    @classmethod
+    def _is_a_web_address(cls, url: str) -> str:
+        # Any other would look like an issuer that is away.
+        if url and not _is_http_url(url):
+            raise ValueError("must look like https://issuer.example/keys")
+        return url
+
     @field_validator("jwt_secret")
     @classmethod
     def _is_a_long_secret(cls, secret: str) -> str:
@@ -144,3 +152,12 @@ def _is_postgresql_url(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in ("postgresql", "postgres")
+
+
+def _is_http_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -189,5 +189,9 @@ class ListenError(Exception):
     """The address cannot be listened on; the message says which and why."""
 
 
+class WorkersError(Exception):
+    """No worker process can be started; the message says how the last one ended."""
+
+
 class EmbeddedError(Exception):
     """The embedded PostgreSQL cannot run here; the message says what to do."""

@@ -17,6 +17,7 @@ from stretto.domain import UserId
 from stretto.errors import ListenError
 from stretto.http.auth import make_token
 from stretto.provision import database_connection, database_place, token_settings
+from stretto.supervisor import Supervisor
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
     from stretto.config import Settings
     from stretto.http.auth import TokenSettings
 
-# A worker that dies at once must not be started in a tight loop.
-RESTART_SECONDS: Final = 1.0
-# A worker stops within 10 s by itself.
-WORKER_STOP_SECONDS: Final = 12.0
 WELCOME_TOKEN_SECONDS: Final = 24 * 3600
 # Nearly all that a request makes is freed by reference counts. At Python's 700 young objects the
 # collector would run for every dozen requests, and find nothing.
@@ -90,7 +87,10 @@ async def _supervise(
     notify: Callable[[str], None],
     stopped: asyncio.Event,
 ) -> None:
-    """Keep `settings.workers` processes running on one port until stopped."""
+    """Keep `settings.workers` processes running on one port until stopped.
+
+    Raises `ListenError` and `WorkersError`.
+    """
     with _reserved_port(settings.host, settings.port) as port:
         environment = {
             **os.environ,
@@ -102,34 +102,8 @@ async def _supervise(
         }
         if settings.is_embedded:
             notify(_welcome(settings.host, port, tokens))
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(settings.workers):
-                tasks.create_task(
-                    _keep_running(number, environment, stopped), name=f"worker {number}"
-                )
-
-
-async def _keep_running(number: int, environment: dict[str, str], stopped: asyncio.Event) -> None:
-    while not stopped.is_set():
-        worker = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "stretto", "serve", "--share-port", env=environment
-        )
-        ended = asyncio.create_task(worker.wait(), name=f"end of worker {number}")
-        stop = asyncio.create_task(stopped.wait(), name=f"stop of worker {number}")
-        await asyncio.wait((ended, stop), return_when=asyncio.FIRST_COMPLETED)
-        if stopped.is_set():
-            if worker.returncode is None:
-                worker.terminate()
-            try:
-                async with asyncio.timeout(WORKER_STOP_SECONDS):
-                    await ended
-            except TimeoutError:
-                worker.kill()
-                await worker.wait()
-            return
-        stop.cancel()
-        logger.error("worker.died", worker=number, exit_code=worker.returncode)
-        await asyncio.sleep(RESTART_SECONDS)
+        command = (sys.executable, "-m", "stretto", "serve", "--share-port")
+        await Supervisor(command, environment, stopped).run(settings.workers)
 
 
 @contextmanager

@@ -66,7 +66,7 @@ async def test_help_names_every_command_setting_and_exit_code() -> None:
         assert any(line.startswith(f"{command} ") for line in lines)
     for name in Settings.model_fields:
         assert any(line.startswith(f"STRETTO_{name.upper()} ") for line in lines)
-    for exit_code in ("0", "1", "2", "3", "4", "5", "130"):
+    for exit_code in ("0", "1", "2", "3", "4", "5", "6", "130"):
         assert any(line.startswith(f"{exit_code} ") for line in lines)
 
 

@@ -139,6 +139,17 @@ def test_what_is_no_url_of_a_database_is_refused_at_once(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    ["keys", "issuer.test/keys", "ftp://issuer.test/keys", "https:///keys", "http://x:port/keys"],
+)
+def test_what_is_no_address_of_an_issuer_is_refused_at_once(url: str) -> None:
+    """Instead of letting nobody in, as if the issuer were away."""
+    with pytest.raises(ConfigurationError, match="STRETTO_JWKS_URL: must look like"):
+        read_settings(jwks_url=url)
+    assert read_settings(jwks_url="http://[::1]:8000/keys").jwks_url
+
+
+@pytest.mark.parametrize(
     ("expected", "settings"),
     [
         ("only one of", {"jwt_secret": SECRET, "jwks_url": "http://127.0.0.1/keys"}),

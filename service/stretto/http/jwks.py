@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from stretto.errors import Overloaded
+from stretto.telemetry import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,6 +127,9 @@ class KeySet:
             keys = _read_keys(await self._download())
         except (aiohttp.ClientError, TimeoutError, _UnusableError) as error:
             self._fault = error
+            # Other errors' texts may hold the whole address. One line per try, so one per cool-down.
+            cause = str(error) if isinstance(error, _UnusableError) else type(error).__name__
+            logger.warning("issuer.keys_not_fetched", cause=cause, known_keys=len(self._keys))
         else:
             self._fault = None
             self._fetched_at = self._clock_seconds()

@@ -145,6 +145,27 @@ async def test_without_any_keys_nobody_is_judged(
         await known.owner(bearer(OLD, "old"))
 
 
+async def test_a_failed_fetch_is_logged_once_and_tells_no_token(
+    known: Authenticator, issuer: Issuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once per try, however many ask meanwhile."""
+    issuer.status = 500
+    token = bearer(OLD, "old")
+    for _ in range(20):
+        with pytest.raises(Overloaded):
+            await known.owner(token)
+    assert ["issuer.keys_not_fetched"] == [record.getMessage() for record in caplog.records]
+    assert ("the issuer answered 500", 0) == (
+        vars(caplog.records[0])["cause"],
+        vars(caplog.records[0])["known_keys"],
+    )
+    issuer.now += COOL_DOWN_SECONDS
+    with pytest.raises(Overloaded):
+        await known.owner(token)
+    assert len(caplog.records) == 2
+    assert token not in "".join(str(vars(record)) for record in caplog.records)
+
+
 async def test_only_usable_keys_are_taken(known: Authenticator, issuer: Issuer) -> None:
     """Secrets, broken ones and those for encryption are left out; the rest serves."""
     issuer.keys = [

@@ -1,0 +1,119 @@
+"""Keeps several worker processes running, until it is told to stop or they cannot be started.
+
+A worker that dies is replaced: soon at first, then later and later. Where all of them keep dying
+young, starting yet another one helps nobody, and the supervisor ends with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from stretto.errors import WorkersError
+from stretto.telemetry import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+# A worker stops within 10 s by itself.
+STOP_SECONDS: Final = 12.0
+# Longer than a worker waits for a database that does not answer: older ones have served.
+YOUNG_SECONDS: Final = 15.0
+PAUSE_SECONDS_FIRST: Final = 1.0
+PAUSE_SECONDS_MAX: Final = 30.0
+# In a row by one worker, while no other one serves: 15 s of pauses and the starts themselves.
+FAILED_STARTS_MAX: Final = 5
+
+
+class Supervisor:
+    """Runs one command several times, until `stopped`; clock and pause are for tests."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stopped: asyncio.Event,
+        clock_seconds: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._command = command
+        self._environment = environment
+        self._stopped = stopped
+        self._clock_seconds = clock_seconds
+        self._pause = pause
+        self._started_at: dict[int, float] = {}
+        """When each worker that runs was started."""
+
+    async def run(self, workers: int) -> None:
+        """Keep so many workers running until stopped; raises `WorkersError`."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(workers):
+                    tasks.create_task(self._keep_running(number), name=f"worker {number}")
+        except* WorkersError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _keep_running(self, number: int) -> None:
+        failed_starts = 0
+        while not self._stopped.is_set():
+            self._started_at[number] = self._clock_seconds()
+            exit_code = await self._run_once(number)
+            if self._stopped.is_set():
+                return
+            logger.error("worker.died", worker=number, exit_code=exit_code)
+            failed_starts = failed_starts + 1 if self._is_young(number) else 0
+            del self._started_at[number]
+            if failed_starts >= FAILED_STARTS_MAX and all(map(self._is_young, self._started_at)):
+                message = (
+                    f"the workers keep ending at their start, the last one with exit code"
+                    f" {exit_code}; what they said stands above"
+                )
+                raise WorkersError(message)
+            seconds = PAUSE_SECONDS_FIRST * 2.0 ** max(0, failed_starts - 1)
+            await self._pause_unless_stopped(min(seconds, PAUSE_SECONDS_MAX))
+
+    def _is_young(self, number: int) -> bool:
+        return self._clock_seconds() - self._started_at[number] < YOUNG_SECONDS
+
+    async def _run_once(self, number: int) -> int | None:
+        """Run one worker to its end; one that is told to stop has a while for it."""
+        worker = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
+        ended = asyncio.create_task(worker.wait(), name=f"end of worker {number}")
+        try:
+            await self._first_of(ended)
+        finally:
+            # Told to stop, or given up because of the others.
+            await _end(worker)
+        return worker.returncode
+
+    async def _pause_unless_stopped(self, seconds: float) -> None:
+        pausing = asyncio.ensure_future(self._pause(seconds))
+        try:
+            await self._first_of(pausing)
+        finally:
+            pausing.cancel()
+
+    async def _first_of(self, other: asyncio.Future[Any]) -> None:
+        """Wait until the other is done, or we are told to stop."""
+        stop = asyncio.create_task(self._stopped.wait(), name="stop of the workers")
+        try:
+            await asyncio.wait((other, stop), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+
+
+async def _end(worker: asyncio.subprocess.Process) -> None:
+    """Stop the worker; by force where that takes too long, or where it is asked for twice."""
+    if worker.returncode is not None:
+        return
+    worker.terminate()
+    try:
+        async with asyncio.timeout(STOP_SECONDS):
+            await worker.wait()
+    except TimeoutError:
+        worker.kill()
+        await worker.wait()
+    except asyncio.CancelledError:
+        worker.kill()
+        raise

@@ -1,0 +1,91 @@
+"""Workers that die are replaced, ever later; where none stays alive, the supervisor gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.errors import WorkersError
+from stretto.supervisor import (
+    FAILED_STARTS_MAX,
+    PAUSE_SECONDS_FIRST,
+    PAUSE_SECONDS_MAX,
+    YOUNG_SECONDS,
+    Supervisor,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DIES = (sys.executable, "-Sc", "raise SystemExit(3)")
+# Of two, the one that makes the folder lives on until it is told to stop.
+ONE_LIVES = """
+import os, sys, time
+try: os.mkdir(sys.argv[1])
+except FileExistsError: raise SystemExit(3)
+time.sleep(60)
+"""
+
+
+class Times:
+    """A clock on which each start takes so long, and every pause takes no time."""
+
+    def __init__(self, stopped: asyncio.Event, starts_max: int, start_seconds: float = 1.0) -> None:
+        self.stopped = stopped
+        self.starts_max = starts_max
+        self.pauses: list[float] = []
+        self._ticks: Iterator[float] = iter(n * start_seconds for n in range(10**6))
+
+    def clock_seconds(self) -> float:
+        return next(self._ticks)
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if len(self.pauses) >= self.starts_max:
+            self.stopped.set()
+
+
+async def test_workers_that_die_at_every_start_are_given_up() -> None:
+    """After a bounded number of starts, each later than the one before; the code is told."""
+    stopped = asyncio.Event()
+    times = Times(stopped, starts_max=100)
+    supervisor = Supervisor(DIES, {}, stopped, times.clock_seconds, times.pause)
+    with pytest.raises(WorkersError, match="exit code 3"):
+        await supervisor.run(1)
+    expected = [PAUSE_SECONDS_FIRST * 2**n for n in range(FAILED_STARTS_MAX - 1)]
+    assert expected == times.pauses
+
+
+async def test_a_worker_that_has_served_is_replaced_at_once_and_for_ever() -> None:
+    """Its death is no failed start."""
+    stopped = asyncio.Event()
+    times = Times(stopped, starts_max=2 * FAILED_STARTS_MAX, start_seconds=YOUNG_SECONDS)
+    await Supervisor(DIES, {}, stopped, times.clock_seconds, times.pause).run(1)
+    assert [PAUSE_SECONDS_FIRST] * 2 * FAILED_STARTS_MAX == times.pauses
+
+
+async def test_nothing_is_given_up_while_another_worker_serves(tmp_path: Path) -> None:
+    """It is tried again and again, ever more seldom, and the one that serves is stopped at the end."""
+    stopped = asyncio.Event()
+    # Each look at the clock takes 10 s: a start that fails takes one of them, and is young.
+    times = Times(stopped, starts_max=2 * FAILED_STARTS_MAX, start_seconds=10)
+    command = (sys.executable, "-Sc", ONE_LIVES, str(tmp_path / "taken"))
+    await Supervisor(command, {}, stopped, times.clock_seconds, times.pause).run(2)
+    assert 2 * FAILED_STARTS_MAX == len(times.pauses)
+    assert (PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX) == (times.pauses[0], times.pauses[-1])
+
+
+async def test_a_pause_ends_when_the_supervisor_is_stopped() -> None:
+    """Nobody waits half a minute for a service that is to end."""
+    stopped = asyncio.Event()
+
+    async def pause(_: float) -> None:
+        stopped.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(20):
+        await Supervisor(DIES, {}, stopped, pause=pause).run(1)
