@@ -24,7 +24,7 @@ from stretto.actors.writer import GroupWriter
 from stretto.errors import ListenError
 from stretto.http.app import build_app
 from stretto.http.auth import Authenticator, TokenSettings
-from stretto.http.runner import ContractRunner
+from stretto.http.runner import ConnectionLimits, ContractRunner
 from stretto.http.service import Service
 from stretto.protocol.creator import CreatorSettings, GroupCreator
 from stretto.protocol.lookup import AttemptLookup
@@ -199,11 +199,17 @@ def setup(app: web.Application, prefix: str, **options: Unpack[AppOptions]) -> N
 
 @asynccontextmanager
 async def serving(
-    app: web.Application, *, host: str, port: int, share_port: bool = False
+    app: web.Application,
+    *,
+    host: str,
+    port: int,
+    share_port: bool = False,
+    limits: ConnectionLimits | None = None,
 ) -> AsyncIterator[int]:
     """Serve the application; yields the port. Raises `ListenError`."""
     runner = ContractRunner(
         app,
+        limits or ConnectionLimits(),
         # A client that hangs up frees its waiter; the flight goes on without it.
         handler_cancellation=True,
         keepalive_timeout=KEEP_ALIVE_SECONDS,

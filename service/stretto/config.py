@@ -62,6 +62,12 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="new attempts per owner and second in one process; 0: no limit",
     )
+    connections_max: int = Field(
+        10_000, ge=10, le=1_000_000, description="clients' connections to one process"
+    )
+    read_timeout_seconds: float = Field(
+        30.0, gt=0, le=3600, description="after this long a request must have arrived in full"
+    )
     retention_days: int = Field(30, ge=1, le=3650, description="how long settled attempts are kept")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from stretto.assembly import ComponentSettings, create_app, serving
 from stretto.domain import UserId
 from stretto.errors import ListenError
 from stretto.http.auth import make_token
+from stretto.http.runner import ConnectionLimits
 from stretto.provision import database_connection, database_place, token_settings
 from stretto.supervisor import Supervisor
 from stretto.telemetry import logger
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from stretto.config import Settings
     from stretto.http.auth import TokenSettings
 
+# Database, log, bus, and whatever else is open beside the clients' connections.
+FILES_OWN: Final = 200
 WELCOME_TOKEN_SECONDS: Final = 24 * 3600
 # Nearly all that a request makes is freed by reference counts. At Python's 700 young objects the
 # collector would run for every dozen requests, and find nothing.
@@ -44,8 +48,12 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
             await _supervise(settings, place.dsn, tokens, notify, stopped)
             return
         app = create_app(dsn=place.dsn, tokens=tokens, settings=ComponentSettings.of(settings))
+        limits = ConnectionLimits(
+            connections_max=_connections_max(settings.connections_max),
+            read_seconds=settings.read_timeout_seconds,
+        )
         async with serving(
-            app, host=settings.host, port=settings.port, share_port=share_port
+            app, host=settings.host, port=settings.port, share_port=share_port, limits=limits
         ) as port:
             logger.info("service.started", host=settings.host, port=port)
             if settings.is_embedded:
@@ -61,6 +69,19 @@ def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS_MAX, *gc.get_threshold()[1:])
+
+
+def _connections_max(wanted: int) -> int:
+    """Return for how many connections there are file descriptors, after asking for enough."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = wanted + FILES_OWN
+    if soft == resource.RLIM_INFINITY or soft >= files:
+        return wanted
+    if hard != resource.RLIM_INFINITY and hard < files:
+        files = hard
+        logger.warning("server.few_files", files=files, wanted=wanted + FILES_OWN)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return max(1, files - FILES_OWN)
 
 
 def _stop_signal() -> asyncio.Event:

@@ -89,6 +89,8 @@ def test_a_misspelt_name_is_told_however_it_is_written(
         ("writers", "1", "32", ["0", "33"]),
         ("batch_max", "1", "1000", ["0", "1001"]),
         ("mailbox_max", "1", "100000", ["0", "100001"]),
+        ("connections_max", "10", "1000000", ["9", "1000001"]),
+        ("read_timeout_seconds", "0.1", "3600", ["0", "3601", "nan", "inf"]),
         ("retention_days", "1", "3650", ["0", "3651"]),
         ("lease_seconds", "0.1", "3600", ["0", "3601", "nan", "inf"]),
         ("rate_limit", "0", "1e6", ["-1", "nan", "inf"]),

@@ -1,13 +1,19 @@
-"""Runs an application so that every answer keeps the contract.
+"""Runs an application so that every answer keeps the contract, and no client keeps out the others.
 
 aiohttp answers a request that it cannot read, or whose expectation it does not know, before any
 handler or middleware runs, and in plain text. Here such an answer is a problem document too.
+
+aiohttp also waits for ever for the rest of a request, and takes any number of connections. Here a
+request has a bounded time to arrive in full, and a connection that owes us one makes room for a
+newcomer where there are too many. Whoever is closed has not been worked for: nothing was claimed.
 """
 
 from __future__ import annotations
 
+import heapq
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -17,13 +23,38 @@ from stretto.http.problems import problem_of_exception, problem_response
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from aiohttp import StreamReader
     from aiohttp.web_request import BaseRequest
+
+# What a head may hold before it is complete: a token of 8 KiB and as much again thrice. aiohttp
+# bounds each field and their number, which together would still be a megabyte per connection.
+HEAD_BYTES_MAX: Final = 32 * 1024
+# A share of all, so that looking for the idlest among thousands is done once for many newcomers.
+CLOSED_AT_ONCE_SHARE: Final = 100
+# Whoever can fill the connections could otherwise fill the log as well.
+CROWDED_LOG_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What clients may take of a server."""
+
+    connections_max: int = 10_000
+    """An idle one costs about 15 KiB."""
+    read_seconds: float = 30.0
+    """A request that takes longer to arrive in full is cut off; one of 256 KiB needs 70 kbit/s."""
 
 
 class ContractRunner(web.AppRunner):
-    """An `AppRunner` whose server tells its own errors as problems."""
+    """An `AppRunner` whose server tells its own errors as problems and bounds its clients."""
 
-    __slots__ = ()
+    __slots__ = ("_limits",)
+
+    def __init__(self, app: web.Application, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._limits = limits
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
@@ -37,6 +68,7 @@ class ContractRunner(web.AppRunner):
 
         return _ContractServer(
             handle_or_tell,
+            self._limits,
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
             **server._kwargs,  # noqa: SLF001 aiohttp passes them on in no other way
@@ -44,12 +76,99 @@ class ContractRunner(web.AppRunner):
 
 
 class _ContractServer(web.Server):
+    def __init__(self, handle: Any, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(handle, **options)
+        self.limits = limits
+        self._closed = 0
+        """Connections that were closed for others since that was last logged."""
+        self._logged_at = float("-inf")
+
     def __call__(self) -> RequestHandler:
         return _ContractHandler(self, loop=self._loop, **self._kwargs)
 
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self._connections) > self.limits.connections_max:
+            self._make_room(handler)
+
+    def _make_room(self, newcomer: RequestHandler) -> None:
+        """Close those that have owed us a request for longest; else, the newcomer."""
+        waiting = [
+            (since, number, handler)
+            for number, handler in enumerate(self._connections)
+            if isinstance(handler, _ContractHandler)
+            and (since := handler.waiting_since) is not None
+        ]
+        count = 1 + self.limits.connections_max // CLOSED_AT_ONCE_SHARE
+        closing: list[RequestHandler] = [
+            handler for _, _, handler in heapq.nsmallest(count, waiting)
+        ] or [newcomer]
+        for handler in closing:
+            # Their loss is only noticed later, when more newcomers may already be here.
+            del self._connections[handler]
+            handler.force_close()
+        self._closed += len(closing)
+        now = self._loop.time()
+        if now - self._logged_at >= CROWDED_LOG_SECONDS:
+            logger.warning(
+                "server.crowded", connections=len(self._connections), closed=self._closed
+            )
+            self._closed, self._logged_at = 0, now
+
 
 class _ContractHandler(RequestHandler):
-    __slots__ = ()
+    __slots__ = ("_body", "_head_bytes", "_read_seconds", "_reading")
+
+    def __init__(self, manager: _ContractServer, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._read_seconds = manager.limits.read_seconds
+        self._reading: asyncio.TimerHandle | None = None
+        """Runs while a request has begun to arrive and is not complete."""
+        self._head_bytes = 0
+        self._body: StreamReader | None = None
+        """Of the request that arrived last."""
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when we wait for a request of this client; nothing while one is worked for."""
+        if self._reading is not None:
+            return self._reading.when() - self._read_seconds
+        if self._waiter is not None and not self._waiter.done():
+            return self._next_keepalive_close_time - self._keepalive_timeout
+        return None
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has arrived. Most requests arrive at once, and then no timer is needed."""
+        super().data_received(data)
+        if self._messages:
+            self._body = self._messages[-1][1]
+            self._head_bytes = 0
+        if self._body is not None and not self._body.is_eof():
+            self._read_on()
+        elif data and not self._messages and self._current_request is None:
+            # Nobody works for this client: this is a part of a head.
+            self._head_bytes += len(data)
+            self._read_on()
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self._cut_off("head_too_large")
+        elif self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the client."""
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        super().connection_lost(exc)
+
+    def _read_on(self) -> None:
+        if self._reading is None:
+            self._reading = self._loop.call_later(self._read_seconds, self._cut_off, "too_slow")
+
+    def _cut_off(self, reason: str) -> None:
+        logger.info("request.cut_off", reason=reason)
+        self.force_close()
 
     def handle_error(
         self,

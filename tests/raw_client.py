@@ -1,0 +1,99 @@
+"""Clients that send bytes as they are, whatever HTTP says about them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import orjson
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class RawClient(asyncio.Protocol):
+    """One connection, and all that was answered on it."""
+
+    def __init__(self) -> None:
+        self.answered = b""
+        self.is_closed = False
+        self._changed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.answered += data
+        self._changed.set()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.is_closed = True
+        self._changed.set()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes; to one that has closed, into the void."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    async def closed(self) -> bytes:
+        """Wait until the service closes the connection; return what it had answered."""
+        while not self.is_closed:
+            await self._change()
+        return self.answered
+
+    async def answer(self) -> tuple[int, dict[str, str], Any]:
+        """Return the next answer's status, headers and document."""
+        while b"\r\n\r\n" not in self.answered:
+            assert not self.is_closed, self.answered
+            await self._change()
+        head, _, rest = self.answered.partition(b"\r\n\r\n")
+        status, *fields = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, value in (f.split(": ", 1) for f in fields)}
+        length = int(headers["content-length"])
+        while len(rest) < length:
+            assert not self.is_closed, self.answered
+            await self._change()
+            rest = self.answered.partition(b"\r\n\r\n")[2]
+        self.answered = rest[length:]
+        return int(status.split()[1]), headers, orjson.loads(rest[:length])
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+class RawClients:
+    """Opens connections to one service."""
+
+    def __init__(self, url: str) -> None:
+        place = urlsplit(url)
+        self._address = (place.hostname or "", place.port or 0)
+        self._opened: list[RawClient] = []
+
+    async def connect(self, first: bytes = b"") -> RawClient:
+        """Connect, and send what is given."""
+        loop = asyncio.get_running_loop()
+        _, client = await loop.create_connection(RawClient, *self._address)
+        self._opened.append(client)
+        client.send(first)
+        return client
+
+    def abort(self) -> None:
+        """Close all connections, as a client that vanishes."""
+        for client in self._opened:
+            client.transport.abort()
+
+
+@asynccontextmanager
+async def raw_clients(url: str) -> AsyncIterator[RawClients]:
+    """Open connections to the service at a URL, and close them all at the end."""
+    clients = RawClients(url)
+    try:
+        yield clients
+    finally:
+        clients.abort()
+        for client in clients._opened:
+            await client.closed()
