@@ -95,7 +95,10 @@ _GROUP_ID: Final = _in_path(
 )
 
 
-def _page(cursor_example: str) -> tuple[Document, Document]:
+_USER_ID: Final = {"$ref": "#/components/schemas/UserId"}
+
+
+def _page(cursor_example: str, **cursor_schema: str) -> tuple[Document, Document]:
     limit = {
         "name": "limit",
         "in": "query",
@@ -111,7 +114,7 @@ def _page(cursor_example: str) -> tuple[Document, Document]:
         "name": "cursor",
         "in": "query",
         "description": "The `next_cursor` of the page before; the first page has none.",
-        "schema": {"type": "string"},
+        "schema": cursor_schema,
         "example": cursor_example,
     }
     return limit, cursor
@@ -172,7 +175,7 @@ def _list_groups() -> Document:
         "My groups, newest first",
         {"200": success("A page of them.", "Groups", examples.GROUPS)},
         (examples.PAGE_INVALID, *_WITH_TOKEN),
-        _page(examples.GROUPS_CURSOR),
+        _page(examples.GROUPS_CURSOR, type="string", format="uuid"),
     )
 
 
@@ -194,7 +197,7 @@ def _list_members() -> Document:
         "Who takes part in a group, for its members",
         {"200": success("A page of them.", "Members", examples.MEMBERS)},
         (examples.PAGE_INVALID, NotFound(), *_WITH_TOKEN),
-        (_GROUP_ID, *_page(examples.MEMBERS_CURSOR)),
+        (_GROUP_ID, *_page(examples.MEMBERS_CURSOR, **_USER_ID)),
     )
 
 
