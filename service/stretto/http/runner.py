@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp import web
+from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.web_protocol import RequestHandler
 
 from stretto.errors import InternalError, RequestInvalid, StrettoError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aiohttp import StreamReader
     from aiohttp.web_request import BaseRequest
 
+UNREADABLE: Final = "This is not a request that can be read."
 # What a head may hold before it is complete: a token of 8 KiB and as much again thrice. aiohttp
 # bounds each field and their number, which together would still be a megabyte per connection.
 HEAD_BYTES_MAX: Final = 32 * 1024
@@ -61,6 +62,9 @@ class ContractRunner(web.AppRunner):
         handle = server.request_handler
 
         async def handle_or_tell(request: BaseRequest) -> web.StreamResponse:
+            if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
+                # A proxy that speaks 1.0 would not see where it ends (RFC 9112, 6.1).
+                return _closing(RequestInvalid([], UNREADABLE))
             try:
                 return await handle(request)
             except web.HTTPException as exception:
@@ -140,8 +144,10 @@ class _ContractHandler(RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Take what has arrived. Most requests arrive at once, and then no timer is needed."""
         super().data_received(data)
-        if self._messages:
-            self._body = self._messages[-1][1]
+        if self._messages and self._messages[-1][1] is not self._body:
+            if self._body is not None and not self._body.is_eof():
+                self._break_off(self._body)
+            self._body = self._messages[-1][1] if self._messages else None
             self._head_bytes = 0
         if self._body is not None and not self._body.is_eof():
             self._read_on()
@@ -161,6 +167,17 @@ class _ContractHandler(RequestHandler):
             self._reading.cancel()
             self._reading = None
         super().connection_lost(exc)
+
+    def _break_off(self, body: StreamReader) -> None:
+        """Fail a body that cannot go on; aiohttp would have its reader wait for ever.
+
+        What has come behind it is no request, but the parser's complaint.
+        """
+        self._messages.pop()
+        # One request, one answer, and no other after it.
+        self.close()
+        body.set_exception(web.RequestPayloadError("the body breaks off"))
+        body.feed_eof()
 
     def _read_on(self) -> None:
         if self._reading is None:
@@ -183,7 +200,12 @@ class _ContractHandler(RequestHandler):
             raise ConnectionError("an answer has been begun, there is no room for another")
         error: StrettoError = InternalError()
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            error = RequestInvalid([], "This is not a request that can be read.")
-        response = problem_response(error)
-        response.force_close()
-        return response
+            error = RequestInvalid([], UNREADABLE)
+        return _closing(error)
+
+
+def _closing(error: StrettoError) -> web.Response:
+    """Return the answer that tells an error and is the last one of its connection."""
+    response = problem_response(error)
+    response.force_close()
+    return response
