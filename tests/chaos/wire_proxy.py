@@ -71,6 +71,7 @@ class WireProxy:
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._plan: list[Fault] = []
+        self._faults: list[Fault] = []
         self._links: dict[asyncio.Task[None], _Link] = {}
         self.runs: Counter[str] = Counter()
         """How often each statement has come by."""
@@ -82,10 +83,12 @@ class WireProxy:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for task, link in tuple(self._links.items()):
+        for fault in self._faults:
+            fault.released.set()
+        for link in self._links.values():
             link.reset()
-            task.cancel()
-        await asyncio.gather(*self._links, return_exceptions=True)
+            link.close()
+        await asyncio.gather(*self._links)
 
     @property
     def dsn(self) -> str:
@@ -108,6 +111,7 @@ class WireProxy:
         assert statement in QUERIES
         fault = Fault(kind, statement, self.runs[statement] + nth)
         self._plan.append(fault)
+        self._faults.append(fault)
         return fault
 
     def silence(self) -> None:

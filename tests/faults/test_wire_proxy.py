@@ -23,13 +23,6 @@ DEADLINE_SECONDS = 10
 
 
 @pytest_asyncio.fixture
-async def proxy(database_url: str) -> AsyncIterator[WireProxy]:
-    """A proxy before the test's database."""
-    async with WireProxy(database_url) as proxy:
-        yield proxy
-
-
-@pytest_asyncio.fixture
 async def broken(proxy: WireProxy) -> AsyncIterator[Connection]:
     """A connection that runs through the proxy."""
     connection = await connect(proxy.dsn)

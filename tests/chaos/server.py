@@ -1,0 +1,201 @@
+"""A PostgreSQL of a test's own: to be crashed, stalled, filled up and followed by a standby."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shlex
+import shutil
+import signal
+import socket
+import tempfile
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+
+from stretto.storage.embedded_cluster import NAME, prepare_cluster
+from stretto.storage.embedded_place import ServerPlace, find_place
+from stretto.storage.migrate import migrate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+READY_SECONDS: Final = 60
+# Small, so that a few of them fill a small disk; quick to start.
+SETTINGS: Final = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "shared_buffers": "32MB",
+    "min_wal_size": "32MB",
+    "max_wal_size": "64MB",
+    "max_connections": "100",
+    # A standby that was away is not waited for longer than a test lasts.
+    "wal_keep_size": "64MB",
+}
+
+
+@dataclass(slots=True)
+class OwnServer:
+    """One cluster and its server, which keeps its port over restarts."""
+
+    place: ServerPlace
+    port: int
+    settings: dict[str, str] = field(default_factory=lambda: dict(SETTINGS))
+
+    @property
+    def dsn(self) -> str:
+        """The database's address."""
+        return dsn_of(self)
+
+    @property
+    def pid(self) -> int:
+        """The postmaster."""
+        return int((self.place.cluster / "postmaster.pid").read_text().splitlines()[0])
+
+    @property
+    def processes(self) -> list[int]:
+        """The postmaster and all its children, at this moment."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [self.pid, *map(int, children)]
+
+    async def start(self) -> bool:
+        """Start; return whether it takes connections."""
+        options = {**self.settings, "port": str(self.port)}
+        flags = " ".join(shlex.quote(f"-c{name}={value}") for name, value in options.items())
+        log = self.place.cluster / "start.log"
+        return await self._pg_ctl("start", "-w", "-t", "60", "-l", log, "-o", flags) == 0
+
+    async def stop(self, mode: str = "fast") -> None:
+        """Stop, in one of PostgreSQL's modes."""
+        await self._pg_ctl("stop", "-w", "-m", mode, "-t", "60")
+
+    async def promote(self) -> None:
+        """Make a standby the primary."""
+        assert await self._pg_ctl("promote", "-w", "-t", "60") == 0
+
+    async def _pg_ctl(self, *arguments: str | Path) -> int:
+        command = ("pg_ctl", "-D", self.place.cluster, *arguments)
+        code, _ = await asyncio.to_thread(self.place.run, *command)
+        return code
+
+    async def connect(self) -> Connection:
+        """Connect, as soon as it takes connections."""
+        async with asyncio.timeout(READY_SECONDS):
+            while True:
+                with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    return await asyncpg.connect(
+                        self.dsn, timeout=2, server_settings={"search_path": "stretto,public"}
+                    )
+                # Nothing tells when a server is ready again.
+                await asyncio.sleep(0.05)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all its processes."""
+        for pid in self.processes:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def limit_files(self, size_bytes: int) -> None:
+        """Let no file grow beyond this size: the full disk of those who may not mount one."""
+        for pid in self.processes:
+            with suppress(ProcessLookupError):
+                _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, most))
+
+
+def dsn_of(*servers: OwnServer) -> str:
+    """Return one address of servers that hold the same database."""
+    hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
+    login = f"{NAME}:{servers[0].place.password.read_text()}"
+    return f"postgresql://{login}@{hosts}/{NAME}?sslmode=disable"
+
+
+@asynccontextmanager
+async def own_server(**settings: str) -> AsyncIterator[OwnServer]:
+    """Run a new server with our tables, and remove it afterwards."""
+    async with _placed() as server:
+        server.settings |= settings
+        await asyncio.to_thread(prepare_cluster, server.place)
+        assert await server.start()
+        admin = await asyncpg.connect(server.dsn.replace(f"/{NAME}?", "/postgres?"))
+        await admin.execute(f"CREATE DATABASE {NAME}")
+        await admin.close()
+        connection = await server.connect()
+        await migrate(connection, "stretto")
+        await connection.close()
+        yield server
+
+
+@asynccontextmanager
+async def standby_of(primary: OwnServer, name: str = "standby") -> AsyncIterator[OwnServer]:
+    """Run a physical standby of a running server: a base backup that streams."""
+    async with _placed() as server:
+        server.settings = {**primary.settings, "synchronous_standby_names": ""}
+        server.place.cluster.mkdir(mode=0o700)
+        shutil.copy(primary.place.password, server.place.password)
+        for made in (server.place.cluster, server.place.password):
+            server.place.account.own(made)
+        source = (
+            f"host=127.0.0.1 port={primary.port} user={NAME} dbname=replication"
+            f" password={primary.place.password.read_text()} application_name={name}"
+        )
+        options = ("-R", "-X", "stream", "-c", "fast")
+        code, output = await asyncio.to_thread(
+            server.place.run, "pg_basebackup", "-D", server.place.cluster, "-d", source, *options
+        )
+        assert code == 0, output
+        assert await server.start()
+        yield server
+
+
+@asynccontextmanager
+async def small_disk(size: str, *, owner: OwnServer) -> AsyncIterator[Path]:
+    """Mount a file system of that size in memory; only root may."""
+    folder = Path(tempfile.mkdtemp(prefix="stretto-disk-"))
+    mount = ("mount", "-t", "tmpfs", "-o", f"size={size},mode=0755", "tmpfs", str(folder))
+    assert await _run(*mount) == 0
+    try:
+        owner.place.account.own(folder)
+        yield folder
+    finally:
+        assert await _run("umount", "--lazy", str(folder)) == 0
+        folder.rmdir()
+
+
+async def _run(*command: str) -> int:
+    return await (await asyncio.create_subprocess_exec(*command)).wait()
+
+
+@asynccontextmanager
+async def _placed() -> AsyncIterator[OwnServer]:
+    folder = Path(tempfile.mkdtemp(prefix="stretto-server-"))
+    folder.chmod(0o755)
+    place = find_place(folder, lambda _: None)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        server = OwnServer(place, probe.getsockname()[1])
+    try:
+        yield server
+    finally:
+        if (place.cluster / "postmaster.pid").exists():
+            with suppress(OSError, ValueError):
+                server.signal(signal.SIGCONT)
+            await server.stop("immediate")
+        # Under root it may lie elsewhere than was asked for.
+        for made in {folder, place.folder}:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no room on a disk; return the file that takes it all."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"\0" * 65536)
+    return filler

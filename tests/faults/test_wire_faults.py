@@ -1,0 +1,211 @@
+"""The wire to the database breaks at each statement in each way: one group, one answer, in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos.steps import apis, settled_create, sound
+from chaos.wire_proxy import FaultKind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import asyncpg
+
+    from chaos.wire_proxy import WireProxy
+    from service_process import ServiceProcess
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+    StartService = Callable[..., Awaitable[ServiceProcess]]
+
+# Beyond the deadline of a write, whose connection is cut then.
+DEADLINE_SECONDS = 20
+VETO = """CREATE OR REPLACE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$
+          BEGIN RAISE EXCEPTION 'no'; END$$;
+          CREATE OR REPLACE TRIGGER veto BEFORE INSERT ON chat_group
+              FOR EACH ROW EXECUTE FUNCTION veto()"""
+
+
+async def until(event: asyncio.Event) -> None:
+    """Wait for what a fault tells."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await event.wait()
+
+
+async def pending(connection: Connection, start_service: StartService, proxy: WireProxy) -> None:
+    """Leave an attempt of the key "k" pending, its lease over."""
+    service = await start_service(DATABASE_URL=proxy.dsn)
+    fault = proxy.plan(FaultKind.BLACK_HOLE, "lead")
+    async with apis(service) as (api,):
+        lost = asyncio.ensure_future(api.create("k"))
+        await until(fault.happened)
+        service.process.kill()
+        await asyncio.gather(lost, return_exceptions=True)
+    await connection.execute("UPDATE attempt SET claimed_at = claimed_at - interval '1 hour'")
+
+
+@pytest.mark.parametrize("statement", ["claim", "lead"])
+@pytest.mark.parametrize("kind", [kind for kind in FaultKind if kind is not FaultKind.HOLD])
+async def test_a_broken_statement_of_the_leader_is_its_own_again(
+    statement: str,
+    kind: FaultKind,
+    proxy: WireProxy,
+    start_service: StartService,
+    connection: Connection,
+) -> None:
+    """The very request is answered 201 "created", whether the statement was done or not."""
+    hurt, whole = await start_service(DATABASE_URL=proxy.dsn), await start_service()
+    async with apis(hurt, whole) as (api, other):
+        before = await api.create("before")
+        fault = proxy.plan(kind, statement)
+        reply = await api.create("k", wait=30)
+        assert fault.happened.is_set()
+        again = await other.create("k")
+        after = await api.create("after")
+    assert (201, "created") == (reply.status, reply.headers["Idempotency-Status"])
+    assert (201, "replayed") == (again.status, again.headers["Idempotency-Status"])
+    assert reply.body == again.body
+    assert [201, 201] == [before.status, after.status]
+    assert await connection.fetchval("SELECT count(*) FROM chat_group") == 3
+    assert await sound(connection)
+
+
+@pytest.mark.parametrize(
+    ("statement", "winner", "loser"),
+    [("claim", "created", "replayed"), ("lead", "recovered", "replayed")],
+)
+async def test_a_statement_delayed_past_the_lease_writes_nothing(
+    statement: str,
+    winner: str,
+    loser: str,
+    proxy: WireProxy,
+    start_service: StartService,
+    connection: Connection,
+) -> None:
+    """Another replica has done the work by then: the late one is told of its group."""
+    late, prompt = await start_service(DATABASE_URL=proxy.dsn), await start_service()
+    fault = proxy.plan(FaultKind.HOLD, statement)
+    async with apis(late, prompt) as (slow, fast):
+        waiting = asyncio.ensure_future(slow.create("k", wait=30))
+        await until(fault.happened)
+        first = await settled_create(fast, "k")
+        written = await connection.fetchval("SELECT xmin::text FROM chat_group")
+        fault.released.set()
+        reply = await waiting
+    assert (201, winner) == (first.status, first.headers["Idempotency-Status"])
+    assert (201, loser) == (reply.status, reply.headers["Idempotency-Status"])
+    assert first.body == reply.body
+    assert written == await connection.fetchval("SELECT xmin::text FROM chat_group")
+    assert await sound(connection)
+
+
+@pytest.mark.parametrize("statement", ["claim", "lead"])
+async def test_a_statement_that_arrives_after_its_repetition_writes_nothing(
+    statement: str, proxy: WireProxy, start_service: StartService, connection: Connection
+) -> None:
+    """The service has cut the connection and done the work on another; then the packet comes."""
+    service = await start_service(DATABASE_URL=proxy.dsn)
+    fault = proxy.plan(FaultKind.HOLD, statement)
+    rows = "SELECT status, claim_token, xmin::text FROM attempt"
+    async with apis(service) as (api,):
+        reply = await api.create("k", wait=30)
+        written = await connection.fetch(rows)
+        fault.released.set()
+        await until(fault.answered)
+        again = await api.create("k")
+    assert (201, "created") == (reply.status, reply.headers["Idempotency-Status"])
+    assert reply.body == again.body
+    assert written == await connection.fetch(rows)
+    assert await connection.fetchval("SELECT count(*) FROM conversation") == 1
+    assert await sound(connection)
+
+
+@pytest.mark.parametrize("statement", ["look", "reclaim", "lead"])
+@pytest.mark.parametrize("kind", [FaultKind.RESET_BEFORE, FaultKind.RESET_AFTER, FaultKind.TEAR])
+async def test_a_broken_recovery_is_recovered_from(
+    statement: str,
+    kind: FaultKind,
+    proxy: WireProxy,
+    start_service: StartService,
+    connection: Connection,
+) -> None:
+    """A dead leader's attempt, and whoever takes it over loses the connection as well."""
+    await pending(connection, start_service, proxy)
+    service = await start_service(DATABASE_URL=proxy.dsn)
+    fault = proxy.plan(kind, statement)
+    async with apis(service) as (api,):
+        reply = await settled_create(api, "k")
+    assert fault.happened.is_set()
+    assert (201, "recovered") == (reply.status, reply.headers["Idempotency-Status"])
+    assert "succeeded" == await connection.fetchval("SELECT status FROM attempt")
+    assert await connection.fetchval("SELECT count(*) FROM chat_group") == 1
+    assert await sound(connection)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.RESET_BEFORE, FaultKind.RESET_AFTER])
+async def test_failed_is_told_only_when_it_is_durable(
+    kind: FaultKind, proxy: WireProxy, start_service: StartService, connection: Connection
+) -> None:
+    """Where settling as failed has got lost, the client is told nothing; later it is final."""
+    service = await start_service(DATABASE_URL=proxy.dsn)
+    await connection.execute(VETO)
+    fault = proxy.plan(kind, "fail")
+    async with apis(service) as (api,):
+        unknown = await api.create("k")
+        status = await connection.fetchval("SELECT status FROM attempt")
+        refused = await settled_create(api, "k")
+        await connection.execute("DROP TRIGGER veto ON chat_group")
+        final = await api.create("k")
+    assert fault.happened.is_set()
+    assert (503, "database_unavailable") == (unknown.status, unknown.json["code"])
+    assert status == ("failed" if kind is FaultKind.RESET_AFTER else "pending")
+    assert [410, 410] == [refused.status, final.status]
+    assert "failed" == await connection.fetchval("SELECT status FROM attempt")
+    assert await connection.fetchval("SELECT count(*) FROM conversation") == 0
+    assert await sound(connection)
+
+
+async def test_attempts_truncated_between_claim_and_lead_are_claimed_again(
+    proxy: WireProxy, start_service: StartService, connection: Connection
+) -> None:
+    """And truncated after the answer they heal, at a replica that remembers nothing."""
+    service = await start_service(DATABASE_URL=proxy.dsn, WRITERS="1")
+    other = await start_service()
+    async with apis(service, other) as (api, fresh):
+        # Preparing a statement locks its tables until it has run.
+        await api.create("before")
+        fault = proxy.plan(FaultKind.HOLD, "lead")
+        waiting = asyncio.ensure_future(api.create("k"))
+        await until(fault.happened)
+        await connection.execute("TRUNCATE attempt")
+        fault.released.set()
+        reply = await waiting
+        assert 3 == proxy.runs["claim"]
+        await connection.execute("TRUNCATE attempt")
+        healed = await fresh.create("k")
+    assert (201, "created") == (reply.status, reply.headers["Idempotency-Status"])
+    assert (201, "healed") == (healed.status, healed.headers["Idempotency-Status"])
+    assert reply.body == healed.body
+    assert await connection.fetchval("SELECT count(*) FROM conversation") == 2
+    assert await sound(connection)
+
+
+async def test_a_network_that_falls_silent_is_told_and_recovered_from(
+    proxy: WireProxy, start_service: StartService, connection: Connection
+) -> None:
+    """The client is told to come again before its patience ends; then all is as before."""
+    service = await start_service(DATABASE_URL=proxy.dsn)
+    async with apis(service) as (api,):
+        before = await api.create("before")
+        proxy.silence()
+        unknown = await api.create("k", wait=1)
+        assert unknown.status in (409, 503)
+        assert "same-key" == unknown.json["retry"]
+        assert before.body == (await api.create("before")).body
+        proxy.restore()
+        assert (await settled_create(api, "k")).status == 201
+    assert await connection.fetchval("SELECT count(*) FROM chat_group") == 2
+    assert await sound(connection)
