@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest_asyncio
 
 from chaos.server import OwnServer, own_server
 from chaos.wire_proxy import WireProxy
+from service_process import ServiceProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import asyncpg
 
 
 @pytest_asyncio.fixture
@@ -25,3 +29,25 @@ async def server() -> AsyncIterator[OwnServer]:
     """A server of this test alone, to be broken."""
     async with own_server() as server:
         yield server
+
+
+@pytest_asyncio.fixture
+async def beside(server: OwnServer) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """A connection of the test itself to that server."""
+    connection = await server.connect()
+    yield connection
+    connection.terminate()
+
+
+@pytest_asyncio.fixture
+async def start_on_server(
+    server: OwnServer,
+) -> AsyncIterator[Callable[..., Awaitable[ServiceProcess]]]:
+    """Starts real service processes on that server; settings are keyword arguments."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**settings: str) -> ServiceProcess:
+            service = ServiceProcess({"DATABASE_URL": server.dsn, **settings})
+            return await stack.enter_async_context(service)
+
+        yield start

@@ -8,46 +8,20 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 
-from chaos.server import OwnServer, fill, small_disk
 from chaos.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
-from stretto.domain import group_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     import asyncpg
 
-    from api_client import Api
+    from chaos.server import OwnServer
     from service_process import ServiceProcess
 
     Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]
-
-# As big as a group may be: a few of them need room on the disk.
-BIG = {"name": "Big", "members": [f"user-{number:0100}" for number in range(1000)]}
-FILE_BYTES = 17 * 2**20
-# Rows of the biggest table that fill a file of that size; WAL's files stay below it.
-FILLER = """INSERT INTO conversation (conversation_id, kind)
-                VALUES ('00000000-0000-0000-0000-000000000000', 'direct');
-            INSERT INTO conversation_member (conversation_id, user_id, role)
-                SELECT '00000000-0000-0000-0000-000000000000', repeat('x', 100) || n, 'member'
-                FROM generate_series(1, $ROWS$) AS n"""
-
-
-@pytest_asyncio.fixture
-async def database_url(server: OwnServer) -> str:
-    """The services of these tests run on the server that is broken."""
-    return server.dsn
-
-
-@pytest_asyncio.fixture
-async def connection(server: OwnServer) -> AsyncIterator[Connection]:
-    """A connection to it."""
-    connection = await server.connect()
-    yield connection
-    connection.terminate()
+    Crash = Callable[[OwnServer, Connection], Awaitable[None]]
 
 
 async def kill_backend(server: OwnServer, connection: Connection) -> None:
@@ -66,15 +40,13 @@ async def terminate_backend(server: OwnServer, connection: Connection) -> None:
 async def restart_fast(server: OwnServer, connection: Connection) -> None:
     """End all backends, write a checkpoint, start again."""
     await first_row(connection, LEADER)
-    await server.stop("fast")
-    assert await server.start()
+    await server.restart("fast")
 
 
 async def restart_immediate(server: OwnServer, connection: Connection) -> None:
     """Drop everything, start again and recover."""
     await first_row(connection, LEADER)
-    await server.stop("immediate")
-    assert await server.start()
+    await server.restart("immediate")
 
 
 async def kill_postmaster(server: OwnServer, connection: Connection) -> None:
@@ -82,7 +54,7 @@ async def kill_postmaster(server: OwnServer, connection: Connection) -> None:
     await first_row(connection, LEADER)
     processes = server.processes
     os.kill(server.pid, signal.SIGKILL)
-    while any(os.path.exists(f"/proc/{pid}/cmdline") and is_alive(pid) for pid in processes):  # noqa: PTH110
+    while any(is_alive(pid) for pid in processes):
         await asyncio.sleep(0)
     assert await server.start()
 
@@ -102,24 +74,23 @@ def is_alive(pid: int) -> bool:
     ids=lambda crash: crash.__name__,
 )
 async def test_a_crash_under_a_lead_neither_loses_nor_doubles(
-    crash: Callable[[OwnServer, Connection], Awaitable[None]],
+    crash: Crash,
     server: OwnServer,
-    start_service: StartService,
-    connection: Connection,
+    start_on_server: StartService,
+    beside: Connection,
 ) -> None:
     """What was acknowledged before is there after; what was under way is finished once."""
-    service = await start_service()
+    service = await start_on_server()
     async with apis(service) as (api,):
         before = await api.create("before")
-        await connection.execute("SELECT 1")
-        holding = writes_held_up(connection)
+        holding = writes_held_up(beside)
         await holding.__aenter__()
         under_way = asyncio.ensure_future(settled_create(api, "k"))
-        await crash(server, connection)
+        await crash(server, beside)
         reply = await under_way
-    fresh = await start_service()
+    fresh = await start_on_server()
     async with apis(fresh) as (api,):
-        replayed = [await api.create("before"), await api.create("k")]
+        replayed = [await settled_create(api, key) for key in ("before", "k")]
     assert 201 == reply.status
     assert [before.body, reply.body] == [again.body for again in replayed]
     after = await server.connect()
@@ -130,57 +101,22 @@ async def test_a_crash_under_a_lead_neither_loses_nor_doubles(
 
 @pytest.mark.parametrize("who", ["children", "everybody"])
 async def test_a_stalled_server_is_told_and_waited_for(
-    who: str, server: OwnServer, start_service: StartService, connection: Connection
+    who: str, server: OwnServer, start_on_server: StartService, beside: Connection
 ) -> None:
     """Stopped past a write's deadline: the client gets an answer; then all goes on by itself."""
-    service = await start_service()
+    service = await start_on_server(WRITERS="1")
     async with apis(service) as (api,):
         before = await api.create("before")
         stopped = server.processes[1:] if who == "children" else server.processes
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         unknown = await api.create("k", wait=7)
-        assert before.body == (await api.create("before")).body
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
         reply = await settled_create(api, "k")
+        assert before.body == (await settled_create(api, "before")).body
     assert unknown.status in (201, 409, 503)
     assert unknown.status == 201 or "same-key" == unknown.json["retry"]
     assert 201 == reply.status
-    assert await connection.fetchval("SELECT count(*) FROM chat_group") == 2
-    assert await sound(connection)
-
-
-async def until_full(api: Api) -> int:
-    """Create big groups until one is not created; return how many were."""
-    for number in range(1000):
-        reply = await api.create(f"big-{number}", BIG)
-        if reply.status != 201:
-            assert (503, "database_unavailable") == (reply.status, reply.json["code"])
-            return number
-    raise AssertionError
-
-
-async def finished(api: Api, created: int) -> None:
-    """Create what there was no room for, and a few more."""
-    for number in range(created, created + 3):
-        reply = await settled_create(api, f"big-{number}", BIG)
-        assert 201 == reply.status
-        assert str(group_id("alice", f"big-{number}")) == reply.json["group_id"]
-
-
-async def no_room_for_files(server: OwnServer, connection: Connection) -> Callable[[], None]:
-    """Fill the biggest table's file to what a file may have; return what makes room."""
-    size = 0
-    while size < FILE_BYTES - 2**20:
-        rows = 20_000 if size == 0 else 2_000
-        statement = FILLER.replace("$ROWS$", str(rows)).replace("|| n", f"|| n + {size}")
-        await connection.execute(statement + " ON CONFLICT DO NOTHING" if size == 0 else
-            statement.split(";")[1])
-        size = await connection.fetchval("SELECT pg_relation_size('conversation_member')")
-    server.limit_files(FILE_BYTES)
-    return lambda: server.limit_files(2**40)
-
-
-async def test_x() -> None:
-    pass
+    assert await beside.fetchval("SELECT count(*) FROM chat_group") == 2
+    assert await sound(beside)
