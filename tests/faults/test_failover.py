@@ -1,0 +1,99 @@
+"""The primary dies and its standby takes over, behind one address with both hosts."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from api_client import TEAM, Reply
+from chaos.server import OwnServer, dsn_of, standby_of
+from chaos.steps import apis, first_row, settled_create, sound
+from service_process import ServiceProcess
+from stretto.domain import group_id
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+STREAMING = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
+IN_SYNC = f"{STREAMING} AND sync_state = 'sync'"
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+async def test_a_failover_under_load_doubles_nothing(
+    mode: str, server: OwnServer, beside: Connection
+) -> None:
+    """A synchronous standby has all that was acknowledged; every key has one group there."""
+    keys = [f"k{number}" for number in range(40)]
+    async with AsyncExitStack() as stack:
+        standby = await stack.enter_async_context(standby_of(server))
+        await first_row(beside, STREAMING)
+        if mode == "synchronous":
+            await beside.execute("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
+            await beside.execute("SELECT pg_reload_conf()")
+            await first_row(beside, IN_SYNC)
+        dsn = dsn_of(server, standby)
+        services = [
+            await stack.enter_async_context(ServiceProcess({"DATABASE_URL": dsn})) for _ in range(2)
+        ]
+        first, second = await stack.enter_async_context(apis(*services))
+        before = {key: await settled_create(first, key) for key in keys[:20]}
+        load = asyncio.gather(
+            *(settled_create(api, key) for key in keys[10:] for api in (first, second))
+        )
+        await first_row(beside, "SELECT 1 FROM chat_group OFFSET 20")
+        await server.stop("immediate")
+        await standby.promote()
+        replies = await load
+        # From processes that remember nothing.
+        fresh = await stack.enter_async_context(ServiceProcess({"DATABASE_URL": dsn}))
+        (api,) = await stack.enter_async_context(apis(fresh))
+        after = {key: await settled_create(api, key) for key in keys}
+        connection = await standby.connect()
+        assert await connection.fetchval("SELECT count(*) FROM chat_group") == len(keys)
+        assert await sound(connection)
+        await connection.close()
+    assert {201} == {reply.status for reply in [*replies, *after.values()]}
+    assert {str(group_id("alice", key)) for key in keys} == ids(list(after.values()))
+    if mode == "synchronous":
+        told = [*before.values(), *replies]
+        assert {reply.body for reply in told} == {reply.body for reply in after.values()}
+
+
+def ids(replies: list[Reply]) -> set[str]:
+    """Return the groups that were told."""
+    return {reply.json["group_id"] for reply in replies}
+
+
+async def test_a_standby_that_is_away_delays_answers_and_tells_no_lies(
+    server: OwnServer, beside: Connection
+) -> None:
+    """No 201 before the standby has it; when it is back, the write that waited is told once."""
+    async with AsyncExitStack() as stack:
+        standby = await stack.enter_async_context(standby_of(server))
+        await beside.execute("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
+        await beside.execute("SELECT pg_reload_conf()")
+        await first_row(beside, IN_SYNC)
+        service = await stack.enter_async_context(
+            ServiceProcess({"DATABASE_URL": dsn_of(server, standby)})
+        )
+        (api,) = await stack.enter_async_context(apis(service))
+        assert (await settled_create(api, "before")).status == 201
+        await standby.stop()
+        unknown = await api.create("k", TEAM, wait=1)
+        # Committed here, which nobody may be told as long as the standby lacks it.
+        assert (409, "attempt_pending") == (unknown.status, unknown.json["code"])
+        assert await standby.start()
+        reply = await settled_create(api, "k")
+        assert 201 == reply.status
+        await server.stop("immediate")
+        await standby.promote()
+        again = await settled_create(api, "k")
+        assert reply.body == again.body
+        connection = await standby.connect()
+        assert await sound(connection)
+        await connection.close()
