@@ -1,0 +1,88 @@
+"""What the database holds in the end, as the checker reads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+if TYPE_CHECKING:
+    import asyncpg
+
+
+@dataclass(slots=True)
+class GroupRow:
+    """A row of chat_group."""
+
+    group_id: UUID
+    owner: str
+    name: str
+    description: str | None
+    conversation_id: UUID
+
+
+@dataclass(slots=True)
+class EventRow:
+    """A row of outbox."""
+
+    event_id: UUID
+    subject: UUID
+    recipients: set[str]
+    payload: dict[str, Any]
+
+
+@dataclass(slots=True)
+class AttemptRow:
+    """A row of attempt."""
+
+    group_id: UUID
+    status: str
+    conversation_id: UUID | None
+
+
+@dataclass(slots=True)
+class Rows:
+    """All rows, as one snapshot saw them."""
+
+    groups: list[GroupRow] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
+    attempts: list[AttemptRow] = field(default_factory=list)
+    conversations: dict[UUID, str] = field(default_factory=dict)
+    """Kinds by id."""
+    members: dict[UUID, dict[str, str]] = field(default_factory=dict)
+    """Roles by user, by conversation."""
+
+
+async def read_rows(connection: asyncpg.Connection[asyncpg.Record]) -> Rows:
+    """Read the whole database."""
+    rows = Rows()
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        for row in await connection.fetch(
+            "SELECT group_id, owner_id, name, description, conversation_id FROM chat_group"
+        ):
+            rows.groups.append(
+                GroupRow(_id(row[0]), row[1], row[2], row[3], _id(row["conversation_id"]))
+            )
+        for row in await connection.fetch(
+            "SELECT event_id, subject, recipients, payload FROM outbox"
+        ):
+            rows.events.append(
+                EventRow(_id(row[0]), _id(row[1]), set(row[2]), json.loads(row["payload"]))
+            )
+        for row in await connection.fetch("SELECT group_id, status, conversation_id FROM attempt"):
+            rows.attempts.append(
+                AttemptRow(_id(row[0]), row[1], row[2] and _id(row["conversation_id"]))
+            )
+        for row in await connection.fetch("SELECT conversation_id, kind FROM conversation"):
+            rows.conversations[_id(row[0])] = row["kind"]
+        for row in await connection.fetch(
+            "SELECT conversation_id, user_id, role FROM conversation_member"
+        ):
+            rows.members.setdefault(_id(row[0]), {})[row["user_id"]] = row["role"]
+    return rows
+
+
+def _id(value: UUID) -> UUID:
+    """Return the standard library's UUID, which compares with its own kind."""
+    return UUID(bytes=value.bytes)

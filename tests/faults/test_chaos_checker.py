@@ -1,0 +1,256 @@
+"""The checker finds every planted violation, and nothing in an honest run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+
+from chaos.checker import Allowances, Checker, Violation, report
+from chaos.history import History, Key, read_history
+from chaos.rows import AttemptRow, EventRow, GroupRow, Rows, read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import asyncpg
+
+    from api_client import Api
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+KEY, FAILED, REJECTED = Key("alice", "k"), Key("alice", "poison"), Key("alice", "rejected")
+CONVERSATION, OTHER = UUID(int=1), UUID(int=2)
+BODY = {"name": "Team", "description": "us", "members": ["bob", "carol"]}
+
+
+def text(key: Key = KEY, conversation: UUID = CONVERSATION) -> str:
+    """Return an answer's body."""
+    return json.dumps({"group_id": str(key.group_id), "conversation_id": str(conversation)})
+
+
+def looked_up(status: str, conversation: UUID | None = None) -> str:
+    """Return a lookup's body."""
+    return json.dumps({"status": status, "conversation_id": conversation and str(conversation)})
+
+
+class Run:
+    """An honest run: one key created, one failed, one rejected."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.history = History(path)
+        self.tell(None, do="create")
+        self.tell(201, text(), "created")
+        self.tell(422, body={**BODY, "name": "Another"})
+        self.tell(503)
+        self.tell(201, text(), "replayed")
+        self.tell(200, looked_up("succeeded", CONVERSATION), do="lookup")
+        self.tell(410, key=FAILED)
+        self.tell(400, key=REJECTED, body={})
+        self.history.note("kill")
+        payload = {"conversation_id": str(CONVERSATION), "name": "Team"}
+        people = {"alice", "bob", "carol"}
+        self.rows = Rows(
+            groups=[GroupRow(KEY.group_id, "alice", "Team", "us", CONVERSATION)],
+            events=[EventRow(KEY.event_id, KEY.group_id, people, payload)],
+            attempts=[
+                AttemptRow(KEY.group_id, "succeeded", CONVERSATION),
+                AttemptRow(FAILED.group_id, "failed", None),
+            ],
+            conversations={CONVERSATION: "group"},
+            members={CONVERSATION: {"alice": "owner", "bob": "member", "carol": "member"}},
+        )
+
+    def tell(
+        self,
+        status: int | None,
+        text: str = "",
+        how: str = "",
+        *,
+        key: Key = KEY,
+        do: str = "create",
+        body: dict[str, Any] = BODY,
+    ) -> None:
+        """Add one operation."""
+        operation = self.history.invoke(do, key, body if do == "create" else None)
+        if status is None:
+            self.history.unknown(operation, "the connection was cut")
+        else:
+            self.history.answer(operation, status, how, text)
+
+    def violations(self, *, attempts_lost: bool = False) -> list[Violation]:
+        """Return what the checker finds."""
+        return Checker(self.history, self.rows, Allowances(attempts_lost)).violations()
+
+
+def second_group(key: Key, name: str = "Team") -> Callable[[Run], None]:
+    """Return what adds a whole second group."""
+
+    def plant(run: Run) -> None:
+        run.rows.groups.append(GroupRow(key.group_id, "alice", name, "us", OTHER))
+        run.rows.conversations[OTHER] = "group"
+        run.rows.members[OTHER] = dict(run.rows.members[CONVERSATION])
+
+    return plant
+
+
+def failed_then(status: int, body: str = "", do: str = "lookup") -> Callable[[Run], None]:
+    """Return what unsays a failure."""
+    return lambda run: run.tell(status, body, key=FAILED, do=do)
+
+
+PLANTS: list[tuple[str, Callable[[Run], object]]] = [
+    ("answers differ", lambda run: run.tell(201, text(conversation=OTHER), "replayed")),
+    ("answers differ", lambda run: run.tell(201, text() + " ", "replayed")),
+    ("another group than the key's", lambda run: run.tell(201, text(FAILED), "replayed")),
+    ("created more than once", lambda run: run.tell(201, text(), "recovered")),
+    ("two bodies were accepted", lambda run: run.tell(201, text(), body={"name": "Another"})),
+    ("failed and to have succeeded", lambda run: run.tell(410)),
+    (
+        "a lookup names another conversation",
+        lambda run: run.tell(200, looked_up("succeeded", OTHER), do="lookup"),
+    ),
+    ("then as pending", lambda run: run.tell(200, looked_up("pending"), do="lookup")),
+    ("then as unseen", lambda run: run.tell(404, do="lookup")),
+    ("succeeded, then as failed", lambda run: run.tell(410)),
+    ("failed, then as succeeded", failed_then(201, text(FAILED), "create")),
+    ("failed, then as pending", failed_then(200, looked_up("pending"))),
+    ("failed, then as unseen", failed_then(404)),
+    ("more than one group", second_group(KEY)),
+    ("failed, but there is a group", second_group(FAILED)),
+    ("rejected, but there is a group", second_group(REJECTED)),
+    ("was never asked for", second_group(Key("bob", "k"))),
+    ("acknowledged, but there is no group", lambda run: run.rows.groups.clear()),
+    ("succeeded without a group", lambda run: run.rows.groups.clear()),
+    ("an event without a group", lambda run: run.rows.groups.clear()),
+    (
+        "rejected, but there is an attempt",
+        lambda run: run.rows.attempts.append(AttemptRow(REJECTED.group_id, "pending", None)),
+    ),
+    ("a group without its conversation", lambda run: run.rows.conversations.clear()),
+    ("a group with 0 events", lambda run: run.rows.events.clear()),
+    ("a group with 2 events", lambda run: run.rows.events.append(run.rows.events[0])),
+    ("the event tells of something else", lambda run: run.rows.events[0].recipients.pop()),
+    ("the event tells of something else", lambda run: run.rows.events[0].payload.clear()),
+    ("attempt has not succeeded", lambda run: run.rows.attempts.pop(0)),
+    ("whose attempt is failed", lambda run: setattr(run.rows.attempts[0], "status", "failed")),
+    (
+        "attempt is succeeded with another conversation",
+        lambda run: setattr(run.rows.attempts[0], "conversation_id", OTHER),
+    ),
+    ("not what was asked for", lambda run: run.rows.members[CONVERSATION].pop("bob")),
+    (
+        "not what was asked for",
+        lambda run: run.rows.members[CONVERSATION].update(mallory="member"),
+    ),
+    ("not what was asked for", lambda run: setattr(run.rows.groups[0], "name", "Another")),
+    ("not what was asked for", lambda run: setattr(run.rows.groups[0], "description", None)),
+    (
+        "owner is not its owner",
+        lambda run: run.rows.members[CONVERSATION].update(alice="member", bob="owner"),
+    ),
+    (
+        "another conversation than the one told",
+        lambda run: setattr(run.rows.groups[0], "conversation_id", OTHER),
+    ),
+    (
+        f"conversation {OTHER} without a group",
+        lambda run: run.rows.conversations.update({OTHER: "group"}),
+    ),
+    (f"members of {OTHER}", lambda run: run.rows.members.update({OTHER: {"alice": "owner"}})),
+    (
+        "an event of",
+        lambda run: run.rows.events.append(EventRow(OTHER, OTHER, {"alice"}, {})),
+    ),
+    ("an attempt of", lambda run: run.rows.attempts.append(AttemptRow(OTHER, "pending", None))),
+]
+
+
+def test_an_honest_run_has_no_violations() -> None:
+    """Unknown outcomes, replays, refusals and lookups among it."""
+    assert [] == Run().violations()
+
+
+@pytest.mark.parametrize(("what", "plant"), PLANTS)
+def test_every_planted_violation_is_found(what: str, plant: Callable[[Run], object]) -> None:
+    """And told with the whole history of its key."""
+    run = Run()
+    plant(run)
+    found = [violation for violation in run.violations() if what in violation.what]
+    assert found
+    told = report(run.history, found)
+    for line in run.history.of(found[0].key) if found[0].key else []:
+        assert json.dumps(line) in told
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda run: run.rows.attempts.clear(),
+        failed_then(404),
+        failed_then(200, looked_up("pending")),
+    ],
+)
+def test_lost_attempts_are_forgiven_where_they_were_truncated(
+    take: Callable[[Run], object],
+) -> None:
+    """But no more than that: they are metadata, the groups are not."""
+    run = Run()
+    take(run)
+    assert [] == run.violations(attempts_lost=True)
+    assert [] != run.violations()
+    run.rows.groups.clear()
+    assert [] != run.violations(attempts_lost=True)
+
+
+def test_requests_that_overlapped_may_be_told_in_any_order() -> None:
+    """Only what was answered before a request began binds it."""
+    run = Run()
+    lookup = run.history.invoke("lookup", Key("bob", "k"))
+    create = run.history.invoke("create", Key("bob", "k"), BODY)
+    second_group(Key("bob", "k"))(run)
+    run.history.answer(create, 410, "", "")
+    run.history.answer(lookup, 404, "", "")
+    assert not [v for v in run.violations() if "then" in v.what]
+
+
+def test_a_kept_history_reads_as_it_was(tmp_path: Path) -> None:
+    """Line by line, and the checker finds the same in it."""
+    run = Run(tmp_path / "history.jsonl")
+    run.tell(410)
+    run.history.close()
+    kept = read_history(tmp_path / "history.jsonl")
+    assert run.history.lines == kept.lines
+    again = Checker(kept, run.rows, Allowances()).violations()
+    assert run.violations() == again
+
+
+DAMAGES = [
+    ("DELETE FROM outbox", "a group with 0 events"),
+    ("DELETE FROM conversation_member WHERE role = 'member'", "not what was asked for"),
+    ("DELETE FROM attempt", "attempt has not succeeded"),
+    ("DELETE FROM chat_group", "acknowledged, but there is no group"),
+    ("UPDATE chat_group SET name = 'x'", "not what was asked for"),
+    ("INSERT INTO conversation VALUES (gen_random_uuid())", "without a group"),
+]
+
+
+@pytest.mark.parametrize(("damage", "what"), DAMAGES)
+async def test_damage_in_a_real_database_is_found(
+    damage: str, what: str, api: Api, connection: Connection
+) -> None:
+    """The rows are read as they are."""
+    run = Run()
+    run.history, run.rows = History(), Rows()
+    replies = await asyncio.gather(*(api.create("k", BODY) for _ in range(3)))
+    for reply in replies:
+        run.tell(reply.status, reply.body.decode(), reply.headers["Idempotency-Status"])
+    run.rows = await read_rows(connection)
+    assert [] == run.violations()
+    await connection.execute(damage)
+    run.rows = await read_rows(connection)
+    assert [v for v in run.violations() if what in v.what]
