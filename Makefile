@@ -20,6 +20,8 @@ USERS ?= 50
 SECONDS ?= 30
 PROCESSES ?= 2
 SCENARIOS ?=
+SEED ?= 1
+MINUTES ?= 5
 
 .PHONY: help
 help: ## List the commands
@@ -55,6 +57,10 @@ format: $(VENV)/.dev ## Format the code and mend what can be mended
 .PHONY: bench
 bench: $(VENV)/.dev ## Measure stretto beside its alternatives, ratios first (ARGS="--rounds 5")
 	@$(BIN)/python -m loadtests.bench $(ARGS)
+
+.PHONY: chaos
+chaos: $(VENV)/.dev ## Break everything while clients ask, then check (SEED= MINUTES=)
+	@PYTHONPATH=tests $(BIN)/python -m chaos --seed $(SEED) --minutes $(MINUTES)
 
 .PHONY: load
 load: $(VENV)/.run $(LOAD_VENV)/.load ## Load a service with locust and check (USERS= SECONDS= SCENARIOS= HOST=)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Refused before anything is claimed (G7). "overloaded" also ends requests that have claimed.
 REJECTED: Final = frozenset((400, 401, 413, 415, 429))
+# "Come again later" is an answer; these are bugs.
+SERVICE_ERRORS: Final = frozenset((500, 502, 504))
 # More of them would tell nothing new.
 VIOLATIONS_TOLD_MAX: Final = 5
 
@@ -73,6 +75,8 @@ class Checker:
 
     def _answers(self, key: Key, operations: Sequence[Operation]) -> Iterator[str]:
         """G1, G2: one group, told in the same bytes, and created by one request."""
+        if any(operation.status in SERVICE_ERRORS for operation in operations):
+            yield "the service had an error of its own"
         told = [operation for operation in operations if operation.is_success]
         if len({operation.text for operation in told}) > 1:
             yield "answers differ"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
 READY_SECONDS: Final = 60
+IN_SYNC: Final = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
 # Small, so that a few of them fill a small disk; quick to start.
 SETTINGS: Final = {
     "listen_addresses": "127.0.0.1",
@@ -73,6 +74,17 @@ class OwnServer:
     async def stop(self, mode: str = "fast") -> None:
         """Stop, in one of PostgreSQL's modes."""
         await self._pg_ctl("stop", "-w", "-m", mode, "-t", "60")
+
+    async def set_synchronous(self, *, is_synchronous: bool) -> None:
+        """Wait for the standby at every commit that waits for the disk, or do not."""
+        connection = await self.connect()
+        name = "standby" if is_synchronous else ""
+        await connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+        await connection.execute("SELECT pg_reload_conf()")
+        async with asyncio.timeout(READY_SECONDS):
+            while is_synchronous and not await connection.fetchval(IN_SYNC):
+                await asyncio.sleep(0.05)
+        await connection.close()
 
     async def restart(self, mode: str = "immediate") -> None:
         """Stop what still runs, and start."""
@@ -139,7 +151,7 @@ async def own_server(**settings: str) -> AsyncIterator[OwnServer]:
 async def standby_of(primary: OwnServer, name: str = "standby") -> AsyncIterator[OwnServer]:
     """Run a physical standby of a running server: a base backup that streams."""
     async with _placed() as server:
-        server.settings = {**primary.settings, "synchronous_standby_names": ""}
+        server.settings = dict(primary.settings)
         server.place.cluster.mkdir(mode=0o700)
         shutil.copy(primary.place.password, server.place.password)
         for made in (server.place.cluster, server.place.password):
@@ -153,6 +165,9 @@ async def standby_of(primary: OwnServer, name: str = "standby") -> AsyncIterator
             server.place.run, "pg_basebackup", "-D", server.place.cluster, "-d", source, *options
         )
         assert code == 0, output
+        # It has nobody behind it, should it become the primary. The last line counts.
+        with (server.place.cluster / "postgresql.auto.conf").open("a") as settings:
+            settings.write("synchronous_standby_names = ''\n")
         assert await server.start()
         yield server
 

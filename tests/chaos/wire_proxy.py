@@ -95,8 +95,13 @@ class WireProxy:
         """The database's address, by way of this proxy."""
         parts = urlsplit(self._dsn)
         login, _, _ = parts.netloc.rpartition("@")
-        port = self._server.sockets[0].getsockname()[1]
-        return parts._replace(netloc=f"{login}@127.0.0.1:{port}").geturl()
+        return parts._replace(netloc=f"{login}@127.0.0.1:{self.port}").geturl()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
 
     @property
     def target(self) -> tuple[str, int]:
@@ -105,6 +110,10 @@ class WireProxy:
         assert parts.hostname is not None
         assert parts.port is not None
         return parts.hostname, parts.port
+
+    def retarget(self, dsn: str) -> None:
+        """Lead new connections to another server."""
+        self._dsn = dsn
 
     def plan(self, kind: FaultKind, statement: str, nth: int = 1) -> Fault:
         """Plan a fault for the nth run of a statement from now on."""

@@ -106,6 +106,7 @@ def failed_then(status: int, body: str = "", do: str = "lookup") -> Callable[[Ru
 PLANTS: list[tuple[str, Callable[[Run], object]]] = [
     ("answers differ", lambda run: run.tell(201, text(conversation=OTHER), "replayed")),
     ("answers differ", lambda run: run.tell(201, text() + " ", "replayed")),
+    ("an error of its own", lambda run: run.tell(500)),
     ("another group than the key's", lambda run: run.tell(201, text(FAILED), "replayed")),
     ("created more than once", lambda run: run.tell(201, text(), "recovered")),
     ("two bodies were accepted", lambda run: run.tell(201, text(), body={"name": "Another"})),

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
 STREAMING = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
-IN_SYNC = f"{STREAMING} AND sync_state = 'sync'"
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
@@ -32,10 +31,7 @@ async def test_a_failover_under_load_doubles_nothing(
     async with AsyncExitStack() as stack:
         standby = await stack.enter_async_context(standby_of(server))
         await first_row(beside, STREAMING)
-        if mode == "synchronous":
-            await beside.execute("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
-            await beside.execute("SELECT pg_reload_conf()")
-            await first_row(beside, IN_SYNC)
+        await server.set_synchronous(is_synchronous=mode == "synchronous")
         dsn = dsn_of(server, standby)
         services = [
             await stack.enter_async_context(ServiceProcess({"DATABASE_URL": dsn})) for _ in range(2)
@@ -69,15 +65,11 @@ def ids(replies: list[Reply]) -> set[str]:
     return {reply.json["group_id"] for reply in replies}
 
 
-async def test_a_standby_that_is_away_delays_answers_and_tells_no_lies(
-    server: OwnServer, beside: Connection
-) -> None:
+async def test_a_standby_that_is_away_delays_answers_and_tells_no_lies(server: OwnServer) -> None:
     """No 201 before the standby has it; when it is back, the write that waited is told once."""
     async with AsyncExitStack() as stack:
         standby = await stack.enter_async_context(standby_of(server))
-        await beside.execute("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
-        await beside.execute("SELECT pg_reload_conf()")
-        await first_row(beside, IN_SYNC)
+        await server.set_synchronous(is_synchronous=True)
         service = await stack.enter_async_context(
             ServiceProcess({"DATABASE_URL": dsn_of(server, standby)})
         )

@@ -1,0 +1,172 @@
+"""Clients of a chaos run: they create, repeat, misuse, hang up and look up, and note it all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import jwt
+
+from api_client import SECRET
+from chaos.history import AGAIN, Key
+from chaos.world import POISON
+
+if TYPE_CHECKING:
+    import random
+
+    from chaos.history import History, Operation
+    from chaos.world import World
+
+CLIENTS: Final = 8
+OWNERS: Final = 12
+# The clock of the services jumps by a day at most.
+TOKEN_SECONDS: Final = 3 * 24 * 3600
+ANSWER_SECONDS_MAX: Final = 20
+# Some clients hang up soon after they have sent their request.
+CUT_SECONDS: Final = (0.0, 0.03)
+PAUSE_SECONDS: Final = 0.15
+# Of these a client picks the one that it sends again.
+KEYS_REMEMBERED: Final = 30
+SETTLE_SECONDS_MAX: Final = 60
+SETTLED_AT_ONCE: Final = 32
+
+
+@dataclass(slots=True)
+class Clients:
+    """All clients of a run; `random` makes the same choices again from the same seed."""
+
+    world: World
+    history: History
+    random: random.Random
+    session: aiohttp.ClientSession
+    _sent: list[tuple[Key, dict[str, Any]]] = field(default_factory=list)
+    _made: int = 0
+
+    async def run(self) -> None:
+        """Send requests until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(CLIENTS):
+                tasks.create_task(self._client(), name=f"client {number}")
+
+    async def _client(self) -> None:
+        choices = (self._new, self._again, self._hurry, self._look_up, self._misuse, self._poison)
+        while True:
+            (step,) = self.random.choices(choices, (10, 6, 3, 4, 2, 1))
+            await step()
+            await asyncio.sleep(self.random.uniform(0, PAUSE_SECONDS))
+
+    async def _new(self) -> None:
+        await self.create(*self._new_wish())
+
+    async def _again(self) -> None:
+        await self.create(*self._earlier())
+
+    async def _hurry(self) -> None:
+        """The same request several times at once, to both services."""
+        wish = self._new_wish()
+        await asyncio.gather(*(self.create(*wish) for _ in range(4)))
+
+    async def _look_up(self) -> None:
+        key, _ = self._earlier()
+        operation = self.history.invoke("lookup", key)
+        await self._ask(operation, "GET", f"/v1/attempts/{key.key}")
+
+    async def _poison(self) -> None:
+        key, body = self._new_wish()
+        await self.create(key, {**body, "name": POISON})
+
+    async def _misuse(self) -> None:
+        """Another body under a known key, or a request that is refused before it claims."""
+        key, body = self._earlier()
+        match self.random.randrange(3):
+            case 0:
+                await self.create(key, {**body, "name": "Another"})
+            case 1:
+                await self.create(self._new_key(), {"name": ""})
+            case _:
+                await self.create(self._new_key(), body, token="no token")
+
+    def _new_key(self) -> Key:
+        self._made += 1
+        return Key(f"owner-{self.random.randrange(OWNERS)}", f"key-{self._made}")
+
+    def _new_wish(self) -> tuple[Key, dict[str, Any]]:
+        members = self.random.sample(range(1000), self.random.randint(0, 20))
+        body = {
+            "name": f"Team {self.random.randrange(100)}",
+            "description": self.random.choice((None, "for us")),
+            "members": [f"user-{number}" for number in members],
+        }
+        wish = self._new_key(), {name: value for name, value in body.items() if value is not None}
+        self._sent.append(wish)
+        return wish
+
+    def _earlier(self) -> tuple[Key, dict[str, Any]]:
+        if not self._sent:
+            return self._new_wish()
+        return self.random.choice(self._sent[-KEYS_REMEMBERED:])
+
+    async def create(
+        self, key: Key, body: dict[str, Any], *, token: str = "", patient: bool = False
+    ) -> Operation:
+        """Post a group."""
+        operation = self.history.invoke("create", key, body)
+        headers = {"Idempotency-Key": key.key, **({"Authorization": token} if token else {})}
+        await self._ask(
+            operation, "POST", "/v1/groups", patient=patient, headers=headers, json=body
+        )
+        return operation
+
+    async def _ask(
+        self, operation: Operation, method: str, path: str, *, patient: bool = False, **options: Any
+    ) -> None:
+        url = self.random.choice(self.world.urls())
+        cut = not patient and self.random.random() < 0.1
+        seconds = self.random.uniform(*CUT_SECONDS) if cut else ANSWER_SECONDS_MAX
+        headers = {"Authorization": f"Bearer {token_of(operation.key.owner)}"}
+        headers |= options.pop("headers", {})
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self.session.request(method, url + path, headers=headers, **options) as response,
+            ):
+                text = await response.text()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.history.unknown(operation, type(error).__name__)
+        else:
+            how = response.headers.get("Idempotency-Status", "")
+            self.history.answer(operation, response.status, how, text)
+
+    async def settle(self) -> list[Key]:
+        """Send every request that may have had an effect again; return what is still open."""
+        bodies: dict[Key, dict[str, Any]] = {}
+        for operation in self.history.operations:
+            if operation.do == "create" and operation.status not in (400, 401):
+                assert operation.body is not None
+                bodies.setdefault(operation.key, operation.body)
+        still_open = dict.fromkeys(bodies)
+        turns = asyncio.Semaphore(SETTLED_AT_ONCE)
+
+        async def settle(key: Key) -> None:
+            async with turns:
+                operation = await self.create(key, bodies[key], patient=True)
+                while operation.status is None or operation.status in AGAIN:
+                    operation = await self.create(key, bodies[key], patient=True)
+                del still_open[key]
+
+        try:
+            async with asyncio.timeout(SETTLE_SECONDS_MAX), asyncio.TaskGroup() as tasks:
+                for key in bodies:
+                    tasks.create_task(settle(key))
+        except TimeoutError:
+            pass
+        return list(still_open)
+
+
+def token_of(owner: str) -> str:
+    """Return a token that is valid whatever the service's clock says."""
+    claims = {"sub": owner, "exp": int(time.time()) + TOKEN_SECONDS}
+    return jwt.encode(claims, SECRET, algorithm="HS256")

@@ -1,0 +1,115 @@
+"""One chaos run: clients against services under a nemesis, then the check of all that was told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from chaos.checker import Allowances, Checker, Violation, report
+from chaos.clients import Clients
+from chaos.history import AGAIN, History
+from chaos.nemesis import Nemesis
+from chaos.rows import read_rows
+from chaos.world import World, running_world
+from stretto.storage.check import check_database
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RETENTION_DAYS: Final = 30
+# What a service logs when it has found a bug, or a broken guarantee.
+ALARMS: Final = ("guarantee.broken", "writer.crashed")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run has found, and how much it has tried."""
+
+    history: History
+    violations: list[Violation]
+    faults: Counter[str]
+    met: Counter[str]
+    troubles: Counter[str]
+
+    def lines(self) -> list[str]:
+        """Return the figures, a line for each."""
+        operations = self.history.operations
+        statuses = Counter(str(o.status or "no answer") for o in operations)
+        how = Counter(o.how for o in operations if o.how)
+        unknown = {o.key for o in operations if o.do == "create" and _is_unknown(o.status)}
+        settled = {o.key for o in operations if o.do == "create" and not _is_unknown(o.status)}
+        return [
+            f"requests: {len(operations)} for {len({o.key for o in operations})} keys",
+            f"answers: {_told(statuses)}",
+            f"successes: {_told(how)}",
+            f"keys with an unknown outcome: {len(unknown)}, settled: {len(unknown & settled)}",
+            f"faults: {sum(self.faults.values())} ({_told(self.faults)})",
+            f"wire faults that met a statement: {_told(self.met)}",
+            f"told by the services: {_told(self.troubles)}",
+            report(self.history, self.violations),
+        ]
+
+
+async def run_chaos(
+    seed: int, folder: Path, *, seconds: float = 0, stall_seconds: float = 2
+) -> Outcome:
+    """Play whole decks of faults, at least one, until the time is over; then settle and check."""
+    history = History(folder / "history.jsonl")
+    choices = random.Random(seed)
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with (
+        running_world(folder) as world,
+        aiohttp.ClientSession(connector=connector) as session,
+    ):
+        clients = Clients(world, history, random.Random(choices.random()), session)
+        nemesis = Nemesis(world, history, random.Random(choices.random()), stall_seconds)
+        deadline = time.monotonic() + seconds
+        load = asyncio.create_task(clients.run(), name="clients")
+        while not nemesis.dealt or time.monotonic() < deadline:
+            await nemesis.play(nemesis.deck())
+            if load.done():
+                break
+        load.cancel()
+        with suppress(asyncio.CancelledError):
+            await load
+        violations = await _settled(world, clients, nemesis)
+        history.close()
+        return Outcome(history, violations, nemesis.dealt, nemesis.met, world.troubles())
+
+
+async def _settled(world: World, clients: Clients, nemesis: Nemesis) -> list[Violation]:
+    """Let everything settle at services that remember nothing, and check what has become of it."""
+    faults = [
+        Violation(None, f"a service has ended by itself with {service.process.returncode}")
+        for service in world.services
+        if service.process.returncode is not None
+    ]
+    await asyncio.gather(*(world.start_service(number) for number in range(len(world.services))))
+    clients.history.note("settle")
+    faults += [Violation(key, "not settled in the end") for key in await clients.settle()]
+    connection = await world.primary.connect()
+    rows = await read_rows(connection)
+    found = await check_database(connection, RETENTION_DAYS)
+    await connection.close()
+    troubles = world.troubles()
+    return [
+        *faults,
+        *(Violation(None, f"{alarm}: {troubles[alarm]}") for alarm in ALARMS if troubles[alarm]),
+        *(Violation(None, f"{fault.group_id}: {fault.fault}") for fault in found.faults),
+        *Checker(clients.history, rows, Allowances(nemesis.attempts_lost)).violations(),
+    ]
+
+
+def _is_unknown(status: int | None) -> bool:
+    return status is None or status in AGAIN
+
+
+def _told(counted: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counted.items())) or "none"

@@ -1,0 +1,132 @@
+"""Everything that a chaos run runs: a primary and its standby, proxies, and two services."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import orjson
+
+import chaos
+from chaos.server import OwnServer, own_server, standby_of
+from chaos.wire_proxy import WireProxy
+from service_process import ServiceProcess
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SERVICES: Final = 2
+# A request for a group of this name is refused by the database, always: its attempt fails.
+POISON: Final = "poison"
+VETO: Final = f"""
+    CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'refused'; END$$;
+    CREATE TRIGGER veto BEFORE INSERT ON chat_group FOR EACH ROW
+        WHEN (NEW.name = '{POISON}') EXECUTE FUNCTION veto()"""
+
+
+@dataclass(slots=True)
+class World:
+    """What is running now. A service reaches each of the two database servers by a proxy of its own."""
+
+    stack: AsyncExitStack
+    servers: list[OwnServer]
+    proxies: list[list[WireProxy]]
+    clock: Path
+    services: list[ServiceProcess] = field(default_factory=list)
+    ended: list[ServiceProcess] = field(default_factory=list)
+    primary_at: int = 0
+
+    @property
+    def primary(self) -> OwnServer:
+        """The server that takes writes."""
+        return self.servers[self.primary_at]
+
+    def proxy(self, service: int) -> WireProxy:
+        """Return what stands between a service and the primary."""
+        return self.proxies[service][self.primary_at]
+
+    def urls(self) -> list[str]:
+        """Return where the services are."""
+        return [service.url for service in self.services]
+
+    def jump_clock(self, seconds: float) -> None:
+        """Set the services' clocks so many seconds before the right time."""
+        draft = self.clock.with_suffix(".draft")
+        draft.write_text(str(seconds))
+        draft.rename(self.clock)
+
+    async def start_service(self, number: int | None = None) -> ServiceProcess:
+        """Start a service, in the place of an earlier one or beside them all."""
+        proxies = self.proxies[number or 0]
+        login, _, _ = urlsplit(self.primary.dsn).netloc.rpartition("@")
+        hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
+        dsn = urlsplit(self.primary.dsn)._replace(netloc=f"{login}@{hosts}").geturl()
+        service = await self.stack.enter_async_context(ServiceProcess({"DATABASE_URL": dsn}))
+        if number is not None and number < len(self.services):
+            self.ended.append(self.services[number])
+            self.services[number] = service
+        elif number is not None:
+            self.services.append(service)
+        return service
+
+    async def end_service(self, number: int, how: signal.Signals) -> None:
+        """End a service and start another in its place."""
+        self.services[number].signal(how)
+        await self.services[number].exited()
+        await self.start_service(number)
+
+    async def fail_over(self) -> None:
+        """Kill the primary, make its standby the primary, and give that one a standby."""
+        dying, self.primary_at = self.primary, 1 - self.primary_at
+        for pid in dying.processes:
+            os.kill(pid, signal.SIGKILL)
+        await self.primary.promote()
+        place = 1 - self.primary_at
+        self.servers[place] = await self.stack.enter_async_context(standby_of(self.primary))
+        for proxies in self.proxies:
+            proxies[place].retarget(self.servers[place].dsn)
+        await self.primary.set_synchronous(is_synchronous=True)
+
+    def troubles(self) -> Counter[str]:
+        """Count what the services have logged, by event and kind."""
+        counted: Counter[str] = Counter()
+        for line in (line for service in [*self.ended, *self.services] for line in service.log):
+            try:
+                event = orjson.loads(line)
+            except ValueError:
+                continue
+            counted[" ".join(filter(None, (event["event"], event.get("kind", ""))))] += 1
+        return counted
+
+
+@asynccontextmanager
+async def running_world(folder: Path) -> AsyncIterator[World]:
+    """Start it all, with a synchronous standby; stop it all in the end."""
+    async with AsyncExitStack() as stack:
+        primary = await stack.enter_async_context(own_server())
+        standby = await stack.enter_async_context(standby_of(primary))
+        await primary.set_synchronous(is_synchronous=True)
+        connection = await primary.connect()
+        await connection.execute(VETO)
+        await connection.close()
+        servers = [primary, standby]
+        proxies = [
+            [await stack.enter_async_context(WireProxy(server.dsn)) for server in servers]
+            for _ in range(SERVICES)
+        ]
+        world = World(stack, servers, proxies, folder / "clock")
+        world.jump_clock(0)
+        os.environ["PYTHONPATH"] = str(Path(chaos.__path__[0], "clock_hook"))
+        os.environ["CLOCK_OFFSET_FILE"] = str(world.clock)
+        stack.callback(os.environ.pop, "PYTHONPATH")
+        stack.callback(os.environ.pop, "CLOCK_OFFSET_FILE")
+        await asyncio.gather(*(world.start_service(number) for number in range(SERVICES)))
+        yield world

@@ -1,0 +1,29 @@
+"""A quick pass of chaos: every fault once, in a shuffled order, while clients ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from chaos.run import run_chaos
+from chaos.wire_proxy import FaultKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEED = 4
+
+
+# Half a minute of faults, and everything that is started, settled and checked.
+@pytest.mark.timeout(300)
+async def test_nothing_is_doubled_lost_or_falsely_failed_under_any_fault(tmp_path: Path) -> None:
+    """And the run has really tried it: faults met their statements, outcomes were unknown."""
+    outcome = await run_chaos(SEED, tmp_path)
+    told = "\n".join(outcome.lines())
+    assert [] == outcome.violations, told
+    assert set(outcome.faults.values()) == {1}
+    assert len(outcome.met) > len(FaultKind) / 2, told
+    statuses = {operation.status for operation in outcome.history.operations}
+    assert {None, 200, 201, 400, 401, 410, 422, 503} <= statuses, told
+    assert outcome.troubles["write.trouble OutcomeUnknown"] > 0, told
