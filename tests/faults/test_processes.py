@@ -83,7 +83,7 @@ async def test_a_write_that_outlives_its_process_is_replayed(
             # Well past the lease, while the backend waits on.
             pending = await living.create("k", wait=1)
             assert (409, "attempt_pending") == (pending.status, pending.json["code"])
-        reply = await living.create("k")
+        reply = await settled_create(living, "k")
     assert (201, "replayed") == (reply.status, reply.headers["Idempotency-Status"])
     assert await sound(connection)
 

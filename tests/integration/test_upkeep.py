@@ -86,6 +86,15 @@ async def create(component: Component, key: str) -> UUID:
         ),
         ("event without a group", "UPDATE outbox SET subject = gen_random_uuid()"),
         (
+            "more than one event of a kind",
+            """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+               SELECT gen_random_uuid(), event_type, subject, recipients, payload FROM outbox""",
+        ),
+        (
+            "event tells of another conversation than its group",
+            "UPDATE outbox SET payload = '{}'",
+        ),
+        (
             "event without its owner among the recipients",
             "UPDATE outbox SET recipients = ARRAY['bob']",
         ),

@@ -200,14 +200,20 @@ WHERE kind = 'group' AND chat_group.group_id IS NULL
 LIMIT $1;
 
 -- name: check_events
--- G5, G8: events without a group, or whose recipients lack its owner. The other members may have
--- changed since.
+-- G5, G8: events without a group, a second one of the same kind, or ones that tell of something
+-- else. The members may have changed since, so only the owner is looked for.
 SELECT subject AS group_id,
        CASE WHEN chat_group.group_id IS NULL THEN 'event without a group'
+            WHEN events_count > 1 THEN 'more than one event of a kind'
+            WHEN payload ->> 'conversation_id' IS DISTINCT FROM chat_group.conversation_id::text
+                THEN 'event tells of another conversation than its group'
             ELSE 'event without its owner among the recipients' END AS fault
-FROM outbox
-LEFT JOIN chat_group ON chat_group.group_id = outbox.subject
-WHERE chat_group.group_id IS NULL OR NOT chat_group.owner_id = ANY (outbox.recipients)
+FROM (SELECT *, count(*) OVER (PARTITION BY subject, event_type) AS events_count FROM outbox)
+    AS event
+LEFT JOIN chat_group ON chat_group.group_id = event.subject
+WHERE chat_group.group_id IS NULL OR events_count > 1
+   OR payload ->> 'conversation_id' IS DISTINCT FROM chat_group.conversation_id::text
+   OR NOT chat_group.owner_id = ANY (event.recipients)
 LIMIT $1;
 
 -- name: check_counts
