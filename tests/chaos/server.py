@@ -37,6 +37,7 @@ SETTINGS: Final = {
     "max_connections": "100",
     # A standby that was away is not waited for longer than a test lasts.
     "wal_keep_size": "64MB",
+    "wal_retrieve_retry_interval": "100ms",
 }
 
 

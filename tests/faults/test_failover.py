@@ -89,3 +89,30 @@ async def test_a_standby_that_is_away_delays_answers_and_tells_no_lies(server: O
         connection = await standby.connect()
         assert await sound(connection)
         await connection.close()
+
+
+async def test_what_the_standby_lacks_is_not_told_even_after_a_restart(server: OwnServer) -> None:
+    """A restart makes visible what was still waiting for the standby: reading it waits as well."""
+    async with AsyncExitStack() as stack:
+        standby = await stack.enter_async_context(standby_of(server))
+        await server.set_synchronous(is_synchronous=True)
+        service = await stack.enter_async_context(
+            ServiceProcess({"DATABASE_URL": dsn_of(server, standby)})
+        )
+        (api,) = await stack.enter_async_context(apis(service))
+        await settled_create(api, "before")
+        await standby.stop()
+        assert (await api.create("k", wait=1)).status == 409
+        await server.restart()
+        connection = await server.connect()
+        assert await connection.fetchval("SELECT count(*) FROM chat_group") == 2
+        await connection.close()
+        assert (await api.create("k", wait=1)).status in (409, 503)
+        lookup = await api.get("/v1/attempts/k")
+        assert (503, "database_unavailable") == (lookup.status, lookup.json["code"])
+        assert await standby.start()
+        reply = await settled_create(api, "k")
+        await server.stop("immediate")
+        await standby.promote()
+        again = await settled_create(api, "k")
+    assert (201, reply.body) == (again.status, again.body)

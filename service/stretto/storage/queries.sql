@@ -60,14 +60,20 @@ WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
 RETURNING claim_token;
 
 -- name: look
--- Read an attempt and the group of the same id. $2 is the lease in seconds, $3 now.
+-- Read an attempt and the group of the same id. $2 is the lease in seconds, $3 now. After a restart
+-- rows can be seen that a synchronous standby still lacks: nobody may be told of them before it has
+-- them, so where there is such a standby, an outcome is read with a word to the log, whose commit
+-- waits for it.
 SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.conversation_id,
        attempt.failure_code, attempt.failure_detail, attempt.claimed_at, attempt.settled_at,
        attempt.claimed_at + make_interval(secs => $2)
            <= coalesce($3::timestamptz, clock_timestamp()) AS lease_over,
        chat_group.conversation_id AS group_conversation_id,
        chat_group.fingerprint AS group_fingerprint,
-       chat_group.created_at AS group_created_at
+       chat_group.created_at AS group_created_at,
+       CASE WHEN (attempt.status <> 'pending' OR chat_group.group_id IS NOT NULL)
+                 AND current_setting('synchronous_standby_names') <> ''
+            THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at
 FROM (SELECT $1::uuid AS group_id) AS wanted
 LEFT JOIN attempt USING (group_id)
 LEFT JOIN chat_group USING (group_id);
