@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from chaos.wire_proxy import WireProxy
 from service_process import ServiceProcess
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import AsyncIterator
 
 SERVICES: Final = 2
@@ -86,8 +86,7 @@ class World:
     async def fail_over(self) -> None:
         """Kill the primary, make its standby the primary, and give that one a standby."""
         dying, self.primary_at = self.primary, 1 - self.primary_at
-        for pid in dying.processes:
-            os.kill(pid, signal.SIGKILL)
+        await dying.kill()
         await self.primary.promote()
         place = 1 - self.primary_at
         self.servers[place] = await self.stack.enter_async_context(standby_of(self.primary))

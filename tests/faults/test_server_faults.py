@@ -49,28 +49,16 @@ async def restart_immediate(server: OwnServer, connection: Connection) -> None:
     await server.restart("immediate")
 
 
-async def kill_postmaster(server: OwnServer, connection: Connection) -> None:
-    """Kill the server's parent, whose children end by themselves; start again."""
-    await first_row(connection, LEADER)
-    processes = server.processes
-    os.kill(server.pid, signal.SIGKILL)
-    while any(is_alive(pid) for pid in processes):
-        await asyncio.sleep(0)
+async def kill_server(server: OwnServer, beside: Connection) -> None:
+    """Kill the postmaster and all its children at once; start again."""
+    await first_row(beside, LEADER)
+    await server.kill()
     assert await server.start()
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process still runs."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize(
     "crash",
-    [kill_backend, terminate_backend, restart_fast, restart_immediate, kill_postmaster],
+    [kill_backend, terminate_backend, restart_fast, restart_immediate, kill_server],
     ids=lambda crash: crash.__name__,
 )
 async def test_a_crash_under_a_lead_neither_loses_nor_doubles(
