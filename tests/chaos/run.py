@@ -72,13 +72,13 @@ async def run_chaos(
         nemesis = Nemesis(world, history, random.Random(choices.random()), stall_seconds)
         deadline = time.monotonic() + seconds
         load = asyncio.create_task(clients.run(), name="clients")
-        while not nemesis.dealt or time.monotonic() < deadline:
-            await nemesis.play(nemesis.deck())
-            if load.done():
-                break
-        load.cancel()
-        with suppress(asyncio.CancelledError):
-            await load
+        try:
+            while not nemesis.dealt or (time.monotonic() < deadline and not load.done()):
+                await nemesis.play(nemesis.deck())
+        finally:
+            load.cancel()
+            with suppress(asyncio.CancelledError):
+                await load
         violations = await _settled(world, clients, nemesis)
         history.close()
         return Outcome(history, violations, nemesis.dealt, nemesis.met, world.troubles())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
 READY_SECONDS: Final = 60
+# Below those that systems give to connections by themselves.
+PORTS: Final = (20_000, 32_000)
 IN_SYNC: Final = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
 # Small, so that a few of them fill a small disk; quick to start.
 SETTINGS: Final = {
@@ -102,7 +105,7 @@ class OwnServer:
     async def restart(self, mode: str = "immediate") -> None:
         """Stop what still runs, and start."""
         await self.stop(mode)
-        assert await self.start()
+        assert await self.start(), (self.place.cluster / "start.log").read_text()[-2000:]
 
     async def promote(self) -> None:
         """Make a standby the primary."""
@@ -208,9 +211,7 @@ async def _placed() -> AsyncIterator[OwnServer]:
     folder = Path(tempfile.mkdtemp(prefix="stretto-server-"))
     folder.chmod(0o755)
     place = find_place(folder, lambda _: None)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        server = OwnServer(place, probe.getsockname()[1])
+    server = OwnServer(place, _free_port())
     try:
         yield server
     finally:
@@ -221,6 +222,15 @@ async def _placed() -> AsyncIterator[OwnServer]:
         # Under root it may lie elsewhere than was asked for.
         for made in {folder, place.folder}:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def _free_port() -> int:
+    """Return a port that no client's connection gets while its server is down."""
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _is_alive(pid: int) -> bool:
