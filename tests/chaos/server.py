@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
 READY_SECONDS: Final = 60
+# A fast stop waits for what the standby has not got yet.
+STOP_SECONDS: Final = 10
 # Below those that systems give to connections by themselves.
 PORTS: Final = (20_000, 32_000)
 IN_SYNC: Final = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
@@ -76,8 +78,10 @@ class OwnServer:
         return await self._pg_ctl("start", "-w", "-t", "60", "-l", log, "-o", flags) == 0
 
     async def stop(self, mode: str = "fast") -> None:
-        """Stop, in one of PostgreSQL's modes."""
-        await self._pg_ctl("stop", "-w", "-m", mode, "-t", "60")
+        """Stop, in one of PostgreSQL's modes; one that does not end in time is stopped at once."""
+        limit = ("-w", "-t", str(STOP_SECONDS))
+        if await self._pg_ctl("stop", "-m", mode, *limit) != 0:
+            await self._pg_ctl("stop", "-m", "immediate", *limit)
 
     async def kill(self) -> None:
         """Kill all its processes at once, as the loss of the machine does."""
