@@ -93,7 +93,7 @@ CREATE TABLE conversation_member (
 CREATE INDEX conversation_member_by_user ON conversation_member (user_id, conversation_id);
 
 -- outbox: events that were committed together with what they tell of (G8). An event waits here until
--- the relay has delivered it, and is kept for a while after that.
+-- the relay has handed it to the bus, and is kept for a while after that, as history.
 CREATE TABLE outbox (
     -- Follows from the group's id: however often an event is sent, it has one id.
     event_id     uuid        PRIMARY KEY,
@@ -102,12 +102,28 @@ CREATE TABLE outbox (
     recipients   text[]      NOT NULL CHECK (cardinality(recipients) BETWEEN 1 AND 1001),
     payload      json        NOT NULL,
     created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    delivered_at timestamptz
+    -- The writing transaction: a place in history that, unlike a sequence, cannot be passed unseen,
+    -- since everything below the oldest running transaction is either here or never will be.
+    position     xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    -- When a relay may take it next: taking moves it on by the lease, a failure by the back-off.
+    due_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    tries        integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
+    delivered_at timestamptz,
+    -- Why it is not tried any more: a dead letter, until an operator has it replayed.
+    dead_reason  text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
+
+    CONSTRAINT outbox_delivered_is_not_dead CHECK (delivered_at IS NULL OR dead_reason IS NULL)
 ) WITH (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.02
 );
+
+-- What is still to be handed over, and nothing else: as small as the relay's backlog.
+CREATE INDEX outbox_due ON outbox (due_at) WHERE delivered_at IS NULL AND dead_reason IS NULL;
+
+-- History is read from a position on.
+CREATE INDEX outbox_by_position ON outbox (position);
 
 -- inbox: messages a consumer has already dealt with, recorded in the consumer's own transaction.
 CREATE TABLE inbox (

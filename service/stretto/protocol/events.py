@@ -1,0 +1,47 @@
+"""Events on their way from the outbox to whoever wants to know: what relay, bus and hub agree on.
+
+An event is handed on at least once and has one id however often that happens: whoever has effects
+deduplicates by it (G8).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NewType, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+Position = NewType("Position", int)
+"""A place in the history of events: everything before it was handed to the bus.
+
+It is a transaction id (xid8): events of transactions that ended before another began stand before it.
+"""
+
+
+class BusUnavailable(Exception):
+    """The bus takes nothing at the moment; nothing is known of what was being handed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedEvent:
+    """An event of a committed transaction, encoded once for all who get it."""
+
+    event_id: UUID
+    recipients: tuple[str, ...]
+    """The users whose sessions are told."""
+    envelope: bytes
+    """A CloudEvents 1.0 document as JSON; `id` is the event's id."""
+    resume_from: Position
+    """Where to resume after this event: nothing before that place can still come."""
+
+
+class EventBus(Protocol):
+    """Carries events to every replica's hub, in process or between machines."""
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        """Hand the events over; return the reasons of those that were refused, by event id.
+
+        Raises `BusUnavailable`, and then any of them may or may not have been handed over.
+        """
