@@ -125,6 +125,14 @@ CREATE INDEX outbox_due ON outbox (due_at) WHERE delivered_at IS NULL AND dead_r
 -- History is read from a position on.
 CREATE INDEX outbox_by_position ON outbox (position);
 
+-- history_start: from which position on no event was swept; its one row is moved on by the sweeper,
+-- together with what it deletes. Who wants to resume before it is told so.
+CREATE TABLE history_start (
+    is_only  boolean PRIMARY KEY DEFAULT true CHECK (is_only),
+    position xid8    NOT NULL DEFAULT '0'
+);
+INSERT INTO history_start DEFAULT VALUES;
+
 -- inbox: messages a consumer has already dealt with, recorded in the consumer's own transaction.
 CREATE TABLE inbox (
     consumer    text        NOT NULL CHECK (char_length(consumer) BETWEEN 1 AND 128),

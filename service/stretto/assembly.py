@@ -1,13 +1,14 @@
 """Puts the parts together and takes them apart again, in a fixed order.
 
-Start: connections, writers, creator, then the HTTP server. Stop, the other way round:
+Start: connections, writers, creator, hub, then the HTTP server. Stop, the other way round:
 
 1. the server stops listening;
-2. the creator refuses new requests (`/readyz` says so) and lets its flights land (bounded);
-3. the mailbox closes: what is still queued is answered with an error;
-4. the writers give their connections back; a write that is still under way is cut off;
-5. the pool closes, unless it is the host's;
-6. the server closes the clients' connections.
+2. the hub sends its sessions away (1001) and waits until they have gone (bounded);
+3. the creator refuses new requests (`/readyz` says so) and lets its flights land (bounded);
+4. the mailbox closes: what is still queued is answered with an error;
+5. the writers give their connections back; a write that is still under way is cut off;
+6. the pool closes, unless it is the host's;
+7. the server closes the clients' connections.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from typing import TYPE_CHECKING, Final, Required, TypedDict, Unpack
 
 from aiohttp import web
 
+from stretto.actors.history_reader import Ask, HistoryReader, Stretch
+from stretto.actors.hub import HubSettings, SessionHub
 from stretto.actors.mailbox import Mailbox
 from stretto.actors.writer import GroupWriter
 from stretto.errors import ListenError
 from stretto.http.app import build_app
 from stretto.http.auth import Authenticator, TokenSettings
+from stretto.http.event_streams import StreamSettings
 from stretto.http.runner import ConnectionLimits, ContractRunner
 from stretto.http.service import Service
 from stretto.protocol.creator import CreatorSettings, GroupCreator
@@ -39,10 +43,11 @@ from stretto.protocol.ports import (
 from stretto.storage.attempts import OnCreate, PostgresAttemptStore, PostgresWriteStore
 from stretto.storage.database import Database
 from stretto.storage.groups import PostgresGroupStore
+from stretto.storage.history import PostgresHistoryStore
 from stretto.telemetry import Metrics, log_event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from stretto.config import Settings
     from stretto.protocol.ports import Observer
@@ -66,6 +71,7 @@ class ComponentSettings:
     mailbox_max: int = 2048
     """Requests that may queue; more are shed before they claim anything."""
     schema: str = "stretto"
+    hub: HubSettings = field(default_factory=HubSettings)
 
     @classmethod
     def of(cls, settings: Settings) -> ComponentSettings:
@@ -78,6 +84,11 @@ class ComponentSettings:
             batch_max=settings.batch_max,
             mailbox_max=settings.mailbox_max,
             schema=settings.db_schema,
+            hub=HubSettings(
+                sessions_max=settings.sessions_max,
+                sessions_per_user_max=settings.sessions_per_user,
+                events_max=settings.session_events_max,
+            ),
         )
 
 
@@ -90,6 +101,8 @@ class Component:
     groups: PostgresGroupStore
     database: Database
     mailbox: Mailbox[Write, WriteResult]
+    hub: SessionHub
+    history: Mailbox[Ask, Stretch]
 
 
 def _unobserved(event: Event) -> None:
@@ -123,17 +136,27 @@ async def open_component(
             observe(ConnectionLost())
 
         for number in range(settings.writers):
-            store = PostgresWriteStore(database, on_lost, on_create)
-            writer = GroupWriter(mailbox, store, observe, batch_max=settings.batch_max)
-            await stack.enter_async_context(_running(writer, f"stretto writer {number}"))
+            write_store = PostgresWriteStore(database, on_lost, on_create)
+            writer = GroupWriter(mailbox, write_store, observe, batch_max=settings.batch_max)
+            await stack.enter_async_context(_running(writer.run(), f"stretto writer {number}"))
+            stack.callback(writer.cut_off)
         stack.callback(mailbox.close)
         await stack.enter_async_context(creator)
+        store = PostgresHistoryStore(database)
+        origin = await store.origin()
+        history: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max)
+        reader = HistoryReader(history, store, origin, observe)
+        await stack.enter_async_context(_running(reader.run(), "stretto history reader"))
+        stack.callback(history.close)
+        hub = await stack.enter_async_context(SessionHub(origin, settings.hub, observe))
         yield Component(
             creator,
             AttemptLookup(attempts, settings.creator.lease_seconds),
             PostgresGroupStore(database),
             database,
             mailbox,
+            hub,
+            history,
         )
 
 
@@ -146,6 +169,7 @@ class AppOptions(TypedDict, total=False):
     """Called when the application starts: a host's pool is seldom there any earlier."""
     settings: ComponentSettings
     on_create: OnCreate
+    streams: StreamSettings
 
 
 def create_app(**options: Unpack[AppOptions]) -> web.Application:
@@ -179,6 +203,9 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
                 component.database,
                 authenticator,
                 metrics,
+                component.hub,
+                component.history,
+                options.get("streams") or StreamSettings(),
             )
 
     return build_app(open_service)
@@ -235,15 +262,15 @@ def _gauges(component: Component) -> dict[str, tuple[str, Callable[[], int]]]:
         "stretto_flights": ("Keys in flight.", lambda: creator.flights),
         "stretto_outcomes": ("Settled attempts remembered.", lambda: creator.outcomes),
         "stretto_mailbox_messages": ("Writes that wait for a writer.", lambda: len(mailbox)),
+        "stretto_sessions": ("Live sessions.", lambda: len(component.hub)),
     }
 
 
 @asynccontextmanager
-async def _running(writer: GroupWriter, name: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(writer.run(), name=name)
+async def _running(running: Coroutine[None, None, None], name: str) -> AsyncIterator[None]:
+    task = asyncio.create_task(running, name=name)
     try:
         yield
     finally:
-        writer.cut_off()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

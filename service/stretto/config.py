@@ -68,6 +68,19 @@ class Settings(BaseSettings):
     read_timeout_seconds: float = Field(
         30.0, gt=0, le=3600, description="after this long a request must have arrived in full"
     )
+    sessions_max: int = Field(20_000, ge=1, le=1_000_000, description="live sessions of a process")
+    sessions_per_user: int = Field(16, ge=1, le=10_000, description="live sessions of one user")
+    session_events_max: int = Field(
+        256, ge=1, le=100_000, description="events that may wait for a session until it is too slow"
+    )
+    heartbeat_seconds: float = Field(
+        25.0, ge=1, le=3600, description="how often a silent session is given a sign of life"
+    )
+    origins: str = Field(
+        "",
+        description="whose pages may open WebSockets, beside our own: origins such as"
+        " https://chat.example, separated by commas; *: everybody's",
+    )
     retention_days: int = Field(30, ge=1, le=3650, description="how long settled attempts are kept")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"

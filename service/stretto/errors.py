@@ -94,6 +94,13 @@ class Unauthenticated(StrettoError):
     retry = Retry.NEVER
 
 
+class OriginRefused(StrettoError):
+    """Pages of this origin may not open a session."""
+
+    code = "origin_refused"
+    retry = Retry.NEVER
+
+
 class NotFound(StrettoError):
     """There is nothing here, or nothing that you may see."""
 

@@ -17,6 +17,7 @@ from stretto.assembly import ComponentSettings, create_app, serving
 from stretto.domain import UserId
 from stretto.errors import ListenError
 from stretto.http.auth import make_token
+from stretto.http.event_streams import StreamSettings
 from stretto.http.runner import ConnectionLimits
 from stretto.provision import database_connection, database_place, token_settings
 from stretto.supervisor import Supervisor
@@ -47,7 +48,12 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
         if settings.workers > 1:
             await _supervise(settings, place.dsn, tokens, notify, stopped)
             return
-        app = create_app(dsn=place.dsn, tokens=tokens, settings=ComponentSettings.of(settings))
+        app = create_app(
+            dsn=place.dsn,
+            tokens=tokens,
+            settings=ComponentSettings.of(settings),
+            streams=StreamSettings.of(settings),
+        )
         limits = ConnectionLimits(
             connections_max=_connections_max(settings.connections_max),
             read_seconds=settings.read_timeout_seconds,

@@ -31,10 +31,11 @@ class Tally:
         self._requests: Counter[tuple[str, str, int]] = Counter()
         self._request_seconds: defaultdict[str, _Durations] = defaultdict(_Durations)
 
-    def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answered request."""
+    def count_request(self, method: str, route: str, status: int, seconds: float | None) -> None:
+        """Count an answered request, and its time if it had one."""
         self._requests[method, route, status] += 1
-        self._request_seconds[route].add(seconds)
+        if seconds is not None:
+            self._request_seconds[route].add(seconds)
 
     def collect(self) -> Iterable[Metric]:
         """Return the numbers as the registry wants them."""

@@ -21,7 +21,10 @@ from stretto.protocol.ports import (
     BatchWritten,
     ConnectionLost,
     Event,
+    EventDelivered,
     GuaranteeBroken,
+    HistoryReaderCrashed,
+    SessionEnded,
     WriterCrashed,
     WriteTrouble,
 )
@@ -83,6 +86,22 @@ class Metrics:
             "Contradictions that must never be: wake somebody.",
             registry=self.registry,
         )
+        self._events_delivered = Counter(
+            "stretto_events_delivered_total",
+            "Events handed to the sessions of this process, once per session.",
+            registry=self.registry,
+        )
+        self._sessions_ended = Counter(
+            "stretto_sessions_ended_total",
+            "Live sessions that are over, by close code.",
+            ["code"],
+            registry=self.registry,
+        )
+        self._history_readers_crashed = Counter(
+            "stretto_history_readers_crashed_total",
+            "Scans of the history that met a fault in the program.",
+            registry=self.registry,
+        )
 
     def watch(self, gauges: Mapping[str, tuple[str, Callable[[], int]]]) -> None:
         """Show these values, read when asked: by name, what each means and how to read it."""
@@ -104,6 +123,12 @@ class Metrics:
                 self._guarantees_broken.inc()
             case WriterCrashed():
                 self._writers_crashed.inc()
+            case EventDelivered(sessions):
+                self._events_delivered.inc(sessions)
+            case SessionEnded(code):
+                self._sessions_ended.labels(int(code)).inc()
+            case HistoryReaderCrashed():
+                self._history_readers_crashed.inc()
             case _:
                 assert_never(event)
 
@@ -138,7 +163,9 @@ def log_event(event: Event) -> None:
             logger.critical("guarantee.broken", guarantee="G4", group_id=str(group_id))
         case WriterCrashed(error):
             logger.error("writer.crashed", exc_info=error)
-        case AttemptAnswered() | BatchWritten():
+        case HistoryReaderCrashed(error):
+            logger.error("history_reader.crashed", exc_info=error)
+        case AttemptAnswered() | BatchWritten() | EventDelivered() | SessionEnded():
             pass
         case _:
             assert_never(event)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from stretto.http import attempts, docs, groups, health
+from stretto.http import attempts, docs, events, groups, health
 from stretto.http.service import SERVICE, answer_problems
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ ROUTES: Final = (
     web.get("/v1/groups/{group_id}/members", groups.list_members),
     # A key may have braces, which a plain name would not match.
     web.get("/v1/attempts/{key:[^/]+}", attempts.read_attempt),
+    # A session has no answer whose headers alone could be asked for.
+    web.get("/v1/events", events.open_session, allow_head=False),
     web.get("/livez", health.livez),
     web.get("/readyz", health.readyz),
     web.get("/metrics", health.metrics),

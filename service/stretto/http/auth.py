@@ -6,6 +6,7 @@ What is wrong with a token is told in general words; the token itself is repeate
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from contextlib import AsyncExitStack
@@ -57,9 +58,14 @@ class TokenSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Verified:
+class Verified:
+    """What a genuine token says; times are in seconds since the epoch."""
+
     owner: UserId
     until: float
+    """Until when it need not be verified again."""
+    ends_at: float
+    """When it ends; endless, if it names no end."""
 
 
 class Authenticator:
@@ -73,7 +79,7 @@ class Authenticator:
         self._clock_seconds = clock_seconds
         self._key = _fixed_key(settings)
         self._key_set: KeySet | None = None
-        self._verified: dict[str, _Verified] = {}
+        self._verified: dict[str, Verified] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -88,7 +94,11 @@ class Authenticator:
         await self._stack.aclose()
 
     async def owner(self, authorization: str | None) -> UserId:
-        """Return the owner that an Authorization header's token names.
+        """Return the owner that an Authorization header's token names; raises as `verify` does."""
+        return (await self.verify(authorization)).owner
+
+    async def verify(self, authorization: str | None) -> Verified:
+        """Return what an Authorization header's token says.
 
         Raises `Unauthenticated`, and `Overloaded` while the issuer's keys cannot be had.
         """
@@ -97,16 +107,16 @@ class Authenticator:
         known = self._verified.get(authorization)
         if known is not None:
             if self._clock_seconds() < known.until:
-                return known.owner
+                return known
             # Once verified anew, it is the youngest again.
             del self._verified[authorization]
         verified = await self._verify(_bearer(authorization))
         if len(self._verified) >= VERIFIED_MAX:
             del self._verified[next(iter(self._verified))]
         self._verified[authorization] = verified
-        return verified.owner
+        return verified
 
-    async def _verify(self, token: str) -> _Verified:
+    async def _verify(self, token: str) -> Verified:
         key = self._key
         if key is None:
             assert self._key_set is not None, "a key set is opened by `async with`"
@@ -122,7 +132,8 @@ class Authenticator:
                 "The token's subject (sub) must have"
                 f" 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters."
             ) from error
-        return _Verified(owner, _valid_until(claims, self._clock_seconds()))
+        until = _valid_until(claims, self._clock_seconds())
+        return Verified(owner, until, _time(claims, "exp") or math.inf)
 
     def _read_claims(self, token: str, key: TokenKey) -> dict[str, Any]:
         """Return the claims of a token that is genuine and meant for us, whatever the time."""

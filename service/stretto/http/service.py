@@ -18,8 +18,12 @@ from stretto.telemetry import Metrics, logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from stretto.actors.history_reader import Ask, Stretch
+    from stretto.actors.hub import SessionHub
+    from stretto.actors.mailbox import Mailbox
     from stretto.domain import UserId
     from stretto.http.auth import Authenticator
+    from stretto.http.event_streams import StreamSettings
     from stretto.protocol.creator import GroupCreator
     from stretto.protocol.lookup import AttemptLookup
     from stretto.storage.database import Database
@@ -42,6 +46,9 @@ class Service:
     database: Database
     authenticator: Authenticator
     metrics: Metrics
+    hub: SessionHub
+    history: Mailbox[Ask, Stretch]
+    streams: StreamSettings
 
 
 SERVICE: Final = web.AppKey("stretto.service", Service)
@@ -68,7 +75,8 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
     route = request.match_info.route.resource
     label = route.canonical if route else _NO_ROUTE
     metrics = request.app[SERVICE].metrics
-    seconds = time.perf_counter() - started
+    # A stream that is over has lasted as long as its session: that is no time to an answer.
+    seconds = None if response.prepared else time.perf_counter() - started
     metrics.count_request(request.method, label, response.status, seconds)
     return response
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stretto.domain import NewGroup
     from stretto.errors import Failure
     from stretto.protocol.attempt import Sighting
+    from stretto.protocol.sessions import CloseCode
 
 
 class StoreError(Exception):
@@ -167,8 +168,37 @@ class WriterCrashed:
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class EventDelivered:
+    """The hub has handed an event to so many sessions."""
+
+    sessions: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """A live session is over, for this reason."""
+
+    code: CloseCode
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryReaderCrashed:
+    """A fault in the program: those who were resuming are sent away, the reader goes on."""
+
+    error: Exception
+
+
 Event = (
-    BatchWritten | WriteTrouble | AttemptAnswered | ConnectionLost | GuaranteeBroken | WriterCrashed
+    BatchWritten
+    | WriteTrouble
+    | AttemptAnswered
+    | ConnectionLost
+    | GuaranteeBroken
+    | WriterCrashed
+    | EventDelivered
+    | SessionEnded
+    | HistoryReaderCrashed
 )
 
 

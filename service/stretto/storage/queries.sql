@@ -134,6 +134,40 @@ WHERE group_id = $1 AND ($2::text IS NULL OR user_id COLLATE "C" > $2 COLLATE "C
 ORDER BY user_id COLLATE "C"
 LIMIT $3;
 
+-- name: history_origin
+-- Tell this database from every other: of this server and of its copies, and of this name.
+SELECT system_identifier || '/' || current_database() || '/' || current_schema()
+FROM pg_control_system();
+
+-- name: history_bounds
+-- Ask where history stands: see HistoryBounds in protocol/history.py.
+SELECT pg_snapshot_xmin(snapshot) AS settled,
+       least(pg_snapshot_xmin(snapshot),
+             (SELECT min(position) FROM outbox WHERE delivered_at IS NULL AND dead_reason IS NULL)
+       ) AS live,
+       pg_snapshot_xmax(snapshot) AS next
+FROM pg_current_snapshot() AS snapshot;
+
+-- name: history_page
+-- Read up to $4 events behind an event ($1 its position, $2 its id), those that the users $3 are
+-- told; all, if null. The last of a full page is always returned: the next one begins behind it.
+SELECT *
+FROM (
+    SELECT event_id, event_type, subject, recipients, payload, created_at, position,
+           delivered_at IS NULL AS is_under_way,
+           row_number() OVER (ORDER BY position, event_id) AS number
+    FROM outbox
+    WHERE position >= $1 AND (position, event_id) > ($1, $2)
+    ORDER BY position, event_id
+    LIMIT $4
+) AS page
+WHERE $3::text[] IS NULL OR recipients && $3::text[] OR number = $4
+ORDER BY number;
+
+-- name: history_start
+-- Ask from which position on nothing was swept.
+SELECT position FROM history_start;
+
 -- name: ping
 -- Ask whether the database answers and has our tables.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated;

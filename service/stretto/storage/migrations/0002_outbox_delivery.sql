@@ -9,3 +9,10 @@ ALTER TABLE outbox
 CREATE INDEX outbox_due ON outbox (due_at) WHERE delivered_at IS NULL AND dead_reason IS NULL;
 
 CREATE INDEX outbox_by_position ON outbox (position);
+
+-- Who resumes before what was swept must be told.
+CREATE TABLE history_start (
+    is_only  boolean PRIMARY KEY DEFAULT true CHECK (is_only),
+    position xid8    NOT NULL DEFAULT '0'
+);
+INSERT INTO history_start DEFAULT VALUES;

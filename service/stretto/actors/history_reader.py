@@ -1,0 +1,220 @@
+"""HistoryReader: tells sessions what they have missed, many of them with one scan.
+
+Whoever waits for history at the same moment is served by the same scan: thousands of clients that
+come back after a restart cost a few statements. A session asks page by page, at its client's own
+pace: a slow client delays itself alone, and nothing is held for it meanwhile.
+
+No gap between history and live events: the session takes part in the hub *before* it first asks.
+What commits after a page's snapshot is handed to the bus later still, so it comes live; what had
+committed before is in the page. What is in both, the session drops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from stretto.actors.mailbox import Envelope, Mailbox
+from stretto.errors import InternalError
+from stretto.protocol.history import Bookmark, Cursor, PositionLost
+from stretto.protocol.ports import HistoryReaderCrashed, StoreError
+from stretto.protocol.sessions import OutgoingEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stretto.actors.session import Session
+    from stretto.domain import UserId
+    from stretto.protocol.events import Position
+    from stretto.protocol.history import HistoryBounds, HistoryPage, HistoryStore, Origin, PastEvent
+    from stretto.protocol.ports import Observer
+
+# Who waits for the same scan; as many as sessions may come back at once.
+ASKS_MAX: Final = 1000
+# Before all ids of events.
+_FIRST_ID: Final = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A session wants the next stretch of its history, or only to know where history stands."""
+
+    user: UserId
+    after: Cursor | None
+    bounds: HistoryBounds | None
+    """Those of this session's first page; nothing when it asks for that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What a session has missed, up to `end`."""
+
+    events: Sequence[tuple[OutgoingEvent, bool]]
+    """Each with whether it may still come live."""
+    end: Cursor | None
+    bounds: HistoryBounds
+
+
+_Request = Envelope[Ask, Stretch]
+
+
+class HistoryReader:
+    """Answers asks from a mailbox, batch by batch."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox[Ask, Stretch],
+        store: HistoryStore,
+        origin: Origin,
+        observe: Observer,
+    ) -> None:
+        self._mailbox = mailbox
+        self._store = store
+        self._origin = origin
+        self._observe = observe
+
+    async def run(self) -> None:
+        """Read batch after batch, until cancelled."""
+        while True:
+            await self.run_once()
+
+    async def run_once(self) -> int:
+        """Wait for those who ask, answer all of them; return how many there were."""
+        batch = await self._mailbox.take(ASKS_MAX)
+        unanswered: Exception = InternalError("the history's reader was stopped")
+        try:
+            await self._answer(batch)
+        except StoreError as error:
+            unanswered = error
+        except Exception as error:  # noqa: BLE001 no bug may leave a service without its history
+            self._observe(HistoryReaderCrashed(error))
+        finally:
+            for request in batch:
+                request.fail(unanswered)
+        return len(batch)
+
+    async def _answer(self, batch: Sequence[_Request]) -> None:
+        # Bounds before rows: what stands before them is certain to be among the rows.
+        bounds = await self._store.bounds()
+        waiting = []
+        for request in batch:
+            if request.message.after is None:
+                request.answer(Stretch((), None, bounds))
+            elif request.message.after.position > bounds.next:
+                # Told by a database that was ahead of this one.
+                request.fail(PositionLost())
+            else:
+                waiting.append(request)
+        while waiting:
+            waiting = await self._read_on(waiting, bounds)
+
+    async def _read_on(self, waiting: Sequence[_Request], bounds: HistoryBounds) -> list[_Request]:
+        """Read a page for those who are farthest behind; return those who are beyond it."""
+        users = sorted({request.message.user for request in waiting})
+        page = await self._store.page(min(map(_after, waiting)), users)
+        served: list[_Request] = []
+        beyond: list[_Request] = []
+        for request in waiting:
+            is_served = page.end is None or _after(request) < page.end
+            (served if is_served else beyond).append(request)
+        told = self._told(page, served, bounds)
+        for request in served:
+            if _after(request).position < page.start:
+                request.fail(PositionLost())
+            else:
+                request.answer(Stretch(told[id(request)], page.end, bounds))
+        return beyond
+
+    def _told(
+        self, page: HistoryPage, served: Sequence[_Request], bounds: HistoryBounds
+    ) -> dict[int, list[tuple[OutgoingEvent, bool]]]:
+        """Return each request's events, by the request's `id`; each event is encoded for all."""
+        told: dict[int, list[tuple[OutgoingEvent, bool]]] = {id(each): [] for each in served}
+        requests_of: dict[str, list[_Request]] = {}
+        settled = bounds.settled
+        for request in served:
+            requests_of.setdefault(request.message.user, []).append(request)
+            if request.message.bounds is not None:
+                settled = min(settled, request.message.bounds.settled)
+        for past in page.events:
+            outgoing = self._outgoing(past, settled)
+            for user in requests_of.keys() & past.event.recipients:
+                for request in requests_of[user]:
+                    if past.cursor > _after(request):
+                        told[id(request)].append((outgoing, past.is_under_way))
+        return told
+
+    def _outgoing(self, past: PastEvent, settled: Position) -> OutgoingEvent:
+        """Return the event with a place to resume from that skips nobody.
+
+        A transaction that was still running when the replay began may stand before this event and
+        come after it: nobody may resume behind it.
+        """
+        place = min(past.event.resume_from, settled)
+        return OutgoingEvent(replace(past.event, resume_from=place), self._origin)
+
+
+class Replay:
+    """One session's way from where it left to the present."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox[Ask, Stretch],
+        session: Session,
+        origin: Origin,
+        bookmark: Bookmark | None,
+    ) -> None:
+        """Take a session that takes part already; one without a bookmark has missed nothing."""
+        self._mailbox = mailbox
+        self._session = session
+        self._origin = origin
+        self._bookmark = bookmark
+        self._bounds: HistoryBounds | None = None
+        """Those of the first stretch."""
+        self._stretch: Stretch | None = None
+        """What was read and not yet taken."""
+        self._end: Cursor | None = None
+
+    async def begin(self) -> str:
+        """Read the first stretch; return the bookmark that holds until an event is told.
+
+        Raises `PositionLost`, `Overloaded` or `Unreachable`.
+        """
+        after = None
+        if self._bookmark is not None:
+            if self._bookmark.origin != self._origin:
+                raise PositionLost
+            after = Cursor(self._bookmark.position, _FIRST_ID)
+        self._stretch = await self._ask(after)
+        self._bounds = self._stretch.bounds
+        return str(self._bookmark or self.present)
+
+    @property
+    def present(self) -> str:
+        """The bookmark that holds once all that was missed has been told."""
+        assert self._bounds is not None, "begin first"
+        return str(Bookmark(self._bounds.live, self._origin))
+
+    async def next(self) -> Sequence[OutgoingEvent] | None:
+        """Return the next of what was missed, in order; nothing at the end.
+
+        Raises `PositionLost`, `Overloaded` or `Unreachable`.
+        """
+        if self._stretch is None:
+            if self._end is None:
+                return None
+            self._stretch = await self._ask(self._end)
+        stretch, self._stretch = self._stretch, None
+        self._end = stretch.end
+        for outgoing, is_under_way in stretch.events:
+            self._session.note_replayed(outgoing, is_under_way=is_under_way)
+        return [outgoing for outgoing, _ in stretch.events]
+
+    async def _ask(self, after: Cursor | None) -> Stretch:
+        return await self._mailbox.ask(Ask(self._session.user, after, self._bounds))
+
+
+def _after(request: _Request) -> Cursor:
+    assert request.message.after is not None
+    return request.message.after

@@ -1,0 +1,156 @@
+"""Route of live events: a session over WebSocket or SSE, from where the client left.
+
+Before the stream has begun, a refusal is a problem document; after that, a close code, told over
+both in the same words. Nothing of a session outlives its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import hdrs, web
+
+from stretto.actors.history_reader import Replay
+from stretto.errors import (
+    FieldError,
+    OriginRefused,
+    RequestInvalid,
+    StrettoError,
+    Unauthenticated,
+)
+from stretto.http.event_streams import SUBPROTOCOL, ServerSentEvents, WebSocketStream
+from stretto.http.service import SERVICE
+from stretto.protocol.history import Bookmark, PositionLost
+from stretto.protocol.ports import StoreError
+from stretto.protocol.sessions import CloseCode
+from stretto.telemetry import logger
+
+if TYPE_CHECKING:
+    from stretto.actors.session import Session
+    from stretto.http.event_streams import EventStream, StreamSettings
+
+TOKEN_SUBPROTOCOL: Final = "stretto.token."  # noqa: S105 a prefix, no token
+_EVENT_STREAM: Final = "text/event-stream"
+
+
+async def open_session(request: web.Request) -> web.StreamResponse:
+    """`GET /v1/events`: tell the user's events until one of both ends it."""
+    service = request.app[SERVICE]
+    stream = _stream(request, service.streams)
+    token = await service.authenticator.verify(_authorization(request))
+    bookmark = _bookmark(request)
+    # Taking part comes before reading: what commits from now on comes live.
+    with service.hub.session(token.owner, token.ends_at) as session:
+        replay = Replay(service.history, session, service.hub.origin, bookmark)
+        try:
+            position = await replay.begin()
+        except PositionLost:
+            session.close(CloseCode.POSITION_LOST)
+            position = ""
+        async with stream.opened(request, session):
+            await _serve(stream, session, replay, position)
+            assert session.close_code is not None
+            await stream.close(session.close_code)
+    return stream.response
+
+
+async def _serve(stream: EventStream, session: Session, replay: Replay, position: str) -> None:
+    """Send what was missed, then what comes, until the session is closed."""
+    if session.close_code is not None:
+        return
+    try:
+        async with session.until_closed():
+            await stream.tell_position(position)
+            while (missed := await replay.next()) is not None:
+                for outgoing in missed:
+                    await stream.send(outgoing)
+            if replay.present != position:
+                await stream.tell_position(replay.present)
+            while True:
+                await _send_next(stream, session)
+    except ConnectionError:
+        session.close(CloseCode.CLIENT_LEFT)
+    except PositionLost:
+        session.close(CloseCode.POSITION_LOST)
+    except (StoreError, StrettoError):
+        session.close(CloseCode.TRY_AGAIN)
+    except Exception:  # noqa: BLE001 the stream has begun: there is no room for a problem document
+        logger.exception("request.crashed")
+        session.close(CloseCode.INTERNAL_ERROR)
+
+
+async def _send_next(stream: EventStream, session: Session) -> None:
+    try:
+        async with asyncio.timeout(stream.silence_seconds):
+            events = await session.take()
+    except TimeoutError:
+        await stream.beat()
+        return
+    for outgoing in events:
+        await stream.send(outgoing)
+
+
+def _stream(request: web.Request, settings: StreamSettings) -> EventStream:
+    """Return the stream that was asked for; raises `RequestInvalid` or `OriginRefused`."""
+    if _wants_websocket(request):
+        # Scripts of any page may open a WebSocket and read it; everything else browsers guard.
+        _require_origin(request, settings.origins)
+        _require_subprotocol(request)
+        stream = WebSocketStream(settings)
+        if not stream.response.can_prepare(request):
+            raise RequestInvalid([], "This is no handshake of a WebSocket (RFC 6455, 4.2.1).")
+        return stream
+    if any(_EVENT_STREAM in accepted.lower() for accepted in request.headers.getall("Accept", [])):
+        return ServerSentEvents(settings)
+    raise RequestInvalid([], f"Open a WebSocket here, or ask for {_EVENT_STREAM} in Accept.")
+
+
+def _wants_websocket(request: web.Request) -> bool:
+    return request.headers.get(hdrs.UPGRADE, "").strip().lower() == "websocket"
+
+
+def _require_origin(request: web.Request, allowed: frozenset[str]) -> None:
+    """Raise `OriginRefused` for a foreign page; what is no browser names no origin."""
+    for origin in request.headers.getall(hdrs.ORIGIN, []):
+        own = (f"http://{request.host}", f"https://{request.host}")
+        if origin not in own and not {origin, "*"} & allowed:
+            raise OriginRefused
+
+
+def _require_subprotocol(request: web.Request) -> None:
+    """Raise `RequestInvalid` for a list of subprotocols without ours; there need not be one."""
+    fields = request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, [])
+    if fields and (len(fields) > 1 or SUBPROTOCOL not in _subprotocols(request)):
+        raise RequestInvalid([], f"The subprotocol here is {SUBPROTOCOL}.")
+
+
+def _subprotocols(request: web.Request) -> list[str]:
+    field = request.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "")
+    return [name.strip() for name in field.split(",")]
+
+
+def _authorization(request: web.Request) -> str | None:
+    """Return the one place that has a token; a browser's WebSocket has only its subprotocols."""
+    fields = request.headers.getall(hdrs.AUTHORIZATION, [])
+    if _wants_websocket(request):
+        fields += [
+            f"Bearer {name.removeprefix(TOKEN_SUBPROTOCOL)}"
+            for name in _subprotocols(request)
+            if name.startswith(TOKEN_SUBPROTOCOL)
+        ]
+    if len(fields) > 1:
+        raise Unauthenticated("The request needs exactly one token.")
+    return fields[0] if fields else None
+
+
+def _bookmark(request: web.Request) -> Bookmark | None:
+    """Return where to resume. A browser that comes back repeats its URL: the header is newer."""
+    told = request.headers.get("Last-Event-ID") or request.query.get("since")
+    if not told:
+        return None
+    try:
+        return Bookmark.parse(told)
+    except ValueError as error:
+        fault = FieldError("", "since, or Last-Event-ID, is no position that was told here")
+        raise RequestInvalid([fault]) from error

@@ -1,0 +1,63 @@
+"""Live sessions: why they end, as clients are told, and an event on its way to them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Self
+
+from stretto.protocol.history import Bookmark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from stretto.protocol.events import CommittedEvent
+    from stretto.protocol.history import Origin
+
+
+class CloseCode(IntEnum):
+    """Why a session has ended: WebSocket close codes (RFC 6455, 7.4), and the same over SSE.
+
+    From 4000 on they are ours; the last digits are those of a related HTTP status.
+    """
+
+    reason: str
+
+    def __new__(cls, code: int, reason: str) -> Self:
+        """Take the sentence that a client is told."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.reason = reason
+        return member
+
+    CLIENT_LEFT = 1000, "You have closed the session."
+    GOING_AWAY = 1001, "The service is shutting down: connect again and resume."
+    BAD_FRAME = 1002, "A frame could not be read."
+    UNWANTED_DATA = 1003, "Messages go one way here: send nothing."
+    INTERNAL_ERROR = 1011, "Something unforeseen went wrong: connect again and resume."
+    TRY_AGAIN = 1013, "The history cannot be read at the moment: resume in a while."
+    TOKEN_ENDED = 4401, "The token has ended: connect again with another one and resume."
+    TOO_SLOW = 4408, "Events were not read fast enough: connect again and resume."
+    POSITION_LOST = 4410, "Nothing can be resumed there: read your groups, then connect afresh."
+
+
+class OutgoingEvent:
+    """An event for any number of sessions, encoded once for each way out of the service."""
+
+    __slots__ = ("_encoded", "bookmark", "event")
+
+    def __init__(self, event: CommittedEvent, origin: Origin) -> None:
+        self.event = event
+        self.bookmark = str(Bookmark(event.resume_from, origin))
+        self._encoded: dict[Callable[[OutgoingEvent], bytes], bytes] = {}
+
+    @property
+    def event_id(self) -> UUID:
+        """The event's id."""
+        return self.event.event_id
+
+    def encoded(self, encode: Callable[[OutgoingEvent], bytes]) -> bytes:
+        """Return what `encode` makes of it, made on first use."""
+        if encode not in self._encoded:
+            self._encoded[encode] = encode(self)
+        return self._encoded[encode]

@@ -1,0 +1,293 @@
+"""Live sessions over WebSocket and SSE: who is told what, and how sessions end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from aiohttp import WSServerHandshakeError
+
+from api_client import token_of
+from live_service import DEADLINE_SECONDS, LiveService, live_service, relay_once, session_tasks
+from stretto.actors.hub import HubSettings
+from stretto.http.event_streams import SUBPROTOCOL, StreamSettings
+from stretto.protocol.events import CommittedEvent, Position
+from stretto.protocol.sessions import CloseCode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import asyncpg
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+STREAM = {"Accept": "text/event-stream"}
+UPGRADE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
+TOKEN = f"stretto.token.{token_of('bob')}"
+
+
+@pytest_asyncio.fixture
+async def live(database_url: str) -> AsyncIterator[LiveService]:
+    """A running service."""
+    async with live_service(database_url) as live:
+        yield live
+
+
+async def test_every_session_of_every_member_is_told_of_a_group(
+    live: LiveService, connection: Connection
+) -> None:
+    """Over either way, with the same event; nobody else is."""
+    async with (
+        live.websocket("bob") as first,
+        live.websocket("bob") as second,
+        live.sse("carol") as third,
+        live.websocket("mallory") as stranger,
+    ):
+        for client in (first, second, stranger):
+            assert (await client.next()).keys() == {"position"}
+        assert (await third.next()).id
+        group = await live.create("k")
+        await relay_once(connection, live.hub)
+        one, two, three = await first.next(), await second.next(), await third.next()
+        assert one == two == {"position": three.id, "event": three.json}
+        assert ("message", "1.0", "group.created", group) == (
+            three.type,
+            one["event"]["specversion"],
+            one["event"]["type"],
+            one["event"]["subject"],
+        )
+        await stranger.socket.close()
+        assert stranger.socket.close_code == CloseCode.CLIENT_LEFT
+    await live.emptied()
+
+
+async def test_a_browser_hands_its_token_over_among_the_subprotocols(live: LiveService) -> None:
+    """It has no other place; ours is the one that is agreed on."""
+    async with live.websocket(headers={}, protocols=(SUBPROTOCOL, TOKEN)) as client:
+        assert SUBPROTOCOL == client.socket.protocol
+        assert (await client.next()).keys() == {"position"}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "headers"),
+    [
+        (401, "unauthenticated", {**UPGRADE, "Authorization": ""}),
+        (401, "unauthenticated", {**STREAM, "Authorization": ""}),
+        (401, "unauthenticated", {**UPGRADE, "Sec-WebSocket-Protocol": f"{SUBPROTOCOL}, {TOKEN}"}),
+        (403, "origin_refused", {**UPGRADE, "Origin": "https://evil.example"}),
+        (403, "origin_refused", {**UPGRADE, "Origin": "null"}),
+        (400, "request_invalid", {**UPGRADE, "Sec-WebSocket-Protocol": "chat, superchat"}),
+        (400, "request_invalid", {**UPGRADE, "Sec-WebSocket-Protocol": TOKEN}),
+        (400, "request_invalid", {**UPGRADE, "Sec-WebSocket-Version": "12"}),
+        (400, "request_invalid", {**UPGRADE, "Sec-WebSocket-Key": "short"}),
+        (400, "request_invalid", {"Accept": "*/*"}),
+        (400, "request_invalid", {**STREAM, "Last-Event-ID": "7"}),
+        (400, "request_invalid", {**STREAM, "Last-Event-ID": f"{2**64}.00000000"}),
+    ],
+)
+async def test_what_is_refused_before_the_stream_is_a_problem(
+    live: LiveService,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    code: str,
+    headers: dict[str, str],
+) -> None:
+    """It leaves nothing behind, and no token in any log."""
+    reply = await live.api.get("/v1/events", user="bob", headers=headers)
+    assert (status, code) == (reply.status, reply.json["code"])
+    assert (0, []) == (len(live.hub), session_tasks())
+    assert not any(record.levelname == "WARNING" for record in caplog.records)
+
+
+async def test_pages_of_allowed_origins_may_connect(database_url: str) -> None:
+    """Our own, and those of the setting."""
+    streams = StreamSettings(origins=frozenset({"https://chat.example"}))
+    async with live_service(database_url, streams=streams) as live:
+        for origin in (live.api.url, "https://chat.example"):
+            async with live.websocket(origin=origin) as client:
+                assert await client.next()
+        with pytest.raises(WSServerHandshakeError) as refused:
+            async with live.websocket(origin="https://chat.example.evil"):
+                pass
+        assert refused.value.status == 403
+
+
+async def test_a_user_and_a_process_have_so_many_sessions(database_url: str) -> None:
+    """More are told to wait; one that ends makes room."""
+    settings = HubSettings(sessions_max=3, sessions_per_user_max=2)
+    async with live_service(database_url, hub=settings) as live:
+        async with live.websocket("bob"), live.sse("bob"):
+            reply = await live.api.get("/v1/events", user="bob", headers=STREAM)
+            assert (429, "rate_limited") == (reply.status, reply.json["code"])
+            async with live.websocket("carol"):
+                reply = await live.api.get("/v1/events", user="dave", headers=STREAM)
+                assert (503, "overloaded") == (reply.status, reply.json["code"])
+                assert int(reply.headers["Retry-After"]) > 0
+        await live.emptied()
+        async with live.websocket("bob") as client:
+            assert await client.next()
+
+
+FRAMES = {
+    # Masked by zeros, so that they are what they look like.
+    "text": (1003, b"\x81\x82\0\0\0\0hi"),
+    "binary": (1003, b"\x82\x82\0\0\0\0hi"),
+    "oversized": (1009, b"\x81\xfe\x10\x00\0\0\0\0" + b"x" * 4096),
+    "not UTF-8": (1007, b"\x81\x82\0\0\0\0\xff\xff"),
+    "reserved bits": (1002, b"\xf1\x82\0\0\0\0hi"),
+    "unknown opcode": (1002, b"\x83\x82\0\0\0\0hi"),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+async def test_a_frame_that_should_not_come_closes_the_session(
+    live: LiveService, connection: Connection, name: str
+) -> None:
+    """With the code of its fault, and leaves nothing behind; others go on."""
+    code, frame = FRAMES[name]
+    async with live.websocket("bob") as other, live.websocket("bob") as client:
+        await client.next()
+        client.socket._writer.transport.write(frame)  # type: ignore[union-attr]
+        assert code == await client.close_code()
+        await live.create("k")
+        await relay_once(connection, live.hub)
+        await other.next()
+        assert "event" in await other.next()
+    await live.emptied()
+
+
+async def test_a_client_that_vanishes_leaves_nothing_behind(live: LiveService) -> None:
+    """Whether it says goodbye or not."""
+    async with live.websocket() as client, live.sse() as reader:
+        await client.next()
+        await reader.next()
+        assert len(live.hub) == 2
+        client.socket._writer.transport.abort()  # type: ignore[union-attr]
+        reader.response.close()
+        await live.emptied()
+
+
+class Mute:
+    """A client that opens a session and never reads a byte."""
+
+    def __init__(self, live: LiveService, headers: dict[str, str]) -> None:
+        self.socket = socket.socket()
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        host, _, port = live.api.url.removeprefix("http://").partition(":")
+        self.address = host, int(port)
+        lines = {**headers, "Host": host, "Authorization": f"Bearer {token_of('bob')}"}
+        self.request = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(self.socket, self.address)
+        request = f"GET /v1/events HTTP/1.1\r\n{self.request}\r\n"
+        await loop.sock_sendall(self.socket, request.encode())
+
+    async def __aexit__(self, *_: object) -> None:
+        self.socket.close()
+
+
+def large_event() -> CommittedEvent:
+    """Return an event of bob's that fills buffers."""
+    return CommittedEvent(uuid.uuid4(), ("bob",), b'{"fill":"%b"}' % (b"x" * 20_000), Position(1))
+
+
+@pytest.mark.parametrize("headers", [UPGRADE, STREAM], ids=["WebSocket", "SSE"])
+async def test_a_session_that_never_reads_is_closed_and_delays_nobody(
+    database_url: str, connection: Connection, headers: dict[str, str]
+) -> None:
+    """Even its connection goes, although it does not take its goodbye."""
+    async with (
+        live_service(database_url, hub=HubSettings(events_max=8)) as live,
+        Mute(live, headers),
+        live.websocket("bob") as reader,
+    ):
+        await reader.next()
+        while len(live.hub) < 2:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            # Until kernel and process hold no more for it, its queue stays empty.
+            while len(live.hub) == 2:
+                live.hub.deliver(large_event())
+                assert "event" in await reader.next()
+        assert len(live.hub) == 1
+        await live.create("last")
+        await relay_once(connection, live.hub)
+        assert "event" in await reader.next()
+        metrics = (await live.api.get("/metrics")).body.decode()
+        assert 'stretto_sessions_ended_total{code="4408"} 1.0' in metrics
+    assert session_tasks() == []
+
+
+async def test_a_session_ends_with_its_token(live: LiveService) -> None:
+    """By the hub's clock, over both ways; sessions of longer tokens go on."""
+    now = time.time()
+    async with live.websocket("bob") as client, live.sse("carol") as reader:
+        await client.next()
+        await reader.next()
+        assert live.hub.run_once() == 0
+        live.hub._clock_seconds = lambda: now + 599
+        assert live.hub.run_once() == 0
+        live.hub._clock_seconds = lambda: now + 601
+        assert live.hub.run_once() == 2
+        assert CloseCode.TOKEN_ENDED == await client.close_code()
+        goodbye = await reader.next()
+        assert ("close", CloseCode.TOKEN_ENDED) == (goodbye.type, goodbye.json["code"])
+        with pytest.raises(EOFError):
+            await reader.next()
+    await live.emptied()
+
+
+async def test_at_the_stop_sessions_are_sent_away(live: LiveService) -> None:
+    """With 1001, or the event that says the same; nobody is taken any more."""
+    async with live.websocket("bob") as client, live.sse("carol") as reader:
+        await client.next()
+        await reader.next()
+        stopping = asyncio.create_task(live.app.shutdown())
+        assert CloseCode.GOING_AWAY == await client.close_code()
+        goodbye = await reader.next()
+        assert ("close", CloseCode.GOING_AWAY) == (goodbye.type, goodbye.json["code"])
+        await stopping
+        assert (0, []) == (len(live.hub), session_tasks())
+        refused = await live.api.get("/v1/events", headers=STREAM)
+        assert (503, "overloaded") == (refused.status, refused.json["code"])
+
+
+async def test_a_mute_client_does_not_hold_the_stop_up(live: LiveService) -> None:
+    """Its goodbye is waited for, but not for long."""
+    async with Mute(live, UPGRADE):
+        while not len(live.hub):
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await live.app.shutdown()
+        assert (0, []) == (len(live.hub), session_tasks())
+
+
+async def test_a_silent_session_is_given_signs_of_life(database_url: str) -> None:
+    """A comment, or a ping; who does not answer a ping is gone."""
+    streams = StreamSettings(heartbeat_seconds=0.05)
+    async with live_service(database_url, streams=streams) as live:
+        async with live.sse() as reader:
+            await reader.next()
+            assert (await reader.next()).comment == ""
+        async with live.websocket(autoping=False) as client:
+            await client.next()
+            for _ in range(5):
+                ping = await client.socket.receive()
+                assert aiohttp.WSMsgType.PING == ping.type
+                assert len(live.hub) == 1
+                await client.socket.pong(ping.data)
+            await live.emptied()

@@ -1,0 +1,192 @@
+"""A service whose sessions are under test, and a stand-in for the relay that feeds them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import orjson
+
+from api_client import SECRET, TEAM, Api, connected_api, token_of
+from stretto.assembly import ComponentSettings, create_app, serving
+from stretto.http.auth import TokenSettings
+from stretto.http.event_streams import StreamSettings
+from stretto.http.service import SERVICE
+from stretto.protocol.events import CommittedEvent, Position
+from stretto.storage.outbox import envelope
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import asyncpg
+    from aiohttp import web
+
+    from stretto.actors.hub import HubSettings, SessionHub
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+# Nothing here takes as long: a session that hangs must not hang the suite.
+DEADLINE_SECONDS = 20
+
+
+@dataclass(slots=True)
+class ServerSentEvent:
+    """One block of an event stream."""
+
+    id: str | None = None
+    type: str = "message"
+    data: str = ""
+    comment: str | None = None
+
+    @property
+    def json(self) -> Any:
+        """The data, which must be JSON."""
+        return orjson.loads(self.data)
+
+
+class SseClient:
+    """Reads an event stream as the standard says, one block at a time."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.response = response
+
+    async def next(self) -> ServerSentEvent:
+        """Return the next block; raises `EOFError` at the end."""
+        block = ServerSentEvent()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while line := (await self.response.content.readline()).decode():
+                if line == "\n":
+                    return block
+                name, _, value = line.rstrip("\n").partition(":")
+                match name:
+                    case "":
+                        block.comment = value
+                    case "id":
+                        block.id = value.removeprefix(" ")
+                    case "event":
+                        block.type = value.removeprefix(" ")
+                    case "data":
+                        block.data += value.removeprefix(" ")
+        raise EOFError
+
+
+class WebSocketClient:
+    """Reads a session's messages."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+
+    async def next(self) -> Any:
+        """Return the next message's document; fails when the session is closed."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            return orjson.loads(await self.socket.receive_str())
+
+    async def close_code(self) -> int | None:
+        """Read to the end; return the code."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            async for _ in self.socket:
+                pass
+        return self.socket.close_code
+
+
+@dataclass(frozen=True, slots=True)
+class LiveService:
+    """A running service, from outside and from inside."""
+
+    api: Api
+    app: web.Application
+
+    @property
+    def hub(self) -> SessionHub:
+        """Its hub."""
+        return self.app[SERVICE].hub
+
+    @asynccontextmanager
+    async def websocket(
+        self, user: str = "bob", *, since: str | None = None, **options: Any
+    ) -> AsyncIterator[WebSocketClient]:
+        """Open a WebSocket session; it has been told its position."""
+        options.setdefault("headers", {"Authorization": f"Bearer {token_of(user)}"})
+        params = {} if since is None else {"since": since}
+        async with self.api.session.ws_connect(
+            self.api.url + "/v1/events", params=params, **options
+        ) as socket:
+            yield WebSocketClient(socket)
+
+    @asynccontextmanager
+    async def sse(self, user: str = "bob", **headers: str) -> AsyncIterator[SseClient]:
+        """Open an SSE session."""
+        headers = {
+            "Authorization": f"Bearer {token_of(user)}",
+            "Accept": "text/event-stream",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        async with self.api.session.get(
+            self.api.url + "/v1/events", headers=headers, timeout=aiohttp.ClientTimeout()
+        ) as response:
+            assert response.status == 200, await response.read()
+            yield SseClient(response)
+
+    async def create(self, key: str) -> str:
+        """Create a group of alice, bob and carol; return its id."""
+        return str((await self.api.create(key, TEAM)).json["group_id"])
+
+    async def emptied(self) -> None:
+        """Wait until nobody is connected and no task of a session is left."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while len(self.hub) or session_tasks():
+                await asyncio.sleep(0.01)
+
+
+def session_tasks() -> list[str]:
+    """Return the names of the tasks that serve a session."""
+    return [
+        task.get_name()
+        for task in asyncio.all_tasks()
+        if "session" in task.get_name() and "hub" not in task.get_name()
+    ]
+
+
+@asynccontextmanager
+async def live_service(
+    database_url: str, hub: HubSettings | None = None, streams: StreamSettings | None = None
+) -> AsyncIterator[LiveService]:
+    """Serve a database in this process."""
+    settings = ComponentSettings() if hub is None else ComponentSettings(hub=hub)
+    app = create_app(
+        dsn=database_url,
+        tokens=TokenSettings(secret=SECRET),
+        settings=settings,
+        streams=streams or StreamSettings(),
+    )
+    async with (
+        serving(app, host="127.0.0.1", port=0) as port,
+        connected_api(f"http://127.0.0.1:{port}") as api,
+    ):
+        yield LiveService(api, app)
+
+
+async def relay_once(connection: Connection, hub: SessionHub) -> int:
+    """Deliver what waits in the outbox, as the relay does; return how many events that were."""
+    rows = await connection.fetch(
+        """SELECT *, least(pg_snapshot_xmin(pg_current_snapshot()), (
+               SELECT min(position) FROM outbox WHERE delivered_at IS NULL)) AS resume_from
+           FROM outbox WHERE delivered_at IS NULL ORDER BY position, event_id"""
+    )
+    for row in rows:
+        hub.deliver(
+            CommittedEvent(
+                row["event_id"],
+                tuple(row["recipients"]),
+                envelope(row),
+                Position(row["resume_from"]),
+            )
+        )
+    await connection.execute(
+        "UPDATE outbox SET delivered_at = clock_timestamp() WHERE event_id = ANY($1)",
+        [row["event_id"] for row in rows],
+    )
+    return len(rows)
