@@ -158,7 +158,7 @@ async def test_a_frame_that_should_not_come_closes_the_session(
     code, frame = FRAMES[name]
     async with live.websocket("bob") as other, live.websocket("bob") as client:
         await client.next()
-        client.socket._writer.transport.write(frame)  # type: ignore[union-attr]
+        client.socket._writer.transport.write(frame)
         assert code == await client.close_code()
         await live.create("k")
         await relay_once(connection, live.hub)
@@ -173,7 +173,7 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(live: LiveService) -
         await client.next()
         await reader.next()
         assert len(live.hub) == 2
-        client.socket._writer.transport.abort()  # type: ignore[union-attr]
+        client.socket._writer.transport.abort()
         reader.response.close()
         await live.emptied()
 

@@ -14,11 +14,15 @@ from stretto.protocol.ports import (
     AttemptAnswered,
     BatchWritten,
     ConnectionLost,
+    EventDelivered,
     GuaranteeBroken,
+    HistoryReaderCrashed,
+    SessionEnded,
     Transient,
     WriterCrashed,
     WriteTrouble,
 )
+from stretto.protocol.sessions import CloseCode
 from stretto.telemetry import Metrics, configure_logging, log_event
 
 if TYPE_CHECKING:
@@ -104,6 +108,9 @@ def test_a_crashed_writer_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
         ("stretto_writer_connections_lost_total 1.0", ConnectionLost()),
         ("stretto_writers_crashed_total 1.0", WriterCrashed(ValueError())),
         ("stretto_guarantees_broken_total 1.0", GuaranteeBroken(UUID(int=1))),
+        ("stretto_events_delivered_total 7.0", EventDelivered(7)),
+        ('stretto_sessions_ended_total{code="4408"} 1.0', SessionEnded(CloseCode.TOO_SLOW)),
+        ("stretto_history_readers_crashed_total 1.0", HistoryReaderCrashed(ValueError())),
     ],
 )
 def test_every_event_is_counted(expected: str, event: Event) -> None:

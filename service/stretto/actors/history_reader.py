@@ -176,6 +176,11 @@ class Replay:
         """What was read and not yet taken."""
         self._end: Cursor | None = None
 
+    @property
+    def is_resumption(self) -> bool:
+        """Whether anything may have been missed at all."""
+        return self._bookmark is not None
+
     async def begin(self) -> str:
         """Read the first stretch; return the bookmark that holds until an event is told.
 

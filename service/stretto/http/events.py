@@ -65,7 +65,8 @@ async def _serve(stream: EventStream, session: Session, replay: Replay, position
             while (missed := await replay.next()) is not None:
                 for outgoing in missed:
                     await stream.send(outgoing)
-            if replay.present != position:
+            if replay.is_resumption:
+                # Nothing more of the past is to come.
                 await stream.tell_position(replay.present)
             while True:
                 await _send_next(stream, session)

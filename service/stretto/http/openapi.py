@@ -20,6 +20,7 @@ from stretto.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
+from stretto.http import openapi_events
 from stretto.http import openapi_examples as examples
 from stretto.http.openapi_answers import Document, file, named, problems, reference, success
 from stretto.http.requests import BODY_BYTES_MAX, PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
@@ -36,7 +37,7 @@ as you like: there is one group, and every success names it, with the same bytes
 Errors are problem documents (RFC 9457) whose `retry` says what to do: wait and send the same again,
 take a new key, or mend the program. Two of them can come from any path: `not_found` (404) for a path
 that does not exist, and `method_not_allowed` (405, with `Allow`) for one that does not know the
-method. Whatever answers GET answers HEAD too, without the body.
+method. Whatever answers GET answers HEAD too, without the body, but for `/v1/events`.
 """.strip()
 
 _ALWAYS: Final = (InternalError(),)
@@ -213,6 +214,14 @@ def _read_attempt() -> Document:
     )
 
 
+def _open_session() -> Document:
+    summary = "My events, live"
+    errors = (*openapi_events.ERRORS, *_WITH_TOKEN)
+    answers, parameters = openapi_events.answers(), openapi_events.PARAMETERS
+    operation = _operation("openSession", "events", summary, answers, errors, parameters)
+    return {**operation, "description": openapi_events.DESCRIPTION}
+
+
 def _docs_file() -> Document:
     # A static file's own: they are told without a document.
     answers = {
@@ -245,6 +254,7 @@ def _paths() -> Document:
         "/v1/groups/{group_id}": {"get": _read_group()},
         "/v1/groups/{group_id}/members": {"get": _list_members()},
         "/v1/attempts/{key}": {"get": _read_attempt()},
+        "/v1/events": {"get": _open_session()},
         "/livez": _plain("livez", "health", "Is the process alive?", alive),
         "/readyz": _plain("readyz", "health", "Can it serve?", ready, _UNREADY),
         "/metrics": _plain("metrics", "health", "Prometheus metrics", text),
@@ -268,12 +278,13 @@ OPENAPI: Final[Document] = {
     "tags": [
         {"name": "groups", "description": "Create groups and read those that you are in."},
         {"name": "attempts", "description": "Ask what became of a key."},
+        {"name": "events", "description": "Be told what happens in your groups."},
         {"name": "health", "description": "For operators."},
         {"name": "docs", "description": "The contract itself."},
     ],
     "paths": _paths(),
     "components": {
-        "schemas": SCHEMAS,
+        "schemas": {**SCHEMAS, **openapi_events.SCHEMAS},
         "responses": {
             "NotFound": problems((NotFound(),))["404"],
             "MethodNotAllowed": problems((MethodNotAllowed(),))["405"],

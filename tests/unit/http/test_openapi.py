@@ -41,6 +41,7 @@ CODES = {
     ("GET", "/v1/groups/{group_id}"): {"not_found", *TOKEN},
     ("GET", "/v1/groups/{group_id}/members"): {"request_invalid", "not_found", *TOKEN},
     ("GET", "/v1/attempts/{key}"): {"key_invalid", "not_found", *TOKEN},
+    ("GET", "/v1/events"): {"request_invalid", "origin_refused", "rate_limited", *TOKEN},
     ("GET", "/livez"): {"internal_error"},
     ("GET", "/readyz"): {"overloaded", "database_unavailable", "internal_error"},
     ("GET", "/metrics"): {"internal_error"},

@@ -1,0 +1,208 @@
+"""Resuming: whoever comes back is told everything that he has missed, or that it cannot be told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest_asyncio
+
+from api_client import TEAM, token_of
+from live_service import LiveService, live_service, relay_once
+from stretto.domain import event_id, group_id
+from stretto.protocol.sessions import CloseCode
+from stretto.storage import history
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import pytest
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+PAGE = 10
+
+
+@pytest_asyncio.fixture
+async def live(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveService]:
+    """A running service that reads its history in small pages."""
+    monkeypatch.setattr(history, "PAGE_EVENTS", PAGE)
+    async with live_service(database_url) as live:
+        yield live
+
+
+async def bookmark(live: LiveService) -> str:
+    """Return the position at which a session of bob begins now."""
+    async with live.websocket() as client:
+        position: str = (await client.next())["position"]
+        return position
+
+
+def next_to(position: str) -> str:
+    """Return the position behind that one."""
+    number, _, origin = position.partition(".")
+    return f"{int(number) + 1}.{origin}"
+
+
+async def test_what_was_missed_comes_first_and_then_what_happens(
+    live: LiveService, connection: Connection
+) -> None:
+    """Over both ways, in order, each once, and of other users nothing."""
+    since = await bookmark(live)
+    missed = [await live.create(f"k{number}") for number in range(3 * PAGE + 5)]
+    await live.api.create("other", {"name": "Not his"}, user="mallory")
+    await relay_once(connection, live.hub)
+    async with live.websocket(since=since) as client, live.sse(Last_Event_ID=since) as reader:
+        assert {"position": since} == await client.next()
+        assert since == (await reader.next()).id
+        for expected in missed:
+            assert expected == (await client.next())["event"]["subject"]
+            assert expected == (await reader.next()).json["subject"]
+        # Caught up: from here on there is nothing to be told again.
+        assert (await client.next()).keys() == {"position"}
+        assert (await reader.next()).data == ""
+        last = await live.create("last")
+        await relay_once(connection, live.hub)
+        assert last == (await client.next())["event"]["subject"]
+        assert last == (await reader.next()).json["subject"]
+
+
+async def test_any_position_that_was_told_leads_on_from_there(
+    live: LiveService, connection: Connection
+) -> None:
+    """Whether it came live, with what was missed, or with neither."""
+    told = [await bookmark(live)]
+    groups = []
+    async with live.websocket() as client:
+        await client.next()
+        for number in range(PAGE + 3):
+            groups.append(await live.create(f"k{number}"))
+            await relay_once(connection, live.hub)
+            told.append((await client.next())["position"])
+    for number, position in enumerate(told):
+        async with live.sse(Last_Event_ID=position) as reader:
+            await reader.next()
+            got = []
+            while (block := await reader.next()).data:
+                got.append(block.json["subject"])
+            # Some may come again: other transactions of the server hold positions back.
+            assert groups[number:] == got[len(got) - len(groups[number:]) :]
+
+
+async def test_the_header_is_newer_than_the_url(live: LiveService, connection: Connection) -> None:
+    """A browser's client repeats its URL whenever it comes back."""
+    old = await bookmark(live)
+    await live.create("k")
+    await relay_once(connection, live.hub)
+    new = next_to(old)
+    headers = {"Authorization": f"Bearer {token_of('bob')}", "Last-Event-ID": new}
+    async with live.websocket(since=old, headers=headers) as client:
+        assert {"position": new} == await client.next()
+
+
+async def test_a_transaction_that_commits_late_is_not_skipped(
+    live: LiveService, connection: Connection, database_url: str
+) -> None:
+    """It stands before an event that was told already: no told position is behind it."""
+    since = await bookmark(live)
+    late = await asyncpg.connect(database_url, server_settings={"search_path": "stretto,public"})
+    transaction = late.transaction()
+    await transaction.start()
+    await insert_event(late, "late")
+    early = await live.create("early")
+    await relay_once(connection, live.hub)
+    async with live.websocket(since=since) as client:
+        await client.next()
+        told = await client.next()
+        assert early == told["event"]["subject"]
+    await transaction.commit()
+    await late.close()
+    await relay_once(connection, live.hub)
+    async with live.websocket(since=told["position"]) as client:
+        await client.next()
+        subjects = [(await client.next())["event"]["subject"] for _ in range(2)]
+        assert {early, str(group_id("alice", "late"))} == set(subjects)
+    # The twin: the event's own position would lead past it.
+    own = await connection.fetchval(
+        "SELECT max(position) FROM outbox WHERE subject::text = $1", early
+    )
+    async with live.websocket(since=f"{own}.{told['position'].partition('.')[2]}") as client:
+        await client.next()
+        assert early == (await client.next())["event"]["subject"]
+        assert "event" not in await client.next()
+
+
+async def insert_event(connection: Connection, key: str) -> None:
+    """Write an event of alice's group, as a write of hers does."""
+    id_ = group_id("alice", key)
+    await connection.execute(
+        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+           VALUES ($1, 'group.created', $2, '{alice,bob}', '{}')""",
+        event_id(id_),
+        id_,
+    )
+
+
+async def test_what_waited_for_the_relay_while_it_was_replayed_is_told_once(
+    live: LiveService, connection: Connection
+) -> None:
+    """It is in the history already, and comes live afterwards."""
+    since = await bookmark(live)
+    missed = await live.create("missed")
+    async with live.websocket(since=since) as client:
+        await client.next()
+        assert missed == (await client.next())["event"]["subject"]
+        assert (await client.next()).keys() == {"position"}
+        assert 1 == await relay_once(connection, live.hub)
+        following = await live.create("following")
+        await relay_once(connection, live.hub)
+        assert following == (await client.next())["event"]["subject"]
+
+
+async def test_a_position_that_is_too_old_is_told(
+    live: LiveService, connection: Connection
+) -> None:
+    """Over both ways; a browser's client is made to forget it."""
+    since = await bookmark(live)
+    await live.create("k")
+    await relay_once(connection, live.hub)
+    kept = next_to(since)
+    await connection.execute("UPDATE history_start SET position = $1", int(kept.partition(".")[0]))
+    async with live.websocket(since=since) as client:
+        assert CloseCode.POSITION_LOST == await client.close_code()
+    async with live.sse(Last_Event_ID=since) as reader:
+        goodbye = await reader.next()
+        assert ("close", CloseCode.POSITION_LOST, "") == (
+            goodbye.type,
+            goodbye.json["code"],
+            goodbye.id,
+        )
+    # The twin: what is kept can be resumed.
+    async with live.websocket(since=kept) as client:
+        assert {"position": kept} == await client.next()
+    await live.emptied()
+
+
+async def test_a_position_from_elsewhere_is_told(live: LiveService) -> None:
+    """Of another database, or of this one before it was set back."""
+    number, _, origin = (await bookmark(live)).partition(".")
+    for foreign in (f"{number}.00000000", f"{int(number) + 1_000_000}.{origin}"):
+        async with live.websocket(since=foreign) as client:
+            assert CloseCode.POSITION_LOST == await client.close_code()
+    await live.emptied()
+
+
+async def test_a_resume_while_the_database_is_away_is_refused(
+    live: LiveService, connection: Connection
+) -> None:
+    """Before the stream begins it is a problem document, and nothing is left behind."""
+    since = await bookmark(live)
+    await connection.execute("ALTER TABLE outbox RENAME TO hidden")
+    reply = await live.api.get(
+        "/v1/events", headers={"Accept": "text/event-stream", "Last-Event-ID": since}
+    )
+    assert (503, "database_unavailable") == (reply.status, reply.json["code"])
+    await live.emptied()
+    await connection.execute("ALTER TABLE hidden RENAME TO outbox")
+    assert await bookmark(live)
+    assert (await live.api.create("k", TEAM)).status == 201
