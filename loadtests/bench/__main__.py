@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from loadtests.bench import events
 from loadtests.bench.machinery import BenchError, Measure
 from loadtests.bench.parts import (
     Bench,
@@ -45,6 +46,9 @@ PARTS: dict[str, Any] = {
     "replay": ServicePart("replay", 64),
     "mix": ServicePart("mix", 128),
     "same key, 2 processes": ServicePart("same", 256, workers=2),
+    "events: one to 5,000 sessions": events.fan_out,
+    "events: 10,000 idle sessions": events.idle,
+    "events: a mute session": events.mute,
 }
 
 

@@ -82,6 +82,25 @@ GOALS = (
         0.15,
         is_upper=True,
     ),
+    Goal(
+        "milliseconds from one event to the last of 5,000 sessions",
+        _median_more("events: one to 5,000 sessions", "slowest_ms"),
+        1000.0,
+        is_upper=True,
+    ),
+    Goal(
+        "KiB of an idle session among 10,000",
+        _median_more("events: 10,000 idle sessions", "kib_per_session"),
+        40.0,
+        is_upper=True,
+    ),
+    Goal(
+        # Its queue of 256 events of 4 KB, and its buffers.
+        "KiB that a mute session costs",
+        _median_more("events: a mute session", "grown_kib"),
+        1200.0,
+        is_upper=True,
+    ),
 )
 
 

@@ -1,0 +1,131 @@
+"""The parts that measure live sessions: one event to many, what idle and mute ones cost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from loadtests.bench.listeners import listeners
+from loadtests.bench.machinery import BenchError, Measure, python, resident_mib, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from loadtests.bench.parts import Bench
+
+FAN_OUT_SESSIONS = 5_000
+IDLE_SESSIONS = 10_000
+PER_USER = 10
+SETTLE_SECONDS = 2.0
+ARRIVAL_SECONDS = 10.0
+MUTE_EVENTS = 3_000
+MUTE_EVENT_BYTES = 4_000
+
+
+class Sessions:
+    """A running service with sessions to be opened."""
+
+    def __init__(self, url: str, pid: int, client: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.pid = pid
+        self._client = client
+
+    async def deliver(self, **query: int) -> dict[str, Any]:
+        """Have events delivered; returns what the service says of it."""
+        async with self._client.post(f"{self.url}/deliver", params=query) as response:
+            document: dict[str, Any] = await response.json()
+            return document
+
+
+@asynccontextmanager
+async def _sessions(bench: Bench) -> AsyncIterator[Sessions]:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    command = python("-m", "loadtests.bench.sessions_server")
+    async with (
+        bench.database() as (dsn, _),
+        serving(
+            *command, ready=b"sessions.started", env=os.environ | {"STRETTO_DATABASE_URL": dsn}
+        ) as (process, started),
+        aiohttp.ClientSession() as client,
+    ):
+        yield Sessions(f"http://127.0.0.1:{started['port']}", process.pid, client)
+
+
+async def fan_out(bench: Bench) -> Measure:
+    """Measure one event on its way to many sessions, over and over."""
+    async with (
+        _sessions(bench) as service,
+        listeners(service.url, FAN_OUT_SESSIONS, PER_USER) as clients,
+    ):
+        slowest_ms, told = [], 1
+        until = time.monotonic() + bench.seconds
+        while time.monotonic() < until:
+            delivered = await service.deliver(users=FAN_OUT_SESSIONS // PER_USER)
+            told += 1
+            async with asyncio.timeout(ARRIVAL_SECONDS):
+                await asyncio.gather(*(client.reached(told) for client in clients))
+            last_at = max(client.last_at for client in clients)
+            slowest_ms.append((last_at - delivered["began"]) * 1e3)
+    slowest_ms.sort()
+    return Measure(
+        FAN_OUT_SESSIONS / slowest_ms[len(slowest_ms) // 2] * 1e3,
+        slowest_ms[len(slowest_ms) // 2],
+        slowest_ms[len(slowest_ms) * 99 // 100],
+        {"slowest_ms": slowest_ms[-1], "sessions": FAN_OUT_SESSIONS},
+    )
+
+
+async def idle(bench: Bench) -> Measure:
+    """Measure how much memory a session takes that nothing happens in."""
+    async with _sessions(bench) as service:
+        # What the first sessions bring in is not a session's own.
+        async with listeners(service.url, 100, PER_USER):
+            pass
+        before = resident_mib(service.pid)
+        started = time.monotonic()
+        async with listeners(service.url, IDLE_SESSIONS, PER_USER):
+            seconds = time.monotonic() - started
+            await asyncio.sleep(SETTLE_SECONDS)
+            grown = resident_mib(service.pid) - before
+    return Measure(
+        IDLE_SESSIONS / seconds,
+        0.0,
+        0.0,
+        {"kib_per_session": grown * 1024 / IDLE_SESSIONS, "memory_mib": before + grown},
+    )
+
+
+async def mute(bench: Bench) -> Measure:
+    """Measure what a session that never reads costs: memory, and others' time."""
+    async with (
+        _sessions(bench) as service,
+        listeners(service.url, 2, 1) as (mute_one, reader),
+    ):
+        query = {"users": 2, "bytes": MUTE_EVENT_BYTES}
+        await service.deliver(**query)
+        before = resident_mib(service.pid)
+        mute_one.transport.pause_reading()  # type: ignore[attr-defined]
+        began = time.monotonic()
+        times_ms = []
+        for number in range(MUTE_EVENTS):
+            delivered = await service.deliver(**query)
+            await reader.reached(number + 3)
+            times_ms.append((reader.last_at - delivered["began"]) * 1e3)
+        seconds = time.monotonic() - began
+        grown = resident_mib(service.pid) - before
+        if delivered["sessions"] != 1:
+            message = "a session that read nothing was not closed"
+            raise BenchError(message)
+    times_ms.sort()
+    return Measure(
+        MUTE_EVENTS / seconds,
+        times_ms[MUTE_EVENTS // 2],
+        times_ms[MUTE_EVENTS * 99 // 100],
+        {"grown_kib": grown * 1024},
+    )

@@ -1,0 +1,54 @@
+"""The service with a handle on its hub: events as many and as large as a part wants, at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from uuid import uuid4
+
+import orjson
+import uvloop
+from aiohttp import web
+from loadtests.bench.machinery import SECRET
+
+from stretto.actors.hub import HubSettings
+from stretto.assembly import ComponentSettings, create_app, serving
+from stretto.http.auth import TokenSettings
+from stretto.http.event_streams import StreamSettings
+from stretto.http.service import SERVICE
+from stretto.protocol.events import CommittedEvent, Position
+
+
+async def deliver(request: web.Request) -> web.Response:
+    """Deliver events to the first users; answers when the first one began, on the machine's clock."""
+    query = request.query
+    users = tuple(f"user-{number}" for number in range(int(query["users"])))
+    envelope = orjson.dumps({"fill": "x" * int(query.get("bytes", 400))})
+    began = time.monotonic()
+    for _ in range(int(query.get("events", 1))):
+        event = CommittedEvent(uuid4(), users, envelope, Position(1))
+        request.app[SERVICE].hub.deliver(event)
+        await asyncio.sleep(0)
+    return web.json_response({"began": began, "sessions": len(request.app[SERVICE].hub)})
+
+
+async def main() -> None:
+    """Serve on a free port until ended."""
+    app = create_app(
+        dsn=os.environ["STRETTO_DATABASE_URL"],
+        tokens=TokenSettings(secret=SECRET),
+        settings=ComponentSettings(hub=HubSettings()),
+        # Nobody answers pings here, and nobody should be asked to while we measure.
+        streams=StreamSettings(heartbeat_seconds=3600),
+    )
+    app.router.add_post("/deliver", deliver)
+    async with serving(app, host="127.0.0.1", port=0) as port:
+        sys.stderr.write(orjson.dumps({"event": "sessions.started", "port": port}).decode() + "\n")
+        sys.stderr.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
