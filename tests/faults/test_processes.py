@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import AsyncExitStack
+import socket
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import aiohttp
 import asyncpg
 import pytest
 
-from api_client import Api
+from api_client import Api, Reply, connected_api, token_of
 from chaos.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
 from service_process import ServiceProcess
 from stretto.domain import group_id
@@ -161,6 +162,30 @@ async def test_sigterm_finishes_what_was_claimed_and_then_exits(
         assert await service.exited() == 0
     assert await connection.fetchval("SELECT count(*) FROM attempt") == 1
     assert await sound(connection)
+
+
+async def test_sigterm_sends_sessions_away_and_then_exits(start_service: StartService) -> None:
+    """Clients are told to come back; one that reads nothing holds nobody up."""
+    service = await start_service(SESSIONS_PER_USER="3")
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    mute = socket.create_connection((host, int(port)))
+    stream = {"Accept": "text/event-stream", "Authorization": f"Bearer {token_of('alice')}"}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in stream.items())
+    mute.sendall(f"GET /v1/events HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
+    async with (
+        asyncio.timeout(20),
+        apis(service) as (api,),
+        api.session.get(f"{api.url}/v1/events", headers=stream) as reader,
+        api.session.ws_connect(f"{api.url}/v1/events", headers=stream) as websocket,
+    ):
+        assert "position" in await websocket.receive_json()
+        service.signal(signal.SIGTERM)
+        assert aiohttp.WSMsgType.CLOSE == (await websocket.receive()).type
+        assert websocket.close_code == 1001
+        assert b'event: close\ndata: {"code":1001' in await reader.read()
+        assert await service.exited() == 0
+    mute.close()
+    assert b"request.crashed" not in b"".join(service.log)
 
 
 async def test_a_database_that_goes_away_is_told_and_recovered_from(

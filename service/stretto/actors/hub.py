@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 # A token's end is noticed at most this late.
 TICK_SECONDS: Final = 1.0
+# A token may have no end, or its key may have been withdrawn: as long as an issuer's keys are trusted
+# without the issuer, and no longer.
+SESSION_SECONDS_MAX: Final = 24 * 3600.0
 # After that long the clients' goodbyes are not waited for any more: the process must stop.
 STOP_SECONDS: Final = 3.0
 # A user with too many sessions has to end one; a full process empties when clients go elsewhere.
@@ -105,6 +108,7 @@ class SessionHub:
                 f"A user may have {self._settings.sessions_per_user_max} sessions at once.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
+        ends_at = min(ends_at, self._clock_seconds() + SESSION_SECONDS_MAX)
         session = Session(user, ends_at, self._settings.events_max)
         self._sessions.setdefault(user, {})[session] = None
         self._count += 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
 
-from stretto.actors.hub import HubSettings, SessionHub
+from stretto.actors.hub import SESSION_SECONDS_MAX, HubSettings, SessionHub
 from stretto.domain import UserId
 from stretto.errors import Overloaded, RateLimited
 from stretto.protocol.events import CommittedEvent, Position
@@ -157,6 +158,17 @@ async def test_a_session_ends_with_its_token(hub: SessionHub, clock: Clock) -> N
         clock.now = 1010
         assert hub.run_once() == 1
         assert (CloseCode.TOKEN_ENDED, None) == (short.close_code, long.close_code)
+
+
+async def test_a_session_whose_token_has_no_end_ends_nevertheless(
+    hub: SessionHub, clock: Clock
+) -> None:
+    """After a day it has to show the token again."""
+    with hub.session(ALICE, math.inf) as session:
+        clock.now += SESSION_SECONDS_MAX - 1
+        assert (0, None) == (hub.run_once(), session.close_code)
+        clock.now += 1
+        assert (1, CloseCode.TOKEN_ENDED) == (hub.run_once(), session.close_code)
 
 
 async def test_closing_interrupts_whatever_a_session_awaits(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import math
 from typing import Any
 
 import jwt
@@ -243,6 +244,17 @@ async def test_a_token_without_an_end_is_verified_again_after_a_while() -> None:
     now += VERIFIED_SECONDS_MAX
     with pytest.raises(Unauthenticated):
         await known.owner(authorization)
+
+
+@pytest.mark.parametrize(
+    ("expected", "claims"),
+    [(NOW + 1.5, {"exp": NOW + 1.5}), (NOW + 10**6, {"exp": NOW + 10**6}), (math.inf, {})],
+)
+async def test_a_token_tells_when_it_ends(expected: float, claims: dict[str, Any]) -> None:
+    """However long it is remembered; sessions end with it."""
+    checked = authenticator()
+    for _ in range(2):
+        assert expected == (await checked.verify(bearer(**claims))).ends_at
 
 
 async def test_refused_tokens_are_not_remembered_and_verified_ones_are_bounded(

@@ -1,0 +1,42 @@
+"""What clients are sent, byte by byte, and what operators set of it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from stretto.config import read_settings
+from stretto.http.event_streams import StreamSettings, sse_chunk, websocket_message
+from stretto.protocol.events import CommittedEvent, Position
+from stretto.protocol.history import Origin
+from stretto.protocol.sessions import CloseCode, OutgoingEvent
+
+EVENT = OutgoingEvent(
+    CommittedEvent(UUID(int=1), ("alice",), b'{"id":"1"}', Position(7)), Origin("0a1b2c3d")
+)
+
+
+def test_both_forms_carry_the_same_event_and_position() -> None:
+    """The event is what it is on the bus; the position stands beside it."""
+    assert websocket_message(EVENT) == b'{"position":"7.0a1b2c3d","event":{"id":"1"}}'
+    assert sse_chunk(EVENT) == b'id: 7.0a1b2c3d\ndata: {"id":"1"}\n\n'
+
+
+@pytest.mark.parametrize("code", CloseCode)
+def test_a_reason_fits_into_a_close_frame(code: CloseCode) -> None:
+    """It holds 125 bytes, the code among them (RFC 6455, 5.5)."""
+    assert 0 < len(code.reason.encode()) <= 123
+
+
+@pytest.mark.parametrize(
+    ("expected", "setting"),
+    [
+        (frozenset(), ""),
+        ({"*"}, "*"),
+        ({"https://a.example", "http://b:81"}, " https://A.example/ ,http://b:81,"),
+    ],
+)
+def test_origins_are_read_as_browsers_write_them(expected: set[str], setting: str) -> None:
+    """In lower case, without a path."""
+    assert expected == StreamSettings.of(read_settings(origins=setting)).origins
