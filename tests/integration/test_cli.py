@@ -93,8 +93,9 @@ async def test_the_list_of_commands_is_not_cut_short() -> None:
 
 async def test_a_database_is_migrated_once(database_url: str, connection: Connection) -> None:
     """The second time there is nothing to do."""
+    newest = await connection.fetchval("SELECT max(number) FROM schema_version")
     await connection.execute("DROP SCHEMA stretto CASCADE")
-    assert (0, "applied: 1\n") == (await stretto("migrate", DATABASE_URL=database_url))[:2]
+    assert (0, f"applied: {newest}\n") == (await stretto("migrate", DATABASE_URL=database_url))[:2]
     assert (0, "up to date\n") == (await stretto("migrate", DATABASE_URL=database_url))[:2]
 
 

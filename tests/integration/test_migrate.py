@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 from conftest import connect
 from stretto.errors import ConfigurationError
@@ -24,6 +25,15 @@ STEPS = [
     Step(2, "ALTER TABLE inbox ADD COLUMN two text"),
     Step(3, "ALTER TABLE inbox ADD COLUMN three text"),
 ]
+
+
+@pytest_asyncio.fixture
+async def connection(
+    connection: Connection,
+) -> Connection:
+    """A database that has only the first schema, whatever changes there are by now."""
+    await connection.execute("UPDATE schema_version SET number = 1")
+    return connection
 
 
 async def columns(connection: Connection) -> set[str]:
