@@ -46,6 +46,7 @@ PARTS: dict[str, Any] = {
     "replay": ServicePart("replay", 64),
     "mix": ServicePart("mix", 128),
     "same key, 2 processes": ServicePart("same", 256, workers=2),
+    "events: create to session": events.create_to_session,
     "events: one to 5,000 sessions": events.fan_out,
     "events: 10,000 idle sessions": events.idle,
     "events: a mute session": events.mute,

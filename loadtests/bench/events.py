@@ -1,4 +1,4 @@
-"""The parts that measure live sessions: one event to many, what idle and mute ones cost."""
+"""The parts that measure live sessions: latency, one event to many, what idle and mute ones cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from loadtests.bench.listeners import listeners
-from loadtests.bench.machinery import BenchError, Measure, python, resident_mib, serving
+from loadtests.bench.machinery import (
+    SECRET,
+    BenchError,
+    Measure,
+    python,
+    resident_mib,
+    serving,
+    wrk,
+)
+
+from stretto.domain import UserId
+from stretto.http.auth import make_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,6 +36,9 @@ SETTLE_SECONDS = 2.0
 ARRIVAL_SECONDS = 10.0
 MUTE_EVENTS = 3_000
 MUTE_EVENT_BYTES = 4_000
+LOAD_CONNECTIONS = 64
+PROBE_SECONDS = 0.02
+OWNER = UserId("user-1")
 
 
 class Sessions:
@@ -129,3 +143,82 @@ async def mute(bench: Bench) -> Measure:
         times_ms[MUTE_EVENTS * 99 // 100],
         {"grown_kib": grown * 1024},
     )
+
+
+async def create_to_session(bench: Bench) -> Measure:
+    """Measure from sending a request to its event's arrival, at half of the peak load."""
+    prober, member = UserId("prober"), UserId("member")
+    token = make_token(SECRET, OWNER, lifetime_seconds=3600)
+    async with bench.database() as (dsn, _):
+        settings = {"DATABASE_URL": dsn, "JWT_SECRET": SECRET, "PORT": "0", "LOG_FORMAT": "json"}
+        environment = os.environ | {f"STRETTO_{name}": value for name, value in settings.items()}
+        command = python("-m", "stretto", "serve")
+        async with serving(*command, ready=b"service.started", env=environment) as (_, started):
+            url = f"http://127.0.0.1:{started['port']}"
+            peak = await wrk(url, "new", connections=128, seconds=bench.seconds, token=token)
+            async with _Probe.opened(url, prober, member) as probe:
+                # Also waits until what the peak has left behind is delivered.
+                await probe.send("first")
+                pause_ms = LOAD_CONNECTIONS / (peak.per_second / 2) * 1e3
+                load = asyncio.create_task(
+                    wrk(
+                        url,
+                        "new",
+                        connections=LOAD_CONNECTIONS,
+                        seconds=bench.seconds,
+                        token=token,
+                        pause_ms=pause_ms,
+                    )
+                )
+                times_ms = []
+                while not load.done():
+                    times_ms.append(await probe.send(str(len(times_ms))) * 1e3)
+                    await asyncio.sleep(PROBE_SECONDS)
+                loaded = await load
+    times_ms.sort()
+    return Measure(
+        loaded.per_second,
+        times_ms[len(times_ms) // 2],
+        times_ms[len(times_ms) * 99 // 100],
+        {"peak_per_second": peak.per_second, "probes": len(times_ms)},
+    )
+
+
+class _Probe:
+    """Creates groups as one user, and is told of them as another."""
+
+    def __init__(
+        self, client: aiohttp.ClientSession, url: str, socket: aiohttp.ClientWebSocketResponse
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._socket = socket
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, url: str, prober: UserId, member: UserId) -> AsyncIterator[_Probe]:
+        headers = {
+            user: {"Authorization": f"Bearer {make_token(SECRET, user, lifetime_seconds=3600)}"}
+            for user in (prober, member)
+        }
+        async with (
+            aiohttp.ClientSession(headers=headers[prober]) as client,
+            client.ws_connect(f"{url}/v1/events", headers=headers[member]) as socket,
+        ):
+            await socket.receive_json()
+            yield cls(client, url, socket)
+
+    async def send(self, key: str) -> float:
+        """Create a group; return how many seconds it took until its event was here."""
+        began = time.monotonic()
+        async with self._client.post(
+            f"{self._url}/v1/groups",
+            headers={"Idempotency-Key": f"probe-{key}"},
+            json={"name": "Probe", "members": ["member"]},
+        ) as response:
+            created = await response.json()
+        async with asyncio.timeout(ARRIVAL_SECONDS):
+            while True:
+                message = await self._socket.receive_json()
+                if message.get("event", {}).get("subject") == created["group_id"]:
+                    return time.monotonic() - began

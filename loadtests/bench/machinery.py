@@ -77,14 +77,22 @@ async def serving(*command: str | Path, ready: bytes, env: Mapping[str, str]) ->
     await drain
 
 
-async def wrk(
-    url: str, mode: str, *, connections: int, seconds: float, token: str, non_2xx: float = 0.0
+async def wrk(  # noqa: PLR0913 each of them is a flag of the program
+    url: str,
+    mode: str,
+    *,
+    connections: int,
+    seconds: float,
+    token: str,
+    non_2xx: float = 0.0,
+    pause_ms: float = 0.0,
 ) -> Measure:
     """Load a URL; up to that share of answers may be other than 2xx, no more and not far less."""
     printed = await output_of(
         *("wrk", "--threads", "1", "--connections", str(connections)),
         *("--duration", f"{seconds:g}s", "--timeout", "20s", "--latency"),
         *("--script", HERE / "requests.lua", url, "--", mode, token, orjson.dumps(BODY).decode()),
+        f"{pause_ms:.0f}",
     )
     answers = int(_found(r"(\d+) requests in", printed))
     refused = re.search(r"Non-2xx or 3xx responses: (\d+)", printed)

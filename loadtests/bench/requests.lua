@@ -1,4 +1,4 @@
--- Requests for wrk. Arguments: mode, token, body.
+-- Requests for wrk. Arguments: mode, token, body, pause of a connection before each (ms).
 --   new     a fresh key each time            same    one key for every 100 requests
 --   replay  one key again and again          mix     70 % new, 25 % a recent key, 5 % another body
 --   floor   as new, for a server without the protocol
@@ -10,6 +10,10 @@ function init(arguments)
     headers = {["Authorization"] = "Bearer " .. arguments[2], ["Content-Type"] = "application/json"}
     other = body:gsub('"name": ?"', '"name":"Other ')
     -- Every run has keys of its own: the address of a fresh table differs from process to process.
+    local pause = tonumber(arguments[4])
+    if pause > 0 then
+        function delay() return pause end
+    end
     base = os.time() .. "-" .. tostring({}):sub(10) .. "-"
 end
 
