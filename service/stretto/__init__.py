@@ -3,6 +3,7 @@
 Hosts use what is named here; everything else may change between versions.
 """
 
+from stretto.actors.hub import HubSettings
 from stretto.assembly import (
     AppOptions,
     Component,
@@ -25,6 +26,7 @@ from stretto.errors import (
     StrettoError,
 )
 from stretto.http.auth import TokenSettings
+from stretto.http.event_streams import StreamSettings
 from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
 from stretto.protocol.ports import Unreachable
 from stretto.storage.attempts import OnCreate
@@ -45,12 +47,14 @@ __all__ = [
     "DatabaseUnavailable",
     "GroupCreator",
     "GroupRejected",
+    "HubSettings",
     "IdempotencyKey",
     "KeyReused",
     "NewGroup",
     "OnCreate",
     "Overloaded",
     "RateLimited",
+    "StreamSettings",
     "StrettoClient",
     "StrettoError",
     "TokenSettings",

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 import pytest_asyncio
-from aiohttp import WSServerHandshakeError
+from aiohttp import WSServerHandshakeError, web
 
-from api_client import token_of
+from api_client import SECRET, connected_api, token_of
 from live_service import DEADLINE_SECONDS, LiveService, live_service, relay_once, session_tasks
 from stretto.actors.hub import HubSettings
+from stretto.assembly import create_app
+from stretto.http.auth import TokenSettings
 from stretto.http.event_streams import SUBPROTOCOL, StreamSettings
 from stretto.protocol.events import CommittedEvent, Position
 from stretto.protocol.sessions import CloseCode
@@ -176,6 +178,30 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(live: LiveService) -
         client.socket._writer.transport.abort()
         reader.response.close()
         await live.emptied()
+
+
+async def test_a_client_that_vanishes_is_noticed_in_a_host_that_cancels_no_handlers(
+    database_url: str,
+) -> None:
+    """By the next sign of life, which nobody takes."""
+    app = create_app(
+        dsn=database_url,
+        tokens=TokenSettings(secret=SECRET),
+        streams=StreamSettings(heartbeat_seconds=0.05),
+    )
+    runner = web.AppRunner(app, handler_cancellation=False)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with connected_api(f"http://127.0.0.1:{runner.addresses[0][1]}") as api:
+        live = LiveService(api, app)
+        async with live.sse() as reader, live.websocket() as client:
+            await reader.next()
+            await client.next()
+            assert len(live.hub) == 2
+            reader.response.close()
+            client.socket._writer.transport.abort()
+            await live.emptied()
+    await runner.cleanup()
 
 
 class Mute:
