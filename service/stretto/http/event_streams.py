@@ -157,6 +157,8 @@ class ServerSentEvents:
                 "X-Accel-Buffering": "no",
             }
         )
+        # Its buffers are kept too small for other answers.
+        self.response.force_close()
 
     @asynccontextmanager
     async def opened(self, request: web.Request, session: Session) -> AsyncIterator[None]:  # noqa: ARG002 the port's

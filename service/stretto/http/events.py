@@ -48,10 +48,14 @@ async def open_session(request: web.Request) -> web.StreamResponse:
         except PositionLost:
             session.close(CloseCode.POSITION_LOST)
             position = ""
-        async with stream.opened(request, session):
-            await _serve(stream, session, replay, position)
-            assert session.close_code is not None
-            await stream.close(session.close_code)
+        try:
+            async with stream.opened(request, session):
+                await _serve(stream, session, replay, position)
+                assert session.close_code is not None
+                await stream.close(session.close_code)
+        except ConnectionError as error:
+            # Nobody is there to read this.
+            raise RequestInvalid([], "The client left before the session began.") from error
     return stream.response
 
 
