@@ -37,6 +37,8 @@ from stretto.protocol.ports import (
     BatchWritten,
     ConnectionLost,
     Event,
+    EventDelivered,
+    SessionEnded,
     Write,
     WriteResult,
 )
@@ -182,7 +184,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
         def observe(event: Event) -> None:
             metrics.observe(event)
             # The normal case is only counted.
-            if not isinstance(event, (AttemptAnswered, BatchWritten)):
+            if not isinstance(event, (AttemptAnswered, BatchWritten, EventDelivered, SessionEnded)):
                 log_event(event)
 
         async with (
