@@ -1,7 +1,7 @@
 """Everything that can go wrong and that a caller may meet, as one small tree.
 
 Each error has a stable `code`, an advice on what to do next (`retry`), and its docstring is its
-default message. Which HTTP status a code has is decided in `stretto.http.problems` alone.
+default message. Which HTTP status a code has is decided in `stretto.documents` alone.
 """
 
 from __future__ import annotations

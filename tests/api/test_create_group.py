@@ -11,9 +11,9 @@ import pytest
 
 from api_client import TEAM, Api, api_for, token_of
 from stretto.assembly import ComponentSettings
+from stretto.documents import BODY_BYTES_MAX
 from stretto.domain import group_id
 from stretto.errors import GroupRejected, Retry
-from stretto.http.requests import BODY_BYTES_MAX
 from stretto.protocol.creator import CreatorSettings
 
 if TYPE_CHECKING:

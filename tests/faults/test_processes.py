@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import aiohttp
 import asyncpg
 import pytest
 
-from api_client import Api, Reply, connected_api, token_of
+from api_client import Api, token_of
 from chaos.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
 from service_process import ServiceProcess
 from stretto.domain import group_id

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import orjson
 from aiohttp import web
 
+from stretto.documents import created_document
 from stretto.domain import NewGroup, UserId
 from stretto.errors import FieldError, NotFound, RequestInvalid
 from stretto.http.requests import read_document, read_key, read_limit, read_wait_seconds
@@ -33,9 +33,12 @@ async def create_group(request: web.Request) -> web.Response:
     }
     if answer.status.is_replay:
         headers["Idempotent-Replayed"] = "true"
-    # Every success of a key has the same bytes: nothing that varies belongs in the body.
-    body = orjson.dumps({"group_id": group.group_id, "conversation_id": group.conversation_id})
-    return web.Response(status=201, body=body, content_type="application/json", headers=headers)
+    return web.Response(
+        status=201,
+        body=created_document(group),
+        content_type="application/json",
+        headers=headers,
+    )
 
 
 async def read_group(request: web.Request) -> web.Response:

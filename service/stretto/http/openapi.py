@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from stretto.documents import BODY_BYTES_MAX
 from stretto.domain import KEY_CHARACTERS_MAX, USER_ID_CHARACTERS_MAX
 from stretto.errors import (
     BodyTooLarge,
@@ -23,7 +24,7 @@ from stretto.errors import (
 from stretto.http import openapi_events
 from stretto.http import openapi_examples as examples
 from stretto.http.openapi_answers import Document, file, named, problems, reference, success
-from stretto.http.requests import BODY_BYTES_MAX, PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
+from stretto.http.requests import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 from stretto.http.schemas import SCHEMAS
 from stretto.protocol.creator import WAIT_SECONDS_DEFAULT, WAIT_SECONDS_MAX
 

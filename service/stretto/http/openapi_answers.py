@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
-from stretto.http.problems import CONTENT_TYPE, STATUS, TYPE_PREFIX, problem
+from stretto.documents import PROBLEM_CONTENT_TYPE, STATUS, TYPE_PREFIX, problem
 from stretto.protocol.attempt import AnswerStatus
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _problem(status: int, errors: Sequence[StrettoError]) -> Document:
             f"- `{error.code}`: {inspect.cleandoc(type(error).__doc__ or '')}" for error in errors
         ),
         "content": {
-            CONTENT_TYPE: {
+            PROBLEM_CONTENT_TYPE: {
                 "schema": {
                     "allOf": [reference("Problem")],
                     "properties": {

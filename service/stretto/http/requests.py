@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Final
 
-import orjson
 from aiohttp import hdrs, web
 
+from stretto.documents import BODY_BYTES_MAX, parse_json
 from stretto.domain import IdempotencyKey
 from stretto.errors import (
     BodyTooLarge,
@@ -26,14 +25,11 @@ if TYPE_CHECKING:
     from aiohttp import StreamReader
     from multidict import CIMultiDictProxy
 
-# 1,000 members of 128 characters and a description of the widest characters, with room for spaces.
-BODY_BYTES_MAX: Final = 256 * 1024
 PAGE_ITEMS_DEFAULT: Final = 50
 PAGE_ITEMS_MAX: Final = 200
 
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
 _JSON_TYPE = re.compile(r"application/json\s*(?:;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
-_FIELDS = (b'"name"', b'"description"', b'"members"')
 
 
 def read_key(headers: CIMultiDictProxy[str]) -> IdempotencyKey:
@@ -95,35 +91,9 @@ async def _read_arriving(content: StreamReader) -> bytes:
     return bytes(body)
 
 
-def parse_json(body: bytes) -> object:
-    """Return a strict reading of JSON: no field twice, no lone surrogates. Raises `RequestInvalid`."""
-    try:
-        document: object = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestInvalid([FieldError("", f"is not JSON: {error}")]) from error
-    # The field that a parser keeps of two is anybody's guess. The exact check is slow; a body that
-    # spells each known field once, without escapes, cannot have any twice (others are refused).
-    if b"\\" in body or max(map(body.count, _FIELDS)) > 1:
-        _refuse_twins(body)
-    return document
-
-
 def read_limit(query: Mapping[str, str]) -> int:
     """Return the page size; raises `RequestInvalid`."""
     value = query.get("limit", str(PAGE_ITEMS_DEFAULT))
     if not re.fullmatch(r"[0-9]{1,9}", value) or not 1 <= int(value) <= PAGE_ITEMS_MAX:
         raise RequestInvalid([FieldError("", f"limit must be 1 to {PAGE_ITEMS_MAX}")])
     return int(value)
-
-
-def _refuse_twins(body: bytes) -> None:
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        fields = dict(pairs)
-        if len(fields) < len(pairs):
-            raise RequestInvalid([FieldError("", "has a field twice")])
-        return fields
-
-    try:
-        json.loads(body, object_pairs_hook=unique)
-    except RecursionError as error:
-        raise RequestInvalid([FieldError("", "is nested too deeply")]) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from stretto.documents import STATUS, TYPE_PREFIX
 from stretto.domain import (
     DESCRIPTION_CHARACTERS_MAX,
     DESCRIPTION_PATTERN,
@@ -14,7 +15,6 @@ from stretto.domain import (
     USER_ID_PATTERN,
 )
 from stretto.errors import Retry
-from stretto.http.problems import STATUS, TYPE_PREFIX
 from stretto.protocol.attempt import AttemptStatus
 
 Schema = dict[str, Any]

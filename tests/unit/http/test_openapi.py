@@ -13,11 +13,12 @@ from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from stretto import errors
+from stretto.documents import PROBLEM_CONTENT_TYPE, STATUS
 from stretto.domain import NewGroup, UserId
 from stretto.errors import StrettoError
 from stretto.http.app import build_app
 from stretto.http.openapi import OPENAPI
-from stretto.http.problems import CONTENT_TYPE, STATUS, problem_response
+from stretto.http.problems import problem_response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -77,7 +78,7 @@ def validator(schema: dict[str, Any]) -> Any:
 def problem_answers(responses: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Return those that have a problem document, with their status."""
     for status, response in responses.items():
-        if CONTENT_TYPE in response.get("content", {}):
+        if PROBLEM_CONTENT_TYPE in response.get("content", {}):
             yield int(status), response
 
 
@@ -86,7 +87,9 @@ def codes(responses: dict[str, Any]) -> set[str]:
     return {
         code
         for _, response in problem_answers(responses)
-        for code in response["content"][CONTENT_TYPE]["schema"]["properties"]["code"]["enum"]
+        for code in response["content"][PROBLEM_CONTENT_TYPE]["schema"]["properties"]["code"][
+            "enum"
+        ]
     }
 
 
@@ -151,7 +154,7 @@ def test_the_table_of_codes_has_every_route() -> None:
 def test_a_problem_answer_is_narrowed_to_its_status(route: tuple[str, str]) -> None:
     """Its codes, types and advice are those of that status, each with an example."""
     for status, response in problem_answers({**OPERATIONS[route]["responses"], **reusable()}):
-        content = response["content"][CONTENT_TYPE]
+        content = response["content"][PROBLEM_CONTENT_TYPE]
         properties = content["schema"]["properties"]
         assert status == properties["status"]["const"]
         assert {status} == {STATUS[code] for code in properties["code"]["enum"]}
@@ -163,8 +166,8 @@ def test_a_problem_answer_is_narrowed_to_its_status(route: tuple[str, str]) -> N
 def test_a_problem_of_another_status_does_not_fit() -> None:
     """The narrowing does narrow."""
     responses = OPERATIONS["POST", "/v1/groups"]["responses"]
-    pending = responses["409"]["content"][CONTENT_TYPE]
-    failed = responses["410"]["content"][CONTENT_TYPE]
+    pending = responses["409"]["content"][PROBLEM_CONTENT_TYPE]
+    failed = responses["410"]["content"][PROBLEM_CONTENT_TYPE]
     document = pending["examples"]["attempt_pending"]["value"]
     assert validator(pending["schema"]).is_valid(document)
     assert not validator(failed["schema"]).is_valid(document)

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from stretto import errors
+from stretto.documents import PROBLEM_CONTENT_TYPE, STATUS, TYPE_PREFIX, problem
 from stretto.errors import (
     AttemptFailed,
     AttemptPending,
@@ -23,14 +24,7 @@ from stretto.errors import (
     Unauthenticated,
 )
 from stretto.http.app import build_app
-from stretto.http.problems import (
-    CONTENT_TYPE,
-    STATUS,
-    TYPE_PREFIX,
-    problem,
-    problem_of_exception,
-    problem_response,
-)
+from stretto.http.problems import problem_of_exception, problem_response
 from stretto.http.service import SERVICE, answer_problems
 from stretto.protocol.ports import Unreachable
 from stretto.telemetry import Metrics
@@ -56,7 +50,7 @@ def document_of(response: web.StreamResponse) -> dict[str, Any]:
     """Return the problem document that an answer has."""
     assert isinstance(response, web.Response)
     assert isinstance(response.body, bytes)
-    assert response.content_type == CONTENT_TYPE
+    assert response.content_type == PROBLEM_CONTENT_TYPE
     document: dict[str, Any] = orjson.loads(response.body)
     assert response.status == document["status"]
     return document
@@ -170,7 +164,7 @@ async def test_an_unknown_path_is_a_problem() -> None:
     """Over HTTP, through the routes that there are."""
     async with TestClient(TestServer(build_app(idle_service))) as client:
         response = await client.get("/v2/groups")
-        assert (response.status, response.content_type) == (404, CONTENT_TYPE)
+        assert (response.status, response.content_type) == (404, PROBLEM_CONTENT_TYPE)
         assert orjson.loads(await response.read())["code"] == "not_found"
 
 
@@ -178,7 +172,7 @@ async def test_an_unknown_method_is_a_problem_with_the_known_ones() -> None:
     """Over HTTP, through the routes that there are."""
     async with TestClient(TestServer(build_app(idle_service))) as client:
         response = await client.delete("/v1/groups")
-        assert (response.status, response.content_type) == (405, CONTENT_TYPE)
+        assert (response.status, response.content_type) == (405, PROBLEM_CONTENT_TYPE)
         assert orjson.loads(await response.read())["code"] == "method_not_allowed"
         assert response.headers["Allow"] == "GET, HEAD, POST"
 

@@ -11,8 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from stretto.documents import BODY_BYTES_MAX
 from stretto.errors import StrettoError
-from stretto.http.requests import BODY_BYTES_MAX, read_document
+from stretto.http.requests import read_document
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -5,12 +5,12 @@ from contextlib import suppress
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from stretto.documents import parse_json
 from stretto.domain import NewGroup, UserId
 from stretto.errors import KeyInvalid, KeyMissing, RequestInvalid
 from stretto.http.requests import (
     PAGE_ITEMS_DEFAULT,
     PAGE_ITEMS_MAX,
-    parse_json,
     read_key,
     read_limit,
     read_wait_seconds,
