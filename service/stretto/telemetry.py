@@ -19,9 +19,13 @@ from stretto.errors import GroupRejected
 from stretto.protocol.ports import (
     AttemptAnswered,
     BatchWritten,
+    BusConnected,
+    BusTrouble,
+    CommandHandled,
     ConnectionLost,
     Event,
     EventDelivered,
+    EventsMissed,
     GuaranteeBroken,
     HistoryReaderCrashed,
     SessionEnded,
@@ -86,6 +90,22 @@ class Metrics:
             "Contradictions that must never be: wake somebody.",
             registry=self.registry,
         )
+        self._bus_trouble = Counter(
+            "stretto_bus_trouble_total",
+            "Times that the message bus was lost or not understood.",
+            registry=self.registry,
+        )
+        self._events_missed = Counter(
+            "stretto_events_missed_total",
+            "Times that live sessions were told to resume, because the bus had lost events.",
+            registry=self.registry,
+        )
+        self._commands = Counter(
+            "stretto_commands_total",
+            "Commands from the message bus, by what became of them.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self._events_delivered = Counter(
             "stretto_events_delivered_total",
             "Events handed to the sessions of this process, once per session.",
@@ -102,6 +122,15 @@ class Metrics:
             "Scans of the history that met a fault in the program.",
             registry=self.registry,
         )
+        # Events of which there is nothing to say but that they happened.
+        self._occurrences: Mapping[type[Event], Counter] = {
+            ConnectionLost: self._connections_lost,
+            GuaranteeBroken: self._guarantees_broken,
+            WriterCrashed: self._writers_crashed,
+            HistoryReaderCrashed: self._history_readers_crashed,
+            BusTrouble: self._bus_trouble,
+            EventsMissed: self._events_missed,
+        }
 
     def watch(self, gauges: Mapping[str, tuple[str, Callable[[], int]]]) -> None:
         """Show these values, read when asked: by name, what each means and how to read it."""
@@ -117,18 +146,23 @@ class Metrics:
                 self._batch_seconds.observe(seconds)
             case WriteTrouble(error, writes):
                 self._trouble.labels(type(error).__name__).inc(writes)
-            case ConnectionLost():
-                self._connections_lost.inc()
-            case GuaranteeBroken():
-                self._guarantees_broken.inc()
-            case WriterCrashed():
-                self._writers_crashed.inc()
+            case (
+                ConnectionLost()
+                | GuaranteeBroken()
+                | WriterCrashed()
+                | HistoryReaderCrashed()
+                | BusTrouble()
+                | EventsMissed()
+            ):
+                self._occurrences[type(event)].inc()
             case EventDelivered(sessions):
                 self._events_delivered.inc(sessions)
             case SessionEnded(code):
                 self._sessions_ended.labels(int(code)).inc()
-            case HistoryReaderCrashed():
-                self._history_readers_crashed.inc()
+            case CommandHandled(outcome):
+                self._commands.labels(outcome).inc()
+            case BusConnected():
+                pass
             case _:
                 assert_never(event)
 
@@ -163,9 +197,21 @@ def log_event(event: Event) -> None:
             logger.critical("guarantee.broken", guarantee="G4", group_id=str(group_id))
         case WriterCrashed(error):
             logger.error("writer.crashed", exc_info=error)
+        case BusConnected():
+            logger.info("bus.connected")
+        case BusTrouble(cause):
+            logger.warning("bus.trouble", cause=cause)
+        case EventsMissed():
+            logger.warning("bus.events_missed")
         case HistoryReaderCrashed(error):
             logger.error("history_reader.crashed", exc_info=error)
-        case AttemptAnswered() | BatchWritten() | EventDelivered() | SessionEnded():
+        case (
+            AttemptAnswered()
+            | BatchWritten()
+            | CommandHandled()
+            | EventDelivered()
+            | SessionEnded()
+        ):
             pass
         case _:
             assert_never(event)

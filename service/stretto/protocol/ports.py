@@ -169,6 +169,30 @@ class WriterCrashed:
 
 
 @dataclass(frozen=True, slots=True)
+class BusConnected:
+    """The message bus can be reached, at the start or again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusTrouble:
+    """The message bus cannot be reached, or has said something that we cannot use."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventsMissed:
+    """Some events can no longer be received from the bus: live sessions are told to resume."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandHandled:
+    """A command from the bus was settled, put off or buried: `outcome` says which."""
+
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
 class EventDelivered:
     """The hub has handed an event to so many sessions."""
 
@@ -196,6 +220,10 @@ Event = (
     | ConnectionLost
     | GuaranteeBroken
     | WriterCrashed
+    | BusConnected
+    | BusTrouble
+    | EventsMissed
+    | CommandHandled
     | EventDelivered
     | SessionEnded
     | HistoryReaderCrashed

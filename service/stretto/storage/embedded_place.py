@@ -33,8 +33,8 @@ _LOCK: Final = "postgres-lock"
 _PRIVATE_PLACES: Final = Path("/var/lib/stretto")
 # More often than this within some milliseconds, nobody presses Ctrl-C.
 _INTERRUPTS_MAX: Final = 5
-# A data dir may be a file system of its own, and may have got its secret before its database.
-_HARMLESS: Final = ("lost+found", "jwt-secret")
+# A data dir may be a file system of its own, and may have got its secret or bus before its database.
+_HARMLESS: Final = ("lost+found", "jwt-secret", "nats")
 
 
 @dataclass(frozen=True, slots=True)

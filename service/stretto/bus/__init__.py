@@ -1,0 +1,1 @@
+"""Carries events to replicas and to the rest of a backend, and commands from it."""

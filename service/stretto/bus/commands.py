@@ -1,0 +1,312 @@
+"""CommandConsumer: creates groups that were asked for over the bus, with the guarantee of HTTP.
+
+A command waits in a JetStream stream until it is settled: it is acknowledged after that and never
+before, so that redelivery, a second consumer or a crash only lead to another call of `create` with
+the same key. What can never succeed goes to the dead letters, with the problem that it had.
+
+Who may publish commands speaks for every owner: that is for the operator to restrict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from base64 import b64encode
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+import orjson
+from nats.js.api import AckPolicy, ConsumerConfig, Header, RetentionPolicy, StreamConfig
+
+from stretto.bus.connection import (
+    NATS_TROUBLE,
+    RETRY_SECONDS,
+    Link,
+    NatsConnection,
+    end_task,
+    provide_stream,
+)
+from stretto.documents import (
+    BODY_BYTES_MAX,
+    PROBLEM_CONTENT_TYPE,
+    STATUS,
+    created_document,
+    parse_json,
+    problem,
+)
+from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.errors import (
+    AttemptFailed,
+    BodyTooLarge,
+    InternalError,
+    KeyMissing,
+    RequestInvalid,
+    Retry,
+    StrettoError,
+    Unauthenticated,
+)
+from stretto.protocol.ports import BusTrouble, CommandHandled
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from types import TracebackType
+
+    from nats.aio.msg import Msg
+
+    from stretto.protocol.creator import Answer, GroupCreator
+    from stretto.protocol.ports import Observer
+
+STREAM: Final = "stretto_commands"
+SUBJECT: Final = "stretto.commands.create_group"
+CONSUMER: Final = "stretto_create_group"
+DEAD_STREAM: Final = "stretto_dead_letters"
+DEAD_SUBJECT: Final = "stretto.dead_letters.create_group"
+KEY: Final = "Idempotency-Key"
+OWNER: Final = "Stretto-Owner"
+# JetStream answers the publisher on the message's own reply subject, and does not store it.
+REPLY_TO: Final = "Stretto-Reply-To"
+STATUS_CODE: Final = "Stretto-Status"
+# Anywhere else we would publish with our rights, not with the sender's.
+_REPLY_SUBJECT: Final = re.compile(r"(_INBOX|stretto\.replies)(\.[A-Za-z0-9_-]+){1,8}")
+# What nobody has taken in this time nobody waits for.
+AGE_SECONDS_MAX: Final = 7 * 24 * 3600
+DEAD_AGE_SECONDS_MAX: Final = 30 * 24 * 3600
+# A command of a host that restarts is sent once, within these two minutes.
+DUPLICATES_SECONDS: Final = 120
+# Requests for the next command that may wait on the server, of all replicas together.
+WAITING_MAX: Final = 4096
+# Delivered and not settled, put off included: as many may have to wait for the database.
+UNSETTLED_MAX: Final = 10_000
+# Before a command is given up for this delivery; well below `ack_seconds`.
+CREATE_SECONDS: Final = 5.0
+# Delays of redelivery: other commands go on meanwhile.
+DELAY_SECONDS_FIRST: Final = 0.5
+DELAY_SECONDS_MAX: Final = 30.0
+# What is under way usually takes some milliseconds; the rest is redelivered to others.
+STOP_SECONDS: Final = 2.0
+# Header names, line ends and the protocol's own line.
+_FRAME_BYTES: Final = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSettings:
+    """How commands are consumed."""
+
+    workers: int = 32
+    """Commands under way at once in this process: their writes share batches."""
+    ack_seconds: float = 30.0
+    """After this long a command whose consumer has died goes to another one."""
+    fetch_seconds: float = 5.0
+    """How long one request for the next command waits on the server."""
+
+
+class CommandConsumer:
+    """Works commands off, beside any number of others; use as `async with`."""
+
+    def __init__(
+        self,
+        connection: NatsConnection,
+        creator: GroupCreator,
+        observe: Observer,
+        settings: CommandSettings | None = None,
+    ) -> None:
+        self._connection = connection
+        self._creator = creator
+        self._observe = observe
+        self._settings = settings or CommandSettings()
+        self._stopping = False
+        self._busy: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run(), name="stretto commands")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Take no more commands, and end those under way, for a bounded time. Idempotent."""
+        self._stopping = True
+        if self._busy:
+            await asyncio.wait(self._busy, timeout=STOP_SECONDS)
+        await end_task(self._task)
+
+    async def _run(self) -> None:
+        while True:
+            link = await self._connection.linked()
+            try:
+                await link.unless_ended(_provide(link, self._settings))
+                await self._consume(link)
+            except Exception as error:  # noqa: BLE001 whatever the client may raise, we try again
+                self._tell(error)
+            if not link.ended.done():
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _consume(self, link: Link) -> None:
+        """Work until the link ends or a worker meets what it cannot cope with."""
+        workers = [
+            asyncio.create_task(self._work(link), name=f"stretto command worker {number}")
+            for number in range(self._settings.workers)
+        ]
+        working: set[asyncio.Future[None]] = set(workers)
+        try:
+            while working and not link.ended.done():
+                done, _ = await asyncio.wait(
+                    (*working, link.ended), return_when=asyncio.FIRST_COMPLETED
+                )
+                working -= done
+                for ended in done:
+                    ended.result()
+        finally:
+            await asyncio.gather(*map(end_task, workers))
+
+    async def _work(self, link: Link) -> None:
+        # One each: an answer to one worker's request must not wake another.
+        subscription = await link.jetstream.pull_subscribe_bind(CONSUMER, stream=STREAM)
+        try:
+            while not self._stopping:
+                # One at a time: larger fetches can stall (nats.py issues 933 and 986).
+                with contextlib.suppress(TimeoutError):
+                    (message,) = await subscription.fetch(1, timeout=self._settings.fetch_seconds)
+                    await self._undisturbed(self._handle(link, message))
+        finally:
+            # What is on its way to us goes to others.
+            with contextlib.suppress(*NATS_TROUBLE):
+                await subscription.unsubscribe()
+
+    async def _undisturbed(self, work: Coroutine[object, object, None]) -> None:
+        """Do work that a stop lets come to its end."""
+        worker = asyncio.current_task()
+        assert worker is not None
+        self._busy.add(worker)
+        try:
+            await work
+        finally:
+            self._busy.discard(worker)
+
+    async def _handle(self, link: Link, message: Msg) -> None:
+        """Bring one delivery of a command to its end."""
+        headers = message.headers or {}
+        try:
+            reply_to = _reply_to(headers)
+            answer = await self._create(headers, message.data)
+        except StrettoError as error:
+            outcome = await self._refuse(link, message, error)
+        except Exception as error:  # noqa: BLE001 a fault of ours must not stop the others
+            self._tell(error)
+            outcome = await self._refuse(link, message, InternalError())
+        else:
+            outcome = answer.status.value
+            await _reply(link, reply_to, *_success(answer))
+            await message.ack()
+        self._observe(CommandHandled(outcome))
+
+    def _tell(self, error: Exception) -> None:
+        self._observe(BusTrouble(str(error) or type(error).__name__))
+
+    async def _create(self, headers: dict[str, str], body: bytes) -> Answer:
+        if KEY not in headers:
+            raise KeyMissing
+        key = IdempotencyKey.parse(headers[KEY])
+        try:
+            owner = UserId(headers.get(OWNER))
+        except ValueError as error:
+            raise Unauthenticated(f"{OWNER}: {error}") from error
+        if len(body) > BODY_BYTES_MAX:
+            raise BodyTooLarge
+        new_group = NewGroup.parse(owner, parse_json(body))
+        return await self._creator.create(key, new_group, wait_seconds=CREATE_SECONDS)
+
+    async def _refuse(self, link: Link, message: Msg, error: StrettoError) -> str:
+        """Put a command off that may yet succeed; tell and bury one that never will."""
+        if error.retry is Retry.SAME_KEY:
+            tries = message.metadata.num_delivered
+            seconds = min(DELAY_SECONDS_FIRST * 2 ** min(tries - 1, 16), DELAY_SECONDS_MAX)
+            await message.nak(max(seconds, error.retry_after_seconds or 0))
+            return "put_off"
+        with contextlib.suppress(RequestInvalid):
+            reply_to = _reply_to(message.headers or {})
+            await _reply(link, reply_to, orjson.dumps(problem(error)), _problem_headers(error))
+        if isinstance(error, AttemptFailed):
+            # Settled: the attempt says so to whoever asks.
+            await message.ack()
+            return "failed"
+        await _bury(link, message, error)
+        await message.term()
+        return "buried"
+
+
+def _problem_headers(error: StrettoError) -> dict[str, str]:
+    return {"Content-Type": PROBLEM_CONTENT_TYPE, STATUS_CODE: str(STATUS[error.code])}
+
+
+def _reply_to(headers: dict[str, str]) -> str | None:
+    """Return where the outcome goes; raises `RequestInvalid` for what is nobody's inbox."""
+    subject = headers.get(REPLY_TO)
+    if subject is not None and _REPLY_SUBJECT.fullmatch(subject) is None:
+        raise RequestInvalid([], f"{REPLY_TO} must begin with _INBOX. or stretto.replies.")
+    return subject
+
+
+def _success(answer: Answer) -> tuple[bytes, dict[str, str]]:
+    headers = {
+        "Content-Type": "application/json",
+        STATUS_CODE: "201",
+        "Idempotency-Status": answer.status.value,
+    }
+    if answer.status.is_replay:
+        headers["Idempotent-Replayed"] = "true"
+    return created_document(answer.group), headers
+
+
+async def _reply(link: Link, subject: str | None, body: bytes, headers: dict[str, str]) -> None:
+    if subject is not None:
+        await link.client.publish(subject, body, headers=headers)
+
+
+async def _bury(link: Link, message: Msg, error: StrettoError) -> None:
+    """Keep the problem together with the command that had it."""
+    sequence = message.metadata.sequence.stream
+    command = {
+        "sequence": sequence,
+        "headers": message.headers or {},
+        "body": b64encode(message.data).decode(),
+    }
+    document = orjson.dumps({**problem(error), "command": command})
+    if len(document) + _FRAME_BYTES > link.client.max_payload:
+        document = orjson.dumps({**problem(error), "command": {"sequence": sequence}})
+    headers = {**_problem_headers(error), Header.MSG_ID.value: f"{STREAM}/{sequence}"}
+    await link.jetstream.publish(DEAD_SUBJECT, document, headers=headers)
+
+
+async def _provide(link: Link, settings: CommandSettings) -> None:
+    await provide_stream(
+        link,
+        StreamConfig(
+            name=STREAM,
+            subjects=[SUBJECT],
+            retention=RetentionPolicy.WORK_QUEUE,
+            max_age=AGE_SECONDS_MAX,
+            duplicate_window=DUPLICATES_SECONDS,
+        ),
+    )
+    await provide_stream(
+        link,
+        StreamConfig(name=DEAD_STREAM, subjects=[DEAD_SUBJECT], max_age=DEAD_AGE_SECONDS_MAX),
+    )
+    await link.jetstream.add_consumer(
+        STREAM,
+        ConsumerConfig(
+            durable_name=CONSUMER,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=settings.ack_seconds,
+            max_waiting=WAITING_MAX,
+            max_ack_pending=UNSETTLED_MAX,
+        ),
+    )

@@ -1,0 +1,438 @@
+"""Commands over a real nats-server, from one or more consumers on one database."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from nats_process import DEADLINE_SECONDS, NatsProcess, nats_client, stored
+from stretto.assembly import open_component
+from stretto.bus import commands as commands_module
+from stretto.bus import connection as connection_module
+from stretto.bus.commands import (
+    CONSUMER,
+    DEAD_STREAM,
+    STREAM,
+    SUBJECT,
+    CommandConsumer,
+    CommandSettings,
+)
+from stretto.bus.connection import NatsConnection
+from stretto.documents import BODY_BYTES_MAX, created_document, problem
+from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.errors import (
+    AttemptFailed,
+    AttemptPending,
+    BodyTooLarge,
+    DatabaseUnavailable,
+    Failure,
+    GroupRejected,
+    KeyInvalid,
+    KeyMissing,
+    KeyReused,
+    Overloaded,
+)
+from stretto.protocol.ports import CommandHandled
+from stretto.storage.check import check_database
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    import asyncpg
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+    from stretto.assembly import Component
+    from stretto.protocol.creator import GroupCreator
+    from stretto.protocol.ports import Event
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+TEAM = {"name": "Team", "members": ["bob", "carol"]}
+FAST = CommandSettings(workers=4, ack_seconds=0.5, fetch_seconds=0.2)
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsProcess]:
+    """A server of this test alone."""
+    async with NatsProcess(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again soon: nothing here is as slow as a network."""
+    for module, name, seconds in (
+        (connection_module, "RETRY_SECONDS", 0.02),
+        (connection_module, "NEXT_SERVER_SECONDS", 0.02),
+        (commands_module, "RETRY_SECONDS", 0.02),
+        (commands_module, "DELAY_SECONDS_FIRST", 0.02),
+    ):
+        monkeypatch.setattr(module, name, seconds)
+
+
+class Sender:
+    """Somebody else's program that sends commands and reads what is answered."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.jetstream = client.jetstream()
+
+    async def ready(self) -> None:
+        """Wait for the stream and its consumer, which the first consumer makes."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while True:
+                try:
+                    await self.jetstream.consumer_info(STREAM, CONSUMER)
+                except Exception:  # noqa: BLE001 not there yet, in one of several words
+                    await asyncio.sleep(0)
+                else:
+                    return
+
+    async def send(self, document: object = TEAM, **headers: str) -> None:
+        """Send a command; nobody waits for its outcome."""
+        body = document if isinstance(document, bytes) else orjson.dumps(document)
+        given = {"Idempotency-Key": "k", "Stretto-Owner": "alice"}
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        await self.jetstream.publish(
+            SUBJECT, body, headers={name: value for name, value in given.items() if value}
+        )
+
+    async def ask(self, document: object = TEAM, **headers: str) -> Msg:
+        """Send a command and wait for its outcome."""
+        inbox = self.client.new_inbox()
+        subscription = await self.client.subscribe(inbox)
+        await self.send(document, Stretto_Reply_To=inbox, **headers)
+        return await subscription.next_msg(DEADLINE_SECONDS)
+
+    async def settled(self) -> None:
+        """Wait until no command is left in the stream."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while (await self.jetstream.stream_info(STREAM)).state.messages:
+                await asyncio.sleep(0)
+
+    async def dead(self) -> list[dict[str, Any]]:
+        """Return the dead letters."""
+        return [orjson.loads(message.data) for message in await stored(self.client, DEAD_STREAM)]
+
+
+@asynccontextmanager
+async def sender(server: NatsProcess) -> AsyncIterator[Sender]:
+    """Connect a sender."""
+    async with nats_client(server.url) as client:
+        one = Sender(client)
+        await one.ready()
+        yield one
+
+
+@asynccontextmanager
+async def consuming(
+    server: NatsProcess, creator: GroupCreator, told: list[Event] | None = None
+) -> AsyncIterator[CommandConsumer]:
+    """Run a consumer with a connection of its own, as one process has it."""
+    told = [] if told is None else told
+    async with (
+        NatsConnection(server.url, told.append) as connection,
+        CommandConsumer(connection, creator, told.append, FAST) as consumer,
+    ):
+        yield consumer
+
+
+class Scripted:
+    """Stands for a creator: ends each call as the script has it, and counts them."""
+
+    def __init__(self, creator: GroupCreator, *script: Exception) -> None:
+        self.creator = creator
+        self.script = list(script)
+        self.calls = 0
+
+    async def create(
+        self, key: IdempotencyKey, new_group: NewGroup, *, wait_seconds: float
+    ) -> object:
+        self.calls += 1
+        if self.script:
+            raise self.script.pop(0)
+        return await self.creator.create(key, new_group, wait_seconds=wait_seconds)
+
+
+async def groups(connection: Connection) -> int:
+    """Return how many groups there are, all of them sound."""
+    assert [] == (await check_database(connection, retention_days=30)).faults
+    count: int = await connection.fetchval("SELECT count(*) FROM chat_group")
+    return count
+
+
+async def test_a_command_creates_a_group_and_is_answered_as_over_http(
+    server: NatsProcess, component: Component, connection: Connection
+) -> None:
+    """The same bytes, and the same attempt whichever way the key comes."""
+    async with consuming(server, component.creator), sender(server) as bus:
+        created = await bus.ask()
+        replayed = await bus.ask({"members": ["carol", "bob"], "name": "Team"})
+        answer = await component.creator.create(
+            IdempotencyKey("k"), NewGroup.parse(UserId("alice"), TEAM)
+        )
+        await bus.settled()
+        assert created_document(answer.group) == created.data == replayed.data
+        assert created.headers == {
+            "Content-Type": "application/json",
+            "Stretto-Status": "201",
+            "Idempotency-Status": "created",
+        }
+        assert replayed.headers is not None
+        assert "true" == replayed.headers["Idempotent-Replayed"]
+        assert [] == await bus.dead()
+    assert await groups(connection) == 1
+
+
+async def test_a_thousand_commands_at_two_consumers_make_each_group_once(
+    server: NatsProcess, component: Component, connection: Connection, database_url: str
+) -> None:
+    """Every key comes four times, at two replicas on one database."""
+    async with (
+        open_component(database_url) as second,
+        consuming(server, component.creator),
+        consuming(server, second.creator),
+        sender(server) as bus,
+    ):
+        for _ in range(4):
+            await asyncio.gather(*(bus.send(Idempotency_Key=f"k{number}") for number in range(250)))
+        await bus.settled()
+        assert [] == await bus.dead()
+    assert await groups(connection) == 250
+
+
+@pytest.mark.parametrize(
+    ("document", "headers", "code"),
+    [
+        (TEAM, {"Idempotency_Key": ""}, KeyMissing.code),
+        (TEAM, {"Idempotency_Key": "two words"}, KeyInvalid.code),
+        (TEAM, {"Stretto_Owner": ""}, "unauthenticated"),
+        (TEAM, {"Stretto_Owner": "x" * 129}, "unauthenticated"),
+        (b"no json", {}, "request_invalid"),
+        (b'{"name": "a", "name": "b"}', {}, "request_invalid"),
+        ({"name": ""}, {}, "request_invalid"),
+        (b" " * (BODY_BYTES_MAX + 1), {}, BodyTooLarge.code),
+    ],
+)
+async def test_a_bad_command_is_answered_and_buried_with_its_problem(
+    server: NatsProcess,
+    component: Component,
+    connection: Connection,
+    document: object,
+    headers: dict[str, str],
+    code: str,
+) -> None:
+    """The dead letter has the problem and the command itself; nothing is claimed."""
+    async with consuming(server, component.creator), sender(server) as bus:
+        reply = await bus.ask(document, **headers)
+        await bus.settled()
+        (dead,) = await bus.dead()
+    told = orjson.loads(reply.data)
+    command = dead.pop("command")
+    assert told == dead
+    assert code == told["code"]
+    assert reply.headers is not None
+    assert str(told["status"]) == reply.headers["Stretto-Status"]
+    assert "application/problem+json" == reply.headers["Content-Type"]
+    body = document if isinstance(document, bytes) else orjson.dumps(document)
+    assert body == base64.b64decode(command["body"])
+    assert 1 == command["sequence"]
+    assert await connection.fetchval("SELECT count(*) FROM attempt") == 0
+
+
+@pytest.mark.parametrize(
+    "subject", ["stretto.commands.create_group", "$JS.API.STREAM.DELETE.x", "a b", "_INBOX.>", ""]
+)
+async def test_an_outcome_goes_to_inboxes_only(
+    server: NatsProcess, component: Component, connection: Connection, subject: str
+) -> None:
+    """Elsewhere the service would speak with its own rights for whoever sent the command."""
+    async with consuming(server, component.creator), sender(server) as bus:
+        async with nats_client(server.url) as listener:
+            heard = await listener.subscribe("$JS.API.STREAM.DELETE.*")
+            await bus.jetstream.publish(
+                SUBJECT,
+                orjson.dumps(TEAM),
+                headers={
+                    "Idempotency-Key": "k",
+                    "Stretto-Owner": "alice",
+                    "Stretto-Reply-To": subject,
+                },
+            )
+            await bus.settled()
+            await listener.flush()
+            assert 0 == heard.pending_msgs
+        (dead,) = await bus.dead()
+    assert "request_invalid" == dead["code"]
+    assert await groups(connection) == 0
+
+
+async def test_another_body_under_the_key_is_buried_as_reused(
+    server: NatsProcess, component: Component, connection: Connection
+) -> None:
+    """As over HTTP, it can never succeed under this key."""
+    async with consuming(server, component.creator), sender(server) as bus:
+        await bus.ask()
+        reply = await bus.ask({"name": "Another"})
+        (dead,) = await bus.dead()
+    assert problem(KeyReused()) == orjson.loads(reply.data)
+    assert "key_reused" == dead["code"]
+    assert await groups(connection) == 1
+
+
+async def test_an_attempt_that_failed_is_told_and_not_tried_again(
+    server: NatsProcess, connection: Connection, database_url: str
+) -> None:
+    """It is settled: acknowledged, and no dead letter."""
+
+    async def reject(*_: object) -> None:
+        raise GroupRejected("quota", "No more groups.")
+
+    told: list[Event] = []
+    async with (
+        open_component(database_url, on_create=reject) as component,
+        consuming(server, component.creator, told),
+        sender(server) as bus,
+    ):
+        reply = await bus.ask()
+        await bus.settled()
+        assert [] == await bus.dead()
+    failed = AttemptFailed(Failure("quota", "No more groups."))
+    assert problem(failed) == orjson.loads(reply.data)
+    assert CommandHandled("failed") in told
+    assert await groups(connection) == 0
+
+
+async def test_a_command_that_cannot_be_settled_yet_is_put_off_and_then_settled(
+    server: NatsProcess, component: Component, connection: Connection
+) -> None:
+    """Pending, shed, no database, a fault of the program: it comes again, and is answered once."""
+    creator: Any = Scripted(
+        component.creator,
+        AttemptPending(),
+        Overloaded(),
+        DatabaseUnavailable(),
+        RuntimeError("a fault"),
+    )
+    told: list[Event] = []
+    async with consuming(server, creator, told), sender(server) as bus:
+        reply = await bus.ask()
+        await bus.settled()
+        assert reply.headers is not None
+        assert "201" == reply.headers["Stretto-Status"]
+        assert [] == await bus.dead()
+    assert 5 == creator.calls
+    assert 4 == told.count(CommandHandled("put_off"))
+    assert await groups(connection) == 1
+
+
+async def test_a_crash_before_the_acknowledgement_leads_to_a_replay(
+    server: NatsProcess, component: Component, connection: Connection, database_url: str
+) -> None:
+    """The group is there, the command comes again, and the other replica finds the group."""
+    async with AsyncExitStack() as stack:
+        dying = await stack.enter_async_context(consuming(server, component.creator))
+        bus = await stack.enter_async_context(sender(server))
+        crashed = asyncio.Event()
+
+        async def cut(*_: object) -> None:
+            crashed.set()
+            await asyncio.Future()
+
+        real, commands_module._reply = commands_module._reply, cut  # type: ignore[assignment]
+        try:
+            asked = asyncio.create_task(bus.ask())
+            await crashed.wait()
+            # Gone in the midst of it: nothing of it is acknowledged.
+            await connection_module.end_task(dying._task)
+        finally:
+            commands_module._reply = real
+        assert await groups(connection) == 1
+        second = await stack.enter_async_context(open_component(database_url))
+        await stack.enter_async_context(consuming(server, second.creator))
+        reply = await asked
+        await bus.settled()
+        assert reply.headers is not None
+        assert "replayed" == reply.headers["Idempotency-Status"]
+    assert await groups(connection) == 1
+
+
+async def test_without_the_late_acknowledgement_a_crash_would_lose_the_command(
+    server: NatsProcess,
+    component: Component,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the test above shows not to happen: acknowledge first, and the group is never made."""
+    taken = asyncio.Event()
+
+    async def acknowledge_first(self: CommandConsumer, link: object, message: Msg) -> None:
+        await message.ack_sync()
+        taken.set()
+        await asyncio.Future()
+
+    monkeypatch.setattr(CommandConsumer, "_handle", acknowledge_first)
+    async with consuming(server, component.creator) as dying, sender(server) as bus:
+        await bus.send()
+        await taken.wait()
+        await connection_module.end_task(dying._task)
+        monkeypatch.undo()
+        async with consuming(server, component.creator):
+            await bus.settled()
+    assert await groups(connection) == 0
+
+
+async def test_commands_survive_a_killed_server(
+    server: NatsProcess, component: Component, connection: Connection
+) -> None:
+    """What was accepted is worked off after the restart; a sender that is unsure sends again."""
+    async with consuming(server, component.creator):
+        async with sender(server) as bus:
+            for number in range(50):
+                await bus.send(Idempotency_Key=f"k{number}")
+        await server.kill()
+        await server.start()
+        async with sender(server) as bus:
+            for number in range(100):
+                await bus.send(Idempotency_Key=f"k{number}")
+            await bus.settled()
+            assert [] == await bus.dead()
+    assert await groups(connection) == 100
+
+
+async def test_stopping_ends_what_is_under_way_and_takes_nothing_more(
+    server: NatsProcess, component: Component, connection: Connection
+) -> None:
+    """A command that was begun is answered; the next waits in the stream for another replica."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(Scripted):
+        async def create(self, *given: Any, **options: Any) -> object:
+            begun.set()
+            await go_on.wait()
+            return await super().create(*given, **options)
+
+    creator: Any = Slow(component.creator)
+    async with AsyncExitStack() as stack:
+        consumer = await stack.enter_async_context(consuming(server, creator))
+        bus = await stack.enter_async_context(sender(server))
+        asked = asyncio.create_task(bus.ask())
+        await begun.wait()
+        stopping = asyncio.create_task(consumer.stop())
+        await asyncio.sleep(0)
+        go_on.set()
+        await stopping
+        assert b"group_id" in (await asked).data
+        await consumer.stop()
+        await bus.send(Idempotency_Key="later")
+        assert 1 == (await bus.jetstream.stream_info(STREAM)).state.messages
+    assert 1 == creator.calls
+    assert await groups(connection) == 1

@@ -1,0 +1,102 @@
+"""A real nats-server process on a port of its own, to be killed, stopped and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Self
+
+import nats
+from nats.js.api import ConsumerConfig, DeliverPolicy
+
+from stretto.bus.embedded import nats_program
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+DEADLINE_SECONDS = 20
+
+
+class NatsProcess:
+    """Serves one folder at one address, as often as it is started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+
+    async def start(self) -> None:
+        """Start the server; it takes connections afterwards."""
+        self.process = await asyncio.create_subprocess_exec(
+            *(str(nats_program()), "--addr", "127.0.0.1", "--port", str(self.port)),
+            *("--jetstream", "--store_dir", str(self.folder)),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert self.process.stderr is not None
+        told = []
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while b"Server is ready" not in (line := await self.process.stderr.readline()):
+                told.append(line)
+                assert line, b"".join(told).decode()
+        # Read on, or the server would wait for us one day.
+        self._reading = asyncio.create_task(self.process.stderr.read())
+
+    async def kill(self) -> None:
+        """End the server as a crash does."""
+        if self.process is not None:
+            if self.process.returncode is None:
+                self.process.send_signal(signal.SIGCONT)
+                self.process.kill()
+            await self.process.wait()
+            await self._reading
+            self.process = None
+
+    async def freeze(self) -> None:
+        """Stop the server in its tracks; its connections stay."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        await asyncio.to_thread(os.waitid, os.P_PID, self.process.pid, os.WSTOPPED)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def nats_client(url: str) -> AsyncIterator[Client]:
+    """Connect as somebody else than stretto."""
+    client = await nats.connect(url)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def stored(client: Client, stream: str) -> list[Msg]:
+    """Return all that a stream holds, as a consumer of its own reads it."""
+    jetstream = client.jetstream()
+    messages = (await jetstream.stream_info(stream)).state.messages
+    subscription = await jetstream.subscribe(
+        ">", stream=stream, config=ConsumerConfig(deliver_policy=DeliverPolicy.ALL)
+    )
+    found = [await subscription.next_msg(DEADLINE_SECONDS) for _ in range(messages)]
+    await subscription.unsubscribe()
+    return found
