@@ -28,7 +28,8 @@ help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 .PHONY: run
-run: $(VENV)/.run ## Start the service with its own PostgreSQL (ARGS="--port 9000")
+run: export STRETTO_NATS_URL ?= $(if $(NATS),embedded)
+run: $(VENV)/.run ## Start the service with its own PostgreSQL (ARGS="--port 9000"), with NATS=1 NATS too
 	@exec $(BIN)/stretto serve $(ARGS)
 
 .PHONY: test

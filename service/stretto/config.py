@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PREFIX: Final = "STRETTO_"
 # RFC 7518, 3.2: an HS256 key has at least as many bits as the hash.
 SECRET_BYTES_MIN: Final = 32
+# The one NATS_URL that is no URL: a server of our own, in the data dir.
+EMBEDDED: Final = "embedded"
 # The ways to verify tokens: two of them would leave open which one counts.
 _TOKEN_WAYS: Final = ("STRETTO_JWT_SECRET", "STRETTO_JWT_PUBLIC_KEY", "STRETTO_JWKS_URL")
 
@@ -50,6 +52,12 @@ class Settings(BaseSettings):
     jwks_url: str = Field("", description="where the token issuer publishes its keys")
     jwt_audience: str = Field("", description="required `aud`")
     jwt_issuer: str = Field("", description="required `iss`")
+    nats_url: str = Field(
+        "",
+        description="NATS servers that carry events and commands, comma-separated; embedded: one of"
+        " our own; empty: none, events stay in their process",
+        repr=False,
+    )
     lease_seconds: float = Field(
         5.0, gt=0, le=3600, description="after this long a pending attempt may be taken over"
     )
@@ -109,6 +117,13 @@ class Settings(BaseSettings):
         if url and not _is_http_url(url):
             raise ValueError("must look like https://issuer.example/keys")
         return url
+
+    @field_validator("nats_url")
+    @classmethod
+    def _are_nats_urls(cls, urls: str) -> str:
+        if urls not in ("", EMBEDDED) and not all(map(_is_nats_url, urls.split(","))):
+            raise ValueError(f"must look like nats://user:password@host:4222, or be {EMBEDDED}")
+        return urls
 
     @field_validator("jwt_secret")
     @classmethod
@@ -180,3 +195,12 @@ def _is_http_url(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+def _is_nats_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url.strip())
+        _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname)

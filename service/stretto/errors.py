@@ -201,4 +201,4 @@ class WorkersError(Exception):
 
 
 class EmbeddedError(Exception):
-    """The embedded PostgreSQL cannot run here; the message says what to do."""
+    """An embedded PostgreSQL or NATS cannot run here; the message says what to do."""

@@ -1,6 +1,7 @@
 """What the settings stand for in this place: a database that is there, and a way to verify tokens.
 
 Without a database URL both are brought along: a PostgreSQL of our own and a secret, in the data dir.
+So is NATS, where it is asked for.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import os
 import secrets
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.config import require_token_settings
+from stretto.bus.embedded import embedded_nats
+from stretto.config import EMBEDDED, require_token_settings
 from stretto.errors import ConfigurationError
 from stretto.http.auth import TokenSettings
 from stretto.protocol.ports import Unreachable
@@ -66,6 +69,22 @@ async def database_place(settings: Settings, notify: Callable[[str], None]) -> A
         ) as connection:
             await migrate(connection, settings.db_schema)
         yield Place(server.dsn, server.bin_dir)
+
+
+@asynccontextmanager
+async def bus_place(settings: Settings) -> AsyncIterator[str]:
+    """Provide the URL of NATS as long as the context lasts; empty where there is to be none.
+
+    Raises `EmbeddedError`, or `ConfigurationError` where the client is not installed.
+    """
+    if settings.nats_url and find_spec("nats") is None:
+        message = "STRETTO_NATS_URL needs NATS' client: install stretto[nats]"
+        raise ConfigurationError(message)
+    if settings.nats_url != EMBEDDED:
+        yield settings.nats_url
+        return
+    async with embedded_nats(settings.data_dir) as server:
+        yield server.url
 
 
 @asynccontextmanager

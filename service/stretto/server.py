@@ -19,7 +19,7 @@ from stretto.errors import ListenError
 from stretto.http.auth import make_token
 from stretto.http.event_streams import StreamSettings
 from stretto.http.runner import ConnectionLimits
-from stretto.provision import database_connection, database_place, token_settings
+from stretto.provision import bus_place, database_connection, database_place, token_settings
 from stretto.supervisor import Supervisor
 from stretto.telemetry import logger
 
@@ -40,7 +40,8 @@ YOUNG_OBJECTS_MAX: Final = 20_000
 async def serve(settings: Settings, notify: Callable[[str], None], *, share_port: bool) -> None:
     """Serve until SIGTERM or SIGINT; raises what keeps the service from starting."""
     stopped = _stop_signal()
-    async with database_place(settings, notify) as place:
+    async with database_place(settings, notify) as place, bus_place(settings) as nats_url:
+        settings = settings.model_copy(update={"nats_url": nats_url})
         tokens = token_settings(settings)
         # Wait for the database here, where it is known that nobody is served yet.
         async with database_connection(place.dsn, settings.db_schema):
@@ -125,6 +126,7 @@ async def _supervise(
             "STRETTO_HOST": settings.host,
             "STRETTO_PORT": str(port),
             "STRETTO_DATABASE_URL": dsn,
+            "STRETTO_NATS_URL": settings.nats_url,
             "STRETTO_JWT_SECRET": tokens.secret,
         }
         if settings.is_embedded:

@@ -156,6 +156,22 @@ def test_what_is_no_address_of_an_issuer_is_refused_at_once(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "urls", ["", "embedded", "nats://u:p@127.0.0.1:4222", "tls://a.test, nats://[::1]:4222"]
+)
+def test_urls_of_nats_are_taken(urls: str) -> None:
+    """None, our own server, one or several."""
+    assert urls == read_settings(nats_url=urls).nats_url
+
+
+@pytest.mark.parametrize("urls", ["127.0.0.1:4222", "http://u:hidden@x", "nats://", "nats://x,"])
+def test_what_is_no_url_of_nats_is_refused_at_once(urls: str) -> None:
+    """Instead of being waited for as if it were away; and its password is not repeated."""
+    with pytest.raises(ConfigurationError, match="STRETTO_NATS_URL: must look like") as error:
+        read_settings(nats_url=urls)
+    assert "hidden" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("expected", "settings"),
     [
         ("only one of", {"jwt_secret": SECRET, "jwks_url": "http://127.0.0.1/keys"}),
@@ -179,7 +195,9 @@ def test_a_database_of_ones_own_needs_a_way_to_verify_tokens() -> None:
 
 def test_secrets_are_not_shown() -> None:
     """Neither the token secret nor the database's password."""
-    settings = read_settings(jwt_secret=SECRET, database_url="postgresql://u:hidden@x/y")
+    settings = read_settings(
+        jwt_secret=SECRET, database_url="postgresql://u:hidden@x/y", nats_url="nats://u:hidden@x"
+    )
     for shown in (repr(settings), str(settings)):
         assert SECRET not in shown
         assert "hidden" not in shown

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nats.errors
+import pytest
+from nats.aio.client import Client
+
+from nats_process import nats_client
+from stretto.bus import embedded
+from stretto.bus.embedded import embedded_nats
+from stretto.errors import EmbeddedError
+from stretto.storage.embedded_place import find_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Opens the server, says so, and closes it when its input ends.
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from stretto.bus.embedded import embedded_nats
+
+async def main():
+    async with embedded_nats(Path(sys.argv[1])) as server:
+        print(server.pid, server.owned, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def owner_process(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run another process that owns the server; yield it with the server's pid."""
+    service = Path(embedded.__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, data_dir],
+        env={**os.environ, "PYTHONPATH": str(service)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            pid, owned = process.stdout.readline().split()
+            assert owned == "True"
+            yield process, int(pid)
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def is_running(data_dir: Path) -> bool:
+    """Whether a server runs there."""
+    return embedded._Place.of(data_dir).pid() is not None
+
+
+async def stream_names(url: str) -> list[str]:
+    """Return the streams that a server has."""
+    async with nats_client(url) as client:
+        return [stream.config.name or "" for stream in await client.jetstream().streams_info()]
+
+
+async def test_server_is_protected_and_its_streams_are_found_again(tmp_path: Path) -> None:
+    """Loopback, a password of its own, files that nobody else may read."""
+    async with embedded_nats(tmp_path) as server:
+        assert server.owned
+        assert os.getsid(server.pid) != os.getsid(0), "Ctrl-C would reach the server"
+        assert "@127.0.0.1:" in server.url
+        stranger = Client()
+        with pytest.raises(nats.errors.Error, match="Authorization"):
+            await stranger.connect(
+                server.url.replace("stretto:", "stretto:x"), allow_reconnect=False
+            )
+        await stranger.close()
+        for name in ("nats.conf", "password"):
+            assert (tmp_path / "nats" / name).stat().st_mode & 0o077 == 0
+        async with nats_client(server.url) as client:
+            await client.jetstream().add_stream(name="kept", subjects=["kept"])
+    assert not is_running(tmp_path)
+    async with embedded_nats(tmp_path) as server:
+        assert ["kept"] == await stream_names(server.url)
+
+
+async def test_server_of_a_killed_owner_is_taken_over_and_stopped(tmp_path: Path) -> None:
+    """The next start finds the same process, and is its owner."""
+    with owner_process(tmp_path) as (process, pid):
+        process.kill()
+        process.wait()
+        assert is_running(tmp_path)
+        async with embedded_nats(tmp_path) as server:
+            assert (pid, True) == (server.pid, server.owned)
+            assert [] == await stream_names(server.url)
+    assert not is_running(tmp_path)
+
+
+async def test_second_process_connects_without_owning(tmp_path: Path) -> None:
+    """Its end leaves the server running; the owner's end stops it."""
+    with owner_process(tmp_path) as (process, pid):
+        async with embedded_nats(tmp_path) as server:
+            assert (pid, False) == (server.pid, server.owned)
+        assert is_running(tmp_path)
+        process.communicate("\n")
+    assert not is_running(tmp_path)
+
+
+async def test_an_interrupted_start_leaves_no_server_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where nothing is known of the server yet but its pid."""
+    started = asyncio.Event()
+
+    async def never(url: str) -> bool:
+        started.set()
+        return False
+
+    async def use() -> None:
+        async with embedded_nats(tmp_path):
+            pass
+
+    monkeypatch.setattr(embedded, "_answers", never)
+    task = asyncio.create_task(use())
+    await started.wait()
+    assert is_running(tmp_path)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not is_running(tmp_path)
+
+
+async def test_stale_pid_of_another_program_neither_blocks_nor_hits_it(tmp_path: Path) -> None:
+    """After a crash of the machine, the pid in the file may be anyone's."""
+    other = await asyncio.create_subprocess_exec("sleep", "100")
+    try:
+        (tmp_path / "nats").mkdir()
+        (tmp_path / "nats/nats.pid").write_text(str(other.pid))
+        async with embedded_nats(tmp_path) as server:
+            assert other.pid != server.pid
+        assert other.returncode is None
+    finally:
+        other.kill()
+        await other.wait()
+
+
+async def test_failed_start_shows_why(tmp_path: Path) -> None:
+    """The server's last words are in the message."""
+    (tmp_path / "nats").mkdir()
+    (tmp_path / "nats/store").touch()
+    with pytest.raises(EmbeddedError, match="storage directory is not a directory"):
+        async with embedded_nats(tmp_path):
+            pass
+    assert not is_running(tmp_path)
+
+
+async def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    """In words that say what to set."""
+    (tmp_path / "nats").touch()
+    with pytest.raises(EmbeddedError, match="STRETTO_DATA_DIR"):
+        async with embedded_nats(tmp_path):
+            pass
+
+
+def test_without_the_wheel_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or which setting makes it unneeded."""
+
+    def missing(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(embedded, "distribution", missing)
+    with pytest.raises(EmbeddedError, match=r"stretto\[embedded\].*STRETTO_NATS_URL"):
+        embedded.nats_program()
+
+
+async def test_postgres_takes_a_data_dir_in_which_nats_was_first(folder: Path) -> None:
+    """Both live in one folder, whichever comes first."""
+    async with embedded_nats(folder / "data"):
+        assert (folder / "data").resolve() == find_place(folder / "data", print).folder
