@@ -27,8 +27,9 @@ DEADLINE_SECONDS = 20
 class NatsProcess:
     """Serves one folder at one address, as often as it is started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
+        self.options = options
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -46,7 +47,7 @@ class NatsProcess:
         """Start the server; it takes connections afterwards."""
         self.process = await asyncio.create_subprocess_exec(
             *(str(nats_program()), "--addr", "127.0.0.1", "--port", str(self.port)),
-            *("--jetstream", "--store_dir", str(self.folder)),
+            *("--jetstream", "--store_dir", str(self.folder), *self.options),
             stderr=asyncio.subprocess.PIPE,
         )
         assert self.process.stderr is not None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import nats
 import orjson
 import pytest
 import pytest_asyncio
@@ -43,7 +46,6 @@ from stretto.storage.check import check_database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     import asyncpg
     from nats.aio.client import Client
@@ -436,3 +438,42 @@ async def test_stopping_ends_what_is_under_way_and_takes_nothing_more(
         assert 1 == (await bus.jetstream.stream_info(STREAM)).state.messages
     assert 1 == creator.calls
     assert await groups(connection) == 1
+
+
+async def test_permissions_of_the_runbook_let_senders_command_and_nothing_else(
+    tmp_path: Path, component: Component
+) -> None:
+    """As docs/operations.md has them: commands and their outcomes, but no events of one's own."""
+    runbook = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    found = re.search(r"^    authorization: \{.*?^    \}$", runbook, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    (tmp_path / "nats.conf").write_text(found[0].replace("…", "secret"))
+    refused: list[str] = []
+
+    async def on_error(error: Exception) -> None:
+        refused.append(str(error).lower())
+
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            NatsProcess(tmp_path / "nats", "--config", str(tmp_path / "nats.conf"))
+        )
+        own, others = (
+            server.url.replace("//", f"//{user}:secret@") for user in ("stretto", "backend")
+        )
+        told: list[Event] = []
+        connection = await stack.enter_async_context(NatsConnection(own, told.append))
+        consumer = CommandConsumer(connection, component.creator, told.append, FAST)
+        await stack.enter_async_context(consumer)
+        watcher = Sender(await stack.enter_async_context(nats_client(own)))
+        await watcher.ready()
+        client = await nats.connect(others, error_cb=on_error)
+        stack.push_async_callback(client.close)
+        reply = await Sender(client).ask()
+        assert b"group_id" in reply.data
+        await client.publish("stretto.events.group_created", b"{}")
+        await client.subscribe("stretto.events.>")
+        await client.flush()
+        assert ["publish", "subscription"] == [
+            word for text in refused for word in ("publish", "subscription") if word in text
+        ]
+    assert not any("trouble" in type(event).__name__.lower() for event in told)

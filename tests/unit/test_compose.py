@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 COMPOSE_FILE = Path(__file__).parents[2] / "docker-compose.yml"
 
 
@@ -36,3 +38,17 @@ def test_misspelt_key_is_refused(tmp_path: Path) -> None:
 
     assert 1 == checked.returncode
     assert "'depend_on' was unexpected" in checked.stdout
+
+
+def test_two_replicas_share_one_database_and_one_bus() -> None:
+    """The same addresses, each of a service that is there, and a NATS that keeps streams."""
+    services = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
+    first, second = services["replica-1"], services["replica-2"]
+    assert first["environment"] == second["environment"]
+    for name in ("STRETTO_DATABASE_URL", "STRETTO_NATS_URL"):
+        host = first["environment"][name].rpartition("@")[2].partition("/")[0].partition(":")[0]
+        assert host in services
+        assert host == "postgres" or host in first["depends_on"]
+    assert "--jetstream" in services["nats"]["command"]
+    password = next(o for o in services["nats"]["command"] if o.startswith("--pass="))
+    assert password.removeprefix("--pass=") in first["environment"]["STRETTO_NATS_URL"]

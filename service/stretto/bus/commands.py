@@ -46,7 +46,7 @@ from stretto.errors import (
     StrettoError,
     Unauthenticated,
 )
-from stretto.protocol.ports import BusTrouble, CommandHandled
+from stretto.protocol.ports import CommandHandled
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -144,7 +144,7 @@ class CommandConsumer:
                 await link.unless_ended(_provide(link, self._settings))
                 await self._consume(link)
             except Exception as error:  # noqa: BLE001 whatever the client may raise, we try again
-                self._tell(error)
+                self._connection.tell(error)
             if not link.ended.done():
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -199,16 +199,13 @@ class CommandConsumer:
         except StrettoError as error:
             outcome = await self._refuse(link, message, error)
         except Exception as error:  # noqa: BLE001 a fault of ours must not stop the others
-            self._tell(error)
+            self._connection.tell(error)
             outcome = await self._refuse(link, message, InternalError())
         else:
             outcome = answer.status.value
             await _reply(link, reply_to, *_success(answer))
             await message.ack()
         self._observe(CommandHandled(outcome))
-
-    def _tell(self, error: Exception) -> None:
-        self._observe(BusTrouble(str(error) or type(error).__name__))
 
     async def _create(self, headers: dict[str, str], body: bytes) -> Answer:
         if KEY not in headers:

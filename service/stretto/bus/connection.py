@@ -115,12 +115,19 @@ class NatsConnection:
             # Lost, but not noticed yet by the task that keeps it.
             await asyncio.sleep(0)
 
+    def tell(self, error: Exception) -> None:
+        """Tell of trouble once per connection, not at each of the tries that meet the same."""
+        trouble = str(error) or type(error).__name__
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._observe(BusTrouble(trouble))
+
     async def _keep(self) -> None:
         while True:
             try:
                 await self._connect_and_watch()
             except Exception as error:  # noqa: BLE001 whatever the client may raise, we try again
-                await self._tell(error)
+                self.tell(error)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _connect_and_watch(self) -> None:
@@ -129,6 +136,9 @@ class NatsConnection:
 
         async def on_closed() -> None:
             closed.set()
+
+        async def on_error(error: Exception) -> None:
+            self.tell(error)
 
         try:
             await client.connect(
@@ -140,7 +150,7 @@ class NatsConnection:
                 reconnect_time_wait=NEXT_SERVER_SECONDS,
                 ping_interval=PING_SECONDS,
                 max_outstanding_pings=2,
-                error_cb=self._tell,
+                error_cb=on_error,
                 closed_cb=on_closed,
             )
             self._trouble = ""
@@ -156,18 +166,11 @@ class NatsConnection:
                 self._linked.clear()
                 self._link = None
                 link.end()
-            await self._tell(client.last_error or ConnectionResetError("the connection was lost"))
+            self.tell(client.last_error or ConnectionResetError("the connection was lost"))
         finally:
             with contextlib.suppress(*NATS_TROUBLE):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await client.close()
-
-    async def _tell(self, error: Exception) -> None:
-        """Tell of trouble once, not at each of the tries that meet the same."""
-        trouble = str(error) or type(error).__name__
-        if trouble != self._trouble:
-            self._trouble = trouble
-            self._observe(BusTrouble(trouble))
 
 
 async def end_task(task: asyncio.Task[None]) -> None:

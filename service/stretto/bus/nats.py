@@ -139,7 +139,7 @@ class NatsBus:
             try:
                 await self._receive_over(link)
             except Exception as error:  # noqa: BLE001 whatever the client may raise, we try again
-                self._observe(BusTrouble(str(error) or type(error).__name__))
+                self._connection.tell(error)
             if not link.ended.done():
                 await asyncio.sleep(RETRY_SECONDS)
 
