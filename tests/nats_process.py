@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self
 
 import nats
-from nats.js.api import ConsumerConfig, DeliverPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from stretto.bus.embedded import nats_program
 
@@ -95,9 +95,8 @@ async def stored(client: Client, stream: str) -> list[Msg]:
     """Return all that a stream holds, as a consumer of its own reads it."""
     jetstream = client.jetstream()
     messages = (await jetstream.stream_info(stream)).state.messages
-    subscription = await jetstream.subscribe(
-        ">", stream=stream, config=ConsumerConfig(deliver_policy=DeliverPolicy.ALL)
-    )
+    config = ConsumerConfig(deliver_policy=DeliverPolicy.ALL, ack_policy=AckPolicy.NONE)
+    subscription = await jetstream.subscribe(">", stream=stream, config=config)
     found = [await subscription.next_msg(DEADLINE_SECONDS) for _ in range(messages)]
     await subscription.unsubscribe()
     return found
