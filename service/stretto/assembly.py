@@ -24,6 +24,7 @@ from stretto.actors.history_reader import Ask, HistoryReader, Stretch
 from stretto.actors.hub import HubSettings, SessionHub
 from stretto.actors.mailbox import Mailbox
 from stretto.actors.writer import GroupWriter
+from stretto.bus.opening import open_nats
 from stretto.errors import ListenError
 from stretto.http.app import build_app
 from stretto.http.auth import Authenticator, TokenSettings
@@ -74,6 +75,8 @@ class ComponentSettings:
     """Requests that may queue; more are shed before they claim anything."""
     schema: str = "stretto"
     hub: HubSettings = field(default_factory=HubSettings)
+    nats_url: str = field(default="", repr=False)
+    """Carries events to other replicas and commands to us; empty: neither."""
 
     @classmethod
     def of(cls, settings: Settings) -> ComponentSettings:
@@ -86,6 +89,7 @@ class ComponentSettings:
             batch_max=settings.batch_max,
             mailbox_max=settings.mailbox_max,
             schema=settings.db_schema,
+            nats_url=settings.nats_url,
             hub=HubSettings(
                 sessions_max=settings.sessions_max,
                 sessions_per_user_max=settings.sessions_per_user,
@@ -129,6 +133,13 @@ async def open_component(
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(Database(dsn, schema=settings.schema, pool=pool))
         await database.ping()
+        store = PostgresHistoryStore(database)
+        hub = SessionHub(await store.origin(), settings.hub, observe)
+        nats = None
+        if settings.nats_url:
+            nats = await stack.enter_async_context(
+                open_nats(settings.nats_url, hub.deliver, hub.interrupt, observe)
+            )
         mailbox: Mailbox[Write, WriteResult] = Mailbox(settings.mailbox_max)
         attempts = PostgresAttemptStore(database)
         creator = GroupCreator(mailbox, attempts, settings.creator, observe)
@@ -144,13 +155,13 @@ async def open_component(
             stack.callback(writer.cut_off)
         stack.callback(mailbox.close)
         await stack.enter_async_context(creator)
-        store = PostgresHistoryStore(database)
-        origin = await store.origin()
         history: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max)
-        reader = HistoryReader(history, store, origin, observe)
+        reader = HistoryReader(history, store, hub.origin, observe)
         await stack.enter_async_context(_running(reader.run(), "stretto history reader"))
         stack.callback(history.close)
-        hub = await stack.enter_async_context(SessionHub(origin, settings.hub, observe))
+        await stack.enter_async_context(hub)
+        if nats is not None:
+            await stack.enter_async_context(nats.commands(creator))
         yield Component(
             creator,
             AttemptLookup(attempts, settings.creator.lease_seconds),

@@ -144,6 +144,11 @@ class SessionHub:
         for session in self._all():
             session.close(CloseCode.GOING_AWAY)
 
+    def interrupt(self) -> None:
+        """Send everybody away to resume: some events did not get here."""
+        for session in self._all():
+            session.close(CloseCode.EVENTS_MISSED)
+
     def _all(self) -> Iterator[Session]:
         return itertools.chain.from_iterable(self._sessions.values())
 

@@ -35,6 +35,7 @@ class CloseCode(IntEnum):
     BAD_FRAME = 1002, "A frame could not be read."
     UNWANTED_DATA = 1003, "Messages go one way here: send nothing."
     INTERNAL_ERROR = 1011, "Something unforeseen went wrong: connect again and resume."
+    EVENTS_MISSED = 1012, "Some events could not be delivered: connect again and resume."
     TRY_AGAIN = 1013, "The history cannot be read at the moment: resume in a while."
     TOKEN_ENDED = 4401, "The token has ended: connect again with another one and resume."
     TOO_SLOW = 4408, "Events were not read fast enough: connect again and resume."
