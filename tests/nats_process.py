@@ -10,8 +10,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self
 
 import nats
+import orjson
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import NoStreamResponseError
 
+from stretto.bus.commands import SUBJECT
 from stretto.bus.embedded import nats_program
 
 if TYPE_CHECKING:
@@ -100,3 +103,18 @@ async def stored(client: Client, stream: str) -> list[Msg]:
     found = [await subscription.next_msg(DEADLINE_SECONDS) for _ in range(messages)]
     await subscription.unsubscribe()
     return found
+
+
+async def commanded(client: Client, key: str, document: object) -> Msg:
+    """Ask for a group of alice's, as soon as there is a stream for commands; return the outcome."""
+    inbox = client.new_inbox()
+    outcome = await client.subscribe(inbox)
+    headers = {"Idempotency-Key": key, "Stretto-Owner": "alice", "Stretto-Reply-To": inbox}
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while True:
+            try:
+                await client.jetstream().publish(SUBJECT, orjson.dumps(document), headers=headers)
+            except NoStreamResponseError:
+                continue
+            break
+    return await outcome.next_msg(DEADLINE_SECONDS)

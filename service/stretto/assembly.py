@@ -1,14 +1,16 @@
 """Puts the parts together and takes them apart again, in a fixed order.
 
-Start: connections, writers, creator, hub, then the HTTP server. Stop, the other way round:
+Start: connections, bus, writers, creator, hub, commands, then the HTTP server. Stop, the other way round:
 
 1. the server stops listening;
-2. the hub sends its sessions away (1001) and waits until they have gone (bounded);
-3. the creator refuses new requests (`/readyz` says so) and lets its flights land (bounded);
-4. the mailbox closes: what is still queued is answered with an error;
-5. the writers give their connections back; a write that is still under way is cut off;
-6. the pool closes, unless it is the host's;
-7. the server closes the clients' connections.
+2. commands are taken no more; those under way are settled and acknowledged (bounded);
+3. the hub sends its sessions away (1001) and waits until they have gone (bounded);
+4. the creator refuses new requests (`/readyz` says so) and lets its flights land (bounded);
+5. the mailbox closes: what is still queued is answered with an error;
+6. the writers give their connections back; a write that is still under way is cut off;
+7. the bus closes;
+8. the pool closes, unless it is the host's;
+9. the server closes the clients' connections.
 """
 
 from __future__ import annotations

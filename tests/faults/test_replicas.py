@@ -15,9 +15,8 @@ import pytest_asyncio
 
 from api_client import Api, connected_api, token_of
 from live_service import SseClient
-from nats_process import NatsProcess, nats_client, stored
+from nats_process import NatsProcess, commanded, nats_client, stored
 from relay_process import relay_process
-from stretto.bus.commands import SUBJECT as COMMANDS
 from stretto.bus.nats import STREAM, SUBJECT
 from stretto.protocol.sessions import CloseCode
 from stretto.storage.check import check_database
@@ -345,7 +344,7 @@ async def test_one_key_over_http_and_bus_is_one_attempt_at_all_replicas(
     async with nats_client(topology.server.url) as client, AsyncExitStack() as stack:
         apis = [await stack.enter_async_context(connected_api(each.url)) for each in services]
         replies = await asyncio.gather(
-            *(commanded(client, "k") for _ in range(4)),
+            *(over_bus(client, "k") for _ in range(4)),
             *(over_http(api, "k") for api in apis * 2),
         )
     assert 1 == len(set(replies))
@@ -360,11 +359,6 @@ async def over_http(api: Api, key: str) -> bytes:
     return reply.body
 
 
-async def commanded(client: Client, key: str) -> bytes:
+async def over_bus(client: Client, key: str) -> bytes:
     """Create a group by command; return the body of its outcome."""
-    inbox = client.new_inbox()
-    outcome = await client.subscribe(inbox)
-    headers = {"Idempotency-Key": key, "Stretto-Owner": "alice", "Stretto-Reply-To": inbox}
-    await client.jetstream().publish(COMMANDS, orjson.dumps(TEAM), headers=headers)
-    message = await outcome.next_msg(DEADLINE_SECONDS)
-    return message.data
+    return (await commanded(client, key, TEAM)).data

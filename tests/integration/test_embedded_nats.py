@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ import nats.errors
 import pytest
 from nats.aio.client import Client
 
-from nats_process import nats_client
+from nats_process import commanded, nats_client
+from service_process import ServiceProcess
 from stretto.bus import embedded
 from stretto.bus.embedded import embedded_nats
 from stretto.errors import EmbeddedError
@@ -183,3 +185,28 @@ async def test_postgres_takes_a_data_dir_in_which_nats_was_first(folder: Path) -
     """Both live in one folder, whichever comes first."""
     async with embedded_nats(folder / "data"):
         assert (folder / "data").resolve() == find_place(folder / "data", print).folder
+
+
+async def test_the_service_brings_its_bus_along_and_takes_it_away_again(
+    folder: Path, database_url: str
+) -> None:
+    """`STRETTO_NATS_URL=embedded`: commands work, a killed service's server is taken over."""
+    settings = {
+        "DATABASE_URL": database_url,
+        "DATA_DIR": str(folder / "data"),
+        "NATS_URL": "embedded",
+    }
+    async with ServiceProcess(settings) as service:
+        server = embedded._Place.of(folder / "data").pid()
+        service.signal(signal.SIGKILL)
+        await service.exited()
+    assert is_running(folder / "data")
+    async with ServiceProcess(settings) as service:
+        place = embedded._Place.of(folder / "data")
+        assert server is not None
+        assert server == place.pid()
+        async with nats_client(place.url(server) or "") as client:
+            assert b"group_id" in (await commanded(client, "k", {"name": "Team"})).data
+        service.signal(signal.SIGTERM)
+        assert 0 == await service.exited()
+    assert not is_running(folder / "data")

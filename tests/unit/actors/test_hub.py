@@ -37,6 +37,16 @@ def ids(outgoing: object) -> list[int]:
     return [each.event_id.int for each in outgoing]
 
 
+def test_sessions_that_have_missed_events_are_sent_to_resume(told: list[Event]) -> None:
+    """All that are there; the hub goes on, and those who come back are told again."""
+    hub = SessionHub(ORIGIN, HubSettings(), told.append)
+    with hub.session(ALICE, math.inf) as first, hub.session(BOB, math.inf) as second:
+        hub.interrupt()
+        assert CloseCode.EVENTS_MISSED == first.close_code == second.close_code
+    with hub.session(ALICE, math.inf) as again:
+        assert again.close_code is None
+
+
 class Clock:
     """A clock of the test's own."""
 
