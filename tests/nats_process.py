@@ -14,7 +14,7 @@ import orjson
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NoStreamResponseError
 
-from stretto.bus.commands import SUBJECT
+from stretto.bus.command_streams import SUBJECT
 from stretto.bus.embedded import nats_program
 
 if TYPE_CHECKING:

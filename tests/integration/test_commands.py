@@ -18,14 +18,8 @@ from nats_process import DEADLINE_SECONDS, NatsProcess, nats_client, stored
 from stretto.assembly import open_component
 from stretto.bus import commands as commands_module
 from stretto.bus import connection as connection_module
-from stretto.bus.commands import (
-    CONSUMER,
-    DEAD_STREAM,
-    STREAM,
-    SUBJECT,
-    CommandConsumer,
-    CommandSettings,
-)
+from stretto.bus.command_streams import CONSUMER, DEAD_STREAM, STREAM, SUBJECT
+from stretto.bus.commands import CommandConsumer, CommandSettings
 from stretto.bus.connection import NatsConnection
 from stretto.documents import BODY_BYTES_MAX, created_document, problem
 from stretto.domain import IdempotencyKey, NewGroup, UserId
@@ -248,6 +242,20 @@ async def test_a_bad_command_is_answered_and_buried_with_its_problem(
     assert body == base64.b64decode(command["body"])
     assert 1 == command["sequence"]
     assert await connection.fetchval("SELECT count(*) FROM attempt") == 0
+
+
+async def test_stream_and_consumer_of_an_operator_stay_as_they_are(
+    server: NatsProcess, component: Component
+) -> None:
+    """Their limits are his."""
+    async with nats_client(server.url) as client:
+        jetstream = client.jetstream()
+        await jetstream.add_stream(name=STREAM, subjects=[SUBJECT], max_age=60)
+        await jetstream.add_consumer(STREAM, durable_name=CONSUMER, ack_wait=7)
+        async with consuming(server, component.creator), sender(server) as bus:
+            await bus.ask()
+        assert 60 == (await jetstream.stream_info(STREAM)).config.max_age
+        assert 7 == (await jetstream.consumer_info(STREAM, CONSUMER)).config.ack_wait
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 import orjson
-from nats.js.api import AckPolicy, ConsumerConfig, Header, RetentionPolicy, StreamConfig
+from nats.js.api import Header
 
+from stretto.bus.command_streams import (
+    CONSUMER,
+    DEAD_SUBJECT,
+    STREAM,
+    provide_command_streams,
+)
 from stretto.bus.connection import (
     NATS_TROUBLE,
     RETRY_SECONDS,
     Link,
     NatsConnection,
     end_task,
-    provide_stream,
 )
 from stretto.documents import (
     BODY_BYTES_MAX,
@@ -57,11 +62,6 @@ if TYPE_CHECKING:
     from stretto.protocol.creator import Answer, GroupCreator
     from stretto.protocol.ports import Observer
 
-STREAM: Final = "stretto_commands"
-SUBJECT: Final = "stretto.commands.create_group"
-CONSUMER: Final = "stretto_create_group"
-DEAD_STREAM: Final = "stretto_dead_letters"
-DEAD_SUBJECT: Final = "stretto.dead_letters.create_group"
 KEY: Final = "Idempotency-Key"
 OWNER: Final = "Stretto-Owner"
 # JetStream answers the publisher on the message's own reply subject, and does not store it.
@@ -69,15 +69,6 @@ REPLY_TO: Final = "Stretto-Reply-To"
 STATUS_CODE: Final = "Stretto-Status"
 # Anywhere else we would publish with our rights, not with the sender's.
 _REPLY_SUBJECT: Final = re.compile(r"(_INBOX|stretto\.replies)(\.[A-Za-z0-9_-]+){1,8}")
-# What nobody has taken in this time nobody waits for.
-AGE_SECONDS_MAX: Final = 7 * 24 * 3600
-DEAD_AGE_SECONDS_MAX: Final = 30 * 24 * 3600
-# A command of a host that restarts is sent once, within these two minutes.
-DUPLICATES_SECONDS: Final = 120
-# Requests for the next command that may wait on the server, of all replicas together.
-WAITING_MAX: Final = 4096
-# Delivered and not settled, put off included: as many may have to wait for the database.
-UNSETTLED_MAX: Final = 10_000
 # Before a command is given up for this delivery; well below `ack_seconds`.
 CREATE_SECONDS: Final = 5.0
 # Delays of redelivery: other commands go on meanwhile.
@@ -141,7 +132,7 @@ class CommandConsumer:
         while True:
             link = await self._connection.linked()
             try:
-                await link.unless_ended(_provide(link, self._settings))
+                await link.unless_ended(provide_command_streams(link, self._settings.ack_seconds))
                 await self._consume(link)
             except Exception as error:  # noqa: BLE001 whatever the client may raise, we try again
                 self._connection.tell(error)
@@ -280,30 +271,3 @@ async def _bury(link: Link, message: Msg, error: StrettoError) -> None:
         document = orjson.dumps({**problem(error), "command": {"sequence": sequence}})
     headers = {**_problem_headers(error), Header.MSG_ID.value: f"{STREAM}/{sequence}"}
     await link.jetstream.publish(DEAD_SUBJECT, document, headers=headers)
-
-
-async def _provide(link: Link, settings: CommandSettings) -> None:
-    await provide_stream(
-        link,
-        StreamConfig(
-            name=STREAM,
-            subjects=[SUBJECT],
-            retention=RetentionPolicy.WORK_QUEUE,
-            max_age=AGE_SECONDS_MAX,
-            duplicate_window=DUPLICATES_SECONDS,
-        ),
-    )
-    await provide_stream(
-        link,
-        StreamConfig(name=DEAD_STREAM, subjects=[DEAD_SUBJECT], max_age=DEAD_AGE_SECONDS_MAX),
-    )
-    await link.jetstream.add_consumer(
-        STREAM,
-        ConsumerConfig(
-            durable_name=CONSUMER,
-            ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=settings.ack_seconds,
-            max_waiting=WAITING_MAX,
-            max_ack_pending=UNSETTLED_MAX,
-        ),
-    )
