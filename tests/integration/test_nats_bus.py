@@ -149,6 +149,15 @@ async def test_an_event_for_a_thousand_members_goes_through(server: NatsProcess)
         assert 1 == subjects.count(SUBJECT)
 
 
+async def test_an_event_for_nobody_goes_out_as_well(server: NatsProcess) -> None:
+    """Sessions are not the only ones who want to know."""
+    event = new_event(recipients=())
+    async with replica(server.url) as one:
+        await one.published(event)
+        await one.until_got(event)
+        assert [event] == one.got
+
+
 async def test_what_is_larger_than_the_server_takes_is_refused_alone(server: NatsProcess) -> None:
     """The connection lives on: a server cuts it for a message that is too large."""
     good, large = new_event(), replace(new_event(), envelope=b" " * 1024 * 1024)

@@ -226,7 +226,8 @@ async def _publish(link: Link, events: Sequence[CommittedEvent]) -> dict[UUID, s
 
 def _messages(event: CommittedEvent) -> Iterator[tuple[str, dict[str, str]]]:
     """Return subject and headers of the messages by which an event goes out: one, if it can be."""
-    for first in range(0, len(event.recipients), RECIPIENTS_MAX):
+    # One at the least: an event is for others too.
+    for first in range(0, len(event.recipients) or 1, RECIPIENTS_MAX):
         recipients = event.recipients[first : first + RECIPIENTS_MAX]
         yield (
             SUBJECT if first == 0 else SUBJECT_MORE,
