@@ -1,6 +1,7 @@
 """Puts the parts together and takes them apart again, in a fixed order.
 
-Start: connections, bus, writers, creator, hub, commands, then the HTTP server. Stop, the other way round:
+Start: connections, bus, writers, creator, hub, commands, then the HTTP server. Stop, the other way
+round:
 
 1. the server stops listening;
 2. commands are taken no more; those under way are settled and acknowledged (bounded);
