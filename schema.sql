@@ -119,8 +119,9 @@ CREATE TABLE outbox (
     autovacuum_analyze_scale_factor = 0.02
 );
 
--- What is still to be handed over, and nothing else: as small as the relay's backlog.
-CREATE INDEX outbox_due ON outbox (due_at) WHERE delivered_at IS NULL AND dead_reason IS NULL;
+-- What is still to be handed over, and nothing else: as small as the relay's backlog. Its first entry
+-- is where to resume; due_at is left out, so that taking an event is a HOT update.
+CREATE INDEX outbox_waiting ON outbox (position) WHERE delivered_at IS NULL AND dead_reason IS NULL;
 
 -- History is read from a position on.
 CREATE INDEX outbox_by_position ON outbox (position);

@@ -28,8 +28,10 @@ from stretto.errors import (
 from stretto.http.auth import TokenSettings
 from stretto.http.event_streams import StreamSettings
 from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
+from stretto.protocol.events import BusUnavailable, CommittedEvent, EventBus
 from stretto.protocol.ports import Unreachable
 from stretto.storage.attempts import OnCreate
+from stretto.storage.inbox import Inbox
 from stretto.storage.migrate import migrate
 
 __all__ = [
@@ -37,18 +39,22 @@ __all__ = [
     "AppOptions",
     "AttemptFailed",
     "AttemptPending",
+    "BusUnavailable",
     "ClientAnswer",
     "ClientError",
+    "CommittedEvent",
     "Component",
     "ComponentSettings",
     "ConfigurationError",
     "CreatedGroup",
     "CreatorSettings",
     "DatabaseUnavailable",
+    "EventBus",
     "GroupCreator",
     "GroupRejected",
     "HubSettings",
     "IdempotencyKey",
+    "Inbox",
     "KeyReused",
     "NewGroup",
     "OnCreate",

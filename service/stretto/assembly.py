@@ -1,7 +1,7 @@
 """Puts the parts together and takes them apart again, in a fixed order.
 
-Start: connections, bus, writers, creator, hub, commands, then the HTTP server. Stop, the other way
-round:
+Start: connections, bus, relay and sweeper, writers, creator, hub, commands, then the HTTP server.
+Stop, the other way round:
 
 1. the server stops listening;
 2. commands are taken no more; those under way are settled and acknowledged (bounded);
@@ -9,9 +9,10 @@ round:
 4. the creator refuses new requests (`/readyz` says so) and lets its flights land (bounded);
 5. the mailbox closes: what is still queued is answered with an error;
 6. the writers give their connections back; a write that is still under way is cut off;
-7. the bus closes;
-8. the pool closes, unless it is the host's;
-9. the server closes the clients' connections.
+7. relay and sweeper stop; events that were being sent are given back;
+8. the bus closes;
+9. the pool closes, unless it is the host's;
+10. the server closes the clients' connections.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from aiohttp import web
 from stretto.actors.history_reader import Ask, HistoryReader, Stretch
 from stretto.actors.hub import HubSettings, SessionHub
 from stretto.actors.mailbox import Mailbox
+from stretto.actors.relay import OutboxRelay, RelaySettings
+from stretto.actors.sweeper import RetentionSweeper
 from stretto.actors.writer import GroupWriter
+from stretto.bus.local import LocalBus
 from stretto.bus.opening import open_nats
 from stretto.errors import ListenError
 from stretto.http.app import build_app
@@ -42,6 +46,8 @@ from stretto.protocol.ports import (
     ConnectionLost,
     Event,
     EventDelivered,
+    EventsRelayed,
+    RowsSwept,
     SessionEnded,
     Write,
     WriteResult,
@@ -50,12 +56,15 @@ from stretto.storage.attempts import OnCreate, PostgresAttemptStore, PostgresWri
 from stretto.storage.database import Database
 from stretto.storage.groups import PostgresGroupStore
 from stretto.storage.history import PostgresHistoryStore
+from stretto.storage.outbox import PostgresOutboxStore
+from stretto.storage.retention import Retention, sweep
 from stretto.telemetry import Metrics, log_event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from stretto.config import Settings
+    from stretto.protocol.events import CommittedEvent, EventBus
     from stretto.protocol.ports import Observer
     from stretto.storage.database import Pool
 
@@ -80,6 +89,8 @@ class ComponentSettings:
     hub: HubSettings = field(default_factory=HubSettings)
     nats_url: str = field(default="", repr=False)
     """Carries events to other replicas and commands to us; empty: neither."""
+    relay: RelaySettings = field(default_factory=RelaySettings)
+    retention: Retention = field(default_factory=Retention)
 
     @classmethod
     def of(cls, settings: Settings) -> ComponentSettings:
@@ -98,6 +109,8 @@ class ComponentSettings:
                 sessions_per_user_max=settings.sessions_per_user,
                 events_max=settings.session_events_max,
             ),
+            relay=RelaySettings(lease_seconds=settings.relay_lease_seconds),
+            retention=Retention(settings.retention_days, settings.event_retention_days),
         )
 
 
@@ -112,10 +125,15 @@ class Component:
     mailbox: Mailbox[Write, WriteResult]
     hub: SessionHub
     history: Mailbox[Ask, Stretch]
+    relay: OutboxRelay
 
 
 def _unobserved(event: Event) -> None:
     """Take no note."""
+
+
+def _undelivered(event: CommittedEvent) -> None:
+    """Nobody listens in this process."""
 
 
 @asynccontextmanager
@@ -126,6 +144,7 @@ async def open_component(
     settings: ComponentSettings | None = None,
     on_create: OnCreate | None = None,
     observe: Observer = _unobserved,
+    bus: EventBus | None = None,
 ) -> AsyncIterator[Component]:
     """Run the component on a database of its own connections, or on a host's pool.
 
@@ -143,6 +162,23 @@ async def open_component(
             nats = await stack.enter_async_context(
                 open_nats(settings.nats_url, hub.deliver, hub.interrupt, observe)
             )
+        relay = OutboxRelay(
+            PostgresOutboxStore(database),
+            bus or (nats.events if nats else LocalBus(hub.deliver)),
+            observe,
+            settings.relay,
+        )
+        await stack.enter_async_context(_running(relay.run(), "stretto relay"))
+        sweeper = RetentionSweeper(
+            lambda progress: sweep(database.reading, settings.retention, None, progress), observe
+        )
+        await stack.enter_async_context(_running(sweeper.run(), "stretto sweeper"))
+
+        def observe_writer(event: Event) -> None:
+            if isinstance(event, BatchWritten) and event.led:
+                relay.poke()
+            observe(event)
+
         mailbox: Mailbox[Write, WriteResult] = Mailbox(settings.mailbox_max)
         attempts = PostgresAttemptStore(database)
         creator = GroupCreator(mailbox, attempts, settings.creator, observe)
@@ -153,7 +189,7 @@ async def open_component(
 
         for number in range(settings.writers):
             write_store = PostgresWriteStore(database, on_lost, on_create)
-            writer = GroupWriter(mailbox, write_store, observe, batch_max=settings.batch_max)
+            writer = GroupWriter(mailbox, write_store, observe_writer, batch_max=settings.batch_max)
             await stack.enter_async_context(_running(writer.run(), f"stretto writer {number}"))
             stack.callback(writer.cut_off)
         stack.callback(mailbox.close)
@@ -173,6 +209,7 @@ async def open_component(
             mailbox,
             hub,
             history,
+            relay,
         )
 
 
@@ -198,7 +235,17 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
         def observe(event: Event) -> None:
             metrics.observe(event)
             # The normal case is only counted.
-            if not isinstance(event, (AttemptAnswered, BatchWritten, EventDelivered, SessionEnded)):
+            if not isinstance(
+                event,
+                (
+                    AttemptAnswered,
+                    BatchWritten,
+                    EventDelivered,
+                    EventsRelayed,
+                    RowsSwept,
+                    SessionEnded,
+                ),
+            ):
                 log_event(event)
 
         async with (
@@ -279,6 +326,10 @@ def _gauges(component: Component) -> dict[str, tuple[str, Callable[[], int]]]:
         "stretto_outcomes": ("Settled attempts remembered.", lambda: creator.outcomes),
         "stretto_mailbox_messages": ("Writes that wait for a writer.", lambda: len(mailbox)),
         "stretto_sessions": ("Live sessions.", lambda: len(component.hub)),
+        "stretto_relay_lag_seconds": (
+            "Age of the oldest event that the relay took last.",
+            lambda: round(component.relay.lag_seconds),
+        ),
     }
 
 

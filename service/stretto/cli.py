@@ -10,9 +10,11 @@ import os
 import shutil
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
+from uuid import UUID  # noqa: TC003 typer reads the annotations
 
 import asyncpg
 import orjson
@@ -55,13 +57,15 @@ from stretto.storage.attempts import PostgresAttemptStore
 from stretto.storage.check import check_database
 from stretto.storage.database import Database
 from stretto.storage.migrate import migrate as migrate_database
+from stretto.storage.outbox import dead_letters
+from stretto.storage.outbox import replay as replay_events
 from stretto.storage.pooler import split_pooler
+from stretto.storage.retention import Retention, sweepable
 from stretto.storage.retention import sweep as sweep_database
-from stretto.storage.retention import sweepable
 from stretto.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
 
 Result = TypeVar("Result")
 
@@ -71,6 +75,8 @@ _EXAMPLES: Final = (
     "stretto token alice",
     "STRETTO_DATABASE_URL=postgresql://… stretto check",
 )
+# As many as an operator can read.
+DEAD_LETTERS_MAX: Final = 1000
 # What a command may end in that works on the database.
 _DATABASE_CODES: Final = (EXIT_DONE, EXIT_USAGE, EXIT_DATABASE, EXIT_EMBEDDED, EXIT_INTERRUPTED)
 
@@ -212,28 +218,64 @@ def sweep(
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Delete settled attempts past their retention.
+    """Delete what is past its retention: settled attempts, delivered events, the inbox.
 
-    Their keys still find their groups.
+    The attempts' keys still find their groups.
     """
     settings = read_settings(database_url=database_url, data_dir=data_dir)
-    days = settings.retention_days
+    retention = Retention(settings.retention_days, settings.event_retention_days)
 
     async def run() -> None:
         async with (
             database_place(settings, _say) as place,
             database_connection(place.dsn, settings.db_schema) as connection,
         ):
-            total = await sweepable(connection, days, now=None)
+            totals = await sweepable(connection, retention, now=None)
             if dry_run:
-                stdout.print(f"would delete {total} attempts settled more than {days} days ago")
+                stdout.print(f"would delete {_rows(totals)}")
                 return
             with Progress(console=stderr) as progress:
-                task = progress.add_task("attempts", total=total)
+                tasks = {name: progress.add_task(name, total=totals[name]) for name in totals}
                 deleted = await sweep_database(
-                    connection, days, None, lambda rows: progress.update(task, advance=rows)
+                    lambda: nullcontext(connection),
+                    retention,
+                    None,
+                    lambda table, rows: progress.update(tasks[table], advance=rows),
+                    is_patient=True,
                 )
-        stdout.print(f"deleted {deleted} attempts settled more than {days} days ago")
+        stdout.print(f"deleted {_rows(deleted)}")
+
+    _run(run(), settings)
+
+
+@app.command(epilog=epilog("stretto events", "stretto events --replay-all", codes=_DATABASE_CODES))
+def events(
+    replay: Annotated[
+        list[UUID] | None, typer.Option(help="Have this one tried again; may be given often.")
+    ] = None,
+    replay_all: Annotated[bool, typer.Option(help="Have all of them tried again.")] = False,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """List the dead letters, which the bus has refused too often, or have them tried again."""
+    settings = read_settings(database_url=database_url, data_dir=data_dir)
+
+    async def run() -> None:
+        async with (
+            database_place(settings, _say) as place,
+            database_connection(place.dsn, settings.db_schema) as connection,
+        ):
+            if replay or replay_all:
+                count = await replay_events(connection, None if replay_all else replay)
+                stdout.print(f"{count} events will be tried again")
+                return
+            letters = await dead_letters(connection, DEAD_LETTERS_MAX)
+        for letter in letters:
+            stdout.print(
+                f"{letter['event_id']} {letter['event_type']} of {letter['created_at']:%F %T},"
+                f" {letter['tries']} tries: {letter['dead_reason']}"
+            )
+        stdout.print(f"{len(letters) or 'no'} dead letters")
 
     _run(run(), settings)
 
@@ -250,7 +292,7 @@ def check(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
             database_place(settings, _say) as place,
             database_connection(place.dsn, settings.db_schema) as connection,
         ):
-            report = await check_database(connection, settings.retention_days)
+            report = await check_database(connection, settings.event_retention_days)
         for fault in report.faults:
             stdout.print(f"{fault.group_id}: {fault.fault}")
         stdout.print(
@@ -298,6 +340,10 @@ def _run(work: Coroutine[Any, Any, Result], settings: Settings) -> Result:
     configure_logging(level=settings.log_level, as_json=as_json)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
+
+
+def _rows(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{rows} of {table}" for table, rows in counts.items())
 
 
 def _say(line: str) -> None:

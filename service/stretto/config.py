@@ -89,7 +89,15 @@ class Settings(BaseSettings):
         description="whose pages may open WebSockets, beside our own: origins such as"
         " https://chat.example, separated by commas; *: everybody's",
     )
-    retention_days: int = Field(30, ge=1, le=3650, description="how long settled attempts are kept")
+    relay_lease_seconds: float = Field(
+        30.0, ge=1, le=3600, description="after this long another relay may send an event"
+    )
+    retention_days: int = Field(
+        30, ge=1, le=3650, description="how long settled attempts and the inbox are kept"
+    )
+    event_retention_days: int = Field(
+        7, ge=1, le=3650, description="how long delivered events are kept"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )

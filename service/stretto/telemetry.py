@@ -17,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from stretto.errors import GroupRejected
 from stretto.protocol.ports import (
+    ActorCrashed,
     AttemptAnswered,
     BatchWritten,
     BusConnected,
@@ -24,11 +25,14 @@ from stretto.protocol.ports import (
     CommandHandled,
     ConnectionLost,
     Event,
+    EventBuried,
     EventDelivered,
     EventsMissed,
+    EventsRelayed,
     GuaranteeBroken,
-    HistoryReaderCrashed,
+    RowsSwept,
     SessionEnded,
+    UpkeepTrouble,
     WriterCrashed,
     WriteTrouble,
 )
@@ -117,9 +121,33 @@ class Metrics:
             ["code"],
             registry=self.registry,
         )
-        self._history_readers_crashed = Counter(
-            "stretto_history_readers_crashed_total",
-            "Scans of the history that met a fault in the program.",
+        self._relayed = Counter(
+            "stretto_events_relayed_total",
+            "Events given to the bus, by its answer.",
+            ["result"],
+            registry=self.registry,
+        )
+        self._relay_seconds = Histogram(
+            "stretto_relay_seconds",
+            "From taking a batch of events to its last mark.",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._events_dead = Counter(
+            "stretto_events_dead_total",
+            "Events that became dead letters.",
+            registry=self.registry,
+        )
+        self._upkeep_trouble = Counter(
+            "stretto_upkeep_trouble_total",
+            "Turns of relay, sweeper or history reader that did not go through, by actor and kind.",
+            ["actor", "kind"],
+            registry=self.registry,
+        )
+        self._swept = Counter(
+            "stretto_swept_rows_total",
+            "Rows deleted past their retention.",
+            ["table"],
             registry=self.registry,
         )
         # Events of which there is nothing to say but that they happened.
@@ -127,9 +155,9 @@ class Metrics:
             ConnectionLost: self._connections_lost,
             GuaranteeBroken: self._guarantees_broken,
             WriterCrashed: self._writers_crashed,
-            HistoryReaderCrashed: self._history_readers_crashed,
             BusTrouble: self._bus_trouble,
             EventsMissed: self._events_missed,
+            EventBuried: self._events_dead,
         }
 
     def watch(self, gauges: Mapping[str, tuple[str, Callable[[], int]]]) -> None:
@@ -150,9 +178,9 @@ class Metrics:
                 ConnectionLost()
                 | GuaranteeBroken()
                 | WriterCrashed()
-                | HistoryReaderCrashed()
                 | BusTrouble()
                 | EventsMissed()
+                | EventBuried()
             ):
                 self._occurrences[type(event)].inc()
             case EventDelivered(sessions):
@@ -163,6 +191,16 @@ class Metrics:
                 self._commands.labels(outcome).inc()
             case BusConnected():
                 pass
+            case EventsRelayed(delivered, refused, seconds):
+                self._relayed.labels("delivered").inc(delivered)
+                self._relayed.labels("refused").inc(refused)
+                self._relay_seconds.observe(seconds)
+            case RowsSwept(table, rows):
+                self._swept.labels(table).inc(rows)
+            case UpkeepTrouble(actor, error):
+                self._upkeep_trouble.labels(actor, type(error).__name__).inc()
+            case ActorCrashed(actor):
+                self._upkeep_trouble.labels(actor, "Crash").inc()
             case _:
                 assert_never(event)
 
@@ -203,14 +241,22 @@ def log_event(event: Event) -> None:
             logger.warning("bus.trouble", cause=cause)
         case EventsMissed():
             logger.warning("bus.events_missed")
-        case HistoryReaderCrashed(error):
-            logger.error("history_reader.crashed", exc_info=error)
+        case EventBuried(event_id, reason):
+            logger.error("event.dead", event_id=str(event_id), reason=reason)
+        case UpkeepTrouble(actor, error):
+            logger.warning(
+                "upkeep.trouble", actor=actor, kind=type(error).__name__, cause=str(error)
+            )
+        case ActorCrashed(actor, error):
+            logger.error("actor.crashed", actor=actor, exc_info=error)
         case (
             AttemptAnswered()
             | BatchWritten()
             | CommandHandled()
             | EventDelivered()
             | SessionEnded()
+            | EventsRelayed()
+            | RowsSwept()
         ):
             pass
         case _:

@@ -11,12 +11,12 @@ import pytest
 
 from stretto.errors import GroupRejected
 from stretto.protocol.ports import (
+    ActorCrashed,
     AttemptAnswered,
     BatchWritten,
     ConnectionLost,
     EventDelivered,
     GuaranteeBroken,
-    HistoryReaderCrashed,
     SessionEnded,
     Transient,
     WriterCrashed,
@@ -110,7 +110,10 @@ def test_a_crashed_writer_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
         ("stretto_guarantees_broken_total 1.0", GuaranteeBroken(UUID(int=1))),
         ("stretto_events_delivered_total 7.0", EventDelivered(7)),
         ('stretto_sessions_ended_total{code="4408"} 1.0', SessionEnded(CloseCode.TOO_SLOW)),
-        ("stretto_history_readers_crashed_total 1.0", HistoryReaderCrashed(ValueError())),
+        (
+            'stretto_upkeep_trouble_total{actor="history reader",kind="Crash"} 1.0',
+            ActorCrashed("history reader", ValueError()),
+        ),
     ],
 )
 def test_every_event_is_counted(expected: str, event: Event) -> None:

@@ -18,7 +18,7 @@ from uuid import UUID
 from stretto.actors.mailbox import Envelope, Mailbox
 from stretto.errors import InternalError
 from stretto.protocol.history import Bookmark, Cursor, PositionLost
-from stretto.protocol.ports import HistoryReaderCrashed, StoreError
+from stretto.protocol.ports import ActorCrashed, StoreError
 from stretto.protocol.sessions import OutgoingEvent
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class HistoryReader:
         except StoreError as error:
             unanswered = error
         except Exception as error:  # noqa: BLE001 no bug may leave a service without its history
-            self._observe(HistoryReaderCrashed(error))
+            self._observe(ActorCrashed("history reader", error))
         finally:
             for request in batch:
                 request.fail(unanswered)

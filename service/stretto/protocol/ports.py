@@ -207,9 +207,43 @@ class SessionEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryReaderCrashed:
-    """A fault in the program: those who were resuming are sent away, the reader goes on."""
+class EventsRelayed:
+    """The relay has dealt with a batch of events: told after each one."""
 
+    delivered: int
+    refused: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EventBuried:
+    """The bus has refused an event too often: it is a dead letter now."""
+
+    event_id: UUID
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSwept:
+    """The sweeper has deleted rows of a table."""
+
+    table: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepTrouble:
+    """Bus or database did not answer the relay or the sweeper, which tries again."""
+
+    actor: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class ActorCrashed:
+    """A fault in the program met the relay, the sweeper or the history reader, which goes on."""
+
+    actor: str
     error: Exception
 
 
@@ -226,7 +260,11 @@ Event = (
     | CommandHandled
     | EventDelivered
     | SessionEnded
-    | HistoryReaderCrashed
+    | EventsRelayed
+    | EventBuried
+    | RowsSwept
+    | UpkeepTrouble
+    | ActorCrashed
 )
 
 

@@ -181,21 +181,146 @@ SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrat
            AND current_setting('statement_timeout')::interval = '0' AS is_set,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
 
--- name: sweep_attempts
--- Delete a batch of settled attempts that were settled more than $1 days ago. $2 bounds it, $3 now.
-DELETE FROM attempt
-WHERE group_id IN (
-    SELECT group_id FROM attempt
-    WHERE settled_at < coalesce($3::timestamptz, clock_timestamp()) - make_interval(days => $1)
-    LIMIT $2
+-- name: take
+-- Lease up to $1 due events for $2 seconds, the oldest first, and tell from where to resume: everything
+-- before that place was marked, or is dead, in the snapshot of this statement. Needs no durability:
+-- a lease lost in a crash only brings its events back sooner. $3 is now.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($3::timestamptz, clock_timestamp()) AS now,
+           set_config('synchronous_commit', 'off', true)
+), due AS MATERIALIZED (
+    SELECT event_id FROM outbox
+    WHERE delivered_at IS NULL AND dead_reason IS NULL AND due_at <= (SELECT now FROM clock)
+    ORDER BY position
+    LIMIT $1
     FOR UPDATE SKIP LOCKED
+), place AS MATERIALIZED (
+    SELECT least(pg_snapshot_xmin(pg_current_snapshot()),
+                 (SELECT min(position) FROM outbox
+                  WHERE delivered_at IS NULL AND dead_reason IS NULL)) AS resume_from
 )
-RETURNING group_id;
+UPDATE outbox
+SET due_at = clock.now + make_interval(secs => $2)
+FROM due, clock, place
+WHERE outbox.event_id = due.event_id
+RETURNING outbox.event_id, event_type, subject, recipients, payload, created_at, position,
+          resume_from, extract(epoch FROM clock.now - created_at)::float8 AS age_seconds;
 
--- name: sweepable_attempts
--- Count what a sweep would delete. $1 is the retention in days, $2 now.
-SELECT count(*) FROM attempt
-WHERE settled_at < coalesce($2::timestamptz, clock_timestamp()) - make_interval(days => $1);
+-- name: mark
+-- Note that these events were handed over. Needs no durability: what is lost is handed over again.
+UPDATE outbox
+SET delivered_at = coalesce($2::timestamptz, clock_timestamp()), dead_reason = NULL
+FROM set_config('synchronous_commit', 'off', true)
+WHERE event_id = ANY ($1::uuid[]) AND delivered_at IS NULL;
+
+-- name: release
+-- End the lease of events that were not handed over. $2 is now.
+UPDATE outbox
+SET due_at = coalesce($2::timestamptz, clock_timestamp())
+FROM set_config('synchronous_commit', 'off', true)
+WHERE event_id = ANY ($1::uuid[]) AND delivered_at IS NULL AND dead_reason IS NULL;
+
+-- name: refuse
+-- Put off events that the bus refused for the reasons $2, twice as long at each try and at random, so
+-- that they do not come back together: from $4 seconds on, at most $5. After $3 tries an event is
+-- dead. $6 is now. Returns those that died.
+WITH refused AS (
+    UPDATE outbox
+    SET tries = tries + 1,
+        due_at = coalesce($6::timestamptz, clock_timestamp()) + make_interval(
+            secs => least($4::float8 * 2 ^ least(tries, 30), $5::float8) * (0.5 + random() / 2)),
+        dead_reason = CASE WHEN tries + 1 >= $3 THEN left(reason, 1024) END
+    FROM unnest($1::uuid[], $2::text[]) AS answer (event_id, reason)
+    WHERE outbox.event_id = answer.event_id AND delivered_at IS NULL AND dead_reason IS NULL
+    RETURNING outbox.event_id, dead_reason
+)
+SELECT event_id FROM refused WHERE dead_reason IS NOT NULL;
+
+-- name: dead_letters
+-- Read the first $1 events that are not tried any more, the oldest first.
+SELECT event_id, event_type, subject, created_at, tries, dead_reason
+FROM outbox
+WHERE dead_reason IS NOT NULL
+ORDER BY created_at, event_id
+LIMIT $1;
+
+-- name: replay
+-- Have dead letters tried again: those of the ids $1, or all if null. They move to the end of history,
+-- so that nobody who resumes behind their old place misses them.
+UPDATE outbox
+SET dead_reason = NULL, tries = 0, due_at = clock_timestamp(), position = pg_current_xact_id()
+WHERE dead_reason IS NOT NULL AND ($1::uuid[] IS NULL OR event_id = ANY ($1))
+RETURNING event_id;
+
+-- name: first_time
+-- Record that a consumer deals with a message; returns nothing where it has done so already. Waits
+-- for another transaction that is dealing with the same one.
+INSERT INTO inbox (consumer, message_id) VALUES ($1, $2)
+ON CONFLICT DO NOTHING
+RETURNING message_id;
+
+-- name: table_blocks
+-- Ask how many blocks a table has: the sweeper goes through it range by range.
+SELECT pg_relation_size(to_regclass($1)) / current_setting('block_size')::bigint;
+
+-- name: sweep_attempts
+-- Delete the attempts between two places of the table ($1, $2) that were settled more than $3 days
+-- ago, unless another sweeper is at work. No index leads to them: one on settled_at would make every
+-- settlement dearer. $4 is now. Needs no durability: what comes back is deleted again.
+WITH turn AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
+               AS is_ours,
+           set_config('synchronous_commit', 'off', true)
+), swept AS (
+    DELETE FROM attempt
+    WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
+      AND settled_at < coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
+    RETURNING true
+)
+SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
+
+-- name: sweep_events
+-- The same for events that were handed over more than $3 days ago; history then starts behind them.
+WITH turn AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
+               AS is_ours,
+           set_config('synchronous_commit', 'off', true)
+), swept AS (
+    DELETE FROM outbox
+    WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
+      AND delivered_at < coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
+    RETURNING position
+), started AS (
+    UPDATE history_start
+    SET position = (gone.last::text::bigint + 1)::text::xid8
+    FROM (SELECT max(position) AS last FROM swept) AS gone
+    WHERE gone.last >= history_start.position
+)
+SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
+
+-- name: sweep_inbox
+-- The same for messages that a consumer has dealt with more than $3 days ago.
+WITH turn AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
+               AS is_ours,
+           set_config('synchronous_commit', 'off', true)
+), swept AS (
+    DELETE FROM inbox
+    WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
+      AND received_at < coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
+    RETURNING true
+)
+SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
+
+-- name: sweepable_rows
+-- Count what a sweep would delete. $1 is the retention in days, $2 that of events, $3 now.
+SELECT (SELECT count(*) FROM attempt
+        WHERE settled_at < moment.now - make_interval(days => $1)) AS attempt,
+       (SELECT count(*) FROM outbox
+        WHERE delivered_at < moment.now - make_interval(days => $2)) AS outbox,
+       (SELECT count(*) FROM inbox
+        WHERE received_at < moment.now - make_interval(days => $1)) AS inbox
+FROM (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) AS moment;
 
 -- name: check_attempts
 -- G4, G5: attempts that contradict the domain tables.

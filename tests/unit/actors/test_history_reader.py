@@ -23,7 +23,7 @@ from stretto.protocol.history import (
     PastEvent,
     PositionLost,
 )
-from stretto.protocol.ports import HistoryReaderCrashed, Unreachable
+from stretto.protocol.ports import ActorCrashed, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -239,9 +239,7 @@ async def test_everybody_who_waits_is_told_that_history_cannot_be_read(world: Wo
                 await world.all_of(world.replay(session, bookmark(1)))
         world.store.error = None
         assert [[]] == await world.all_of(world.replay(session, bookmark(1)))
-    assert [HistoryReaderCrashed] == [
-        type(each) for each in world.told if isinstance(each, HistoryReaderCrashed)
-    ]
+    assert [ActorCrashed] == [type(each) for each in world.told if isinstance(each, ActorCrashed)]
 
 
 @pytest.mark.parametrize("text", ["", "7", "7.", ".0a1b2c3d", "7.0A1B2C3D", "-7.0a1b2c3d", "\u0667.0a1b2c3d", f"{2**64}.0a1b2c3d", "7.0a1b2c3d\n"])  # fmt: skip

@@ -6,7 +6,7 @@ ALTER TABLE outbox
     ADD COLUMN dead_reason text CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
     ADD CONSTRAINT outbox_delivered_is_not_dead CHECK (delivered_at IS NULL OR dead_reason IS NULL);
 
-CREATE INDEX outbox_due ON outbox (due_at) WHERE delivered_at IS NULL AND dead_reason IS NULL;
+CREATE INDEX outbox_waiting ON outbox (position) WHERE delivered_at IS NULL AND dead_reason IS NULL;
 
 CREATE INDEX outbox_by_position ON outbox (position);
 

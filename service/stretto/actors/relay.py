@@ -1,0 +1,136 @@
+"""OutboxRelay: moves committed events from the outbox to the bus, at least once each (G8).
+
+It takes a batch on lease, publishes, and marks what was handed over: three steps, and no transaction
+is open while the bus works. Whatever goes wrong in between, the lease ends and the events come
+again, here or at any other relay. An event's tries count refusals alone: a bus that is away is not
+the event's fault, and the relay waits for it without end.
+
+The relay does not know who listens, and decides nothing about an event's content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from stretto.protocol.events import BusUnavailable
+from stretto.protocol.outbox import RefusalLimits
+from stretto.protocol.ports import (
+    ActorCrashed,
+    EventBuried,
+    EventsRelayed,
+    Observer,
+    StoreError,
+    UpkeepTrouble,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from stretto.protocol.events import CommittedEvent, EventBus
+    from stretto.protocol.outbox import OutboxStore
+
+# Between turns while bus or database are away.
+PAUSE_SECONDS_FIRST: Final = 0.1
+PAUSE_SECONDS_MAX: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelaySettings:
+    """How a relay works."""
+
+    lease_seconds: float = 30.0
+    """Longer than a bus takes; what takes longer is sent twice."""
+    batch_max: int = 256
+    """Events per statement: a few milliseconds of work."""
+    poll_seconds: float = 1.0
+    """How often to look without being poked: for refused events, and for those of dead replicas."""
+    refusal: RefusalLimits = field(default_factory=RefusalLimits)
+
+
+class OutboxRelay:
+    """One of any number of relays that share an outbox."""
+
+    def __init__(
+        self, store: OutboxStore, bus: EventBus, observe: Observer, settings: RelaySettings
+    ) -> None:
+        self._store = store
+        self._bus = bus
+        self._observe = observe
+        self._settings = settings
+        self._poked = asyncio.Event()
+        self.lag_seconds = 0.0
+        """The age of the oldest event of the last batch; 0 where nothing waits."""
+
+    def poke(self) -> None:
+        """Say that there are new events."""
+        self._poked.set()
+
+    async def run(self) -> None:
+        """Relay batch after batch, until cancelled."""
+        failures = 0
+        while True:
+            # Before looking: a poke that comes meanwhile is about something newer.
+            self._poked.clear()
+            try:
+                taken = await self.run_once()
+            except (BusUnavailable, StoreError) as error:
+                self._observe(UpkeepTrouble("relay", error))
+            except Exception as error:  # noqa: BLE001 no bug may leave a service without relay
+                self._observe(ActorCrashed("relay", error))
+            else:
+                failures = 0
+                if taken < self._settings.batch_max:
+                    await self._wait_for_poke()
+                continue
+            await asyncio.sleep(_pause_seconds(failures))
+            failures += 1
+
+    async def run_once(self) -> int:
+        """Relay one batch; return how many events it had.
+
+        Raises `BusUnavailable` or a `StoreError`; the events then come again.
+        """
+        started = time.perf_counter()
+        taken = await self._store.take(self._settings.batch_max, self._settings.lease_seconds)
+        self.lag_seconds = taken.oldest_seconds
+        if not taken.events:
+            return 0
+        reasons = await self._publish(taken.events)
+        delivered = [event.event_id for event in taken.events if event.event_id not in reasons]
+        if delivered:
+            await self._store.mark(delivered)
+        if reasons:
+            for event_id in await self._store.refuse(reasons, self._settings.refusal):
+                self._observe(EventBuried(event_id, reasons[event_id]))
+        seconds = time.perf_counter() - started
+        self._observe(EventsRelayed(len(delivered), len(reasons), seconds))
+        return len(taken.events)
+
+    async def _publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        """Publish on our lease; give it back where that did not work."""
+        try:
+            async with asyncio.timeout(self._settings.lease_seconds):
+                return await self._bus.publish(events)
+        except (BusUnavailable, TimeoutError, asyncio.CancelledError) as error:
+            with suppress(StoreError):
+                await self._store.release([event.event_id for event in events])
+            if isinstance(error, TimeoutError):
+                raise BusUnavailable("no answer within the lease") from error
+            raise
+
+    async def _wait_for_poke(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.poll_seconds):
+                await self._poked.wait()
+
+
+def _pause_seconds(failures: int) -> float:
+    """Return a random pause that doubles with each failure: relays must not come back together."""
+    longest = min(PAUSE_SECONDS_FIRST * 2 ** min(failures, 10), PAUSE_SECONDS_MAX)
+    return longest * random.uniform(0.5, 1)

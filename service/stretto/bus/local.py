@@ -1,0 +1,24 @@
+"""LocalBus: hands events to this process alone. What it was given it has delivered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from uuid import UUID
+
+    from stretto.protocol.events import CommittedEvent
+
+
+class LocalBus:
+    """An `EventBus` without a network; `deliver` must neither block nor raise."""
+
+    def __init__(self, deliver: Callable[[CommittedEvent], None]) -> None:
+        self._deliver = deliver
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        """Deliver each event; none is ever refused."""
+        for event in events:
+            self._deliver(event)
+        return {}

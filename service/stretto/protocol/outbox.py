@@ -1,0 +1,47 @@
+"""What the relay needs from the table in which events wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from uuid import UUID
+
+    from stretto.protocol.events import CommittedEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusalLimits:
+    """How a refused event is tried again."""
+
+    tries_max: int = 12
+    """With the pauses below an operator has most of an hour to mend what refuses."""
+    pause_seconds_first: float = 1.0
+    pause_seconds_max: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TakenEvents:
+    """A batch on lease, in the order of history."""
+
+    events: Sequence[CommittedEvent]
+    oldest_seconds: float
+    """The age of the oldest of them."""
+
+
+class OutboxStore(Protocol):
+    """Short statements, each a transaction of its own; each raises `Unreachable`."""
+
+    async def take(self, events_max: int, lease_seconds: float) -> TakenEvents:
+        """Lease due events: nobody else takes them until the lease is over."""
+
+    async def mark(self, event_ids: Collection[UUID]) -> None:
+        """Note that these were handed over."""
+
+    async def release(self, event_ids: Collection[UUID]) -> None:
+        """End the lease of events that were not handed over."""
+
+    async def refuse(self, reasons: Mapping[UUID, str], limits: RefusalLimits) -> set[UUID]:
+        """Put refused events off; return those that died of it."""
