@@ -72,6 +72,8 @@ if TYPE_CHECKING:
 KEEP_ALIVE_SECONDS: Final = 75.0
 # After the flights have landed only answers are left to be sent.
 HANDLERS_STOP_SECONDS: Final = 1.0
+# Relay and sweeper end the batch that they are at; a bus that hangs is not waited for any longer.
+UPKEEP_STOP_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +170,11 @@ async def open_component(
             observe,
             settings.relay,
         )
-        await stack.enter_async_context(_running(relay.run(), "stretto relay"))
+        await stack.enter_async_context(_upkeep(relay, "stretto relay"))
         sweeper = RetentionSweeper(
             lambda progress: sweep(database.reading, settings.retention, None, progress), observe
         )
-        await stack.enter_async_context(_running(sweeper.run(), "stretto sweeper"))
+        await stack.enter_async_context(_upkeep(sweeper, "stretto sweeper"))
 
         def observe_writer(event: Event) -> None:
             if isinstance(event, BatchWritten) and event.led:
@@ -334,10 +336,23 @@ def _gauges(component: Component) -> dict[str, tuple[str, Callable[[], int]]]:
 
 
 @asynccontextmanager
-async def _running(running: Coroutine[None, None, None], name: str) -> AsyncIterator[None]:
+async def _upkeep(actor: OutboxRelay | RetentionSweeper, name: str) -> AsyncIterator[None]:
+    """Run the actor; let it end its batch, since a cancelled query lingers on its connection."""
+    async with _running(actor.run(), name) as task:
+        try:
+            yield
+        finally:
+            actor.stop()
+            await asyncio.wait({task}, timeout=UPKEEP_STOP_SECONDS)
+
+
+@asynccontextmanager
+async def _running(
+    running: Coroutine[None, None, None], name: str
+) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(running, name=name)
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

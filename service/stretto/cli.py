@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
-from uuid import UUID  # noqa: TC003 typer reads the annotations
+from uuid import UUID  # noqa: TC003 typer reads it when the program runs
 
 import asyncpg
 import orjson

@@ -182,7 +182,8 @@ async def test_a_pool_that_was_handed_in_is_used_and_left_to_its_host(database_u
         for key in ("k", "another"):
             async with open_component(pool=pool, settings=settings) as component:
                 await component.creator.create(stretto.IdempotencyKey(key), NEW_GROUP)
-                assert 1 <= lent(pool) <= WRITERS
+                # The relay borrows one for a moment.
+                assert 1 <= lent(pool) <= WRITERS + 1
             assert lent(pool) == 0
         assert await pool.fetchval("SELECT count(*) FROM chat_group") == 2
 

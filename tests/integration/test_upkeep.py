@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
+from conftest import connect
 from stretto.assembly import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.protocol.attempt import AnswerStatus
 from stretto.storage.check import FAULTS_MAX, check_database
-from stretto.storage.retention import sweep, sweepable
+from stretto.storage.retention import Retention, history_start, sweep, sweepable
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -151,29 +153,85 @@ async def test_an_event_past_its_retention_is_not_missed(
     assert set() == await faults(connection)
 
 
-async def test_only_settled_attempts_past_their_retention_are_swept(
+RETENTION = Retention(RETENTION_DAYS, RETENTION_DAYS)
+
+
+async def swept(connection: Connection, now: datetime) -> dict[str, int]:
+    """Sweep once; return what was deleted."""
+    return await sweep(lambda: nullcontext(connection), RETENTION, now, lambda *_: None)
+
+
+async def test_only_what_is_settled_and_past_its_retention_is_swept(
     component: Component, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In batches, by the given clock; pending ones stay, however old."""
-    monkeypatch.setattr("stretto.storage.retention.BATCH_ROWS", 2)
-    for number in range(5):
+    """By the given clock, range by range; what is pending, undelivered or dead stays, however old."""
+    monkeypatch.setattr("stretto.storage.retention.RANGE_BLOCKS", 1)
+    for number in range(40):
         await create(component, f"k{number}")
     await connection.execute(
         """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, claimed_at)
-           VALUES (gen_random_uuid(), 'alice', '0123456789abcdef', gen_random_uuid(), '2020-01-01')"""
+           VALUES (gen_random_uuid(), 'alice', '0123456789abcdef', gen_random_uuid(), '2020-01-01');
+           INSERT INTO inbox (consumer, message_id) VALUES ('c', gen_random_uuid())"""
+    )
+    component.relay.stop()
+    await connection.execute("UPDATE outbox SET delivered_at = clock_timestamp()")
+    kept = await connection.fetch(
+        """UPDATE outbox SET delivered_at = NULL, dead_reason = dead
+           FROM (SELECT event_id, CASE WHEN row_number() OVER () = 1 THEN 'dead' END AS dead
+                 FROM outbox LIMIT 2) AS chosen
+           WHERE outbox.event_id = chosen.event_id RETURNING outbox.event_id"""
     )
     early = datetime.now(UTC) + timedelta(days=RETENTION_DAYS) - timedelta(minutes=10)
     late = early + timedelta(minutes=20)
-    batches: list[int] = []
-    assert 0 == await sweepable(connection, RETENTION_DAYS, early)
-    assert 0 == await sweep(connection, RETENTION_DAYS, early, batches.append)
-    assert 5 == await sweepable(connection, RETENTION_DAYS, late)
-    assert 5 == await sweep(connection, RETENTION_DAYS, late, batches.append)
-    assert [0, 2, 2, 1] == batches
+    nothing = {"attempt": 0, "outbox": 0, "inbox": 0}
+    assert nothing == await sweepable(connection, RETENTION, early)
+    assert nothing == await swept(connection, early)
+    expected = {"attempt": 40, "outbox": 38, "inbox": 1}
+    assert expected == await sweepable(connection, RETENTION, late)
+    assert expected == await swept(connection, late)
     assert "pending" == await connection.fetchval("SELECT status FROM attempt")
+    assert {row["event_id"] for row in kept} == {
+        row["event_id"] for row in await connection.fetch("SELECT event_id FROM outbox")
+    }
     component.creator.forget()
     answer = await component.creator.create(IdempotencyKey("k0"), TEAM)
     assert answer.status is AnswerStatus.HEALED
+
+
+async def test_history_starts_behind_what_was_swept(
+    component: Component, connection: Connection
+) -> None:
+    """Who resumes before it can be told so; what is younger is all there."""
+    assert 0 == await history_start(connection)
+    await create(component, "old")
+    await connection.execute("UPDATE outbox SET delivered_at = '2020-01-01'")
+    last = await connection.fetchval("SELECT position FROM outbox")
+    await create(component, "young")
+    assert 1 == (await swept(connection, datetime.now(UTC)))["outbox"]
+    assert last + 1 == await history_start(connection)
+    assert last < await connection.fetchval("SELECT min(position) FROM outbox")
+
+
+@pytest.mark.parametrize(("expected", "is_busy"), [(0, True), (1, False)])
+async def test_one_sweeper_works_at_a_time(
+    expected: int,
+    is_busy: bool,
+    component: Component,
+    connection: Connection,
+    database_url: str,
+) -> None:
+    """Another one ends; without the other's lock the same sweep deletes."""
+    await create(component, "k")
+    other = await connect(database_url)
+    async with other.transaction():
+        await other.execute(
+            """SELECT pg_advisory_xact_lock(hashtextextended('stretto.sweep.stretto', 0))
+               WHERE $1""",
+            is_busy,
+        )
+        future = datetime.now(UTC) + timedelta(days=2 * RETENTION_DAYS)
+        assert expected == (await swept(connection, future))["attempt"]
+    await other.close()
 
 
 async def test_sweeping_under_load_makes_no_duplicate(
@@ -191,7 +249,7 @@ async def test_sweeping_under_load_makes_no_duplicate(
             )
         )
         while not load.done():
-            await sweep(connection, RETENTION_DAYS, future, lambda _: None)
+            await swept(connection, future)
         answers = await load
     assert len({answer.group for answer in answers}) == 50
     assert await connection.fetchval("SELECT count(*) FROM chat_group") == 50

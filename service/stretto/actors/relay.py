@@ -64,6 +64,7 @@ class OutboxRelay:
         self._observe = observe
         self._settings = settings
         self._poked = asyncio.Event()
+        self._is_stopping = False
         self.lag_seconds = 0.0
         """The age of the oldest event of the last batch; 0 where nothing waits."""
 
@@ -71,10 +72,15 @@ class OutboxRelay:
         """Say that there are new events."""
         self._poked.set()
 
+    def stop(self) -> None:
+        """Have `run` end after the batch that is under way. Idempotent."""
+        self._is_stopping = True
+        self._poked.set()
+
     async def run(self) -> None:
-        """Relay batch after batch, until cancelled."""
+        """Relay batch after batch, until stopped; cancelling it gives the batch back."""
         failures = 0
-        while True:
+        while not self._is_stopping:
             # Before looking: a poke that comes meanwhile is about something newer.
             self._poked.clear()
             try:
@@ -88,7 +94,7 @@ class OutboxRelay:
                 if taken < self._settings.batch_max:
                     await self._wait_for_poke()
                 continue
-            await asyncio.sleep(_pause_seconds(failures))
+            await self._pause(_pause_seconds(failures))
             failures += 1
 
     async def run_once(self) -> int:
@@ -128,6 +134,15 @@ class OutboxRelay:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.poll_seconds):
                 await self._poked.wait()
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, whoever pokes, unless it is for the end."""
+        until = time.monotonic() + seconds
+        while not self._is_stopping and (left := until - time.monotonic()) > 0:
+            self._poked.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._poked.wait()
 
 
 def _pause_seconds(failures: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from stretto.protocol.ports import ActorCrashed, RowsSwept, StoreError, UpkeepTrouble
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 SWEEP_SECONDS: Final = 600.0
 
 
+class _Stopped(Exception):
+    """The sweep is broken off between two batches."""
+
+
 class RetentionSweeper:
     """Runs `sweep`, which tells a callback the table and the number of rows of every batch."""
 
@@ -31,13 +36,23 @@ class RetentionSweeper:
     ) -> None:
         self._sweep = sweep
         self._observe = observe
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Have `run` end, in the midst of a sweep after its next batch. Idempotent."""
+        self._stopping.set()
 
     async def run(self) -> None:
-        """Sweep time and again, until cancelled; at random times, so that replicas take turns."""
+        """Sweep time and again, until stopped; at random times, so that replicas take turns."""
         while True:
-            await asyncio.sleep(SWEEP_SECONDS * random.uniform(0.5, 1.5))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_SECONDS * random.uniform(0.5, 1.5)):
+                    await self._stopping.wait()
+                    return
             try:
                 await self.run_once()
+            except _Stopped:
+                return
             except StoreError as error:
                 self._observe(UpkeepTrouble("sweeper", error))
             except Exception as error:  # noqa: BLE001 no bug may end the sweeping
@@ -50,3 +65,5 @@ class RetentionSweeper:
     def _tell(self, table: str, rows: int) -> None:
         if rows:
             self._observe(RowsSwept(table, rows))
+        if self._stopping.is_set():
+            raise _Stopped
