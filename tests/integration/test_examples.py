@@ -95,6 +95,20 @@ async def test_hook_counts_what_was_created_and_refuses_the_rest(
         assert await connection.fetchval("SELECT sum(groups) FROM team_quota") == 2 * run
 
 
+async def test_counter_counts_each_group_once_although_events_come_twice(
+    empty_database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """In every run."""
+    for run in (1, 2):
+        lines = await output_of("counter.py", empty_database_url)
+        received, counted = (line.split(": ") for line in lines)
+        assert ("received", "counted", "3") == (received[0], *counted)
+        assert 6 <= int(received[1])
+        assert 3 * run == await connection.fetchval(
+            "SELECT sum(groups) FROM public.groups_of_owner"
+        )
+
+
 async def test_client_creates_once_and_is_refused_another_body(
     start_service: Callable[..., Awaitable[ServiceProcess]],
 ) -> None:

@@ -15,9 +15,13 @@ from stretto.protocol.ports import (
     AttemptAnswered,
     BatchWritten,
     ConnectionLost,
+    EventBuried,
     EventDelivered,
+    EventsRelayed,
     GuaranteeBroken,
+    RowsSwept,
     SessionEnded,
+    UpkeepTrouble,
     Transient,
     WriterCrashed,
     WriteTrouble,
@@ -68,7 +72,12 @@ def test_an_event_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_normal_case_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     """It is counted."""
-    for event in (AttemptAnswered("created"), BatchWritten(1, 1, 0.1)):
+    for event in (
+        AttemptAnswered("created"),
+        BatchWritten(1, 1, 0.1),
+        EventsRelayed(1, 0, 0.1),
+        RowsSwept("attempt", 1),
+    ):
         assert [] == logged(capsys, event)
 
 
@@ -107,6 +116,23 @@ def test_a_crashed_writer_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
         ('stretto_write_trouble_total{kind="Transient"} 3.0', WriteTrouble(Transient(), 3)),
         ("stretto_writer_connections_lost_total 1.0", ConnectionLost()),
         ("stretto_writers_crashed_total 1.0", WriterCrashed(ValueError())),
+        ('stretto_events_relayed_total{result="delivered"} 7.0', EventsRelayed(7, 2, 0.1)),
+        ('stretto_events_relayed_total{result="refused"} 2.0', EventsRelayed(7, 2, 0.1)),
+        ("stretto_relay_seconds_count 1.0", EventsRelayed(7, 2, 0.1)),
+        ("stretto_events_dead_total 1.0", EventBuried(UUID(int=1), "x")),
+        ('stretto_swept_rows_total{table="attempt"} 5.0', RowsSwept("attempt", 5)),
+        (
+            'stretto_upkeep_trouble_total{actor="relay",kind="Transient"} 1.0',
+            UpkeepTrouble("relay", Transient()),
+        ),
+        (
+            'stretto_upkeep_trouble_total{actor="sweeper",kind="Transient"} 1.0',
+            UpkeepTrouble("sweeper", Transient()),
+        ),
+        (
+            'stretto_upkeep_trouble_total{actor="relay",kind="Crash"} 1.0',
+            ActorCrashed("relay", ValueError()),
+        ),
         ("stretto_guarantees_broken_total 1.0", GuaranteeBroken(UUID(int=1))),
         ("stretto_events_delivered_total 7.0", EventDelivered(7)),
         ('stretto_sessions_ended_total{code="4408"} 1.0', SessionEnded(CloseCode.TOO_SLOW)),

@@ -1,0 +1,68 @@
+"""The inbox: a message's effects once, however often it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+import stretto
+from conftest import connect
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+MESSAGE = uuid.UUID(int=1)
+
+
+async def is_first(connection: Connection, name: str = "counter") -> bool:
+    """Deal with the message in a transaction of its own."""
+    async with connection.transaction():
+        return await stretto.Inbox(name).first_time(connection, MESSAGE)
+
+
+async def test_a_message_is_new_once_to_each_consumer(connection: Connection) -> None:
+    """Consumers know nothing of each other."""
+    assert [True, False] == [await is_first(connection), await is_first(connection)]
+    assert await is_first(connection, "another")
+
+
+async def test_what_was_rolled_back_was_never_dealt_with(connection: Connection) -> None:
+    """The record shares the effects' fate."""
+    transaction = connection.transaction()
+    await transaction.start()
+    assert await stretto.Inbox("counter").first_time(connection, MESSAGE)
+    await transaction.rollback()
+    assert await is_first(connection)
+
+
+@pytest.mark.parametrize("first_commits", [True, False])
+async def test_a_second_delivery_waits_for_how_the_first_ends(
+    first_commits: bool, connection: Connection, database_url: str
+) -> None:
+    """And has the effects only where the first was rolled back."""
+    other = await connect(database_url)
+    transaction = connection.transaction()
+    await transaction.start()
+    assert await stretto.Inbox("counter").first_time(connection, MESSAGE)
+    second = asyncio.ensure_future(is_first(other))
+    watch = await connect(database_url)
+    async with asyncio.timeout(10):
+        while not await watch.fetchval(
+            "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $1",
+            other.get_server_pid(),
+        ):
+            await asyncio.sleep(0)
+    await (transaction.commit() if first_commits else transaction.rollback())
+    assert (not first_commits) == await second
+    await asyncio.gather(other.close(), watch.close())
+
+
+async def test_outside_a_transaction_is_a_programmers_error(connection: Connection) -> None:
+    """Record and effects would part."""
+    with pytest.raises(AssertionError, match="together with the effects"):
+        await stretto.Inbox("counter").first_time(connection, MESSAGE)
