@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
-COMMANDS = ("serve", "migrate", "token", "attempt", "psql", "sweep", "check", "openapi")
+COMMANDS = ("serve", "migrate", "token", "attempt", "psql", "sweep", "events", "check", "openapi")
 
 
 async def backend(connection: Connection, query: str) -> int:
@@ -156,8 +156,8 @@ async def test_sweep_deletes_what_is_past_its_retention(
             INSERT INTO attempt SELECT * FROM kept"""
     )
     settings = {"DATABASE_URL": database_url, "RETENTION_DAYS": "7"}
-    assert "would delete 1 attempts" in (await stretto("sweep", "--dry-run", **settings))[1]
-    assert "deleted 1 attempts" in (await stretto("sweep", **settings))[1]
+    assert "would delete 1 of attempt" in (await stretto("sweep", "--dry-run", **settings))[1]
+    assert "deleted 1 of attempt" in (await stretto("sweep", **settings))[1]
     assert await connection.fetchval("SELECT count(*) FROM attempt") == 1
     reply = await api.create("old")
     assert (201, "true") == (reply.status, reply.headers["Idempotent-Replayed"])

@@ -6,7 +6,6 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
-import asyncpg
 import orjson
 import pytest
 import pytest_asyncio
@@ -22,6 +21,8 @@ from stretto.storage.outbox import PostgresOutboxStore, dead_letters, replay
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
+
+    import asyncpg
 
     from stretto.protocol.events import CommittedEvent
     from stretto.protocol.ports import Event
@@ -194,7 +195,8 @@ async def test_an_event_that_commits_late_stands_behind_every_told_position(
     await late.close()
     (event,) = bus.events
     assert early_id == event.event_id
-    positions = dict(await connection.fetch("SELECT event_id, position FROM outbox"))
+    rows = await connection.fetch("SELECT event_id, position FROM outbox")
+    positions = {row["event_id"]: row["position"] for row in rows}
     # The twin: the event's own position would have lost the late one.
     assert event.resume_from <= positions[late_id] < positions[early_id]
 
@@ -208,9 +210,7 @@ async def test_an_event_under_way_holds_the_resume_position_back(
     (held,) = (await store.take(10, 30.0)).events
     await commit_events(connection)
     (event,) = (await store.take(10, 30.0)).events
-    (position,) = await connection.fetchrow(
-        "SELECT position FROM outbox WHERE event_id = $1", *first
-    )
+    position = await connection.fetchval("SELECT position FROM outbox WHERE event_id = $1", *first)
     assert position == event.resume_from >= held.resume_from
     await store.mark(first)
     await commit_events(connection)

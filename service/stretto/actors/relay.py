@@ -147,5 +147,5 @@ class OutboxRelay:
 
 def _pause_seconds(failures: int) -> float:
     """Return a random pause that doubles with each failure: relays must not come back together."""
-    longest = min(PAUSE_SECONDS_FIRST * 2 ** min(failures, 10), PAUSE_SECONDS_MAX)
+    longest: float = min(PAUSE_SECONDS_FIRST * 2 ** min(failures, 10), PAUSE_SECONDS_MAX)
     return longest * random.uniform(0.5, 1)
