@@ -218,9 +218,9 @@ def sweep(
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Delete what is past its retention: settled attempts, delivered events, the inbox.
+    """Delete what is past its retention.
 
-    The attempts' keys still find their groups.
+    Settled attempts, delivered events, the inbox. The attempts' keys still find their groups.
     """
     settings = read_settings(database_url=database_url, data_dir=data_dir)
     retention = Retention(settings.retention_days, settings.event_retention_days)
@@ -257,7 +257,10 @@ def events(
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """List the dead letters, which the bus has refused too often, or have them tried again."""
+    """List dead letters, or have them tried again.
+
+    These are events that the bus has refused too often.
+    """
     settings = read_settings(database_url=database_url, data_dir=data_dir)
 
     async def run() -> None:
