@@ -21,8 +21,8 @@ from stretto.protocol.ports import (
     GuaranteeBroken,
     RowsSwept,
     SessionEnded,
-    UpkeepTrouble,
     Transient,
+    UpkeepTrouble,
     WriterCrashed,
     WriteTrouble,
 )
