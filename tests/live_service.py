@@ -6,11 +6,13 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import aiohttp
 import orjson
 
 from api_client import SECRET, TEAM, Api, connected_api, token_of
+from stretto.actors.relay import OutboxRelay
 from stretto.assembly import ComponentSettings, create_app, serving
 from stretto.http.auth import TokenSettings
 from stretto.http.event_streams import StreamSettings
@@ -162,11 +164,17 @@ async def live_service(
         settings=settings,
         streams=streams or StreamSettings(),
     )
-    async with (
-        serving(app, host="127.0.0.1", port=0) as port,
-        connected_api(f"http://127.0.0.1:{port}") as api,
-    ):
-        yield LiveService(api, app)
+    # The tests relay, step by step.
+    with patch.object(OutboxRelay, "run", _at_rest):
+        async with (
+            serving(app, host="127.0.0.1", port=0) as port,
+            connected_api(f"http://127.0.0.1:{port}") as api,
+        ):
+            yield LiveService(api, app)
+
+
+async def _at_rest(_: OutboxRelay) -> None:
+    """Relay nothing."""
 
 
 async def relay_once(connection: Connection, hub: SessionHub) -> int:

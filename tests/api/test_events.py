@@ -90,7 +90,7 @@ async def test_a_browser_hands_its_token_over_among_the_subprotocols(live: LiveS
         (403, "origin_refused", {**UPGRADE, "Origin": "https://evil.example"}),
         (403, "origin_refused", {**UPGRADE, "Origin": "null"}),
         (400, "request_invalid", {**UPGRADE, "Sec-WebSocket-Protocol": "chat, superchat"}),
-        (400, "request_invalid", {**UPGRADE, "Sec-WebSocket-Protocol": TOKEN}),
+        (401, "unauthenticated", {**UPGRADE, "Sec-WebSocket-Protocol": TOKEN}),
         (400, "request_invalid", {**UPGRADE, "Sec-WebSocket-Version": "12"}),
         (400, "request_invalid", {**UPGRADE, "Sec-WebSocket-Key": "short"}),
         (400, "request_invalid", {"Accept": "*/*"}),

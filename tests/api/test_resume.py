@@ -101,11 +101,11 @@ async def test_the_header_is_newer_than_the_url(live: LiveService, connection: C
 
 
 async def test_a_transaction_that_commits_late_is_not_skipped(
-    live: LiveService, connection: Connection, database_url: str
+    live: LiveService, connection: Connection, server_url: str
 ) -> None:
     """It stands before an event that was told already: no told position is behind it."""
     since = await bookmark(live)
-    late = await asyncpg.connect(database_url, server_settings={"search_path": "stretto,public"})
+    late = await asyncpg.connect(server_url, server_settings={"search_path": "stretto,public"})
     transaction = late.transaction()
     await transaction.start()
     await insert_event(late, "late")

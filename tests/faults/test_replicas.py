@@ -16,7 +16,6 @@ import pytest_asyncio
 from api_client import Api, connected_api, token_of
 from live_service import SseClient
 from nats_process import NatsProcess, commanded, nats_client, stored
-from relay_process import relay_process
 from stretto.bus.nats import STREAM, SUBJECT
 from stretto.protocol.sessions import CloseCode
 from stretto.storage.check import check_database
@@ -122,7 +121,11 @@ class Topology:
 
     async def replica(self) -> ServiceProcess:
         """Start a replica."""
-        service = await self._start_service(NATS_URL=self.server.url)
+        service = await self._start_service(
+            NATS_URL=self.server.url,
+            # What a killed replica had taken is sent soon.
+            RELAY_LEASE_SECONDS="1",
+        )
         self.urls.append(service.url)
         return service
 
@@ -131,11 +134,6 @@ class Topology:
         self.urls.remove(service.url)
         service.signal(signal.SIGKILL)
         await service.exited()
-
-    async def relay(self) -> asyncio.subprocess.Process:
-        """Start a relay."""
-        running = relay_process(self._database_url, self.server.url)
-        return await self._stack.enter_async_context(running)
 
     async def members(self) -> list[Member]:
         """Connect a member of each kind to each replica."""
@@ -221,7 +219,6 @@ async def test_a_member_at_one_replica_hears_of_a_group_made_at_another(
 ) -> None:
     """Each once, over either way."""
     first, second = await topology.replica(), await topology.replica()
-    await topology.relay()
     members = await topology.members()
     for service in (first, second):
         async with connected_api(service.url) as api:
@@ -238,7 +235,6 @@ async def test_every_member_hears_of_every_group_although_a_replica_is_killed(
 ) -> None:
     """Under load; the sessions of the killed one resume at the other and end with the full list."""
     killed, _ = await topology.replica(), await topology.replica()
-    await topology.relay()
     members = await topology.members()
     async with topology.load():
         await members[0].until(lambda: len(members[0].heard) >= 20)
@@ -255,18 +251,15 @@ async def test_an_independent_consumer_sees_every_event_whatever_is_killed(
 ) -> None:
     """None missing, none without a group, duplicates under one id (G8); members hear all as well."""
     replicas = [await topology.replica(), await topology.replica()]
-    relays = [await topology.relay(), await topology.relay()]
     members = await topology.members()
     for _ in range(2):
         async with topology.load():
             heard = len(members[0].heard)
             await members[0].until(lambda heard=heard: len(members[0].heard) > heard)  # type: ignore[misc]
-            relays.pop(0).kill()
             await topology.server.kill()
             await topology.kill(replicas.pop(0))
             await topology.server.start()
             replicas.append(await topology.replica())
-            relays.append(await topology.relay())
     events = await delivered(connection)
     assert events == set(await observed(topology.server))
     for member in members:
@@ -280,7 +273,6 @@ async def test_an_event_that_is_marked_before_it_is_acknowledged_is_missed(
     """The test above can fail: a relay that did not wait for NATS would lose events."""
     await topology.replica()
     await topology.create("kept")
-    await topology.relay()
     kept = await delivered(connection)
     await topology.server.kill()
     await topology.create("lost")
@@ -295,7 +287,6 @@ async def test_creations_go_on_without_nats_and_are_told_of_later(
 ) -> None:
     """Nobody has to do anything but start it again."""
     service = await topology.replica()
-    await topology.relay()
     members = await topology.members()
     await topology.server.kill()
     async with connected_api(service.url) as api:
@@ -314,22 +305,19 @@ async def test_where_nats_has_lost_its_stream_sessions_resume_from_the_database(
 ) -> None:
     """They are told so by a close code, and end with the full list."""
     await topology.replica()
-    relay = await topology.relay()
     members = await topology.members()
     await topology.create("before")
     for member in members:
         await member.until(lambda member=member: len(member.heard) == 1)  # type: ignore[misc]
-    relay.kill()
-    await topology.create("lost")
-    # Handed over, acknowledged, and then lost with the disk.
-    await connection.execute("UPDATE outbox SET delivered_at = clock_timestamp()")
     await topology.server.kill()
+    await topology.create("lost")
+    # As if it had been handed over, acknowledged, and then lost with the disk.
+    await connection.execute("UPDATE outbox SET delivered_at = clock_timestamp()")
     shutil.rmtree(topology.server.folder)
     await topology.server.start()
     for member in members:
         await member.until(lambda member=member: len(set(member.heard)) == 2)  # type: ignore[misc]
     assert CloseCode.EVENTS_MISSED in members[0].codes
-    await topology.relay()
     await topology.create("after")
     events = await delivered(connection)
     for member in members:

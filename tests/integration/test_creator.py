@@ -404,11 +404,12 @@ async def test_looking_up_tells_what_became_of_an_attempt(
 async def test_one_creation_costs_two_round_trips(
     component: Component, connection: Connection
 ) -> None:
-    """Claim and lead, and nothing else is sent: counted by the server."""
+    """Claim and lead, and nothing else is sent but by the relay: counted by the server."""
     for key in ("warm", "warmer"):
         await component.creator.create(IdempotencyKey(key), TEAM)
     count = """SELECT sum(calls)::int FROM pg_stat_statements
-               WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+               WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+                     AND query NOT LIKE '%UPDATE outbox%'"""
     counted = await connection.fetchval(count)
     price_of_counting = await connection.fetchval(count) - counted
     counted = await connection.fetchval(count)

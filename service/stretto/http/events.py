@@ -37,8 +37,8 @@ _EVENT_STREAM: Final = "text/event-stream"
 async def open_session(request: web.Request) -> web.StreamResponse:
     """`GET /v1/events`: tell the user's events until one of both ends it."""
     service = request.app[SERVICE]
-    stream = _stream(request, service.streams)
     token = await service.authenticator.verify(_authorization(request))
+    stream = _stream(request, service.streams)
     bookmark = _bookmark(request)
     # Taking part comes before reading: what commits from now on comes live.
     with service.hub.session(token.owner, token.ends_at) as session:
