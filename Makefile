@@ -37,7 +37,7 @@ test: $(VENV)/.dev ## Run the whole test suite against a real PostgreSQL
 	@$(BIN)/pytest $(PYTEST_ARGS)
 
 .PHONY: check
-check: format-check lint types layers compose load-smoke test ## What CI runs: all checks, a short load, the suite
+check: format-check lint types layers compose load-smoke bench-smoke test ## What CI runs: all checks, a short load, a short benchmark, the suite
 
 .PHONY: format-check lint types layers compose
 format-check: $(VENV)/.dev
@@ -58,6 +58,10 @@ format: $(VENV)/.dev ## Format the code and mend what can be mended
 .PHONY: bench
 bench: $(VENV)/.dev ## Measure stretto beside its alternatives, ratios first (ARGS="--rounds 5")
 	@$(BIN)/python -m loadtests.bench $(ARGS)
+
+.PHONY: bench-smoke
+bench-smoke: $(VENV)/.dev ## Run every part of the benchmark for a second: is what it measures right?
+	@$(BIN)/python -m loadtests.bench --rounds 1 --seconds 1 --scale 0.001
 
 .PHONY: chaos
 chaos: $(VENV)/.dev ## Break everything while clients ask, then check (SEED= MINUTES=)

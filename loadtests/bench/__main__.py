@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 from loadtests.bench import events
+from loadtests.bench.growth import Grown, million
 from loadtests.bench.machinery import BenchError, Measure
 from loadtests.bench.parts import (
     Bench,
@@ -23,7 +24,7 @@ from loadtests.bench.parts import (
     limit,
     own_statements,
 )
-from loadtests.bench.report import Results, draw, ratios_table, results_table
+from loadtests.bench.report import Results, publish, ratios_table, results_table
 from rich.console import Console
 
 from stretto.storage.embedded import embedded_postgres
@@ -43,14 +44,22 @@ PARTS: dict[str, Any] = {
     "create, 128 connections": ServicePart("new", 128, is_counted=True),
     "create, 256 connections": ServicePart("new", 256),
     "create, 128 connections, 2 processes": ServicePart("new", 128, workers=2),
+    "create, 256 connections, 2 processes": ServicePart("new", 256, workers=2),
     "replay": ServicePart("replay", 64),
     "mix": ServicePart("mix", 128),
     "same key, 2 processes": ServicePart("same", 256, workers=2),
+    "grow: empty": Grown(0),
+    "grow: 1 million groups": Grown(1),
+    "grow: 5 million groups": Grown(5),
+    "a million creations": million,
     "events: create to session": events.create_to_session,
     "events: one to 5,000 sessions": events.fan_out,
     "events: 10,000 idle sessions": events.idle,
     "events: a mute session": events.mute,
 }
+
+# They take minutes, and fill disks: once is enough.
+ONCE = ("grow: 1 million groups", "grow: 5 million groups", "a million creations")
 
 
 def main() -> None:
@@ -59,8 +68,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="how often each part is measured")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each time")
     parser.add_argument("--only", default="", help="parts whose name contains this")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the millions of groups that are made"
+    )
     parser.add_argument("--json", type=Path, help="where the figures go, a JSON object a line")
-    parser.add_argument("--picture", type=Path, help="where the picture goes (SVG)")
+    parser.add_argument(
+        "--page", type=Path, help="page whose figures, and picture beside it, are drawn anew"
+    )
     arguments = parser.parse_args()
     if shutil.which("wrk") is None:
         sys.exit("make bench needs wrk, the load generator (Debian: apt-get install wrk)")
@@ -76,17 +90,19 @@ async def _run(arguments: argparse.Namespace) -> None:
     results: Results = {name: [] for name in parts}
     # The service's own settings of its server: durable, nothing tuned for this.
     async with embedded_postgres(DATA_DIR, notify=console.print) as server:
-        bench = Bench(server, arguments.seconds)
+        bench = Bench(server, arguments.seconds, arguments.scale)
         for number in range(arguments.rounds):
             for name, part in parts.items():
+                if number > 0 and name in ONCE:
+                    continue
                 console.print(f"round {number + 1}: {name} … ", end="")
                 measure: Measure = await part(bench)
                 results[name].append(measure)
                 console.print(f"{measure.per_second:,.0f}/s")
     if arguments.json:
         _write_json(arguments.json, results)
-    if arguments.picture:
-        arguments.picture.write_text(draw(results))
+    if arguments.page:
+        publish(arguments.page, results, _machine())
     out = Console(width=110)
     if not arguments.only:
         out.print(ratios_table(results))
@@ -94,17 +110,22 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 
 def _write_json(path: Path, results: Results) -> None:
-    machine = {
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "processors": os.cpu_count(),
-    }
     with path.open("wb") as file:
-        file.write(orjson.dumps({"machine": machine}) + b"\n")
+        file.write(orjson.dumps({"machine": _machine()}) + b"\n")
         for name, measures in results.items():
             median = statistics.median(m.per_second for m in measures)
             line = {"part": name, "per_second": median, "rounds": measures}
             file.write(orjson.dumps(line) + b"\n")
+
+
+def _machine() -> dict[str, Any]:
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+        "processors": os.cpu_count(),
+        "memory_gib": round(memory_bytes / 2**30),
+    }
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ async def fan_out(bench: Bench) -> Measure:
         FAN_OUT_SESSIONS / slowest_ms[len(slowest_ms) // 2] * 1e3,
         slowest_ms[len(slowest_ms) // 2],
         slowest_ms[len(slowest_ms) * 99 // 100],
-        {"slowest_ms": slowest_ms[-1], "sessions": FAN_OUT_SESSIONS},
+        more={"slowest_ms": slowest_ms[-1], "sessions": FAN_OUT_SESSIONS},
     )
 
 
@@ -111,7 +111,7 @@ async def idle(bench: Bench) -> Measure:
         IDLE_SESSIONS / seconds,
         0.0,
         0.0,
-        {"kib_per_session": grown * 1024 / IDLE_SESSIONS, "memory_mib": before + grown},
+        more={"kib_per_session": grown * 1024 / IDLE_SESSIONS, "memory_mib": before + grown},
     )
 
 
@@ -141,7 +141,7 @@ async def mute(bench: Bench) -> Measure:
         MUTE_EVENTS / seconds,
         times_ms[MUTE_EVENTS // 2],
         times_ms[MUTE_EVENTS * 99 // 100],
-        {"grown_kib": grown * 1024},
+        more={"grown_kib": grown * 1024},
     )
 
 
@@ -180,7 +180,7 @@ async def create_to_session(bench: Bench) -> Measure:
         loaded.per_second,
         times_ms[len(times_ms) // 2],
         times_ms[len(times_ms) * 99 // 100],
-        {"peak_per_second": peak.per_second, "probes": len(times_ms)},
+        more={"peak_per_second": peak.per_second, "probes": len(times_ms)},
     )
 
 

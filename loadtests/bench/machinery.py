@@ -31,6 +31,8 @@ class Measure:
     per_second: float
     p50_ms: float
     p99_ms: float
+    count: int = 0
+    """Requests that were answered, or transactions that were committed."""
     more: dict[str, float] = field(default_factory=dict)
 
 
@@ -104,6 +106,7 @@ async def wrk(  # noqa: PLR0913 each of them is a flag of the program
         float(_found(r"Requests/sec:\s+([\d.]+)", printed)),
         _milliseconds(r"50%\s+([\d.]+)(us|ms|s)", printed),
         _milliseconds(r"99%\s+([\d.]+)(us|ms|s)", printed),
+        answers,
     )
 
 
@@ -126,6 +129,7 @@ async def pgbench(program: Path, dsn: str, script: str, *, clients: int, seconds
         float(_found(r"tps = ([\d.]+)", printed)),
         statistics.median(microseconds) / 1e3,
         microseconds[len(microseconds) * 99 // 100] / 1e3,
+        int(_found(r"transactions actually processed: (\d+)", printed)),
     )
 
 

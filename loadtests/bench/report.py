@@ -11,11 +11,14 @@ from loadtests.bench.machinery import Measure
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 Results = dict[str, list[Measure]]
 
 _CREATE = "create, {} connections"
+_ALONE = "create, 1 connection"
+_MARKS = "<!-- figures: drawn by make bench -->", "<!-- end of figures -->"
 _ROW_PIXELS, _LABEL_PIXELS, _BAR_PIXELS = 24, 290, 420
 
 
@@ -42,7 +45,9 @@ def _p50(results: Results, part: str) -> float:
 
 
 def _best_create(results: Results) -> float:
-    return max(_rate(results, _CREATE.format(connections)) for connections in (32, 128, 256))
+    """Return the best rate at 32 to 256 connections, of one process or two."""
+    parts = [part for part in results if part.startswith("create, ") and part != _ALONE]
+    return max(_rate(results, part) for part in parts)
 
 
 def _over(divisor: str, part: str | None = None) -> Callable[[Results], float]:
@@ -72,7 +77,7 @@ GOALS = (
     ),
     Goal(
         "p50 of one creation alone ÷ conventional, 1 client",
-        lambda r: _p50(r, "create, 1 connection") / _p50(r, "conventional, 1 client"),
+        lambda r: _p50(r, _ALONE) / _p50(r, "conventional, 1 client"),
         1.0,
         is_upper=True,
     ),
@@ -80,6 +85,25 @@ GOALS = (
         "WAL flushes per creation, 128 connections",
         _median_more(_CREATE.format(128), "flushes_per_creation"),
         0.15,
+        is_upper=True,
+    ),
+    Goal(
+        "create at 5 million groups, sweeping ÷ empty",
+        _over("grow: empty", "grow: 5 million groups"),
+        0.85,
+    ),
+    Goal(
+        "MiB of a process after a million creations",
+        _median_more("a million creations", "memory_mib"),
+        150.0,
+        is_upper=True,
+    ),
+    Goal(
+        "the same ÷ after the first 200,000",
+        lambda r: statistics.median(
+            m.more["memory_mib"] / m.more["memory_mib_first"] for m in r["a million creations"]
+        ),
+        1.1,
         is_upper=True,
     ),
     Goal(
@@ -110,39 +134,77 @@ GOALS = (
 )
 
 
-def ratios_table(results: Results) -> Table:
+def ratio_rows(results: Results) -> list[tuple[str, str, str, str]]:
     """Return each goal with what was measured."""
-    table = Table("ratio", "goal", "measured", "", title="Ratios of this run's medians")
+    rows = []
     for goal in GOALS:
         value = goal.ratio(results)
         sign = "≤" if goal.is_upper else "≥"
-        table.add_row(
-            goal.name,
-            f"{sign} {goal.bound:g}",
-            f"{value:.2f}",
-            "met" if goal.is_met(value) else "missed",
-        )
-    return table
+        verdict = "met" if goal.is_met(value) else "missed"
+        rows.append((goal.name, f"{sign} {goal.bound:g}", f"{value:,.3g}", verdict))
+    return rows
 
 
-def results_table(results: Results) -> Table:
+def part_rows(results: Results) -> list[tuple[str, ...]]:
     """Return each part's median, spread and what else was counted."""
-    table = Table("part", "per second", "min - max", "p50 ms", "p99 ms", "more", title="Parts")
+    rows = []
     for name, measures in results.items():
         rates = [measure.per_second for measure in measures]
         more = {
             key: statistics.median(measure.more[key] for measure in measures)
             for key in measures[0].more
         }
-        table.add_row(
-            name,
-            f"{statistics.median(rates):,.0f}",
-            f"{min(rates):,.0f} - {max(rates):,.0f}",
-            f"{_p50(results, name):.2f}",
-            f"{statistics.median(m.p99_ms for m in measures):.2f}",
-            ", ".join(f"{key} {value:,.4g}" for key, value in more.items()),
+        rows.append(
+            (
+                name,
+                f"{statistics.median(rates):,.0f}",
+                f"{min(rates):,.0f} - {max(rates):,.0f}",
+                f"{_p50(results, name):.2f}",
+                f"{statistics.median(m.p99_ms for m in measures):.2f}",
+                ", ".join(f"{key} {value:,.4g}" for key, value in more.items()),
+            )
         )
+    return rows
+
+
+_RATIO_HEADS = ("ratio", "goal", "measured", "")
+_PART_HEADS = ("part", "per second", "min - max", "p50 ms", "p99 ms", "more")
+
+
+def ratios_table(results: Results) -> Table:
+    """Return the goals for a terminal."""
+    return _table("Ratios of this run's medians", _RATIO_HEADS, ratio_rows(results))
+
+
+def results_table(results: Results) -> Table:
+    """Return the parts for a terminal."""
+    return _table("Parts", _PART_HEADS, part_rows(results))
+
+
+def publish(page: Path, results: Results, machine: Mapping[str, object]) -> None:
+    """Put the figures between a page's marks, and the picture beside the page."""
+    page.with_suffix(".svg").write_text(draw(results))
+    begin, end = _MARKS
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    told = ", ".join(f"{name} {value}" for name, value in machine.items())
+    figures = (
+        f"Measured on: {told}.\n\n{_markdown(_RATIO_HEADS, ratio_rows(results))}\n"
+        f"![rates of the parts]({page.stem}.svg)\n\n{_markdown(_PART_HEADS, part_rows(results))}"
+    )
+    page.write_text(f"{before}{begin}\n\n{figures}\n{end}{after}")
+
+
+def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(*heads, title=title)
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def draw(results: Results) -> str:
@@ -154,7 +216,11 @@ def draw(results: Results) -> str:
         top = row * _ROW_PIXELS + 8
         rates = [measure.per_second for measure in measures]
         median, end = statistics.median(rates), _LABEL_PIXELS + max(rates) * scale
-        colour = "#2f6f9f" if name.startswith(("create", "replay", "mix", "same")) else "#9aa5ad"
+        colour = (
+            "#2f6f9f"
+            if name.startswith(("create", "replay", "mix", "same", "grow", "a million"))
+            else "#9aa5ad"
+        )
         bars.append(
             f'<text x="{_LABEL_PIXELS - 8}" y="{top + 12}" text-anchor="end">{escape(name)}</text>'
             f'<rect x="{_LABEL_PIXELS}" y="{top}" width="{median * scale:.1f}" height="16"'

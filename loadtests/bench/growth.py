@@ -1,0 +1,146 @@
+"""The parts that take minutes: creating in large tables, and a process that has created a million."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from loadtests.bench.machinery import (
+    BODY,
+    SECRET,
+    Measure,
+    output_of,
+    python,
+    resident_mib,
+    wrk,
+)
+from loadtests.bench.parts import OWNER, must_have, service
+
+from stretto.http.auth import make_token
+
+if TYPE_CHECKING:
+    import asyncpg
+    from loadtests.bench.parts import Bench
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+MILLION = 1_000_000
+FILL_ROWS = 50_000
+CONNECTIONS = 256
+# So often is the memory looked at on the way to a million.
+LOOKS = 5
+
+# Groups as the service makes them. Every second is past the retention of its attempt and event.
+_FILL = """
+    WITH made AS MATERIALIZED (
+        SELECT gen_random_uuid() AS group_id, uuidv7() AS conversation_id,
+               clock_timestamp() - CASE number % 2 WHEN 0 THEN interval '40 days'
+                                   ELSE interval '0' END AS made_at
+        FROM generate_series(1, $1) AS number
+    ), new_conversation AS (
+        INSERT INTO conversation (conversation_id) SELECT conversation_id FROM made
+    ), new_group AS (
+        INSERT INTO chat_group (group_id, owner_id, name, fingerprint, conversation_id)
+        SELECT group_id, $2, 'Team standup', '0123456789abcdef', conversation_id FROM made
+    ), new_member AS (
+        INSERT INTO conversation_member (conversation_id, user_id, role)
+        SELECT conversation_id, user_id, CASE user_id WHEN $2 THEN 'owner' ELSE 'member' END
+        FROM made, unnest($3::text[]) AS user_id
+    ), new_event AS (
+        INSERT INTO outbox (event_id, event_type, subject, recipients, payload, created_at,
+                            delivered_at)
+        SELECT gen_random_uuid(), 'group.created', group_id, $3,
+               '{"members_count": 4, "name": "Team standup", "owner_id": "user-1"}', made_at,
+               made_at
+        FROM made
+    )
+    INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, status, conversation_id,
+                         claimed_at, settled_at)
+    SELECT group_id, $2, '0123456789abcdef', gen_random_uuid(), 'succeeded', conversation_id,
+           made_at, made_at
+    FROM made"""
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """Measures creations beside so many groups, while half of their records are swept."""
+
+    millions: int
+
+    async def __call__(self, bench: Bench) -> Measure:
+        """Fill, then load and sweep."""
+        groups = int(self.millions * MILLION * bench.scale)
+        token = make_token(SECRET, OWNER, lifetime_seconds=3600)
+        async with bench.database() as (dsn, connection):
+            await _fill(connection, groups)
+            async with service(dsn) as (_, port):
+                sweeping = asyncio.create_task(_sweep(dsn))
+                measure = await wrk(
+                    f"http://127.0.0.1:{port}",
+                    "new",
+                    connections=CONNECTIONS,
+                    seconds=bench.seconds,
+                    token=token,
+                )
+                await must_have(connection, groups + measure.count)
+                sizes = await _sizes_mb(connection)
+                await sweeping
+                left = await connection.fetchval(
+                    "SELECT count(*) FROM attempt WHERE settled_at < now() - interval '30 days'"
+                )
+        return replace(measure, more={"unswept": left, **sizes})
+
+
+async def million(bench: Bench) -> Measure:
+    """Measure a process that creates a million groups, one after another."""
+    wanted = MILLION * bench.scale
+    token = make_token(SECRET, OWNER, lifetime_seconds=3600)
+    async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
+        looks, created, measures = [], 0, []
+        while created < wanted:
+            measure = await wrk(
+                f"http://127.0.0.1:{port}",
+                "new",
+                connections=CONNECTIONS,
+                seconds=bench.seconds,
+                token=token,
+            )
+            created += measure.count
+            measures.append(measure)
+            if created >= wanted * (len(looks) + 1) / LOOKS:
+                looks.append(resident_mib(pid))
+        # Each load may have left some unanswered.
+        await must_have(connection, created, len(measures))
+    measures.sort(key=lambda each: each.per_second)
+    more = {"created": created, "memory_mib_first": looks[0], "memory_mib": looks[-1]}
+    return replace(measures[len(measures) // 2], more=more)
+
+
+async def _fill(connection: Connection, groups: int) -> None:
+    # Neither foreign keys nor triggers: what is written here is right.
+    await connection.execute("SET session_replication_role = replica; SET synchronous_commit = off")
+    members = [OWNER, *BODY["members"]]
+    for start in range(0, groups, FILL_ROWS):
+        await connection.execute(_FILL, min(FILL_ROWS, groups - start), OWNER, members)
+    await connection.execute("VACUUM ANALYZE")
+    await connection.execute("CHECKPOINT")
+
+
+async def _sweep(dsn: str) -> None:
+    """Run the command that an operator runs."""
+    environment = os.environ | {"STRETTO_DATABASE_URL": dsn, "STRETTO_RETENTION_DAYS": "30"}
+    await output_of(*python("-m", "stretto", "sweep"), env=environment)
+
+
+async def _sizes_mb(connection: Connection) -> dict[str, float]:
+    """Return the tables' sizes with their indexes."""
+    tables = ("attempt", "chat_group", "conversation", "conversation_member", "outbox")
+    return {
+        f"{table}_mb": await connection.fetchval(
+            "SELECT pg_total_relation_size($1::regclass)", table
+        )
+        / 1e6
+        for table in tables
+    }
