@@ -41,6 +41,7 @@ class CheckReport:
 async def check_database(connection: Connection, retention_days: int) -> CheckReport:
     """Look for violations of G1 to G5."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
+        await connection.execute(QUERIES["allow_scans"])
         counts = await connection.fetchrow(QUERIES["check_counts"])
         assert counts is not None
         rows = [
