@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,6 @@ from loadtests.bench.machinery import (
     BODY,
     SECRET,
     Measure,
-    output_of,
     python,
     resident_mib,
     wrk,
@@ -21,6 +21,8 @@ from loadtests.bench.parts import OWNER, must_have, service
 from stretto.http.auth import make_token
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import asyncpg
     from loadtests.bench.parts import Bench
 
@@ -81,8 +83,7 @@ class Grown:
         token = make_token(SECRET, OWNER, lifetime_seconds=3600)
         async with bench.database() as (dsn, connection):
             await _fill(connection, groups)
-            async with service(dsn) as (_, port):
-                sweeping = asyncio.create_task(_sweep(dsn))
+            async with service(dsn) as (_, port), _sweeping(dsn):
                 measure = await wrk(
                     f"http://127.0.0.1:{port}",
                     "new",
@@ -92,7 +93,6 @@ class Grown:
                 )
                 await must_have(connection, groups + measure.count)
                 sizes = await _sizes_mb(connection)
-                await sweeping
                 left = await connection.fetchval(
                     "SELECT count(*) FROM attempt WHERE settled_at < now() - interval '30 days'"
                 )
@@ -135,10 +135,22 @@ async def _fill(connection: Connection, groups: int) -> None:
     await connection.execute("CHECKPOINT")
 
 
-async def _sweep(dsn: str) -> None:
-    """Run the command that an operator runs."""
+@asynccontextmanager
+async def _sweeping(dsn: str) -> AsyncIterator[None]:
+    """Run the command that an operator runs, for as long as the context lasts at most."""
     environment = os.environ | {"STRETTO_DATABASE_URL": dsn, "STRETTO_RETENTION_DAYS": "30"}
-    await output_of(*python("-m", "stretto", "sweep"), env=environment)
+    process = await asyncio.create_subprocess_exec(
+        *python("-m", "stretto", "sweep"),
+        env=environment,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
 
 
 async def _sizes_mb(connection: Connection) -> dict[str, float]:
