@@ -17,7 +17,7 @@ class RefusalLimits:
     """How a refused event is tried again."""
 
     tries_max: int = 12
-    """With the pauses below an operator has most of an hour to mend what refuses."""
+    """With the pauses below an operator has about a quarter of an hour to mend what refuses."""
     pause_seconds_first: float = 1.0
     pause_seconds_max: float = 600.0
 
