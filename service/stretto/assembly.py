@@ -41,14 +41,9 @@ from stretto.http.service import Service
 from stretto.protocol.creator import CreatorSettings, GroupCreator
 from stretto.protocol.lookup import AttemptLookup
 from stretto.protocol.ports import (
-    AttemptAnswered,
     BatchWritten,
     ConnectionLost,
     Event,
-    EventDelivered,
-    EventsRelayed,
-    RowsSwept,
-    SessionEnded,
     Write,
     WriteResult,
 )
@@ -64,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from stretto.config import Settings
-    from stretto.protocol.events import CommittedEvent, EventBus
+    from stretto.protocol.events import EventBus
     from stretto.protocol.ports import Observer
     from stretto.storage.database import Pool
 
@@ -132,10 +127,6 @@ class Component:
 
 def _unobserved(event: Event) -> None:
     """Take no note."""
-
-
-def _undelivered(event: CommittedEvent) -> None:
-    """Nobody listens in this process."""
 
 
 @asynccontextmanager
@@ -236,19 +227,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
 
         def observe(event: Event) -> None:
             metrics.observe(event)
-            # The normal case is only counted.
-            if not isinstance(
-                event,
-                (
-                    AttemptAnswered,
-                    BatchWritten,
-                    EventDelivered,
-                    EventsRelayed,
-                    RowsSwept,
-                    SessionEnded,
-                ),
-            ):
-                log_event(event)
+            log_event(event)
 
         async with (
             Authenticator(options["tokens"]) as authenticator,

@@ -122,7 +122,7 @@ class Settings(BaseSettings):
     @classmethod
     def _is_a_web_address(cls, url: str) -> str:
         # Any other would look like an issuer that is away.
-        if url and not _is_http_url(url):
+        if url and not _has_host(url, "http", "https"):
             raise ValueError("must look like https://issuer.example/keys")
         return url
 
@@ -196,19 +196,15 @@ def _is_postgresql_url(url: str) -> bool:
     return parts.scheme in ("postgresql", "postgres")
 
 
-def _is_http_url(url: str) -> bool:
+def _is_nats_url(url: str) -> bool:
+    return _has_host(url.strip(), "nats", "tls", "ws", "wss")
+
+
+def _has_host(url: str, *schemes: str) -> bool:
+    """Whether it is a URL of one of these schemes that names a host."""
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
-
-
-def _is_nats_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url.strip())
-        _ = parts.port
-    except ValueError:
-        return False
-    return parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname)
+    return parts.scheme in schemes and bool(parts.hostname)

@@ -221,6 +221,17 @@ class _Gauges:
 def log_event(event: Event) -> None:
     """Log what an operator should know of; the normal case is only counted."""
     match event:
+        # First, since it is what happens all the time.
+        case (
+            AttemptAnswered()
+            | BatchWritten()
+            | CommandHandled()
+            | EventDelivered()
+            | SessionEnded()
+            | EventsRelayed()
+            | RowsSwept()
+        ):
+            pass
         case WriteTrouble(error, writes):
             logger.warning(
                 "write.trouble",
@@ -249,16 +260,6 @@ def log_event(event: Event) -> None:
             )
         case ActorCrashed(actor, error):
             logger.error("actor.crashed", actor=actor, exc_info=error)
-        case (
-            AttemptAnswered()
-            | BatchWritten()
-            | CommandHandled()
-            | EventDelivered()
-            | SessionEnded()
-            | EventsRelayed()
-            | RowsSwept()
-        ):
-            pass
         case _:
             assert_never(event)
 

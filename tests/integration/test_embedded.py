@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from stretto.lock_file import try_lock
 from stretto.storage import embedded, embedded_cluster, embedded_place
 from stretto.storage.account import Account, server_account
 from stretto.storage.embedded import EmbeddedError, embedded_postgres
@@ -160,8 +161,7 @@ async def test_waiting_process_becomes_owner_when_there_is_none_any_more(
 ) -> None:
     """An owner that fails before its server is ready does not take the waiting ones with it."""
     answers = iter([False, False])
-    real = embedded._try_lock
-    monkeypatch.setattr(embedded, "_try_lock", lambda lock: next(answers, True) and real(lock))
+    monkeypatch.setattr(embedded, "try_lock", lambda lock: next(answers, True) and try_lock(lock))
     async with embedded_postgres(folder / "data", notify=said, settings=FAST) as server:
         assert server.owned
 

@@ -14,7 +14,8 @@ from stretto.assembly import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.protocol.attempt import AnswerStatus
 from stretto.storage.check import FAULTS_MAX, check_database
-from stretto.storage.retention import Retention, history_start, sweep, sweepable
+from stretto.storage.queries import QUERIES
+from stretto.storage.retention import Retention, sweep, sweepable
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -202,13 +203,13 @@ async def test_history_starts_behind_what_was_swept(
     component: Component, connection: Connection
 ) -> None:
     """Who resumes before it can be told so; what is younger is all there."""
-    assert 0 == await history_start(connection)
+    assert 0 == await connection.fetchval(QUERIES["history_start"])
     await create(component, "old")
     await connection.execute("UPDATE outbox SET delivered_at = '2020-01-01'")
     last = await connection.fetchval("SELECT position FROM outbox")
     await create(component, "young")
     assert 1 == (await swept(connection, datetime.now(UTC)))["outbox"]
-    assert last + 1 == await history_start(connection)
+    assert last + 1 == await connection.fetchval(QUERIES["history_start"])
     assert last < await connection.fetchval("SELECT min(position) FROM outbox")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import secrets
 import signal
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from stretto.errors import EmbeddedError
+from stretto.lock_file import open_lock_file, try_lock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -113,8 +113,7 @@ async def embedded_nats(data_dir: Path) -> AsyncIterator[NatsServer]:
     program = nats_program()
     try:
         place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.fdopen(os.open(place.folder / "lock", flags, 0o600), "r+")
+        lock = open_lock_file(place.folder / "lock")
     except OSError as error:
         message = f"{place.folder} cannot be used: {error}; choose another STRETTO_DATA_DIR"
         raise EmbeddedError(message) from error
@@ -139,7 +138,7 @@ class _Keeper:
         """Return the server once it answers; raises `EmbeddedError` if it never does."""
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while True:
-            owned = self._owns()
+            owned = try_lock(self.lock)
             pid = self.place.pid()
             if owned and pid is None and self.process is None:
                 self.process = _start(self.place, self.program)
@@ -156,7 +155,7 @@ class _Keeper:
 
     async def stop(self) -> None:
         """Stop the server, if it is ours: orderly, else at once."""
-        if not self._owns():
+        if not try_lock(self.lock):
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
             pid = self.place.pid()
@@ -171,13 +170,6 @@ class _Keeper:
                 await asyncio.sleep(_POLL_SECONDS)
         if self.process is not None:
             self.process.wait()
-
-    def _owns(self) -> bool:
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 async def _answers(url: str) -> bool:

@@ -9,8 +9,6 @@ of them becomes the owner. Nothing outside what this module has made itself is e
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TextIO, TypeVar
 import asyncpg
 
 from stretto.errors import EmbeddedError
+from stretto.lock_file import open_lock_file, try_lock
 from stretto.storage.embedded_cluster import (
     NAME,
     START_SECONDS,
@@ -117,7 +116,7 @@ class _Keeper:
         """Return the server once it takes connections; raises `EmbeddedError` if it never does."""
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while True:
-            self.owned = self.owned or _try_lock(self.lock)
+            self.owned = self.owned or try_lock(self.lock)
             if self.owned:
                 await _to_end(self._start)
             try:
@@ -167,21 +166,11 @@ async def _to_end(work: Callable[[], _Result]) -> _Result:
 
 
 def _open_lock(place: ServerPlace) -> TextIO:
-    # The folder may be another account's, who must not be able to lead root elsewhere by a link.
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.fdopen(os.open(place.lock, flags, 0o600), "r+")
+        return open_lock_file(place.lock)
     except OSError as error:
         message = f"{place.lock} cannot be opened: {error}; choose another STRETTO_DATA_DIR"
         raise EmbeddedError(message) from error
-
-
-def _try_lock(lock: TextIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 async def _connected(place: ServerPlace, *, owned: bool) -> EmbeddedServer:

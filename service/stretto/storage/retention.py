@@ -13,7 +13,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from stretto.protocol.events import Position
 from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -44,11 +43,6 @@ class Retention:
     """Attempts since they were settled, messages since a consumer has dealt with them."""
     event_days: int = 7
     """Events since they were delivered: so far back can a session resume."""
-
-
-async def history_start(connection: Connection) -> Position:
-    """Return the position from which on no event was swept."""
-    return Position(await connection.fetchval(QUERIES["history_start"]))
 
 
 async def sweepable(
