@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import orjson
 
+from stretto.domain import CreatedGroup
 from stretto.errors import AttemptFailed, FieldError, RequestInvalid, StrettoError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from stretto.domain import CreatedGroup
 
 PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:stretto:problem:"
@@ -48,6 +48,12 @@ _FIELDS: Final = (b'"name"', b'"description"', b'"members"')
 def created_document(group: CreatedGroup) -> bytes:
     """Return what every success of a key answers, byte by byte: nothing in it varies."""
     return orjson.dumps({"group_id": group.group_id, "conversation_id": group.conversation_id})
+
+
+def read_created(document: bytes) -> CreatedGroup:
+    """Return the group that such a document tells of."""
+    ids = orjson.loads(document)
+    return CreatedGroup(UUID(ids["group_id"]), UUID(ids["conversation_id"]))
 
 
 def problem(error: StrettoError) -> dict[str, Any]:

@@ -149,13 +149,11 @@ class Scripted:
         self.script = list(script)
         self.calls = 0
 
-    async def create(
-        self, key: IdempotencyKey, new_group: NewGroup, *, wait_seconds: float
-    ) -> object:
+    async def create_from(self, *given: Any, **options: Any) -> object:
         self.calls += 1
         if self.script:
             raise self.script.pop(0)
-        return await self.creator.create(key, new_group, wait_seconds=wait_seconds)
+        return await self.creator.create_from(*given, **options)
 
 
 async def groups(connection: Connection) -> int:
@@ -425,10 +423,10 @@ async def test_stopping_ends_what_is_under_way_and_takes_nothing_more(
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(Scripted):
-        async def create(self, *given: Any, **options: Any) -> object:
+        async def create_from(self, *given: Any, **options: Any) -> object:
             begun.set()
             await go_on.wait()
-            return await super().create(*given, **options)
+            return await super().create_from(*given, **options)
 
     creator: Any = Slow(component.creator)
     async with AsyncExitStack() as stack:

@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from stretto.assembly import ComponentSettings, open_component
+from stretto.documents import parse_json
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import (
     AttemptFailed,
@@ -113,6 +114,33 @@ async def test_without_memory_the_attempt_is_replayed(component: Component) -> N
     component.creator.forget()
     again = await component.creator.create(KEY, TEAM)
     assert (first.group, AnswerStatus.REPLAYED) == (again.group, again.status)
+
+
+async def test_a_repeated_body_is_answered_without_being_read(
+    component: Component, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the very bytes of the same owner's request; any other spelling is read for its meaning."""
+    creator, body = component.creator, b'{"name":"Team","members":["bob"]}'
+    first = await creator.create_from(ALICE, KEY, body)
+    assert AnswerStatus.CREATED is first.status
+    respelled = await creator.create_from(ALICE, KEY, body.replace(b":", b" : "))
+    assert first.document == respelled.document
+    read: list[bytes] = []
+
+    def note(body: bytes) -> object:
+        read.append(body)
+        return parse_json(body)
+
+    monkeypatch.setattr("stretto.protocol.creator.parse_json", note)
+    again = await creator.create_from(ALICE, KEY, body)
+    assert (first.document, AnswerStatus.REPLAYED) == (again.document, again.status)
+    assert not read
+    with pytest.raises(KeyReused):
+        await creator.create_from(ALICE, KEY, b'{"name":"Other"}')
+    assert AnswerStatus.CREATED is (await creator.create_from(UserId("bob"), KEY, body)).status
+    creator.forget()
+    assert first.document == (await creator.create_from(ALICE, KEY, body)).document
+    assert 3 == len(read)
 
 
 @pytest.mark.parametrize("has_attempt", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stretto.documents import read_created
 from stretto.domain import CreatedGroup, event_id, group_id
 from stretto.errors import AttemptFailed, Failure, KeyReused
 from stretto.protocol.attempt import AttemptStatus
@@ -129,11 +130,12 @@ def _judge_memory(rows: Tables, process: Process, key: str, body: NewGroup) -> N
 
 def _recalled(process: Process, id_: UUID, body: NewGroup) -> object:
     try:
-        return process.creator._memory.recall(id_, body.fingerprint())
+        document = process.creator._memory.recall(id_.bytes, body.fingerprint())
     except AttemptFailed as failed:
         return failed.failure
     except KeyReused:
         return KeyReused
+    return document and read_created(document)
 
 
 def _judge_parts(rows: Tables, group: GroupRecord) -> None:

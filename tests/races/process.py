@@ -49,7 +49,7 @@ class Process:
     @property
     def memory(self) -> frozenset[object]:
         """Return what this process remembers, as something to compare."""
-        return frozenset(self.creator._memory._outcomes.items())
+        return frozenset(self.creator._memory)
 
     def fresh_id(self) -> UUID:
         """Return an id that no other process makes, and that this one makes again in a replay."""

@@ -67,10 +67,11 @@ class CreatorWithoutFlights(GroupCreator):
     """Lets every request take off by itself."""
 
     async def _answer(
-        self, key: IdempotencyKey, new_group: NewGroup, wait_seconds: float
+        self, key: IdempotencyKey, new_group: NewGroup, body_digest: bytes, wait_seconds: float
     ) -> Answer:
         id_ = group_id(new_group.owner, key)
-        return await self._take_off(Flight(id_, new_group, new_group.fingerprint()), wait_seconds)
+        flight = Flight(id_, new_group, new_group.fingerprint(), body_digest)
+        return await self._take_off(flight, wait_seconds)
 
 
 class HastyWriter(GroupWriter):

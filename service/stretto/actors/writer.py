@@ -83,7 +83,7 @@ class GroupWriter:
         """Wait for work, write one batch, answer it; return how many writes it had."""
         batch = await self._mailbox.take(self._batch_max)
         # Every replica writes in the same order, so that they cannot deadlock each other.
-        batch.sort(key=lambda envelope: envelope.message.group_id)
+        batch.sort(key=lambda envelope: envelope.message.group_id.bytes)
         unanswered: Exception = OutcomeUnknown("the writer was stopped")
         started = time.perf_counter()
         led = 0

@@ -36,11 +36,9 @@ from stretto.documents import (
     BODY_BYTES_MAX,
     PROBLEM_CONTENT_TYPE,
     STATUS,
-    created_document,
-    parse_json,
     problem,
 )
-from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.domain import IdempotencyKey, UserId
 from stretto.errors import (
     AttemptFailed,
     BodyTooLarge,
@@ -208,8 +206,7 @@ class CommandConsumer:
             raise Unauthenticated(f"{OWNER}: {error}") from error
         if len(body) > BODY_BYTES_MAX:
             raise BodyTooLarge
-        new_group = NewGroup.parse(owner, parse_json(body))
-        return await self._creator.create(key, new_group, wait_seconds=CREATE_SECONDS)
+        return await self._creator.create_from(owner, key, body, wait_seconds=CREATE_SECONDS)
 
     async def _refuse(self, link: Link, message: Msg, error: StrettoError) -> str:
         """Put a command off that may yet succeed; tell and bury one that never will."""
@@ -250,7 +247,7 @@ def _success(answer: Answer) -> tuple[bytes, dict[str, str]]:
     }
     if answer.status.is_replay:
         headers["Idempotent-Replayed"] = "true"
-    return created_document(answer.group), headers
+    return answer.document, headers
 
 
 async def _reply(link: Link, subject: str | None, body: bytes, headers: dict[str, str]) -> None:

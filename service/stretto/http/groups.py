@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import orjson
 from aiohttp import web
 
-from stretto.documents import created_document
-from stretto.domain import NewGroup, UserId
+from stretto.domain import UserId
 from stretto.errors import FieldError, NotFound, RequestInvalid
-from stretto.http.requests import read_document, read_key, read_limit, read_wait_seconds
+from stretto.http.requests import read_body, read_key, read_limit, read_wait_seconds
 from stretto.http.service import SERVICE, authenticate, json_response
 from stretto.protocol.creator import WAIT_SECONDS_DEFAULT
 
@@ -23,21 +23,18 @@ async def create_group(request: web.Request) -> web.Response:
     owner = await authenticate(request)
     key = read_key(request.headers)
     wait_seconds = read_wait_seconds(request.headers, WAIT_SECONDS_DEFAULT)
-    new_group = NewGroup.parse(owner, await read_document(request))
-    answer = await request.app[SERVICE].creator.create(key, new_group, wait_seconds=wait_seconds)
-    group = answer.group
+    body = await read_body(request)
+    creator = request.app[SERVICE].creator
+    answer = await creator.create_from(owner, key, body, wait_seconds=wait_seconds)
     headers = {
         # Relative to this very path, so that it is right under a host's prefix as well.
-        "Location": f"{request.path}/{group.group_id}",
+        "Location": f"{request.path}/{orjson.loads(answer.document)['group_id']}",
         "Idempotency-Status": answer.status,
     }
     if answer.status.is_replay:
         headers["Idempotent-Replayed"] = "true"
     return web.Response(
-        status=201,
-        body=created_document(group),
-        content_type="application/json",
-        headers=headers,
+        status=201, body=answer.document, content_type="application/json", headers=headers
     )
 
 

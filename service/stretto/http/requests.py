@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import hdrs, web
 
-from stretto.documents import BODY_BYTES_MAX, parse_json
+from stretto.documents import BODY_BYTES_MAX
 from stretto.domain import IdempotencyKey
 from stretto.errors import (
     BodyTooLarge,
@@ -53,8 +53,8 @@ def read_wait_seconds(headers: CIMultiDictProxy[str], default_seconds: float) ->
     return min(float(wait[1]), WAIT_SECONDS_MAX) if wait else default_seconds
 
 
-async def read_document(request: web.Request) -> object:
-    """Return the request's JSON document.
+async def read_body(request: web.Request) -> bytes:
+    """Return the body of a request that brings JSON.
 
     Raises `UnsupportedMediaType`, `BodyTooLarge` (the bytes are counted as they come, after
     decompression) or `RequestInvalid`.
@@ -78,7 +78,7 @@ async def read_document(request: web.Request) -> object:
         raise RequestInvalid([FieldError("", "cannot be decompressed or is cut off")]) from error
     if len(body) > BODY_BYTES_MAX:
         raise BodyTooLarge
-    return parse_json(body)
+    return body
 
 
 async def _read_arriving(content: StreamReader) -> bytes:

@@ -13,8 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
+from uuid import UUID
 
-from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, group_id
+from stretto.documents import created_document, parse_json, read_created
+from stretto.domain import (
+    CreatedGroup,
+    IdempotencyKey,
+    NewGroup,
+    UserId,
+    digest,
+    group_id_bytes,
+)
 from stretto.errors import (
     AttemptFailed,
     AttemptPending,
@@ -28,13 +37,12 @@ from stretto.protocol.attempt import AnswerStatus
 from stretto.protocol.flight import RETRY_AFTER_SECONDS, Flight, Waiter
 from stretto.protocol.follower import Follower, new_write, outcome_of
 from stretto.protocol.limiter import OwnerLimiter
-from stretto.protocol.memory import OutcomeMemory
+from stretto.protocol.memory import NO_BODY, OutcomeMemory
 from stretto.protocol.ports import AttemptAnswered, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
-    from uuid import UUID
 
     from stretto.protocol.ports import AttemptStore, Observer, Write, WriteResult, Writers
 
@@ -52,7 +60,7 @@ class CreatorSettings:
     lease_seconds: float = 5.0
     """After this long a pending attempt may be taken over."""
     outcomes_max: int = 50_000
-    """Settled attempts remembered, some 250 bytes each."""
+    """Settled attempts remembered, half as many at least; some 350 bytes each."""
     rate_per_owner: float = 0.0
     """New attempts per owner and second; 0 is no limit."""
     stop_seconds: float = 4.0
@@ -61,10 +69,16 @@ class CreatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A successful answer: the group, and how it came about for this request."""
+    """A successful answer: what was created, and how that came about for this request."""
 
-    group: CreatedGroup
+    document: bytes
+    """JSON with the created ids: the same bytes for every request of the key."""
     status: AnswerStatus
+
+    @property
+    def group(self) -> CreatedGroup:
+        """The group that the document tells of."""
+        return read_created(self.document)
 
 
 class GroupCreator:
@@ -83,7 +97,7 @@ class GroupCreator:
         self._observe = observe
         self._follower = Follower(writers, attempts, settings.lease_seconds, observe, pause)
         self._memory = OutcomeMemory(settings.outcomes_max)
-        self._flights: dict[UUID, Flight] = {}
+        self._flights: dict[bytes, Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._all_landed = asyncio.Event()
@@ -149,8 +163,35 @@ class GroupCreator:
         `KeyReused`, `AttemptFailed`, `AttemptPending`, `RateLimited`, `Overloaded` or
         `DatabaseUnavailable`.
         """
+        return await self._told(key, new_group, NO_BODY, wait_seconds)
+
+    async def create_from(
+        self,
+        owner: UserId,
+        key: IdempotencyKey,
+        body: bytes,
+        *,
+        wait_seconds: float = WAIT_SECONDS_DEFAULT,
+    ) -> Answer:
+        """Create the group that a request's JSON body asks for; as `create` otherwise.
+
+        Most retries repeat their request byte by byte: what has succeeded so is not read again.
+        Raises `RequestInvalid` as well.
+        """
+        body_digest = digest(body)
+        known = self._memory.recall_repeated(group_id_bytes(owner, key), body_digest)
+        if known is not None:
+            self._observe(AttemptAnswered(AnswerStatus.REPLAYED))
+            return Answer(known, AnswerStatus.REPLAYED)
+        new_group = NewGroup.parse(owner, parse_json(body))
+        return await self._told(key, new_group, body_digest, wait_seconds)
+
+    async def _told(
+        self, key: IdempotencyKey, new_group: NewGroup, body_digest: bytes, wait_seconds: float
+    ) -> Answer:
+        """Answer, and tell the observer how."""
         try:
-            answer = await self._answer(key, new_group, wait_seconds)
+            answer = await self._answer(key, new_group, body_digest, wait_seconds)
         except StrettoError as error:
             self._observe(AttemptAnswered(error.code))
             raise
@@ -158,9 +199,9 @@ class GroupCreator:
         return answer
 
     async def _answer(
-        self, key: IdempotencyKey, new_group: NewGroup, wait_seconds: float
+        self, key: IdempotencyKey, new_group: NewGroup, body_digest: bytes, wait_seconds: float
     ) -> Answer:
-        id_ = group_id(new_group.owner, key)
+        id_ = group_id_bytes(new_group.owner, key)
         fingerprint = new_group.fingerprint()
         deadline = self._loop.time() + wait_seconds
         while True:
@@ -169,7 +210,8 @@ class GroupCreator:
                 return Answer(known, AnswerStatus.REPLAYED)
             flight = self._flights.get(id_)
             if flight is None:
-                return await self._take_off(Flight(id_, new_group, fingerprint), deadline)
+                flight = Flight(UUID(bytes=id_), new_group, fingerprint, body_digest)
+                return await self._take_off(flight, deadline)
             if flight.fingerprint == fingerprint:
                 return Answer(await self._landing(flight, deadline), AnswerStatus.REPLAYED)
             # Two bodies for one key: whose key it is shows when the first flight has landed.
@@ -187,14 +229,14 @@ class GroupCreator:
         write = new_write(flight)
         written = self._writers.ask(write)
         # Nothing has run since the flight was looked for: no second one of this key takes off.
-        self._flights[flight.group_id] = flight
+        self._flights[flight.group_id.bytes] = flight
         written.add_done_callback(partial(self._written, flight, write))
         own_deadline = max(deadline, self._loop.time() + OWN_WRITE_SECONDS)
         return Answer(await self._landing(flight, deadline, own_deadline), flight.status)
 
     async def _landing(
         self, flight: Flight, deadline: float, patience_until: float | None = None
-    ) -> CreatedGroup:
+    ) -> bytes:
         waiter = Waiter(self._loop.create_future(), deadline)
         flight.waiters.append(waiter)
         patience = self._loop.call_at(patience_until or deadline, waiter.give_up)
@@ -212,7 +254,7 @@ class GroupCreator:
         outcome = outcome_of(flight, write, written.result())
         if outcome is not None:
             self._settle(flight, outcome)
-        elif self._flights.get(flight.group_id) is flight:
+        elif self._flights.get(flight.group_id.bytes) is flight:
             task = self._loop.create_task(
                 self._fly(flight, write), name=f"flight {flight.group_id}"
             )
@@ -233,13 +275,14 @@ class GroupCreator:
             self._land(flight, InternalError())
 
     def _settle(self, flight: Flight, outcome: CreatedGroup | Failure) -> None:
-        self._memory.remember(flight.group_id, flight.fingerprint, outcome)
-        self._land(flight, AttemptFailed(outcome) if isinstance(outcome, Failure) else outcome)
+        known = outcome if isinstance(outcome, Failure) else created_document(outcome)
+        self._memory.remember(flight.group_id.bytes, flight.fingerprint, known, flight.body_digest)
+        self._land(flight, AttemptFailed(known) if isinstance(known, Failure) else known)
 
-    def _land(self, flight: Flight, result: CreatedGroup | StrettoError) -> None:
+    def _land(self, flight: Flight, result: bytes | StrettoError) -> None:
         """Answer whoever waits, once: a flight that has landed already is left alone."""
-        if self._flights.get(flight.group_id) is flight:
-            del self._flights[flight.group_id]
+        if self._flights.get(flight.group_id.bytes) is flight:
+            del self._flights[flight.group_id.bytes]
             flight.land(result)
             if not self._flights:
                 self._all_landed.set()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import asyncio
     from uuid import UUID
 
-    from stretto.domain import CreatedGroup, NewGroup
+    from stretto.domain import NewGroup
 
 # What a client is told to wait: long enough for a write, short against its user's patience.
 RETRY_AFTER_SECONDS: Final = 1
@@ -23,16 +23,16 @@ RETRY_AFTER_SECONDS: Final = 1
 
 @dataclass(slots=True)
 class Waiter:
-    """One request that waits, until a deadline on the loop's clock."""
+    """One request that waits for its document, until a deadline on the loop's clock."""
 
-    landed: asyncio.Future[CreatedGroup]
+    landed: asyncio.Future[bytes]
     deadline: float
 
     def give_up(self) -> None:
         """Tell the waiter that the attempt is pending: its time is up."""
         self.land(AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS))
 
-    def land(self, result: CreatedGroup | StrettoError) -> None:
+    def land(self, result: bytes | StrettoError) -> None:
         """Answer the waiter, unless it has left."""
         if self.landed.done():
             return
@@ -49,6 +49,8 @@ class Flight:
     group_id: UUID
     new_group: NewGroup
     fingerprint: bytes
+    body_digest: bytes
+    """Of the request that took off."""
     waiters: list[Waiter] = field(default_factory=list)
     status: AnswerStatus = AnswerStatus.REPLAYED
     """How the outcome came about, for the request that took off."""
@@ -58,7 +60,7 @@ class Flight:
         """Whether nobody waits any more."""
         return all(waiter.landed.done() for waiter in self.waiters)
 
-    def land(self, result: CreatedGroup | StrettoError) -> None:
+    def land(self, result: bytes | StrettoError) -> None:
         """Answer everybody who still waits."""
         for waiter in self.waiters:
             waiter.land(result)

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from stretto.documents import BODY_BYTES_MAX
+from stretto.documents import BODY_BYTES_MAX, parse_json
 from stretto.errors import StrettoError
-from stretto.http.requests import read_document
+from stretto.http.requests import read_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ async def echo() -> AsyncIterator[TestClient[web.Request, web.Application]]:
 
     async def answer(request: web.Request) -> web.Response:
         try:
-            return web.Response(body=orjson.dumps(await read_document(request)))
+            return web.Response(body=orjson.dumps(parse_json(await read_body(request))))
         except StrettoError as error:
             return web.Response(text=error.code)
 

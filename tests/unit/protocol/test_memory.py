@@ -7,36 +7,43 @@ from uuid import UUID
 
 import pytest
 
-from stretto.domain import CreatedGroup, UserId
+from stretto.domain import UserId
 from stretto.errors import AttemptFailed, Failure, KeyReused, RateLimited
 from stretto.protocol.limiter import OWNERS_MAX, OwnerLimiter
 from stretto.protocol.memory import OutcomeMemory
 
-GROUP = UUID(int=1)
-CREATED = CreatedGroup(GROUP, UUID(int=2))
+GROUP = UUID(int=1).bytes
+CREATED = b"{}"
 FAILED = Failure("full", "No more groups.")
 OURS, ANOTHER = b"0123456789abcdef", b"fedcba9876543210"
+BODY, OTHER_BODY = b"the body's digest"[:16], b"another's digest"
 
 
 def test_an_outcome_answers_only_its_own_request() -> None:
     """Another body learns that the key is taken, and nothing else."""
     memory = OutcomeMemory(2)
     for outcome in (CREATED, FAILED):
-        memory.remember(GROUP, OURS, outcome)
-        with pytest.raises(KeyReused):
-            memory.recall(GROUP, ANOTHER)
+        memory.remember(GROUP, OURS, outcome, BODY)
+        # The digest of a body is no fingerprint, even where they are alike.
+        for fingerprint in (ANOTHER, BODY):
+            with pytest.raises(KeyReused):
+                memory.recall(GROUP, fingerprint)
+        assert memory.recall_repeated(GROUP, OTHER_BODY) is None
+        assert memory.recall_repeated(GROUP, OURS) is None
 
 
 def test_what_is_recalled_is_what_was_remembered() -> None:
-    """A success as the same group, a failure as the error that it is told with."""
+    """A success as the same document, a failure as the error that it is told with."""
     memory = OutcomeMemory(2)
     assert memory.recall(GROUP, OURS) is None
-    memory.remember(GROUP, OURS, CREATED)
-    assert CREATED == memory.recall(GROUP, OURS)
-    memory.remember(GROUP, OURS, FAILED)
+    assert memory.recall_repeated(GROUP, BODY) is None
+    memory.remember(GROUP, OURS, CREATED, BODY)
+    assert CREATED == memory.recall(GROUP, OURS) == memory.recall_repeated(GROUP, BODY)
+    memory.remember(GROUP, OURS, FAILED, BODY)
     with pytest.raises(AttemptFailed) as failed:
         memory.recall(GROUP, OURS)
     assert FAILED == failed.value.failure
+    assert memory.recall_repeated(GROUP, BODY) is None
 
 
 def test_what_is_remembered_is_nothing_to_collect() -> None:
@@ -45,27 +52,31 @@ def test_what_is_remembered_is_nothing_to_collect() -> None:
     gc.collect()
     before = len(gc.get_objects())
     for number in range(1000):
-        memory.remember(UUID(int=number), OURS, CREATED)
+        memory.remember(UUID(int=number).bytes, OURS, CREATED, BODY)
     gc.collect()
     assert len(gc.get_objects()) - before < 100
 
 
-def test_the_oldest_outcome_makes_room() -> None:
-    """Memory is bounded whatever the load."""
-    memory = OutcomeMemory(2)
-    groups = [CreatedGroup(UUID(int=number), UUID(int=9)) for number in range(3)]
-    for group in groups:
-        memory.remember(group.group_id, OURS, group)
-    assert [None, *groups[1:]] == [memory.recall(group.group_id, OURS) for group in groups]
-    assert len(memory) == 2
+def test_the_oldest_outcomes_make_room() -> None:
+    """Memory is bounded whatever the load, and holds half of its bound or more."""
+    memory = OutcomeMemory(6)
+    groups = [UUID(int=number).bytes for number in range(20)]
+    for count, group in enumerate(groups, 1):
+        memory.remember(group, OURS, CREATED, BODY)
+        known = [each for each in groups[:count] if memory.recall(each, OURS)]
+        assert min(count, 4) <= len(known) <= 6
+        assert groups[count - len(known) : count] == known == [id_ for id_, _ in memory]
+        assert len(memory) == len(known)
 
 
 def test_forgetting_forgets_all() -> None:
     """After a reconnect the database may be another one."""
     memory = OutcomeMemory(2)
-    memory.remember(GROUP, OURS, CREATED)
+    for number in range(2):
+        memory.remember(UUID(int=number).bytes, OURS, CREATED, BODY)
     memory.forget()
-    assert memory.recall(GROUP, OURS) is None
+    assert not list(memory)
+    assert memory.recall(UUID(int=0).bytes, OURS) is None
 
 
 def test_a_limit_admits_a_burst_and_then_its_rate() -> None:
