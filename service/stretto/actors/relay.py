@@ -15,6 +15,7 @@ import random
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from stretto.protocol.events import BusUnavailable
@@ -29,7 +30,7 @@ from stretto.protocol.ports import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
     from stretto.protocol.events import CommittedEvent, EventBus
@@ -48,6 +49,8 @@ class RelaySettings:
     """Longer than a bus takes; what takes longer is sent twice."""
     batch_max: int = 256
     """Events per statement: a few milliseconds of work."""
+    gather_seconds: float = 0.005
+    """How long a poke waits for others: two statements for one event cost as much as for ten."""
     poll_seconds: float = 1.0
     """How often to look without being poked: for refused events, and for those of dead replicas."""
     refusal: RefusalLimits = field(default_factory=RefusalLimits)
@@ -57,12 +60,18 @@ class OutboxRelay:
     """One of any number of relays that share an outbox."""
 
     def __init__(
-        self, store: OutboxStore, bus: EventBus, observe: Observer, settings: RelaySettings
+        self,
+        store: OutboxStore,
+        bus: EventBus,
+        observe: Observer,
+        settings: RelaySettings,
+        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._store = store
         self._bus = bus
         self._observe = observe
         self._settings = settings
+        self._gather = partial(pause, settings.gather_seconds)
         self._poked = asyncio.Event()
         self._is_stopping = False
         self.lag_seconds = 0.0
@@ -91,8 +100,8 @@ class OutboxRelay:
                 self._observe(ActorCrashed("relay", error))
             else:
                 failures = 0
-                if taken < self._settings.batch_max:
-                    await self._wait_for_poke()
+                if taken < self._settings.batch_max and await self._is_poked():
+                    await self._gather()
                 continue
             await self._pause(_pause_seconds(failures))
             failures += 1
@@ -130,10 +139,12 @@ class OutboxRelay:
                 raise BusUnavailable("no answer within the lease") from error
             raise
 
-    async def _wait_for_poke(self) -> None:
+    async def _is_poked(self) -> bool:
+        """Wait until it is time to look again; return whether somebody said so."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.poll_seconds):
-                await self._poked.wait()
+                return await self._poked.wait()
+        return False
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, whoever pokes, unless it is for the end."""

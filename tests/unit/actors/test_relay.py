@@ -16,7 +16,7 @@ from stretto.actors.relay import (
 from stretto.bus.local import LocalBus
 from stretto.protocol.events import CommittedEvent, Position
 from stretto.protocol.outbox import TakenEvents
-from stretto.protocol.ports import ActorCrashed, Unreachable, UpkeepTrouble
+from stretto.protocol.ports import ActorCrashed, EventsRelayed, Unreachable, UpkeepTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stretto.protocol.ports import Event
 
 ONE = CommittedEvent(UUID(int=1), ("alice",), b"{}", Position(1))
+TWO = CommittedEvent(UUID(int=2), ("alice",), b"{}", Position(2))
 # Never in a test's time: what happens is due to a poke.
 NO_POLL = RelaySettings(poll_seconds=3600)
 DEADLINE_SECONDS = 10
@@ -70,6 +71,43 @@ async def test_a_poke_wakes_the_relay_and_stop_ends_it() -> None:
         relay.stop()
         await task
     assert [ONE.event_id] == store.marked
+
+
+async def test_events_that_follow_a_poke_closely_are_taken_with_it() -> None:
+    """Whoever creates one group after the other pays two statements for many events."""
+    store, delivered, gathered = ScriptedStore(), asyncio.Event(), asyncio.Event()
+    batches: list[int] = []
+    pauses: list[float] = []
+
+    def deliver(event: CommittedEvent) -> None:
+        if event is TWO:
+            delivered.set()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        store.looked.set()
+        await gathered.wait()
+
+    def observe(event: Event) -> None:
+        assert isinstance(event, EventsRelayed)
+        batches.append(event.delivered)
+
+    relay = OutboxRelay(store, LocalBus(deliver), observe, NO_POLL, pause)
+    task = asyncio.create_task(relay.run())
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await store.looked.wait()
+        store.looked.clear()
+        store.waiting.append(ONE)
+        relay.poke()
+        await store.looked.wait()
+        store.waiting.append(TWO)
+        relay.poke()
+        gathered.set()
+        await delivered.wait()
+        relay.stop()
+        await task
+    assert NO_POLL.gather_seconds == pauses[0]
+    assert [2] == batches
 
 
 @pytest.mark.parametrize(
