@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from loadtests.bench import events
+from loadtests.bench import events, relays
 from loadtests.bench.growth import Grown, million
 from loadtests.bench.machinery import BenchError, Measure
 from loadtests.bench.parts import (
@@ -52,7 +52,10 @@ PARTS: dict[str, Any] = {
     "grow: 1 million groups": Grown(1),
     "grow: 5 million groups": Grown(5),
     "a million creations": million,
+    "relay": relays.relay,
+    "relay to NATS": relays.relay_to_nats,
     "events: create to session": events.create_to_session,
+    "events: create to session, NATS": events.create_to_session_through_nats,
     "events: one to 5,000 sessions": events.fan_out,
     "events: 10,000 idle sessions": events.idle,
     "events: a mute session": events.mute,

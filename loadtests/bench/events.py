@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import tempfile
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -20,7 +22,9 @@ from loadtests.bench.machinery import (
     serving,
     wrk,
 )
+from loadtests.bench.parts import OWNER, service
 
+from stretto.bus.embedded import embedded_nats
 from stretto.domain import UserId
 from stretto.http.auth import make_token
 
@@ -38,7 +42,6 @@ MUTE_EVENTS = 3_000
 MUTE_EVENT_BYTES = 4_000
 LOAD_CONNECTIONS = 64
 PROBE_SECONDS = 0.02
-OWNER = UserId("user-1")
 
 
 class Sessions:
@@ -145,36 +148,39 @@ async def mute(bench: Bench) -> Measure:
     )
 
 
-async def create_to_session(bench: Bench) -> Measure:
+async def create_to_session_through_nats(bench: Bench) -> Measure:
+    """Measure the same where events take the way over NATS."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with embedded_nats(Path(folder)) as nats:
+            return await create_to_session(bench, nats.url)
+
+
+async def create_to_session(bench: Bench, nats_url: str = "") -> Measure:
     """Measure from sending a request to its event's arrival, at half of the peak load."""
     prober, member = UserId("prober"), UserId("member")
     token = make_token(SECRET, OWNER, lifetime_seconds=3600)
-    async with bench.database() as (dsn, _):
-        settings = {"DATABASE_URL": dsn, "JWT_SECRET": SECRET, "PORT": "0", "LOG_FORMAT": "json"}
-        environment = os.environ | {f"STRETTO_{name}": value for name, value in settings.items()}
-        command = python("-m", "stretto", "serve")
-        async with serving(*command, ready=b"service.started", env=environment) as (_, started):
-            url = f"http://127.0.0.1:{started['port']}"
-            peak = await wrk(url, "new", connections=128, seconds=bench.seconds, token=token)
-            async with _Probe.opened(url, prober, member) as probe:
-                # Also waits until what the peak has left behind is delivered.
-                await probe.send("first")
-                pause_ms = LOAD_CONNECTIONS / (peak.per_second / 2) * 1e3
-                load = asyncio.create_task(
-                    wrk(
-                        url,
-                        "new",
-                        connections=LOAD_CONNECTIONS,
-                        seconds=bench.seconds,
-                        token=token,
-                        pause_ms=pause_ms,
-                    )
+    async with bench.database() as (dsn, _), service(dsn, NATS_URL=nats_url) as (_, port):
+        url = f"http://127.0.0.1:{port}"
+        peak = await wrk(url, "new", connections=128, seconds=bench.seconds, token=token)
+        async with _Probe.opened(url, prober, member) as probe:
+            # Also waits until what the peak has left behind is delivered.
+            await probe.send("first")
+            pause_ms = LOAD_CONNECTIONS / (peak.per_second / 2) * 1e3
+            load = asyncio.create_task(
+                wrk(
+                    url,
+                    "new",
+                    connections=LOAD_CONNECTIONS,
+                    seconds=bench.seconds,
+                    token=token,
+                    pause_ms=pause_ms,
                 )
-                times_ms = []
-                while not load.done():
-                    times_ms.append(await probe.send(str(len(times_ms))) * 1e3)
-                    await asyncio.sleep(PROBE_SECONDS)
-                loaded = await load
+            )
+            times_ms = []
+            while not load.done():
+                times_ms.append(await probe.send(str(len(times_ms))) * 1e3)
+                await asyncio.sleep(PROBE_SECONDS)
+            loaded = await load
     times_ms.sort()
     return Measure(
         loaded.per_second,

@@ -58,6 +58,20 @@ def _over(divisor: str, part: str | None = None) -> Callable[[Results], float]:
     return ratio
 
 
+def _over_create_of_one_process(part: str) -> Callable[[Results], float]:
+    """Return a rate as a share of what one process creates at best."""
+
+    def ratio(results: Results) -> float:
+        rates = [
+            _rate(results, each)
+            for each in results
+            if each.startswith("create, ") and "processes" not in each
+        ]
+        return _rate(results, part) / max(rates)
+
+    return ratio
+
+
 def _median_more(part: str, name: str) -> Callable[[Results], float]:
     return lambda results: statistics.median(m.more[name] for m in results[part])
 
@@ -93,6 +107,22 @@ GOALS = (
         0.85,
     ),
     Goal(
+        "p99 of create at 5 million groups, sweeping ÷ not sweeping",
+        lambda r: statistics.median(
+            m.p99_ms / m.more["p99_ms_without_sweep"] for m in r["grow: 5 million groups"]
+        ),
+        1.5,
+        is_upper=True,
+    ),
+    Goal(
+        # Each creation leaves an attempt and an event to be swept.
+        "rows swept beside it ÷ two for each creation",
+        lambda r: statistics.median(
+            m.more["swept_per_second"] / (2 * m.per_second) for m in r["grow: 5 million groups"]
+        ),
+        1.0,
+    ),
+    Goal(
         "MiB of a process after a million creations",
         _median_more("a million creations", "memory_mib"),
         150.0,
@@ -106,10 +136,18 @@ GOALS = (
         1.1,
         is_upper=True,
     ),
+    Goal("relay ÷ best create of one process", _over_create_of_one_process("relay"), 1.0),
+    Goal("the same to NATS", _over_create_of_one_process("relay to NATS"), 1.0),
     Goal(
         "p99 in ms from a request to its event, at half of peak",
         lambda r: statistics.median(m.p99_ms for m in r["events: create to session"]),
         100.0,
+        is_upper=True,
+    ),
+    Goal(
+        "the same through NATS",
+        lambda r: statistics.median(m.p99_ms for m in r["events: create to session, NATS"]),
+        200.0,
         is_upper=True,
     ),
     Goal(

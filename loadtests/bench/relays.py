@@ -1,0 +1,78 @@
+"""The parts that measure how fast one relay empties an outbox, with no other work beside it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loadtests.bench.machinery import BODY, BenchError, Measure
+from loadtests.bench.parts import OWNER
+
+from stretto.actors.relay import OutboxRelay, RelaySettings
+from stretto.bus.embedded import embedded_nats
+from stretto.bus.local import LocalBus
+from stretto.bus.opening import open_nats
+from stretto.storage.database import Database
+from stretto.storage.outbox import PostgresOutboxStore
+
+if TYPE_CHECKING:
+    from loadtests.bench.parts import Bench
+
+    from stretto.protocol.events import CommittedEvent, EventBus
+
+EVENTS = 50_000
+
+_FILL = """
+    INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+    SELECT gen_random_uuid(), 'group.created', gen_random_uuid(), $1,
+           '{"members_count": 4, "name": "Team standup", "owner_id": "user-1"}'
+    FROM generate_series(1, $2)"""
+
+
+def _hear(_: CommittedEvent) -> None:
+    """Have nobody to tell."""
+
+
+async def relay(bench: Bench) -> Measure:
+    """Measure within one process."""
+    return await _emptied(bench, LocalBus(_hear))
+
+
+async def relay_to_nats(bench: Bench) -> Measure:
+    """Measure to NATS, which keeps every event on disk; and back, as each replica hears them."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            embedded_nats(Path(folder)) as server,
+            open_nats(server.url, _hear, lambda: None, lambda _: None) as nats,
+        ):
+            return await _emptied(bench, nats.events)
+
+
+async def _emptied(bench: Bench, bus: EventBus) -> Measure:
+    events = int(EVENTS * bench.scale)
+    async with bench.database() as (dsn, connection), Database(dsn) as database:
+        await connection.execute(_FILL, [OWNER, *BODY["members"]], events)
+        await connection.execute("VACUUM ANALYZE outbox")
+        relay = OutboxRelay(PostgresOutboxStore(database), bus, lambda _: None, RelaySettings())
+        times_ms = []
+        started = time.perf_counter()
+        begun = started
+        while await relay.run_once():
+            ended = time.perf_counter()
+            times_ms.append((ended - begun) * 1e3)
+            begun = ended
+        waiting = await connection.fetchval(
+            "SELECT count(*) FROM outbox WHERE delivered_at IS NULL"
+        )
+        if waiting:
+            message = f"{waiting} events were not relayed"
+            raise BenchError(message)
+    times_ms.sort()
+    return Measure(
+        events / (begun - started),
+        times_ms[len(times_ms) // 2],
+        times_ms[len(times_ms) * 99 // 100],
+        events,
+    )
