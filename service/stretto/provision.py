@@ -109,7 +109,7 @@ async def _patient_lend(database: Database) -> Connection:
     deadline = asyncio.get_running_loop().time() + START_SECONDS
     while True:
         try:
-            return await database.lend()
+            return await database.lend(may_take_long=True)
         except Unreachable as error:
             if isinstance(error.__cause__, _HOPELESS):
                 message = f"the database refused us ({error}); is STRETTO_DATABASE_URL right?"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 
+from api_client import TEAM
 from chaos.steps import apis, settled_create, sound
 from chaos.wire_proxy import FaultKind
+from stretto.assembly import open_component
+from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.storage.database import LOCK_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-    import asyncpg
 
     from chaos.wire_proxy import WireProxy
     from service_process import ServiceProcess
@@ -208,4 +212,28 @@ async def test_a_network_that_falls_silent_is_told_and_recovered_from(
         proxy.restore()
         assert (await settled_create(api, "k")).status == 201
     assert await connection.fetchval("SELECT count(*) FROM chat_group") == 2
+    assert await sound(connection)
+
+
+@pytest.mark.parametrize(("bound_seconds", "is_freed"), [(1.0, True), (0.0, False)])
+async def test_a_session_whose_client_fell_silent_lets_go_of_its_locks(
+    bound_seconds: float,
+    is_freed: bool,
+    proxy: WireProxy,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also between two packets of a statement, and where the wire lives on; else it blocks for ever."""
+    monkeypatch.setattr("stretto.storage.database.TRANSACTION_SECONDS", bound_seconds)
+    async with open_component(proxy.dsn) as component:
+        fault = proxy.plan(FaultKind.BLACK_HOLE, "lead")
+        key, new_group = IdempotencyKey("k"), NewGroup.parse(UserId("alice"), TEAM)
+        asking = asyncio.ensure_future(component.creator.create(key, new_group))
+        await until(fault.happened)
+        patience = DEADLINE_SECONDS if is_freed else 2 * LOCK_SECONDS
+        await connection.execute(f"SET lock_timeout = '{patience}s'")
+        with nullcontext() if is_freed else pytest.raises(asyncpg.LockNotAvailableError):
+            await connection.execute("TRUNCATE attempt")
+        await connection.execute("RESET lock_timeout")
+        assert await asking
     assert await sound(connection)

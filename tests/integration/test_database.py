@@ -103,6 +103,19 @@ async def test_a_watchdog_that_was_not_needed_does_nothing(database_url: str) ->
         await database.give_back(connection)
 
 
+async def test_transactions_are_bounded_but_for_those_of_commands(database_url: str) -> None:
+    """A check or a migration of a large database takes its time."""
+    async with Database(database_url) as database:
+        writer, command = await database.lend(), await database.lend(may_take_long=True)
+        async with database.reading() as reader:
+            shown = [
+                await c.fetchval("SHOW transaction_timeout") for c in (writer, reader, command)
+            ]
+        assert ["30s", "30s", "0"] == shown
+        for connection in (writer, command):
+            await database.give_back(connection)
+
+
 async def test_a_read_that_hangs_is_unreachable(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,9 @@ CONNECT_SECONDS: Final = 2.0
 READ_SECONDS: Final = 5.0
 WRITE_SECONDS: Final = 5.0
 LOCK_SECONDS: Final = 1.0
+# All of ours are over by then, or cut off. It ends those whose client cannot be told from a slow one:
+# between the packets of a statement a session is neither idle nor cancelled, and keeps its locks.
+TRANSACTION_SECONDS: Final = 30.0
 # What the server is given to cancel a read by itself before we cut the connection.
 GRACE_SECONDS: Final = 1.0
 READERS_MAX: Final = 4
@@ -102,11 +105,14 @@ class Database:
             except (*DRIVER_ERRORS, TimeoutError):
                 pool.terminate()
 
-    async def lend(self) -> Connection:
-        """Return a connection to keep until `give_back`; raises `Unreachable`."""
+    async def lend(self, *, may_take_long: bool = False) -> Connection:
+        """Return a connection to keep until `give_back`; raises `Unreachable`.
+
+        The server ends its transactions after `TRANSACTION_SECONDS`, unless they may take longer.
+        """
         pool = self._open_pool()
         if self._owns_pool:
-            return await self._connect()
+            return await self._connect(may_take_long=may_take_long)
         try:
             return await pool.acquire(timeout=CONNECT_SECONDS)
         except DRIVER_ERRORS as error:
@@ -155,7 +161,9 @@ class Database:
     async def _connect_reader(self, *_: Any, **__: Any) -> asyncpg.Connection[asyncpg.Record]:
         return await self._connect(statement_timeout=f"{READ_SECONDS:.0f}s")
 
-    async def _connect(self, **more: str) -> asyncpg.Connection[asyncpg.Record]:
+    async def _connect(
+        self, *, may_take_long: bool = False, **more: str
+    ) -> asyncpg.Connection[asyncpg.Record]:
         """Try each host for a primary, the one that served last first."""
         server_settings = _SERVER_SETTINGS | {"search_path": self._schema} | more
         trouble: Exception | None = None
@@ -171,6 +179,8 @@ class Database:
                     server_settings=_NAME if self._is_pooled else server_settings,
                     statement_cache_size=self._prepared_max,
                 )
+                if not (may_take_long or self._is_pooled):
+                    await _bound_transactions(connection)
             except DRIVER_ERRORS as error:
                 trouble = error
             else:
@@ -178,6 +188,12 @@ class Database:
                 self._hosts.insert(0, host)
                 return connection
         raise Unreachable(f"{type(trouble).__name__}: {trouble}") from trouble
+
+
+async def _bound_transactions(connection: Connection) -> None:
+    """Have the server end long transactions, if it can: PostgreSQL 17 is the first that does."""
+    with watchdog(connection, CONNECT_SECONDS):
+        await connection.fetch(QUERIES["bound_transactions"], f"{TRANSACTION_SECONDS:g}s")
 
 
 async def _leave_as_it_is(_: object) -> None:

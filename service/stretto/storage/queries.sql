@@ -168,6 +168,10 @@ ORDER BY number;
 -- Ask from which position on nothing was swept.
 SELECT position FROM history_start;
 
+-- name: bound_transactions
+-- Have the session's transactions end after $1, where the server knows of such a bound.
+SELECT set_config(name, $1, false) FROM pg_settings WHERE name = 'transaction_timeout';
+
 -- name: ping
 -- Ask whether the database answers and has our tables.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated;
