@@ -88,11 +88,12 @@ async def service(dsn: str, **settings: str) -> AsyncIterator[tuple[int, int]]:
 
 
 async def floor(bench: Bench) -> Measure:
-    """Measure a bare handler."""
+    """Measure a bare handler, with the very requests of the service."""
+    token = make_token(SECRET, OWNER, lifetime_seconds=3600)
     command = python("-m", "loadtests.bench.floor")
     async with serving(*command, ready=b"floor.started", env=dict(os.environ)) as (_, started):
         url = f"http://127.0.0.1:{started['port']}"
-        return await wrk(url, "floor", connections=64, seconds=bench.seconds, token="-")
+        return await wrk(url, "floor", connections=64, seconds=bench.seconds, token=token)
 
 
 def conventional(clients: int) -> Callable[[Bench], Awaitable[Measure]]:
