@@ -6,7 +6,7 @@ Pure: no I/O. Each violation names its key, whose whole history is then told.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -193,7 +193,11 @@ class Checker:
 
 def report(history: History, violations: Sequence[Violation]) -> str:
     """Return the violations, the first ones with the whole history of their key."""
-    lines = [f"{len(violations)} violations"]
+    kinds = Counter(violation.what for violation in violations)
+    lines = [
+        f"{len(violations)} violations",
+        *(f"  {n} x {what}" for what, n in kinds.most_common(9)),
+    ]
     for violation in violations[:VIOLATIONS_TOLD_MAX]:
         lines.append(f"{violation.key}: {violation.what}")
         if violation.key is not None:

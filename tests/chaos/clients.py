@@ -30,7 +30,8 @@ CUT_SECONDS: Final = (0.0, 0.03)
 PAUSE_SECONDS: Final = 0.15
 # Of these a client picks the one that it sends again.
 KEYS_REMEMBERED: Final = 30
-SETTLE_SECONDS_MAX: Final = 60
+# Of a run's tens of thousands of keys, one at least settles in this time.
+PROGRESS_SECONDS_MAX: Final = 60
 SETTLED_AT_ONCE: Final = 32
 
 
@@ -156,9 +157,13 @@ class Clients:
                 while operation.status is None or operation.status in AGAIN:
                     operation = await self.create(key, bodies[key], patient=True)
                 del still_open[key]
+                patience.reschedule(asyncio.get_running_loop().time() + PROGRESS_SECONDS_MAX)
 
         try:
-            async with asyncio.timeout(SETTLE_SECONDS_MAX), asyncio.TaskGroup() as tasks:
+            async with (
+                asyncio.timeout(PROGRESS_SECONDS_MAX) as patience,
+                asyncio.TaskGroup() as tasks,
+            ):
                 for key in bodies:
                     tasks.create_task(settle(key))
         except TimeoutError:
