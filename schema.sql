@@ -134,6 +134,36 @@ CREATE TABLE history_start (
 );
 INSERT INTO history_start DEFAULT VALUES;
 
+-- webhook: how far the endpoint of the configuration has come in the outbox, and whether it may be
+-- called. Its one row is made by the first process that has the setting.
+CREATE TABLE webhook (
+    is_only      boolean     PRIMARY KEY DEFAULT true CHECK (is_only),
+    -- Every event before it was enrolled: it has come, waits in webhook_delivery, or is dead there.
+    position     xid8        NOT NULL,
+    -- When a process has last looked after it: one that nobody serves any more keeps no event.
+    served_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- The endpoint has asked for a pause until then.
+    paused_until timestamptz NOT NULL DEFAULT '-infinity',
+    -- Since when it wants nothing any more (410), until an operator enables it.
+    disabled_at  timestamptz
+);
+
+-- webhook_delivery: events that the endpoint still has to get, and those it could not be given. What
+-- has come has no row. No foreign key: it would lock, and slow down, the outbox.
+CREATE TABLE webhook_delivery (
+    event_id    uuid        PRIMARY KEY,
+    -- When it may be taken next, as in the outbox.
+    due_at      timestamptz NOT NULL,
+    tries       integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
+    dead_reason text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024)
+) WITH (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_analyze_scale_factor = 0.02
+);
+
+CREATE INDEX webhook_delivery_due ON webhook_delivery (due_at) WHERE dead_reason IS NULL;
+
 -- inbox: messages a consumer has already dealt with, recorded in the consumer's own transaction.
 CREATE TABLE inbox (
     consumer    text        NOT NULL CHECK (char_length(consumer) BETWEEN 1 AND 128),

@@ -1,6 +1,6 @@
 """Puts the parts together and takes them apart again, in a fixed order.
 
-Start: connections, bus, relay and sweeper, writers, creator, hub, commands, then the HTTP server.
+Start: connections, bus, relay, sweeper and webhook, writers, creator, hub, commands, then the HTTP server.
 Stop, the other way round:
 
 1. the server stops listening;
@@ -9,7 +9,7 @@ Stop, the other way round:
 4. the creator refuses new requests (`/readyz` says so) and lets its flights land (bounded);
 5. the mailbox closes: what is still queued is answered with an error;
 6. the writers give their connections back; a write that is still under way is cut off;
-7. relay and sweeper stop; events that were being sent are given back;
+7. relay, sweeper and webhook stop; events that were being sent are given back;
 8. the bus closes;
 9. the pool closes, unless it is the host's;
 10. the server closes the clients' connections.
@@ -29,9 +29,11 @@ from stretto.actors.hub import HubSettings, SessionHub
 from stretto.actors.mailbox import Mailbox
 from stretto.actors.relay import OutboxRelay, RelaySettings
 from stretto.actors.sweeper import RetentionSweeper
+from stretto.actors.webhooks import WebhookSender
 from stretto.actors.writer import GroupWriter
 from stretto.bus.local import LocalBus
 from stretto.bus.opening import open_nats
+from stretto.bus.webhook import WebhookEndpoint
 from stretto.errors import ListenError
 from stretto.http.app import build_app
 from stretto.http.auth import Authenticator, TokenSettings
@@ -47,12 +49,14 @@ from stretto.protocol.ports import (
     Write,
     WriteResult,
 )
+from stretto.protocol.webhooks import WebhookSettings, parse_secrets
 from stretto.storage.attempts import OnCreate, PostgresAttemptStore, PostgresWriteStore
 from stretto.storage.database import Database
 from stretto.storage.groups import PostgresGroupStore
 from stretto.storage.history import PostgresHistoryStore
 from stretto.storage.outbox import PostgresOutboxStore
 from stretto.storage.retention import Retention, sweep
+from stretto.storage.webhooks import PostgresWebhookStore
 from stretto.telemetry import Metrics, log_event
 
 if TYPE_CHECKING:
@@ -87,6 +91,8 @@ class ComponentSettings:
     nats_url: str = field(default="", repr=False)
     """Carries events to other replicas and commands to us; empty: neither."""
     relay: RelaySettings = field(default_factory=RelaySettings)
+    webhook: WebhookSettings | None = None
+    """Where else every event is sent."""
     retention: Retention = field(default_factory=Retention)
 
     @classmethod
@@ -107,6 +113,7 @@ class ComponentSettings:
                 events_max=settings.session_events_max,
             ),
             relay=RelaySettings(lease_seconds=settings.relay_lease_seconds),
+            webhook=_webhook_settings(settings),
             retention=Retention(settings.retention_days, settings.event_retention_days),
         )
 
@@ -123,6 +130,7 @@ class Component:
     hub: SessionHub
     history: Mailbox[Ask, Stretch]
     relay: OutboxRelay
+    webhook: WebhookSender | None
 
 
 def _unobserved(event: Event) -> None:
@@ -166,10 +174,20 @@ async def open_component(
             lambda progress: sweep(database.reading, settings.retention, None, progress), observe
         )
         await stack.enter_async_context(_upkeep(sweeper, "stretto sweeper"))
+        webhook = None
+        if settings.webhook is not None:
+            webhook_store = PostgresWebhookStore(database)
+            # Before anything is created: that is where it begins.
+            await webhook_store.open()
+            endpoint = await stack.enter_async_context(WebhookEndpoint(settings.webhook))
+            webhook = WebhookSender(webhook_store, endpoint, observe)
+            await stack.enter_async_context(_upkeep(webhook, "stretto webhook"))
 
         def observe_writer(event: Event) -> None:
             if isinstance(event, BatchWritten) and event.led:
                 relay.poke()
+                if webhook is not None:
+                    webhook.poke()
             observe(event)
 
         mailbox: Mailbox[Write, WriteResult] = Mailbox(settings.mailbox_max)
@@ -203,6 +221,7 @@ async def open_component(
             hub,
             history,
             relay,
+            webhook,
         )
 
 
@@ -311,11 +330,27 @@ def _gauges(component: Component) -> dict[str, tuple[str, Callable[[], int]]]:
             "Age of the oldest event that the relay took last.",
             lambda: round(component.relay.lag_seconds),
         ),
+        "stretto_webhook_lag_seconds": (
+            "Age of the oldest event that was last sent to the webhook for the first time.",
+            lambda: round(component.webhook.lag_seconds) if component.webhook else 0,
+        ),
     }
 
 
+def _webhook_settings(settings: Settings) -> WebhookSettings | None:
+    if not settings.webhook_url:
+        return None
+    return WebhookSettings(
+        url=settings.webhook_url,
+        secrets=parse_secrets(settings.webhook_secret),
+        is_private_allowed=settings.webhook_allow_private,
+    )
+
+
 @asynccontextmanager
-async def _upkeep(actor: OutboxRelay | RetentionSweeper, name: str) -> AsyncIterator[None]:
+async def _upkeep(
+    actor: OutboxRelay | RetentionSweeper | WebhookSender, name: str
+) -> AsyncIterator[None]:
     """Run the actor; let it end its batch, since a cancelled query lingers on its connection."""
     async with _running(actor.run(), name) as task:
         try:

@@ -62,6 +62,8 @@ from stretto.storage.outbox import replay as replay_events
 from stretto.storage.pooler import split_pooler
 from stretto.storage.retention import Retention, sweepable
 from stretto.storage.retention import sweep as sweep_database
+from stretto.storage.webhooks import disabled_at
+from stretto.storage.webhooks import enable as enable_webhook_again
 from stretto.telemetry import configure_logging
 
 if TYPE_CHECKING:
@@ -254,12 +256,15 @@ def events(
         list[UUID] | None, typer.Option(help="Have this one tried again; may be given often.")
     ] = None,
     replay_all: Annotated[bool, typer.Option(help="Have all of them tried again.")] = False,
+    enable_webhook: Annotated[
+        bool, typer.Option(help="Have events sent to an endpoint again that has answered 410.")
+    ] = False,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
     """List dead letters, or have them tried again.
 
-    These are events that the bus has refused too often.
+    These are events that the bus or the webhook's endpoint has refused too often.
     """
     settings = read_settings(database_url=database_url, data_dir=data_dir)
 
@@ -268,17 +273,23 @@ def events(
             database_place(settings, _say) as place,
             database_connection(place.dsn, settings.db_schema) as connection,
         ):
+            if enable_webhook:
+                is_news = await enable_webhook_again(connection)
+                stdout.print(f"the webhook {'is enabled' if is_news else 'was not disabled'}")
             if replay or replay_all:
                 count = await replay_events(connection, None if replay_all else replay)
                 stdout.print(f"{count} events will be tried again")
                 return
             letters = await dead_letters(connection, DEAD_LETTERS_MAX)
+            since = await disabled_at(connection)
         for letter in letters:
             stdout.print(
                 f"{letter['event_id']} {letter['event_type']} of {letter['created_at']:%F %T},"
                 f" {letter['tries']} tries: {letter['dead_reason']}"
             )
         stdout.print(f"{len(letters) or 'no'} dead letters")
+        if since is not None:
+            stdout.print(f"the webhook is disabled: its endpoint answered 410 at {since:%F %T}")
 
     _run(run(), settings)
 

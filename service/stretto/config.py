@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from stretto.errors import ConfigurationError
+from stretto.protocol.webhooks import parse_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +58,19 @@ class Settings(BaseSettings):
         description="NATS servers that carry events and commands, comma-separated; embedded: one of"
         " our own; empty: none, events stay in their process",
         repr=False,
+    )
+    webhook_url: str = Field(
+        "",
+        description="where every event is sent, by Standard Webhooks; empty: nowhere",
+        repr=False,
+    )
+    webhook_secret: str = Field(
+        "",
+        description="whsec_… that signs webhooks; several, separated by spaces, to replace one",
+        repr=False,
+    )
+    webhook_allow_private: bool = Field(
+        default=False, description="whether the webhook may have an address that is not public"
     )
     lease_seconds: float = Field(
         5.0, gt=0, le=3600, description="after this long a pending attempt may be taken over"
@@ -133,6 +147,19 @@ class Settings(BaseSettings):
             raise ValueError(f"must look like nats://user:password@host:4222, or be {EMBEDDED}")
         return urls
 
+    @field_validator("webhook_url")
+    @classmethod
+    def _is_an_endpoint(cls, url: str) -> str:
+        if url and not _has_host(url, "http", "https"):
+            raise ValueError("must look like https://backend.example/stretto")
+        return url
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _are_signing_secrets(cls, text: str) -> str:
+        parse_secrets(text)
+        return text
+
     @field_validator("jwt_secret")
     @classmethod
     def _is_a_long_secret(cls, secret: str) -> str:
@@ -182,6 +209,9 @@ def _faults_of_names(flags: Mapping[str, Any]) -> list[str]:
     faults = [f"{name}: unknown setting" for name in unknown]
     if sum(bool(values.get(way)) for way in _TOKEN_WAYS) > 1:
         faults.append(f"set only one of {', '.join(_TOKEN_WAYS)}")
+    # Unsigned, an event is anybody's.
+    if values.get("STRETTO_WEBHOOK_URL") and not values.get("STRETTO_WEBHOOK_SECRET", "").strip():
+        faults.append("STRETTO_WEBHOOK_URL needs STRETTO_WEBHOOK_SECRET")
     return faults
 
 

@@ -33,6 +33,8 @@ from stretto.protocol.ports import (
     RowsSwept,
     SessionEnded,
     UpkeepTrouble,
+    WebhookDisabled,
+    WebhookTried,
     WriterCrashed,
     WriteTrouble,
 )
@@ -140,8 +142,19 @@ class Metrics:
         )
         self._upkeep_trouble = Counter(
             "stretto_upkeep_trouble_total",
-            "Turns of relay, sweeper or history reader that did not go through, by actor and kind.",
+            "Turns of upkeep that did not go through, by actor and kind.",
             ["actor", "kind"],
+            registry=self.registry,
+        )
+        self._webhook_tries = Counter(
+            "stretto_webhook_tries_total",
+            "Events sent to the webhook's endpoint, by what came of it.",
+            ["result"],
+            registry=self.registry,
+        )
+        self._webhooks_disabled = Counter(
+            "stretto_webhook_disabled_total",
+            "Times that the webhook's endpoint wanted nothing any more (410).",
             registry=self.registry,
         )
         self._swept = Counter(
@@ -158,6 +171,13 @@ class Metrics:
             BusTrouble: self._bus_trouble,
             EventsMissed: self._events_missed,
             EventBuried: self._events_dead,
+            WebhookDisabled: self._webhooks_disabled,
+        }
+
+        # Those of which there is one thing to say: how it ended.
+        self._ends: Mapping[type[Event], Counter] = {
+            CommandHandled: self._commands,
+            WebhookTried: self._webhook_tries,
         }
 
     def watch(self, gauges: Mapping[str, tuple[str, Callable[[], int]]]) -> None:
@@ -181,14 +201,15 @@ class Metrics:
                 | BusTrouble()
                 | EventsMissed()
                 | EventBuried()
+                | WebhookDisabled()
             ):
                 self._occurrences[type(event)].inc()
             case EventDelivered(sessions):
                 self._events_delivered.inc(sessions)
             case SessionEnded(code):
                 self._sessions_ended.labels(int(code)).inc()
-            case CommandHandled(outcome):
-                self._commands.labels(outcome).inc()
+            case CommandHandled(end) | WebhookTried(end):
+                self._ends[type(event)].labels(end).inc()
             case BusConnected():
                 pass
             case EventsRelayed(delivered, refused, seconds):
@@ -229,6 +250,7 @@ def log_event(event: Event) -> None:
             | EventDelivered()
             | SessionEnded()
             | EventsRelayed()
+            | WebhookTried()
             | RowsSwept()
         ):
             pass
@@ -254,6 +276,8 @@ def log_event(event: Event) -> None:
             logger.warning("bus.events_missed")
         case EventBuried(event_id, reason):
             logger.error("event.dead", event_id=str(event_id), reason=reason)
+        case WebhookDisabled():
+            logger.error("webhook.disabled")
         case UpkeepTrouble(actor, error):
             logger.warning(
                 "upkeep.trouble", actor=actor, kind=type(error).__name__, cause=str(error)

@@ -27,7 +27,7 @@ from stretto.bus.connection import (
 )
 from stretto.bus.receiver import Receiver
 from stretto.domain import UserId
-from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
+from stretto.protocol.events import CONTENT_TYPE, BusUnavailable, CommittedEvent, Position
 from stretto.protocol.ports import BusTrouble, EventsMissed
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ SUBJECT: Final = "stretto.events.group_created"
 # A large group's further recipients: for replicas alone, so that others see each event once.
 SUBJECT_MORE: Final = "stretto.recipients.group_created"
 SUBJECTS: Final = ("stretto.events.>", "stretto.recipients.>")
-CONTENT_TYPE: Final = "application/cloudevents+json"
 RECIPIENTS: Final = "Stretto-Recipients"
 RESUME_FROM: Final = "Stretto-Resume-From"
 # Consumers elsewhere may be away for a weekend.

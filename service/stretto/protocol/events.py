@@ -7,11 +7,14 @@ deduplicates by it (G8).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType, Protocol
+from typing import TYPE_CHECKING, Final, NewType, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
+
+# Of an event's envelope, wherever it goes.
+CONTENT_TYPE: Final = "application/cloudevents+json"
 
 Position = NewType("Position", int)
 """A place in the history of events: everything before it was handed to the bus.

@@ -217,10 +217,22 @@ class EventsRelayed:
 
 @dataclass(frozen=True, slots=True)
 class EventBuried:
-    """The bus has refused an event too often: it is a dead letter now."""
+    """Bus or webhook has refused an event too often: it is a dead letter now."""
 
     event_id: UUID
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookTried:
+    """An event was sent to the webhook's endpoint: `result` says what came of it."""
+
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookDisabled:
+    """The webhook's endpoint wants nothing any more (410): an operator must look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +245,7 @@ class RowsSwept:
 
 @dataclass(frozen=True, slots=True)
 class UpkeepTrouble:
-    """Bus or database did not answer the relay or the sweeper, which tries again."""
+    """Bus or database did not answer the relay, the sweeper or the webhook: it tries again."""
 
     actor: str
     error: Exception
@@ -262,6 +274,8 @@ Event = (
     | SessionEnded
     | EventsRelayed
     | EventBuried
+    | WebhookTried
+    | WebhookDisabled
     | RowsSwept
     | UpkeepTrouble
     | ActorCrashed

@@ -241,20 +241,133 @@ WITH refused AS (
 SELECT event_id FROM refused WHERE dead_reason IS NOT NULL;
 
 -- name: dead_letters
--- Read the first $1 events that are not tried any more, the oldest first.
+-- Read the first $1 events that are not tried any more, on the bus or at the webhook's endpoint, the
+-- oldest first.
 SELECT event_id, event_type, subject, created_at, tries, dead_reason
 FROM outbox
 WHERE dead_reason IS NOT NULL
+UNION ALL
+SELECT event_id, event_type, subject, created_at, delivery.tries, 'webhook: ' || delivery.dead_reason
+FROM webhook_delivery AS delivery
+JOIN outbox USING (event_id)
+WHERE delivery.dead_reason IS NOT NULL
 ORDER BY created_at, event_id
 LIMIT $1;
 
 -- name: replay
 -- Have dead letters tried again: those of the ids $1, or all if null. They move to the end of history,
--- so that nobody who resumes behind their old place misses them.
-UPDATE outbox
-SET dead_reason = NULL, tries = 0, due_at = clock_timestamp(), position = pg_current_xact_id()
-WHERE dead_reason IS NOT NULL AND ($1::uuid[] IS NULL OR event_id = ANY ($1))
-RETURNING event_id;
+-- so that nobody who resumes behind their old place misses them. Those of the webhook stay in theirs.
+WITH published AS (
+    UPDATE outbox
+    SET dead_reason = NULL, tries = 0, due_at = clock_timestamp(), position = pg_current_xact_id()
+    WHERE dead_reason IS NOT NULL AND ($1::uuid[] IS NULL OR event_id = ANY ($1))
+    RETURNING event_id
+), sent AS (
+    UPDATE webhook_delivery
+    SET dead_reason = NULL, tries = 0, due_at = clock_timestamp()
+    WHERE dead_reason IS NOT NULL AND ($1::uuid[] IS NULL OR event_id = ANY ($1))
+    RETURNING event_id
+)
+SELECT event_id FROM published UNION SELECT event_id FROM sent;
+
+-- name: open_webhook
+-- Have the webhook begin with the transactions that run now, unless it has begun. A place that lies
+-- in the future was counted by another server, from which the tables were restored: begin anew.
+WITH opened AS (
+    INSERT INTO webhook (position) VALUES (pg_snapshot_xmin(pg_current_snapshot()))
+    ON CONFLICT DO NOTHING
+)
+UPDATE webhook SET position = '0' WHERE position > pg_snapshot_xmax(pg_current_snapshot());
+
+-- name: enrol
+-- Make deliveries of the next $1 events at least, with all that their transactions have committed, and
+-- move the webhook's place behind them. What may still commit stands behind the oldest running
+-- transaction: nothing is enrolled from there on, so nothing can be passed. $2 is now. Needs no
+-- durability: place and deliveries are lost together.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($2::timestamptz, clock_timestamp()) AS now,
+           set_config('synchronous_commit', 'off', true)
+), turn AS MATERIALIZED (
+    SELECT position FROM webhook WHERE disabled_at IS NULL FOR UPDATE SKIP LOCKED
+), found AS MATERIALIZED (
+    SELECT event_id, position FROM outbox
+    WHERE position >= (SELECT position FROM turn)
+      AND position < pg_snapshot_xmin(pg_current_snapshot())
+    ORDER BY position
+    FETCH FIRST $1 ROWS WITH TIES
+), enrolled AS (
+    INSERT INTO webhook_delivery (event_id, due_at)
+    SELECT event_id, clock.now FROM found, clock
+    ON CONFLICT DO NOTHING
+)
+UPDATE webhook
+SET served_at = clock.now,
+    position = greatest(webhook.position, CASE
+        WHEN stretch.events < $1 THEN pg_snapshot_xmin(pg_current_snapshot())
+        ELSE (stretch.last::text::bigint + 1)::text::xid8 END)
+FROM clock, turn, (SELECT count(*) AS events, max(position) AS last FROM found) AS stretch
+-- An idle webhook writes once a minute, and not at every look.
+WHERE stretch.events > 0 OR served_at < clock.now - interval '1 minute'
+RETURNING stretch.events;
+
+-- name: take_deliveries
+-- Lease up to $1 due deliveries for $2 seconds, if the endpoint may be called. $3 is now. Needs no
+-- durability, as in take.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($3::timestamptz, clock_timestamp()) AS now,
+           set_config('synchronous_commit', 'off', true)
+), due AS MATERIALIZED (
+    SELECT event_id
+    FROM webhook_delivery AS delivery
+    JOIN outbox USING (event_id)
+    WHERE delivery.dead_reason IS NULL AND delivery.due_at <= (SELECT now FROM clock)
+      AND (SELECT disabled_at IS NULL AND paused_until <= now FROM webhook, clock)
+    ORDER BY delivery.due_at
+    LIMIT $1
+    FOR UPDATE OF delivery SKIP LOCKED
+)
+UPDATE webhook_delivery AS delivery
+SET due_at = clock.now + make_interval(secs => $2)
+FROM due, clock, outbox
+WHERE delivery.event_id = due.event_id AND outbox.event_id = due.event_id
+RETURNING outbox.event_id, event_type, subject, payload, created_at, delivery.tries,
+          extract(epoch FROM clock.now - created_at)::float8 AS age_seconds;
+
+-- name: settle_deliveries
+-- Forget deliveries that came about ($1), put the others ($2) off by $3 seconds, count those of them
+-- that were tries ($4), and bury those that have a reason ($5). $6 is now. Needs no durability: what is
+-- lost is sent again.
+WITH sent AS (
+    DELETE FROM webhook_delivery WHERE event_id = ANY ($1::uuid[])
+)
+UPDATE webhook_delivery AS delivery
+SET due_at = coalesce($6::timestamptz, clock_timestamp()) + make_interval(secs => seconds),
+    tries = tries + is_try::integer, dead_reason = reason
+FROM set_config('synchronous_commit', 'off', true),
+     unnest($2::uuid[], $3::float8[], $4::boolean[], $5::text[])
+         AS answer (event_id, seconds, is_try, reason)
+WHERE delivery.event_id = answer.event_id AND dead_reason IS NULL;
+
+-- name: pause_webhook
+-- Send nothing for $1 seconds, or until it was to go on anyway. $2 is now.
+UPDATE webhook
+SET paused_until = greatest(
+    paused_until, coalesce($2::timestamptz, clock_timestamp()) + make_interval(secs => $1));
+
+-- name: disable_webhook
+-- Send nothing more; returns nothing where that was so already.
+UPDATE webhook SET disabled_at = clock_timestamp() WHERE disabled_at IS NULL RETURNING true;
+
+-- name: enable_webhook
+-- Send again, at once.
+UPDATE webhook
+SET disabled_at = NULL, paused_until = '-infinity', served_at = clock_timestamp()
+WHERE disabled_at IS NOT NULL
+RETURNING true;
+
+-- name: webhook_disabled_at
+-- Ask since when the webhook is disabled.
+SELECT disabled_at FROM webhook;
 
 -- name: first_time
 -- Record that a consumer deals with a message; returns nothing where it has done so already. Waits
@@ -285,7 +398,12 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 
 -- name: sweep_events
 -- The same for events that were handed over more than $3 days ago; history then starts behind them.
-WITH turn AS MATERIALIZED (
+-- What the webhook still has to send stays, unless it is disabled, or nobody has served it for so long.
+WITH webhook_live AS MATERIALIZED (
+    SELECT position FROM webhook
+    WHERE disabled_at IS NULL
+      AND served_at >= coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
+), turn AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
                AS is_ours,
            set_config('synchronous_commit', 'off', true)
@@ -293,7 +411,15 @@ WITH turn AS MATERIALIZED (
     DELETE FROM outbox
     WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
       AND delivered_at < coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
-    RETURNING position
+      AND NOT EXISTS (
+          SELECT FROM webhook_live
+          WHERE outbox.position >= webhook_live.position OR EXISTS (
+              SELECT FROM webhook_delivery AS delivery
+              WHERE delivery.event_id = outbox.event_id AND delivery.dead_reason IS NULL))
+    RETURNING event_id, position
+), forgotten AS (
+    DELETE FROM webhook_delivery AS delivery USING swept
+    WHERE delivery.event_id = swept.event_id AND EXISTS (SELECT FROM webhook)
 ), started AS (
     UPDATE history_start
     SET position = (gone.last::text::bigint + 1)::text::xid8
@@ -321,7 +447,14 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 SELECT (SELECT count(*) FROM attempt
         WHERE settled_at < moment.now - make_interval(days => $1)) AS attempt,
        (SELECT count(*) FROM outbox
-        WHERE delivered_at < moment.now - make_interval(days => $2)) AS outbox,
+        WHERE delivered_at < moment.now - make_interval(days => $2)
+          AND NOT EXISTS (
+              SELECT FROM webhook
+              WHERE disabled_at IS NULL AND served_at >= moment.now - make_interval(days => $2)
+                AND (outbox.position >= webhook.position OR EXISTS (
+                    SELECT FROM webhook_delivery AS delivery
+                    WHERE delivery.event_id = outbox.event_id
+                      AND delivery.dead_reason IS NULL)))) AS outbox,
        (SELECT count(*) FROM inbox
         WHERE received_at < moment.now - make_interval(days => $1)) AS inbox
 FROM (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) AS moment;

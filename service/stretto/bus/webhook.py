@@ -1,0 +1,123 @@
+"""WebhookEndpoint: sends events to one address, over HTTP, signed.
+
+The address is somebody's setting and its name somebody's DNS: no redirect is followed, no cookie or
+proxy used, and no address connected to that is not public, unless that is allowed. The last is seen
+to where the socket is made, so that it holds for the very address that is connected to.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import time
+from contextlib import suppress
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Final, Self
+
+import aiohttp
+
+from stretto.protocol.events import CONTENT_TYPE
+from stretto.protocol.webhooks import Answered, Unanswered, sign
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from aiohttp import AddrInfoType
+
+    from stretto.protocol.webhooks import Answer, WebhookSettings
+
+# Standard Webhooks recommends 15 to 30 s, from the first packet to the last.
+SEND_SECONDS: Final = 15.0
+# Nobody reads what is answered. What is no longer than this does not cost its connection.
+ANSWER_BYTES_MAX: Final = 16 * 1024
+# RFC 6052: an IPv4 address in the last 32 bits, which a gateway will connect to.
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+
+
+class AddressRefused(OSError):
+    """The address is not public."""
+
+
+class WebhookEndpoint:
+    """An `Endpoint`; use as `async with`."""
+
+    def __init__(
+        self,
+        settings: WebhookSettings,
+        *,
+        send_seconds: float = SEND_SECONDS,
+        now_seconds: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._send_seconds = send_seconds
+        self._now_seconds = now_seconds
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(socket_factory=self._socket),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=self._send_seconds),
+            auto_decompress=False,
+            headers={"User-Agent": "stretto", "Content-Type": CONTENT_TYPE},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def send(self, event_id: UUID, body: bytes) -> Answer:
+        """Send an event; whatever goes wrong on the way is an answer too."""
+        now = self._now_seconds()
+        headers = {
+            "webhook-id": str(event_id),
+            "webhook-timestamp": str(int(now)),
+            "webhook-signature": sign(self._settings.secrets, str(event_id), int(now), body),
+        }
+        try:
+            async with self._session.post(
+                self._settings.url, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                # The status has come, and it decides.
+                with suppress(aiohttp.ClientError, TimeoutError):
+                    await response.content.read(ANSWER_BYTES_MAX)
+                return Answered(
+                    response.status, _retry_after(response.headers.get("Retry-After", ""), now)
+                )
+        except (aiohttp.ClientError, TimeoutError) as error:
+            # Their texts may hold the address, and that a secret.
+            refused = isinstance(getattr(error, "os_error", None), AddressRefused)
+            return Unanswered("address is not public" if refused else type(error).__name__)
+
+    def _socket(self, addr_info: AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, place = addr_info
+        if not (self._settings.is_private_allowed or is_public(str(place[0]))):
+            raise AddressRefused(errno.EACCES, "address is not public")
+        return socket.socket(family, kind, protocol)
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is one of the Internet's hosts, also if it is an IPv4 one in disguise."""
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if inner is not None:
+            return is_public(str(inner))
+        return address.is_global and address in _UNICAST
+    return address.is_global and not address.is_multicast
+
+
+def _retry_after(text: str, now: float) -> float | None:
+    """Return the seconds that a `Retry-After` tells (RFC 9110, 10.2.3), as number or as date."""
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        at = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, at.replace(tzinfo=at.tzinfo or UTC).timestamp() - now)
