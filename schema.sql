@@ -138,8 +138,9 @@ INSERT INTO history_start DEFAULT VALUES;
 -- called. Its one row is made by the first process that has the setting.
 CREATE TABLE webhook (
     is_only      boolean     PRIMARY KEY DEFAULT true CHECK (is_only),
-    -- Every event before it was enrolled: it has come, waits in webhook_delivery, or is dead there.
-    position     xid8        NOT NULL,
+    -- Whatever this snapshot could see is enrolled: it has come, waits in webhook_delivery, or is dead
+    -- there. Unlike a position, it knows which transactions were still running, and waits for none.
+    seen         pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
     -- When a process has last looked after it: one that nobody serves any more keeps no event.
     served_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- The endpoint has asked for a pause until then.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 60
 BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 KEY = "key-that-nobody-may-read"
+WEBHOOK_PATH = "path-that-lets-in"
 NAME, MEMBER, DESCRIPTION = "Plan of the secret", "member-of-the-secret", "What is secret"
 
 
@@ -123,7 +124,14 @@ async def test_nothing_secret_is_logged_or_counted(
     start_service: StartService, connection: Connection, server_url: str
 ) -> None:
     """At the lowest level, with all that can go wrong: neither keys, tokens, names nor passwords."""
-    service = await start_service(LOG_LEVEL="debug", READ_TIMEOUT_SECONDS="1")
+    webhook_secret = base64.b64encode(b"the secret of the webhook").decode()
+    service = await start_service(
+        LOG_LEVEL="debug",
+        READ_TIMEOUT_SECONDS="1",
+        # It is refused, since it is not public.
+        WEBHOOK_URL=f"http://127.0.0.1:1/{WEBHOOK_PATH}",
+        WEBHOOK_SECRET=f"whsec_{webhook_secret}",
+    )
     document = {"name": NAME, "description": DESCRIPTION, "members": [MEMBER]}
     token = token_of("alice")
     head = (
@@ -161,7 +169,9 @@ async def test_nothing_secret_is_logged_or_counted(
         await connection.execute("ALTER TABLE attempt RENAME TO gone_too")
         assert (await api.create(KEY + "-unclaimed", document)).status == 503
         assert (await api.get(f"/v1/attempts/{KEY}-unclaimed")).status == 503
-        metrics = (await api.get("/metrics", user=None)).body
+        metrics = b""
+        while b'stretto_webhook_tries_total{result="failed"}' not in metrics:
+            metrics = (await api.get("/metrics", user=None)).body
         service.signal(signal.SIGTERM)
         assert await service.exited() == 0
         await service._reading
@@ -171,6 +181,7 @@ async def test_nothing_secret_is_logged_or_counted(
         assert event in written
     password = server_url.partition("@")[0].rpartition(":")[2]
     secrets = [*token.split("."), KEY, NAME, MEMBER, DESCRIPTION, SECRET, password, "mallory"]
+    secrets += [webhook_secret, WEBHOOK_PATH]
     for secret in secrets:
         assert secret.encode() not in written, secret
         assert secret.encode() not in metrics, secret

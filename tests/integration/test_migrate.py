@@ -170,6 +170,36 @@ async def test_a_fresh_database_gets_the_newest_number_and_no_single_change(
     assert not {"two", "three"} & await columns(connection)
 
 
+async def shape(connection: Connection) -> list[str]:
+    """Return columns, constraints, indexes and settings of all tables, each in a line."""
+    rows = await connection.fetch(
+        """SELECT format('%s.%s %s %s %s %s', table_name, column_name, data_type, is_nullable,
+                         column_default, ordinal_position) AS line
+           FROM information_schema.columns WHERE table_schema = 'stretto'
+           UNION ALL
+           SELECT format('%s %s', conrelid::regclass, pg_get_constraintdef(oid))
+           FROM pg_constraint WHERE connamespace = 'stretto'::regnamespace
+           UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'stretto'
+           UNION ALL
+           SELECT format('%s %s', relname, reloptions) FROM pg_class
+           WHERE relnamespace = 'stretto'::regnamespace
+           ORDER BY line"""
+    )
+    return [row["line"] for row in rows]
+
+
+async def test_a_migrated_database_equals_a_new_one(connection: Connection) -> None:
+    """The newest change, applied to what was before it."""
+    new = await shape(connection)
+    assert any("webhook_delivery_due" in line for line in new)
+    await connection.execute(
+        "DROP TABLE webhook, webhook_delivery; UPDATE schema_version SET number = 2"
+    )
+    assert new != await shape(connection)
+    assert [3] == await migrate(connection, "stretto")
+    assert new == await shape(connection)
+
+
 def test_a_folder_without_changes_has_none(tmp_path: Path) -> None:
     """As long as the first schema is the newest."""
     assert [] == read_steps(tmp_path / "migrations")

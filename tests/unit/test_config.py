@@ -11,6 +11,7 @@ from stretto.config import read_settings, require_token_settings
 from stretto.errors import ConfigurationError
 
 SECRET = "a secret for tests that is long enough"
+WEBHOOK_SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
 @pytest.fixture(autouse=True)
@@ -194,21 +195,42 @@ def test_a_database_of_ones_own_needs_a_way_to_verify_tokens() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    """Neither the token secret nor the database's password."""
+    """Neither the token secret nor the database's password, nor those of the webhook."""
     settings = read_settings(
-        jwt_secret=SECRET, database_url="postgresql://u:hidden@x/y", nats_url="nats://u:hidden@x"
+        jwt_secret=SECRET,
+        database_url="postgresql://u:hidden@x/y",
+        nats_url="nats://u:hidden@x",
+        webhook_url="https://x/hidden",
+        webhook_secret=WEBHOOK_SECRET,
     )
     for shown in (repr(settings), str(settings)):
         assert SECRET not in shown
+        assert WEBHOOK_SECRET not in shown
         assert "hidden" not in shown
 
 
 def test_a_secret_that_is_refused_is_not_repeated() -> None:
     """An error ends up in a log."""
     with pytest.raises(ConfigurationError) as error:
-        read_settings(jwt_secret="hidden", port=-1)
+        read_settings(jwt_secret="hidden", webhook_secret="whsec_hidden", port=-1)
     assert "hidden" not in str(error.value)
     assert error.value.__cause__ is error.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "given"),
+    [
+        ("STRETTO_WEBHOOK_URL: must look like https", {"webhook_url": "backend.example/hook"}),
+        ("STRETTO_WEBHOOK_SECRET: must be whsec_ and", {"webhook_secret": "a secret"}),
+        ("needs STRETTO_WEBHOOK_SECRET", {"webhook_url": "https://x/", "webhook_secret": " "}),
+        ("needs STRETTO_WEBHOOK_SECRET", {"webhook_url": "https://x/"}),
+    ],
+)
+def test_a_webhook_has_an_address_and_secrets(expected: str, given: dict[str, str]) -> None:
+    """Unsigned events could be anybody's."""
+    with pytest.raises(ConfigurationError, match=expected):
+        read_settings(**given)
+    read_settings(webhook_url="https://x/", webhook_secret=f"{WEBHOOK_SECRET} {WEBHOOK_SECRET}")
 
 
 def test_settings_do_not_change() -> None:

@@ -23,6 +23,8 @@ from stretto.protocol.ports import (
     SessionEnded,
     Transient,
     UpkeepTrouble,
+    WebhookDisabled,
+    WebhookTried,
     WriterCrashed,
     WriteTrouble,
 )
@@ -67,6 +69,7 @@ def test_an_event_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> Non
         line["group_id"],
     )
     assert line["timestamp"].endswith("Z")
+    assert "webhook.disabled" == logged(capsys, WebhookDisabled())[0]["event"]
     assert "writer.connection_lost" == logged(capsys, ConnectionLost())[0]["event"]
 
 
@@ -76,6 +79,7 @@ def test_the_normal_case_is_not_logged(capsys: pytest.CaptureFixture[str]) -> No
         AttemptAnswered("created"),
         BatchWritten(1, 1, 0.1),
         EventsRelayed(1, 0, 0.1),
+        WebhookTried("sent"),
         RowsSwept("attempt", 1),
     ):
         assert [] == logged(capsys, event)
@@ -116,6 +120,8 @@ def test_a_crashed_writer_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
         ('stretto_write_trouble_total{kind="Transient"} 3.0', WriteTrouble(Transient(), 3)),
         ("stretto_writer_connections_lost_total 1.0", ConnectionLost()),
         ("stretto_writers_crashed_total 1.0", WriterCrashed(ValueError())),
+        ('stretto_webhook_tries_total{result="failed"} 1.0', WebhookTried("failed")),
+        ("stretto_webhook_disabled_total 1.0", WebhookDisabled()),
         ('stretto_events_relayed_total{result="delivered"} 7.0', EventsRelayed(7, 2, 0.1)),
         ('stretto_events_relayed_total{result="refused"} 2.0', EventsRelayed(7, 2, 0.1)),
         ("stretto_relay_seconds_count 1.0", EventsRelayed(7, 2, 0.1)),

@@ -271,44 +271,56 @@ WITH published AS (
 SELECT event_id FROM published UNION SELECT event_id FROM sent;
 
 -- name: open_webhook
--- Have the webhook begin with the transactions that run now, unless it has begun. A place that lies
--- in the future was counted by another server, from which the tables were restored: begin anew.
+-- Have the webhook begin with what commits from now on, unless it has begun. A snapshot of the future
+-- is another server's, from which the tables were restored: nothing is known to be seen then.
 WITH opened AS (
-    INSERT INTO webhook (position) VALUES (pg_snapshot_xmin(pg_current_snapshot()))
-    ON CONFLICT DO NOTHING
+    INSERT INTO webhook DEFAULT VALUES ON CONFLICT DO NOTHING
 )
-UPDATE webhook SET position = '0' WHERE position > pg_snapshot_xmax(pg_current_snapshot());
+UPDATE webhook SET seen = '1:1:'
+WHERE pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot());
 
 -- name: enrol
--- Make deliveries of the next $1 events at least, with all that their transactions have committed, and
--- move the webhook's place behind them. What may still commit stands behind the oldest running
--- transaction: nothing is enrolled from there on, so nothing can be passed. $2 is now. Needs no
--- durability: place and deliveries are lost together.
+-- Make deliveries of events that were not seen before: of those whose transactions were running then,
+-- and of the next $1 at least, with all of the last one's transaction. Then this snapshot has seen
+-- them, as far as we have come. $2 is now. Needs no durability: all is lost together.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($2::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
 ), turn AS MATERIALIZED (
-    SELECT position FROM webhook WHERE disabled_at IS NULL FOR UPDATE SKIP LOCKED
-), found AS MATERIALIZED (
+    -- Another process may have moved it since our snapshot: what we see beyond is still new, and what
+    -- was running for us is at worst sent twice.
+    SELECT seen FROM webhook WHERE disabled_at IS NULL FOR UPDATE SKIP LOCKED
+), late AS MATERIALIZED (
+    SELECT event_id FROM outbox
+    WHERE position = ANY (ARRAY(SELECT pg_snapshot_xip(seen) FROM turn))
+), fresh AS MATERIALIZED (
     SELECT event_id, position FROM outbox
-    WHERE position >= (SELECT position FROM turn)
-      AND position < pg_snapshot_xmin(pg_current_snapshot())
+    WHERE position >= (SELECT pg_snapshot_xmax(seen) FROM turn)
+      AND position < pg_snapshot_xmax(pg_current_snapshot())
     ORDER BY position
     FETCH FIRST $1 ROWS WITH TIES
+), found AS MATERIALIZED (
+    SELECT event_id FROM late UNION ALL SELECT event_id FROM fresh
 ), enrolled AS (
     INSERT INTO webhook_delivery (event_id, due_at)
     SELECT event_id, clock.now FROM found, clock
     ON CONFLICT DO NOTHING
+), bound AS (
+    SELECT CASE WHEN count(*) < $1 THEN pg_snapshot_xmax(pg_current_snapshot())
+                ELSE (max(position)::text::bigint + 1)::text::xid8 END AS xmax
+    FROM fresh
+), place AS (
+    SELECT format('%s:%s:%s', coalesce(min(xip), xmax), xmax,
+                  string_agg(xip::text, ',' ORDER BY xip))::pg_snapshot AS seen
+    FROM bound LEFT JOIN pg_snapshot_xip(pg_current_snapshot()) AS xip ON xip < xmax
+    GROUP BY xmax
 )
 UPDATE webhook
-SET served_at = clock.now,
-    position = greatest(webhook.position, CASE
-        WHEN stretch.events < $1 THEN pg_snapshot_xmin(pg_current_snapshot())
-        ELSE (stretch.last::text::bigint + 1)::text::xid8 END)
-FROM clock, turn, (SELECT count(*) AS events, max(position) AS last FROM found) AS stretch
+SET seen = place.seen, served_at = clock.now
+FROM clock, turn, place, (SELECT count(*) AS events FROM found) AS stretch
 -- An idle webhook writes once a minute, and not at every look.
-WHERE stretch.events > 0 OR served_at < clock.now - interval '1 minute'
-RETURNING stretch.events;
+WHERE events > 0 OR served_at < clock.now - interval '1 minute'
+RETURNING events;
 
 -- name: take_deliveries
 -- Lease up to $1 due deliveries for $2 seconds, if the endpoint may be called. $3 is now. Needs no
@@ -400,7 +412,7 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- The same for events that were handed over more than $3 days ago; history then starts behind them.
 -- What the webhook still has to send stays, unless it is disabled, or nobody has served it for so long.
 WITH webhook_live AS MATERIALIZED (
-    SELECT position FROM webhook
+    SELECT seen FROM webhook
     WHERE disabled_at IS NULL
       AND served_at >= coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
 ), turn AS MATERIALIZED (
@@ -413,7 +425,7 @@ WITH webhook_live AS MATERIALIZED (
       AND delivered_at < coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
       AND NOT EXISTS (
           SELECT FROM webhook_live
-          WHERE outbox.position >= webhook_live.position OR EXISTS (
+          WHERE NOT pg_visible_in_snapshot(outbox.position, seen) OR EXISTS (
               SELECT FROM webhook_delivery AS delivery
               WHERE delivery.event_id = outbox.event_id AND delivery.dead_reason IS NULL))
     RETURNING event_id, position
@@ -451,7 +463,7 @@ SELECT (SELECT count(*) FROM attempt
           AND NOT EXISTS (
               SELECT FROM webhook
               WHERE disabled_at IS NULL AND served_at >= moment.now - make_interval(days => $2)
-                AND (outbox.position >= webhook.position OR EXISTS (
+                AND (NOT pg_visible_in_snapshot(outbox.position, seen) OR EXISTS (
                     SELECT FROM webhook_delivery AS delivery
                     WHERE delivery.event_id = outbox.event_id
                       AND delivery.dead_reason IS NULL)))) AS outbox,

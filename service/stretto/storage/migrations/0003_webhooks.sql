@@ -1,7 +1,7 @@
 -- A second way out of the outbox, with a place and a backlog of its own.
 CREATE TABLE webhook (
     is_only      boolean     PRIMARY KEY DEFAULT true CHECK (is_only),
-    position     xid8        NOT NULL,
+    seen         pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
     served_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     paused_until timestamptz NOT NULL DEFAULT '-infinity',
     disabled_at  timestamptz

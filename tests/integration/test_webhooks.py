@@ -1,0 +1,563 @@
+"""The webhook on a real outbox: what is committed comes to its endpoint, whoever dies (G8)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import uuid
+from contextlib import asynccontextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from api_client import api_for, token_of
+from command_process import stretto
+from conftest import connect
+from stretto.actors.webhooks import UNDER_WAY_MAX, WebhookSender
+from stretto.assembly import ComponentSettings, open_component
+from stretto.bus.webhook import WebhookEndpoint
+from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.protocol.events import BusUnavailable
+from stretto.protocol.ports import EventBuried, WebhookDisabled, WebhookTried
+from stretto.protocol.webhooks import JITTER_RATIO_MAX, RETRY_SECONDS, WebhookSettings
+from stretto.storage.database import Database
+from stretto.storage.outbox import dead_letters, replay
+from stretto.storage.queries import QUERIES
+from stretto.storage.retention import Retention, sweep, sweepable
+from stretto.storage.webhooks import PostgresWebhookStore, disabled_at, enable
+from webhook_receiver import receiving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from uuid import UUID
+
+    import asyncpg
+
+    from stretto.protocol.events import CommittedEvent
+    from stretto.protocol.ports import Event
+    from webhook_receiver import Receiver
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+SECRETS = (b"a secret of an endpoint, long", b"the secret that is to follow it")
+SECRET_SETTING = " ".join(f"whsec_{base64.b64encode(secret).decode()}" for secret in SECRETS)
+TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
+NO_LEASE_SECONDS = 0.0
+DEADLINE_SECONDS = 20
+
+
+class Clock:
+    """The time of a store; it moves when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC) + timedelta(minutes=1)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def move(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    """The endpoint."""
+    async with asyncio.timeout(DEADLINE_SECONDS), receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """Where the senders take their connections from."""
+    async with Database(database_url) as database:
+        yield database
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Of the sender's store."""
+    return Clock()
+
+
+def settings_of(receiver: Receiver) -> WebhookSettings:
+    """Return the settings by which events come to the receiver."""
+    return WebhookSettings(url=receiver.url, secrets=SECRETS, is_private_allowed=True)
+
+
+@asynccontextmanager
+async def opened(
+    database: Database, receiver: Receiver, clock: Clock, *, lease_seconds: float = 60.0
+) -> AsyncIterator[tuple[WebhookSender, list[Event]]]:
+    """Open a sender that takes its turns when the test says so; yields what it tells, too."""
+    store = PostgresWebhookStore(database, clock)
+    events: list[Event] = []
+    await store.open()
+    async with WebhookEndpoint(settings_of(receiver)) as endpoint:
+        yield WebhookSender(store, endpoint, events.append, lease_seconds=lease_seconds), events
+
+
+@pytest.fixture
+async def sender(
+    database: Database, receiver: Receiver, clock: Clock
+) -> AsyncIterator[WebhookSender]:
+    """The one sender."""
+    async with opened(database, receiver, clock) as (sender, _):
+        yield sender
+
+
+async def work(*senders: WebhookSender) -> None:
+    """Have the senders take turns until nothing is due."""
+    while any([await sender.run_once() or sender._under_way for sender in senders]):
+        for sender in senders:
+            await sender.answered()
+
+
+async def commit_events(connection: Connection, count: int = 1) -> list[UUID]:
+    """Commit events, each in the transaction that is open, or in one of its own."""
+    ids = [uuid.uuid4() for _ in range(count)]
+    await connection.executemany(
+        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+           VALUES ($1, 'group.created', $1, '{alice,bob}', '{"name": "Team"}')""",
+        [(event_id,) for event_id in ids],
+    )
+    return ids
+
+
+async def waiting(connection: Connection) -> int:
+    """Return how many deliveries there are."""
+    count: int = await connection.fetchval("SELECT count(*) FROM webhook_delivery")
+    return count
+
+
+async def test_a_committed_event_comes_once_signed_with_every_secret(
+    sender: WebhookSender, receiver: Receiver, connection: Connection
+) -> None:
+    """The CloudEvents document, verified as the specification tells receivers to."""
+    (event_id,) = await commit_events(connection)
+    await work(sender)
+    await work(sender)
+    ((headers, body),) = receiver.requests
+    document = orjson.loads(body)
+    assert (str(event_id), "group.created", {"name": "Team"}) == (
+        document["id"],
+        document["type"],
+        document["data"],
+    )
+    assert "application/cloudevents+json" == headers["Content-Type"]
+    assert abs(int(headers["webhook-timestamp"]) - datetime.now(UTC).timestamp()) < 60
+    content = f"{event_id}.{headers['webhook-timestamp']}.".encode() + body
+    assert [
+        "v1," + base64.b64encode(hmac.new(secret, content, hashlib.sha256).digest()).decode()
+        for secret in SECRETS
+    ] == headers["webhook-signature"].split(" ")
+    assert 0 == await waiting(connection)
+
+
+async def test_events_from_before_the_first_start_are_not_sent(
+    database: Database, receiver: Receiver, clock: Clock, connection: Connection
+) -> None:
+    """A later start goes on where the one before has ended."""
+    await commit_events(connection)
+    async with opened(database, receiver, clock):
+        pass
+    ids = await commit_events(connection)
+    async with opened(database, receiver, clock) as (sender, _):
+        await work(sender)
+    assert ids == receiver.ids
+
+
+async def test_an_event_that_commits_late_is_not_passed_over_and_holds_back_nobody(
+    sender: WebhookSender, receiver: Receiver, connection: Connection, database_url: str
+) -> None:
+    """Its transaction began before that of an event that was sent meanwhile."""
+    late = await connect(database_url)
+    transaction = late.transaction()
+    await transaction.start()
+    late_ids = await commit_events(late, 3)
+    (early_id,) = await commit_events(connection)
+    await work(sender)
+    assert [early_id] == receiver.ids
+    await transaction.commit()
+    await late.close()
+    await work(sender)
+    assert sorted([early_id, *late_ids]) == sorted(receiver.ids)
+    # The twin: whoever goes by position alone had passed it.
+    rows = await connection.fetch("SELECT event_id, position FROM outbox")
+    positions = {row["event_id"]: row["position"] for row in rows}
+    assert positions[late_ids[0]] < positions[early_id]
+
+
+async def test_a_backlog_is_enrolled_in_stretches_of_whole_transactions(
+    sender: WebhookSender,
+    receiver: Receiver,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each event once, however many one transaction has, and while others commit late."""
+    monkeypatch.setattr("stretto.actors.webhooks.ENROLLED_MAX", 3)
+    ids = []
+    for size in (1, 2, 7, 1, 4):
+        async with connection.transaction():
+            ids += await commit_events(connection, size)
+    ids += await commit_events(connection, UNDER_WAY_MAX)
+    await work(sender)
+    assert sorted(ids) == sorted(receiver.ids)
+
+
+async def test_a_turn_that_was_overtaken_passes_nothing_over(
+    database: Database, connection: Connection, database_url: str
+) -> None:
+    """Another process has enrolled since its snapshot, also what was not yet committed then."""
+    store = PostgresWebhookStore(database)
+    await store.open()
+    late, slow = await connect(database_url), await connect(database_url)
+    transaction = late.transaction()
+    await transaction.start()
+    ids = await commit_events(late) + await commit_events(connection, 3)
+    stalling = QUERIES["enrol"].replace(
+        "disabled_at IS NULL FOR UPDATE",
+        "disabled_at IS NULL AND pg_advisory_lock(7)::text IS NOT NULL FOR UPDATE",
+    )
+    await connection.execute("SELECT pg_advisory_lock(7)")
+    stalled = asyncio.ensure_future(slow.fetchval(stalling, 100, None))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not await connection.fetchval(
+            "SELECT wait_event = 'advisory' FROM pg_stat_activity WHERE pid = $1",
+            slow.get_server_pid(),
+        ):
+            await asyncio.sleep(0)
+    await transaction.commit()
+    ids += await commit_events(connection)
+    assert 1 == await store.enrol(1)
+    await connection.execute("SELECT pg_advisory_unlock(7)")
+    assert 3 == await stalled
+    while await store.enrol(100):
+        pass
+    rows = await connection.fetch("SELECT event_id FROM webhook_delivery")
+    assert sorted(ids) == sorted(row["event_id"] for row in rows)
+    await late.close()
+    await slow.close()
+
+
+async def test_two_senders_share_the_work(
+    database: Database, receiver: Receiver, clock: Clock, connection: Connection
+) -> None:
+    """No event is sent by both while the leases run."""
+    async with (
+        opened(database, receiver, clock) as (one, _),
+        opened(database, receiver, clock) as (two, _),
+    ):
+        ids = await commit_events(connection, 3 * UNDER_WAY_MAX)
+        while len(receiver.ids) < len(ids) or await waiting(connection):
+            await asyncio.gather(one.run_once(), two.run_once())
+            await asyncio.gather(one.answered(), two.answered())
+    assert sorted(ids) == sorted(receiver.ids)
+
+
+@pytest.mark.parametrize(("expected", "lease_seconds"), [(2, NO_LEASE_SECONDS), (1, 60.0)])
+async def test_a_lease_that_runs_out_only_repeats_the_event(
+    expected: int,
+    lease_seconds: float,
+    database: Database,
+    receiver: Receiver,
+    clock: Clock,
+    connection: Connection,
+) -> None:
+    """Another sender takes it then, and not before."""
+    async with (
+        opened(database, receiver, clock, lease_seconds=lease_seconds) as (one, _),
+        opened(database, receiver, clock) as (two, _),
+    ):
+        ids = await commit_events(connection)
+        while not one._under_way:
+            await one.run_once()
+        await one.answered()
+        await work(two)
+        await work(one)
+    assert ids * expected == receiver.ids
+    assert 0 == await waiting(connection)
+
+
+@pytest.mark.parametrize(("expected", "dies"), [(2, True), (1, False)])
+async def test_a_sender_that_dies_before_it_settles_leaves_the_event_to_the_next(
+    expected: int,
+    dies: bool,
+    database: Database,
+    receiver: Receiver,
+    clock: Clock,
+    connection: Connection,
+) -> None:
+    """Twice under one id rather than never; the twin has settled it."""
+    async with opened(database, receiver, clock) as (dying, _):
+        ids = await commit_events(connection)
+        while not dying._under_way:
+            await dying.run_once()
+        await dying.answered()
+        if not dies:
+            await dying.run_once()
+    async with opened(database, receiver, clock) as (next_one, _):
+        await work(next_one)
+        assert ids == receiver.ids
+        clock.move(61)
+        await work(next_one)
+    assert ids * expected == receiver.ids
+    assert 0 == await waiting(connection)
+
+
+async def test_what_fails_is_tried_by_the_schedule_then_dies_and_can_be_replayed(
+    database: Database, receiver: Receiver, clock: Clock, connection: Connection
+) -> None:
+    """Ten tries in three days, each signed anew; its death says why."""
+    async with opened(database, receiver, clock) as (sender, told):
+        (event_id,) = await commit_events(connection)
+        receiver.answers.extend({"status": 500} for _ in range(10))
+        for tries, pause in enumerate(RETRY_SECONDS, start=1):
+            await work(sender)
+            assert tries == len(receiver.requests)
+            clock.move(pause - 1)
+            await work(sender)
+            assert tries == len(receiver.requests)
+            clock.move(1 + pause * JITTER_RATIO_MAX)
+        await work(sender)
+        assert [EventBuried(event_id, "webhook: answered 500")] == [
+            event for event in told if isinstance(event, EventBuried)
+        ]
+        clock.move(10 * RETRY_SECONDS[-1])
+        await work(sender)
+        assert 10 == len(receiver.requests)
+        (letter,) = await dead_letters(connection, 10)
+        assert (event_id, 10, "webhook: answered 500") == (
+            letter["event_id"],
+            letter["tries"],
+            letter["dead_reason"],
+        )
+        assert 0 == await replay(connection, [uuid.uuid4()])
+        assert 1 == await replay(connection, [event_id])
+        await work(sender)
+    assert [event_id] * 11 == receiver.ids
+    assert [] == await dead_letters(connection, 10)
+    assert 0 == await waiting(connection)
+
+
+async def test_gone_disables_the_endpoint_everywhere_until_it_is_enabled(
+    database: Database, receiver: Receiver, clock: Clock, connection: Connection
+) -> None:
+    """For every replica and after restarts; what was committed meanwhile then comes."""
+    receiver.answers.append({"status": 410})
+    async with opened(database, receiver, clock) as (sender, told):
+        ids = await commit_events(connection)
+        await work(sender)
+        assert [WebhookDisabled(), WebhookTried("gone")] == told
+    async with opened(database, receiver, clock) as (sender, _):
+        ids += await commit_events(connection)
+        clock.move(10 * RETRY_SECONDS[-1])
+        await work(sender)
+        assert ids[:1] == receiver.ids
+        assert await disabled_at(connection) is not None
+        assert [True, False] == [await enable(connection), await enable(connection)]
+        assert await disabled_at(connection) is None
+        await work(sender)
+    assert sorted([ids[0], *ids]) == sorted(receiver.ids)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_endpoint_that_asks_for_a_pause_gets_it_from_every_sender(
+    status: int, database: Database, receiver: Receiver, clock: Clock, connection: Connection
+) -> None:
+    """For all events, and at no event's cost; the twin without `Retry-After` waits as after a fault."""
+    receiver.answers.append({"status": status, "headers": {"Retry-After": "100"}})
+    async with (
+        opened(database, receiver, clock) as (one, _),
+        opened(database, receiver, clock) as (two, _),
+    ):
+        (first,) = await commit_events(connection)
+        await work(one)
+        (second,) = await commit_events(connection)
+        clock.move(99)
+        await work(one, two)
+        assert [first] == receiver.ids
+        assert 0 == await connection.fetchval("SELECT max(tries) FROM webhook_delivery")
+        clock.move(2)
+        await work(one, two)
+    assert sorted([first, first, second]) == sorted(receiver.ids)
+
+
+async def test_a_redirect_is_not_followed(
+    sender: WebhookSender, receiver: Receiver, connection: Connection
+) -> None:
+    """It is a failure like others."""
+    receiver.answers.append({"status": 302, "headers": {"Location": "/elsewhere"}})
+    ids = await commit_events(connection)
+    await work(sender)
+    assert ids == receiver.ids
+    assert 1 == await connection.fetchval("SELECT tries FROM webhook_delivery")
+
+
+async def test_a_request_that_hangs_holds_back_no_other(
+    sender: WebhookSender, receiver: Receiver, connection: Connection
+) -> None:
+    """It has one of many places."""
+    receiver.is_held = True
+    (slow,) = await commit_events(connection)
+    while not sender._under_way:
+        await sender.run_once()
+    await receiver.until(1)
+    receiver.is_held = False
+    others = await commit_events(connection, 3)
+    while await waiting(connection) > 1 or len(receiver.ids) < 4:
+        await sender.run_once()
+        await asyncio.sleep(0)
+    assert slow == receiver.ids[0]
+    assert sorted(others) == sorted(receiver.ids[1:])
+    sender.stop()
+    await sender.run()
+
+
+async def test_a_sender_that_stops_gives_back_what_has_no_answer(
+    database: Database, receiver: Receiver, clock: Clock, connection: Connection
+) -> None:
+    """The next one need not wait for the lease."""
+    receiver.is_held = True
+    async with opened(database, receiver, clock) as (sender, _):
+        ids = await commit_events(connection)
+        running = asyncio.create_task(sender.run())
+        await receiver.until(1)
+        sender.stop()
+        await running
+    receiver.is_held = False
+    async with opened(database, receiver, clock) as (sender, _):
+        await work(sender)
+    assert ids * 2 == receiver.ids
+    assert 0 == await waiting(connection)
+
+
+async def test_a_restored_place_from_another_server_passes_nothing_over(
+    database: Database, receiver: Receiver, clock: Clock, connection: Connection
+) -> None:
+    """Its transaction ids are of the future here; what is restored is given ids of this server."""
+    async with opened(database, receiver, clock):
+        pass
+    ids = await commit_events(connection)
+    await connection.execute(
+        """UPDATE outbox SET position = '9000000000000000';
+           UPDATE webhook SET seen = '9000000000000001:9000000000000001:'"""
+    )
+    await connection.execute("UPDATE outbox SET position = pg_current_xact_id()")
+    async with opened(database, receiver, clock) as (sender, _):
+        ids += await commit_events(connection)
+        await work(sender)
+    assert sorted(ids) == sorted(receiver.ids)
+
+
+async def test_a_hanging_endpoint_delays_neither_sessions_nor_creations(
+    database_url: str, receiver: Receiver
+) -> None:
+    """They are told of a group while the endpoint still owes its answer to the one before."""
+    receiver.is_held = True
+    settings = ComponentSettings(webhook=settings_of(receiver))
+    async with api_for(database_url, settings=settings) as api:
+        assert (await api.create("first")).status == 201
+        await receiver.until(1)
+        headers = {"Accept": "text/event-stream", "Authorization": f"Bearer {token_of('alice')}"}
+        async with api.session.get(f"{api.url}/v1/events", headers=headers) as session:
+            created = (await api.create("second")).json
+            async for line in session.content:
+                if created["group_id"].encode() in line:
+                    break
+        receiver.is_held = False
+
+
+class NoBus:
+    """A bus that is away."""
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        raise BusUnavailable("away")
+
+
+async def test_each_group_comes_to_the_endpoint_from_whichever_replica_made_it(
+    database_url: str, receiver: Receiver
+) -> None:
+    """Also while there is no bus: the two do not wait for each other."""
+    settings = ComponentSettings(webhook=settings_of(receiver))
+    async with (
+        open_component(database_url, settings=settings, bus=NoBus()) as one,
+        open_component(database_url, settings=settings, bus=NoBus()) as two,
+    ):
+        for number in range(10):
+            component = (one, two)[number % 2]
+            await component.creator.create(IdempotencyKey(f"k{number}"), TEAM)
+        await receiver.until(10)
+    assert 10 == len(set(receiver.ids))
+
+
+RETENTION_DAYS = 7
+
+
+@pytest.mark.parametrize(
+    ("kept", "state"),
+    [
+        ({"unseen", "waiting"}, "served_at = clock_timestamp()"),
+        (set(), "disabled_at = clock_timestamp()"),
+        (set(), "served_at = clock_timestamp() - interval '8 days'"),
+    ],
+)
+async def test_a_sweep_leaves_what_a_live_endpoint_still_has_to_get(
+    kept: set[str],
+    state: str,
+    database: Database,
+    connection: Connection,
+    clock: Clock,
+    receiver: Receiver,
+) -> None:
+    """And nothing else: what has come or is dead goes, and so does the dead delivery."""
+    async with opened(database, receiver, clock) as (sender, _):
+        sent, waits, dead = await commit_events(connection, 3)
+        await work(sender)
+    (unseen,) = await commit_events(connection)
+    await connection.execute(
+        "INSERT INTO webhook_delivery (event_id, due_at) VALUES ($1, now()), ($2, now())",
+        waits,
+        dead,
+    )
+    await connection.execute(
+        "UPDATE webhook_delivery SET dead_reason = 'x' WHERE event_id = $1", dead
+    )
+    await connection.execute(f"UPDATE webhook SET {state}")
+    await connection.execute("UPDATE outbox SET delivered_at = now() - interval '8 days'")
+    names = {sent: "sent", waits: "waiting", dead: "dead", unseen: "unseen"}
+    retention = Retention(RETENTION_DAYS, RETENTION_DAYS)
+    swept = {"attempt": 0, "outbox": 4 - len(kept), "inbox": 0}
+    assert swept == await sweepable(connection, retention, None)
+    assert swept == await sweep(
+        lambda: nullcontext(connection), retention, None, lambda *_: None, is_patient=True
+    )
+    rows = await connection.fetch("SELECT event_id FROM outbox")
+    assert kept == {names[row["event_id"]] for row in rows}
+    rows = await connection.fetch("SELECT event_id FROM webhook_delivery")
+    assert kept & {"waiting"} == {names[row["event_id"]] for row in rows}
+
+
+async def test_the_command_lists_replays_and_enables(
+    sender: WebhookSender, receiver: Receiver, connection: Connection, database_url: str
+) -> None:
+    """What an operator does after an endpoint was mended."""
+    (event_id,) = await commit_events(connection)
+    receiver.answers.append({"status": 410})
+    await work(sender)
+    await connection.execute("UPDATE webhook_delivery SET dead_reason = 'answered 500', tries = 10")
+    code, listed, _ = await stretto("events", DATABASE_URL=database_url)
+    assert 0 == code
+    assert f"{event_id} group.created of " in listed
+    assert "10 tries: webhook: answered 500\n1 dead letters\nthe webhook is disabled" in listed
+    code, said, _ = await stretto(
+        "events", "--enable-webhook", "--replay-all", DATABASE_URL=database_url
+    )
+    assert (0, "the webhook is enabled\n1 events will be tried again\n") == (code, said)
+    await work(sender)
+    assert [event_id] * 2 == receiver.ids
+    listed = (await stretto("events", DATABASE_URL=database_url))[1]
+    assert "no dead letters\n" == listed

@@ -1,0 +1,101 @@
+"""What is signed, what an answer means, and when it is tried again."""
+
+from __future__ import annotations
+
+import base64
+from uuid import UUID
+
+import pytest
+
+from stretto.protocol.webhooks import (
+    JITTER_RATIO_MAX,
+    RETRY_SECONDS,
+    THROTTLE_SECONDS,
+    THROTTLE_SECONDS_MAX,
+    Answer,
+    Answered,
+    Delivery,
+    Failed,
+    Gone,
+    PutOff,
+    Sent,
+    Throttled,
+    Unanswered,
+    Verdict,
+    WebhookSettings,
+    judge,
+    parse_secrets,
+    put_off,
+    sign,
+)
+
+
+def secret_of(size: int) -> str:
+    """Return a secret of so many bytes, as it is written."""
+    return "whsec_" + base64.b64encode(bytes(size)).decode()
+
+
+def test_the_published_example_is_signed_as_published() -> None:
+    """The one of the Standard Webhooks libraries, which receivers verify with."""
+    (secret,) = parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    signature = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    signed = ("msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+    assert signature == sign([secret], *signed)
+    other = sign([b"another secret"], *signed)
+    assert other != signature
+    assert f"{signature} {other}" == sign([secret, b"another secret"], *signed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [secret_of(23), secret_of(65), "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_hidden!", "whsec_ä"],
+)
+def test_a_secret_of_another_form_is_refused_and_not_repeated(text: str) -> None:
+    """Too short, too long, without its prefix, no base64; also beside a good one."""
+    with pytest.raises(ValueError, match="must be whsec_ and 24 to 64 bytes") as error:
+        parse_secrets(f"{secret_of(24)} {text}")
+    assert error.value.__cause__ is None
+    assert error.value.__suppress_context__
+
+
+def test_settings_do_not_show_their_secrets() -> None:
+    """The address may be one, too."""
+    settings = WebhookSettings(url="https://x/hidden", secrets=(b"hidden",))
+    assert "hidden" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer"),
+    [
+        (Sent(), Answered(200)),
+        (Sent(), Answered(299)),
+        (Sent(), Answered(204, 7.0)),
+        (Failed("answered 199"), Answered(199)),
+        (Failed("answered 301"), Answered(301)),
+        (Failed("answered 404"), Answered(404, 7.0)),
+        (Failed("answered 500"), Answered(500)),
+        (Failed("answered 503"), Answered(503)),
+        (Throttled(7.0), Answered(503, 7.0)),
+        (Throttled(7.0), Answered(429, 7.0)),
+        (Throttled(THROTTLE_SECONDS), Answered(429)),
+        (Throttled(THROTTLE_SECONDS_MAX), Answered(429, float("inf"))),
+        (Gone(), Answered(410)),
+        (Failed("TimeoutError"), Unanswered("TimeoutError")),
+    ],
+)
+def test_an_answer_means(expected: Verdict, answer: Answer) -> None:
+    """As the specification has it."""
+    assert expected == judge(answer)
+
+
+def test_what_fails_is_put_off_by_the_schedule_until_it_dies() -> None:
+    """With some chance, so that not all of them come back together."""
+    for tries, pause in enumerate(RETRY_SECONDS):
+        put = put_off(Delivery(UUID(int=1), b"", tries, 0.0), Failed("x"))
+        assert (True, None) == (put.is_try, put.dead_reason)
+        assert pause <= put.seconds <= pause * (1 + JITTER_RATIO_MAX)
+    last = Delivery(UUID(int=1), b"", len(RETRY_SECONDS), 0.0)
+    assert PutOff(UUID(int=1), is_try=True, dead_reason="x") == put_off(last, Failed("x"))
+    # What is no fault of the event's costs it nothing, however often.
+    assert PutOff(UUID(int=1), 7.0) == put_off(last, Throttled(7.0))
+    assert PutOff(UUID(int=1)) == put_off(last, Gone())
