@@ -28,8 +28,8 @@ from stretto.actors.history_reader import Ask, HistoryReader, Stretch
 from stretto.actors.hub import HubSettings, SessionHub
 from stretto.actors.mailbox import Mailbox
 from stretto.actors.relay import OutboxRelay, RelaySettings
+from stretto.actors.sender import WebhookSender
 from stretto.actors.sweeper import RetentionSweeper
-from stretto.actors.webhooks import WebhookSender
 from stretto.actors.writer import GroupWriter
 from stretto.bus.local import LocalBus
 from stretto.bus.opening import open_nats

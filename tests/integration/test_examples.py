@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import re
 import signal
 import sys
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 import pytest
 
 from api_client import SECRET, TEAM, connected_api, token_of
+from stretto.domain import event_id
+from stretto.protocol.webhooks import parse_secrets, sign
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -118,6 +123,42 @@ async def test_client_creates_once_and_is_refused_another_body(
     id_ = first.split()[1]
     assert [f"group {id_} (replay: False)", f"group {id_} (replay: True)"] == [first, second]
     assert "refused: key_reused, retry: new-key" == refusal
+
+
+async def test_webhook_takes_what_is_signed_and_nothing_else(
+    start_service: Callable[..., Awaitable[ServiceProcess]], unused_tcp_port: int
+) -> None:
+    """From a real service; what was changed on its way is refused."""
+    secrets = [f"whsec_{base64.b64encode(bytes([n]) * 32).decode()}" for n in (1, 2)]
+    url = f"http://127.0.0.1:{unused_tcp_port}/"
+    arguments = ("webhook.py", str(unused_tcp_port))
+    async with started(*arguments, STRETTO_WEBHOOK_SECRET=secrets[1]) as receiver:
+        assert receiver.stdout is not None
+        await receiver.stdout.readline()
+        service = await start_service(
+            WEBHOOK_URL=url, WEBHOOK_SECRET=" ".join(secrets), WEBHOOK_ALLOW_PRIVATE="true"
+        )
+        async with connected_api(service.url) as api:
+            created = (await api.create("k")).json
+            event = str(event_id(UUID(created["group_id"])))
+            assert (await receiver.stdout.readline()).decode().startswith("(Press")
+            line = (await receiver.stdout.readline()).decode()
+            assert line.startswith(f'{event}: {{"specversion"')
+            now = int(time.time())
+            for expected, signed, sent, at in (
+                (204, b"{}", b"{}", now),
+                (401, b"{}", b"{ }", now),
+                (401, b"{}", b"{}", now - 400),
+            ):
+                signature = sign(parse_secrets(secrets[1]), event, at, signed)
+                headers = {
+                    "webhook-id": event,
+                    "webhook-timestamp": str(at),
+                    "webhook-signature": signature,
+                }
+                async with api.session.post(url, data=sent, headers=headers) as response:
+                    assert expected == response.status
+        assert f"{event}: again\n" == (await receiver.stdout.readline()).decode()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

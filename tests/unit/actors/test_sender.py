@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from stretto.actors.webhooks import WebhookSender
+from stretto.actors.sender import WebhookSender
 from stretto.protocol.ports import ActorCrashed, Unreachable, UpkeepTrouble, WebhookTried
 from stretto.protocol.webhooks import Answered, Delivery
 

@@ -17,7 +17,7 @@ import pytest
 from api_client import api_for, token_of
 from command_process import stretto
 from conftest import connect
-from stretto.actors.webhooks import UNDER_WAY_MAX, WebhookSender
+from stretto.actors.sender import UNDER_WAY_MAX, WebhookSender
 from stretto.assembly import ComponentSettings, open_component
 from stretto.bus.webhook import WebhookEndpoint
 from stretto.domain import IdempotencyKey, NewGroup, UserId
@@ -198,7 +198,7 @@ async def test_a_backlog_is_enrolled_in_stretches_of_whole_transactions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each event once, however many one transaction has, and while others commit late."""
-    monkeypatch.setattr("stretto.actors.webhooks.ENROLLED_MAX", 3)
+    monkeypatch.setattr("stretto.actors.sender.ENROLLED_MAX", 3)
     ids = []
     for size in (1, 2, 7, 1, 4):
         async with connection.transaction():
@@ -357,6 +357,7 @@ async def test_gone_disables_the_endpoint_everywhere_until_it_is_enabled(
         clock.move(10 * RETRY_SECONDS[-1])
         await work(sender)
         assert ids[:1] == receiver.ids
+        assert 1 == await waiting(connection)
         assert await disabled_at(connection) is not None
         assert [True, False] == [await enable(connection), await enable(connection)]
         assert await disabled_at(connection) is None
@@ -559,5 +560,4 @@ async def test_the_command_lists_replays_and_enables(
     assert (0, "the webhook is enabled\n1 events will be tried again\n") == (code, said)
     await work(sender)
     assert [event_id] * 2 == receiver.ids
-    listed = (await stretto("events", DATABASE_URL=database_url))[1]
-    assert "no dead letters\n" == listed
+    assert [] == await dead_letters(connection, 10)
