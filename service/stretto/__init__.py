@@ -30,6 +30,7 @@ from stretto.http.event_streams import StreamSettings
 from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
 from stretto.protocol.events import BusUnavailable, CommittedEvent, EventBus
 from stretto.protocol.ports import Unreachable
+from stretto.protocol.webhooks import WebhookSettings
 from stretto.storage.attempts import OnCreate
 from stretto.storage.inbox import Inbox
 from stretto.storage.migrate import migrate
@@ -66,6 +67,7 @@ __all__ = [
     "TokenSettings",
     "Unreachable",
     "UserId",
+    "WebhookSettings",
     "create_app",
     "event_id",
     "group_id",

@@ -127,6 +127,13 @@ async def test_a_redirect_is_an_answer(receiver: Receiver) -> None:
     assert [ONE] == receiver.ids
 
 
+async def test_nothing_is_unpacked(receiver: Receiver) -> None:
+    """What comes packed could be of any size; nobody reads it."""
+    settings = WebhookSettings(url=receiver.url, secrets=(b"x",), is_private_allowed=True)
+    async with WebhookEndpoint(settings) as endpoint:
+        assert not endpoint._session.auto_decompress
+
+
 async def test_no_cookie_is_kept(receiver: Receiver) -> None:
     """Requests have nothing to do with each other."""
     receiver.answers.append({"headers": {"Set-Cookie": "a=b; Path=/"}})
@@ -150,19 +157,18 @@ async def test_nobody_to_connect_to_is_an_answer(unused_tcp_port: int) -> None:
 
 
 @asynccontextmanager
-async def flooding(
-    status: int, headers: dict[str, str]
-) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """Run an endpoint whose answers have no end; yields its address, and when it was cut off."""
+async def flooding(status: int) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """Run an endpoint whose answers are too long; yields its address, and when it was cut off."""
     cut_off = asyncio.Event()
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(status=status, headers=headers)
+        response = web.StreamResponse(status=status)
         await response.prepare(request)
         try:
-            while True:
+            # Longer than all buffers, and shorter than memory: the test must be able to fail.
+            for _ in range(2000):
                 await response.write(bytes(64 * 1024))
-        finally:
+        except ConnectionError:
             cut_off.set()
 
     app = web.Application()
@@ -176,11 +182,10 @@ async def flooding(
         await runner.cleanup()
 
 
-@pytest.mark.parametrize("headers", [{}, {"Content-Encoding": "gzip"}])
 @pytest.mark.parametrize("status", [200, 500])
-async def test_an_endless_answer_is_not_read(status: int, headers: dict[str, str]) -> None:
-    """The status decides; the connection is cut, and nothing is unpacked."""
-    async with asyncio.timeout(20), flooding(status, headers) as (url, cut_off):
+async def test_an_endless_answer_is_not_read(status: int) -> None:
+    """The status decides, and the connection is cut."""
+    async with asyncio.timeout(20), flooding(status) as (url, cut_off):
         assert Answered(status) == await answer_of(url)
         await cut_off.wait()
 
