@@ -170,6 +170,7 @@ async def flooding(status: int) -> AsyncIterator[tuple[str, asyncio.Event]]:
                 await response.write(bytes(64 * 1024))
         except ConnectionError:
             cut_off.set()
+        return response
 
     app = web.Application()
     app.router.add_post("/", handle)
