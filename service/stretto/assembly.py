@@ -171,7 +171,7 @@ async def open_component(
         )
         await stack.enter_async_context(_upkeep(relay, "stretto relay"))
         sweeper = RetentionSweeper(
-            lambda progress: sweep(database.reading, settings.retention, None, progress), observe
+            lambda progress: sweep(database.tending, settings.retention, None, progress), observe
         )
         await stack.enter_async_context(_upkeep(sweeper, "stretto sweeper"))
         webhook = None

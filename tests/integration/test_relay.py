@@ -308,8 +308,8 @@ async def test_taking_is_a_hot_update(database: Database, connection: Connection
     await commit_events(connection, 20)
     await PostgresOutboxStore(database).take(20, 30.0)
     await connection.execute("SELECT pg_stat_force_next_flush()")
-    async with database.reading() as reader:
-        await reader.execute("SELECT pg_stat_force_next_flush()")
+    async with database.tending() as taker:
+        await taker.execute("SELECT pg_stat_force_next_flush()")
     row = await connection.fetchrow(
         "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox'"
     )

@@ -6,7 +6,8 @@ pace: a slow client delays itself alone, and nothing is held for it meanwhile.
 
 No gap between history and live events: the session takes part in the hub *before* it first asks.
 What commits after a page's snapshot is handed to the bus later still, so it comes live; what had
-committed before is in the page. What is in both, the session drops.
+committed before is in the page. What is in both, the session drops. Where more comes live meanwhile
+than the session can hold, it forgets that and is told it from history, in another round.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from stretto.actors.mailbox import Envelope, Mailbox
+from stretto.actors.session import TOLD_MAX
 from stretto.errors import InternalError
 from stretto.protocol.history import Bookmark, Cursor, PositionLost
 from stretto.protocol.ports import ActorCrashed, StoreError
@@ -43,15 +45,15 @@ class Ask:
     user: UserId
     after: Cursor | None
     bounds: HistoryBounds | None
-    """Those of this session's first page; nothing when it asks for that one."""
+    """Those of this round's first page; nothing when it asks for that one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """What a session has missed, up to `end`."""
 
-    events: Sequence[tuple[OutgoingEvent, bool]]
-    """Each with whether it may still come live."""
+    events: Sequence[tuple[OutgoingEvent, PastEvent]]
+    """Each as it is told, and as it was read."""
     end: Cursor | None
     bounds: HistoryBounds
 
@@ -128,9 +130,9 @@ class HistoryReader:
 
     def _told(
         self, page: HistoryPage, served: Sequence[_Request], bounds: HistoryBounds
-    ) -> dict[int, list[tuple[OutgoingEvent, bool]]]:
+    ) -> dict[int, list[tuple[OutgoingEvent, PastEvent]]]:
         """Return each request's events, by the request's `id`; each event is encoded for all."""
-        told: dict[int, list[tuple[OutgoingEvent, bool]]] = {id(each): [] for each in served}
+        told: dict[int, list[tuple[OutgoingEvent, PastEvent]]] = {id(each): [] for each in served}
         requests_of: dict[str, list[_Request]] = {}
         settled = bounds.settled
         for request in served:
@@ -142,7 +144,7 @@ class HistoryReader:
             for user in requests_of.keys() & past.event.recipients:
                 for request in requests_of[user]:
                     if past.cursor > _after(request):
-                        told[id(request)].append((outgoing, past.is_under_way))
+                        told[id(request)].append((outgoing, past))
         return told
 
     def _outgoing(self, past: PastEvent, settled: Position) -> OutgoingEvent:
@@ -171,10 +173,13 @@ class Replay:
         self._origin = origin
         self._bookmark = bookmark
         self._bounds: HistoryBounds | None = None
-        """Those of the first stretch."""
+        """Those of this round's first stretch."""
         self._stretch: Stretch | None = None
         """What was read and not yet taken."""
         self._end: Cursor | None = None
+        # What was told that the next round would find again, in this round and in the one before.
+        self._beyond: set[UUID] = set()
+        self._known: set[UUID] = set()
 
     @property
     def is_resumption(self) -> bool:
@@ -207,14 +212,33 @@ class Replay:
         Raises `PositionLost`, `Overloaded` or `Unreachable`.
         """
         if self._stretch is None:
-            if self._end is None:
+            if self._end is not None:
+                self._stretch = await self._ask(self._end)
+            elif self._session.go_live():
                 return None
-            self._stretch = await self._ask(self._end)
+            else:
+                self._stretch = await self._go_round()
         stretch, self._stretch = self._stretch, None
         self._end = stretch.end
-        for outgoing, is_under_way in stretch.events:
-            self._session.note_replayed(outgoing, is_under_way=is_under_way)
-        return [outgoing for outgoing, _ in stretch.events]
+        return [outgoing for outgoing, past in stretch.events if self._is_new(outgoing, past)]
+
+    async def _go_round(self) -> Stretch:
+        """Read again from where something may have committed since the last round began."""
+        assert self._bounds is not None, "begin first"
+        after = Cursor(self._bounds.settled, _FIRST_ID)
+        self._bounds = None
+        self._known, self._beyond = self._beyond, set()
+        stretch = await self._ask(after)
+        self._bounds = stretch.bounds
+        return stretch
+
+    def _is_new(self, outgoing: OutgoingEvent, past: PastEvent) -> bool:
+        """Take note that the client is told this event; return whether it was not told before."""
+        assert self._bounds is not None, "begin first"
+        self._session.note_replayed(outgoing, is_under_way=past.is_under_way)
+        if past.event.resume_from >= self._bounds.settled and len(self._beyond) < TOLD_MAX:
+            self._beyond.add(outgoing.event_id)
+        return outgoing.event_id not in self._known
 
     async def _ask(self, after: Cursor | None) -> Stretch:
         return await self._mailbox.ask(Ask(self._session.user, after, self._bounds))

@@ -128,7 +128,8 @@ class SessionHub:
                 outgoing = outgoing or OutgoingEvent(event, self._origin)
                 session.offer(outgoing)
                 told += 1
-        self._observe(EventDelivered(told))
+        if told:
+            self._observe(EventDelivered(told))
 
     def run_once(self) -> int:
         """Close the sessions whose token has ended; return how many."""

@@ -1,15 +1,18 @@
 """One client's live session: what waits for it, and why it has ended. No I/O happens here.
 
-States: replaying (events gather while the client is told what it has missed), live, closed. Whoever
-does the I/O asks for events with `take`, inside `until_closed`; everybody else only calls methods
-that neither wait nor raise.
+States: replaying (events gather while the client is told what it has missed), live, closed. While it
+replays, its queue may overflow: history holds the same events, so they are forgotten and read from
+there. A live session whose queue overflows is too slow.
+
+Whoever does the I/O asks for events with `take`, inside `until_closed`; everybody else only calls
+methods that neither wait nor raise.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from stretto.protocol.sessions import CloseCode, OutgoingEvent
 
@@ -19,13 +22,19 @@ if TYPE_CHECKING:
 
     from stretto.domain import UserId
 
+# Ids of replayed events that may still come live, as after an outage of the bus; of what is beyond,
+# some comes twice.
+TOLD_MAX: Final = 10_000
+
 
 class Session:
-    """A bounded queue of events; one that it cannot hold closes the session as too slow."""
+    """A bounded queue of events for one client."""
 
     __slots__ = (
         "_arrived",
         "_events_max",
+        "_has_forgotten",
+        "_is_live",
         "_queue",
         "_scope",
         "_told",
@@ -44,6 +53,8 @@ class Session:
         self._queue: dict[UUID, OutgoingEvent] = {}
         self._told: set[UUID] = set()
         """What was replayed although it may still come live."""
+        self._is_live = False
+        self._has_forgotten = False
         self._arrived = asyncio.Event()
         self._scope: asyncio.Timeout | None = None
 
@@ -58,16 +69,28 @@ class Session:
             self._told.discard(outgoing.event_id)
             return
         if len(self._queue) >= self._events_max and outgoing.event_id not in self._queue:
-            self.close(CloseCode.TOO_SLOW)
-            return
+            if self._is_live:
+                self.close(CloseCode.TOO_SLOW)
+                return
+            self._queue.clear()
+            self._has_forgotten = True
         self._queue[outgoing.event_id] = outgoing
         self._arrived.set()
 
     def note_replayed(self, outgoing: OutgoingEvent, *, is_under_way: bool) -> None:
         """Take note that the client is told this event from history, so need not be told it live."""
         waited = self._queue.pop(outgoing.event_id, None) is not None
-        if is_under_way and not waited:
+        if is_under_way and not waited and len(self._told) < TOLD_MAX:
             self._told.add(outgoing.event_id)
+
+    def go_live(self) -> bool:
+        """End the replay; not where events were forgotten meanwhile: history has to be read again.
+
+        What is forgotten from now on, a read that begins from now on finds.
+        """
+        self._is_live = not self._has_forgotten
+        self._has_forgotten = False
+        return self._is_live
 
     async def take(self) -> Sequence[OutgoingEvent]:
         """Wait until there are events; return all of them, in order."""

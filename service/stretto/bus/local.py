@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
+
+from stretto.protocol.events import TURN_EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +22,8 @@ class LocalBus:
 
     async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
         """Deliver each event; none is ever refused."""
-        for event in events:
+        for number, event in enumerate(events, 1):
             self._deliver(event)
+            if number % TURN_EVENTS == 0:
+                await asyncio.sleep(0)
         return {}

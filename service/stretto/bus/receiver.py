@@ -16,6 +16,7 @@ from nats.errors import Error, NotJSMessageError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
 
 from stretto.bus.connection import NATS_TROUBLE, Link
+from stretto.protocol.events import TURN_EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,6 +115,9 @@ class Receiver:
             return
         self._expected += 1
         self._take(message, numbers.stream)
+        if numbers.consumer % TURN_EVENTS == 0:
+            # What has gathered for us comes without a pause otherwise.
+            await asyncio.sleep(0)
 
     async def _control(self, message: Msg, headers: dict[str, str]) -> None:
         """Answer flow control, now that all before it is taken; look for what is missing."""

@@ -29,7 +29,10 @@ from stretto.telemetry import logger
 if TYPE_CHECKING:
     from stretto.actors.session import Session
     from stretto.http.event_streams import EventStream, StreamSettings
+    from stretto.protocol.sessions import OutgoingEvent
 
+# A client that is told of the past sets the pace itself; one that takes nothing for so long is too slow.
+READ_ON_SECONDS: Final = 10.0
 TOKEN_SUBPROTOCOL: Final = "stretto.token."  # noqa: S105 a prefix, no token
 _EVENT_STREAM: Final = "text/event-stream"
 
@@ -68,7 +71,7 @@ async def _serve(stream: EventStream, session: Session, replay: Replay, position
             await stream.tell_position(position)
             while (missed := await replay.next()) is not None:
                 for outgoing in missed:
-                    await stream.send(outgoing)
+                    await _send_missed(stream, outgoing)
             if replay.is_resumption:
                 # Nothing more of the past is to come.
                 await stream.tell_position(replay.present)
@@ -76,6 +79,8 @@ async def _serve(stream: EventStream, session: Session, replay: Replay, position
                 await _send_next(stream, session)
     except ConnectionError:
         session.close(CloseCode.CLIENT_LEFT)
+    except TimeoutError:
+        session.close(CloseCode.TOO_SLOW)
     except PositionLost:
         session.close(CloseCode.POSITION_LOST)
     except (StoreError, StrettoError):
@@ -83,6 +88,15 @@ async def _serve(stream: EventStream, session: Session, replay: Replay, position
     except Exception:  # noqa: BLE001 the stream has begun: there is no room for a problem document
         logger.exception("request.crashed")
         session.close(CloseCode.INTERNAL_ERROR)
+
+
+async def _send_missed(stream: EventStream, outgoing: OutgoingEvent) -> None:
+    """Send an event of the past; raises `TimeoutError` where the client does not read on.
+
+    Its queue does not tell, since that may overflow meanwhile.
+    """
+    async with asyncio.timeout(READ_ON_SECONDS):
+        await stream.send(outgoing)
 
 
 async def _send_next(stream: EventStream, session: Session) -> None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 # Of an event's envelope, wherever it goes.
 CONTENT_TYPE: Final = "application/cloudevents+json"
+# After so many, whoever hands events to sessions lets them take their share: fewer than a session may
+# hold, so that a burst finds none too slow that reads.
+TURN_EVENTS: Final = 64
 
 Position = NewType("Position", int)
 """A place in the history of events: everything before it was handed to the bus.

@@ -1,7 +1,8 @@
 """Where connections come from: the configured database, or a pool that a host hands in.
 
-Two kinds: one that a writer keeps for itself, and pooled ones for short reads. A connection always
-leads to a primary. No call waits without a bound: the server's own time-outs come first, and where
+Three kinds: one that a writer keeps for itself, pooled ones for short reads, and a few of their own
+for the upkeep (relay and sweeper), so that neither holds up the other. A connection always leads to a
+primary. No call waits without a bound: the server's own time-outs come first, and where
 the server does not answer at all, the connection is terminated, which is an error for whoever waits.
 """
 
@@ -23,6 +24,7 @@ from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
     from asyncpg.pool import PoolConnectionProxy
@@ -43,6 +45,8 @@ TRANSACTION_SECONDS: Final = 30.0
 # What the server is given to cancel a read by itself before we cut the connection.
 GRACE_SECONDS: Final = 1.0
 READERS_MAX: Final = 4
+# Relay and sweeper each do one thing at a time.
+UPKEEP_MAX: Final = 2
 DEFAULT_PORT: Final = 5432
 # asyncpg's own default; behind a pooler the next transaction may not have what this one prepared.
 PREPARED_MAX: Final = 100
@@ -76,19 +80,15 @@ class Database:
         self._prepared_max = 0 if self._is_pooled else PREPARED_MAX
         self._schema = schema
         self._pool = pool
+        # A host's pool serves both.
+        self._upkeep_pool = pool
         self._owns_pool = pool is None
         self._hosts = [] if pool else _hosts(dsn)
 
     async def __aenter__(self) -> Self:
         if self._pool is None:
-            self._pool = asyncpg.create_pool(
-                min_size=0,
-                max_size=READERS_MAX,
-                connect=self._connect_reader,
-                reset=_leave_as_it_is,
-                connection_class=asyncpg.Connection,
-            )
-            await self._pool
+            self._pool = await self._make_pool(READERS_MAX)
+            self._upkeep_pool = await self._make_pool(UPKEEP_MAX)
         return self
 
     async def __aexit__(
@@ -97,8 +97,10 @@ class Database:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._owns_pool and self._pool is not None:
-            pool, self._pool = self._pool, None
+        pools = (self._pool, self._upkeep_pool) if self._owns_pool else ()
+        if self._owns_pool:
+            self._pool = self._upkeep_pool = None
+        for pool in filter(None, pools):
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await pool.close()
@@ -110,7 +112,7 @@ class Database:
 
         The server ends its transactions after `TRANSACTION_SECONDS`, unless they may take longer.
         """
-        pool = self._open_pool()
+        pool = _open(self._pool)
         if self._owns_pool:
             return await self._connect(may_take_long=may_take_long)
         try:
@@ -130,15 +132,13 @@ class Database:
         except DRIVER_ERRORS:
             terminate(connection)
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[Connection]:
+    def reading(self) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for a short read; every trouble with it is raised as `Unreachable`."""
-        try:
-            async with self._open_pool().acquire(timeout=CONNECT_SECONDS) as connection:
-                with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
-                    yield connection
-        except DRIVER_ERRORS as error:
-            raise Unreachable(type(error).__name__) from error
+        return _lent(self._pool)
+
+    def tending(self) -> AbstractAsyncContextManager[Connection]:
+        """Lend one of the upkeep's for a short statement; trouble is raised as `Unreachable`."""
+        return _lent(self._upkeep_pool)
 
     async def ping(self) -> None:
         """Raise `Unreachable` unless the database answers and has the tables."""
@@ -152,11 +152,15 @@ class Database:
         elif not await connection.fetchval(QUERIES["ping"]):
             raise Unreachable(NO_TABLES)
 
-    def _open_pool(self) -> Pool:
-        if self._pool is None:
-            message = "the service is shutting down"
-            raise Unreachable(message)
-        return self._pool
+    async def _make_pool(self, connections_max: int) -> Pool:
+        pool: Pool = asyncpg.create_pool(
+            min_size=0,
+            max_size=connections_max,
+            connect=self._connect_reader,
+            reset=_leave_as_it_is,
+            connection_class=asyncpg.Connection,
+        )
+        return await pool
 
     async def _connect_reader(self, *_: Any, **__: Any) -> asyncpg.Connection[asyncpg.Record]:
         return await self._connect(statement_timeout=f"{READ_SECONDS:.0f}s")
@@ -194,6 +198,23 @@ async def _bound_transactions(connection: Connection) -> None:
     """Have the server end long transactions, if it can: PostgreSQL 17 is the first that does."""
     with watchdog(connection, CONNECT_SECONDS):
         await connection.fetch(QUERIES["bound_transactions"], f"{TRANSACTION_SECONDS:g}s")
+
+
+def _open(pool: Pool | None) -> Pool:
+    if pool is None:
+        message = "the service is shutting down"
+        raise Unreachable(message)
+    return pool
+
+
+@asynccontextmanager
+async def _lent(pool: Pool | None) -> AsyncIterator[Connection]:
+    try:
+        async with _open(pool).acquire(timeout=CONNECT_SECONDS) as connection:
+            with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
+                yield connection
+    except DRIVER_ERRORS as error:
+        raise Unreachable(type(error).__name__) from error
 
 
 async def _leave_as_it_is(_: object) -> None:

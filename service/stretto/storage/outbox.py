@@ -50,7 +50,7 @@ class PostgresOutboxStore:
 
     async def take(self, events_max: int, lease_seconds: float) -> TakenEvents:
         """Lease due events, the oldest first."""
-        async with self._database.reading() as connection:
+        async with self._database.tending() as connection:
             rows = await connection.fetch(QUERIES["take"], events_max, lease_seconds, self._now())
         rows.sort(key=lambda row: (row["position"], row["event_id"]))
         return TakenEvents(
@@ -60,17 +60,17 @@ class PostgresOutboxStore:
 
     async def mark(self, event_ids: Collection[UUID]) -> None:
         """Note that these were handed over."""
-        async with self._database.reading() as connection:
+        async with self._database.tending() as connection:
             await connection.execute(QUERIES["mark"], list(event_ids), self._now())
 
     async def release(self, event_ids: Collection[UUID]) -> None:
         """End the lease of events that were not handed over."""
-        async with self._database.reading() as connection:
+        async with self._database.tending() as connection:
             await connection.execute(QUERIES["release"], list(event_ids), self._now())
 
     async def refuse(self, reasons: Mapping[UUID, str], limits: RefusalLimits) -> set[UUID]:
         """Put refused events off; return those that died of it."""
-        async with self._database.reading() as connection:
+        async with self._database.tending() as connection:
             rows = await connection.fetch(
                 QUERIES["refuse"],
                 list(reasons),
