@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 
 # Nothing here takes as long: a session that hangs must not hang the suite.
 DEADLINE_SECONDS = 20
+STREAM = {"Accept": "text/event-stream"}
+UPGRADE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
 
 
 @dataclass(slots=True)
@@ -141,6 +149,28 @@ class LiveService:
         async with asyncio.timeout(DEADLINE_SECONDS):
             while len(self.hub) or session_tasks():
                 await asyncio.sleep(0.01)
+
+
+class MuteClient:
+    """A client that opens a session and never reads a byte."""
+
+    def __init__(self, live: LiveService, headers: dict[str, str]) -> None:
+        self.socket = socket.socket()
+        self.socket.setblocking(False)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        host, _, port = live.api.url.removeprefix("http://").partition(":")
+        self.address = host, int(port)
+        lines = {**headers, "Host": host, "Authorization": f"Bearer {token_of('bob')}"}
+        self.request = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+
+    async def __aenter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(self.socket, self.address)
+        request = f"GET /v1/events HTTP/1.1\r\n{self.request}\r\n"
+        await loop.sock_sendall(self.socket, request.encode())
+
+    async def __aexit__(self, *_: object) -> None:
+        self.socket.close()
 
 
 def session_tasks() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 import uuid
 from typing import TYPE_CHECKING
@@ -14,7 +13,16 @@ import pytest_asyncio
 from aiohttp import WSServerHandshakeError, web
 
 from api_client import SECRET, connected_api, token_of
-from live_service import DEADLINE_SECONDS, LiveService, live_service, relay_once, session_tasks
+from live_service import (
+    DEADLINE_SECONDS,
+    STREAM,
+    UPGRADE,
+    LiveService,
+    MuteClient,
+    live_service,
+    relay_once,
+    session_tasks,
+)
 from stretto.actors.hub import HubSettings
 from stretto.assembly import create_app
 from stretto.http.auth import TokenSettings
@@ -29,13 +37,6 @@ if TYPE_CHECKING:
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
-STREAM = {"Accept": "text/event-stream"}
-UPGRADE = {
-    "Connection": "Upgrade",
-    "Upgrade": "websocket",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-}
 TOKEN = f"stretto.token.{token_of('bob')}"
 
 
@@ -204,28 +205,6 @@ async def test_a_client_that_vanishes_is_noticed_in_a_host_that_cancels_no_handl
     await runner.cleanup()
 
 
-class Mute:
-    """A client that opens a session and never reads a byte."""
-
-    def __init__(self, live: LiveService, headers: dict[str, str]) -> None:
-        self.socket = socket.socket()
-        self.socket.setblocking(False)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        host, _, port = live.api.url.removeprefix("http://").partition(":")
-        self.address = host, int(port)
-        lines = {**headers, "Host": host, "Authorization": f"Bearer {token_of('bob')}"}
-        self.request = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-
-    async def __aenter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(self.socket, self.address)
-        request = f"GET /v1/events HTTP/1.1\r\n{self.request}\r\n"
-        await loop.sock_sendall(self.socket, request.encode())
-
-    async def __aexit__(self, *_: object) -> None:
-        self.socket.close()
-
-
 def large_event() -> CommittedEvent:
     """Return an event of bob's that fills buffers."""
     return CommittedEvent(uuid.uuid4(), ("bob",), b'{"fill":"%b"}' % (b"x" * 20_000), Position(1))
@@ -238,7 +217,7 @@ async def test_a_session_that_never_reads_is_closed_and_delays_nobody(
     """Even its connection goes, although it does not take its goodbye."""
     async with (
         live_service(database_url, hub=HubSettings(events_max=8)) as live,
-        Mute(live, headers),
+        MuteClient(live, headers),
         live.websocket("bob") as reader,
     ):
         await reader.next()
@@ -294,7 +273,7 @@ async def test_at_the_stop_sessions_are_sent_away(live: LiveService) -> None:
 
 async def test_a_mute_client_does_not_hold_the_stop_up(live: LiveService) -> None:
     """Its goodbye is waited for, but not for long."""
-    async with Mute(live, UPGRADE):
+    async with MuteClient(live, UPGRADE):
         while not len(live.hub):
             await asyncio.sleep(0.01)
         async with asyncio.timeout(DEADLINE_SECONDS):

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import re
+import uuid
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
+import pytest
 import pytest_asyncio
 
 from api_client import TEAM, token_of
-from live_service import LiveService, live_service, relay_once
+from live_service import (
+    STREAM,
+    UPGRADE,
+    LiveService,
+    MuteClient,
+    SseClient,
+    WebSocketClient,
+    live_service,
+    relay_once,
+)
+from stretto.actors.session import Session
 from stretto.domain import event_id, group_id
+from stretto.http import events
 from stretto.protocol.sessions import CloseCode
 from stretto.storage import history
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    import pytest
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
@@ -157,6 +170,103 @@ async def test_what_waited_for_the_relay_while_it_was_replayed_is_told_once(
         following = await live.create("following")
         await relay_once(connection, live.hub)
         assert following == (await client.next())["event"]["subject"]
+
+
+async def insert_events(connection: Connection, count: int, payload_bytes: int = 0) -> None:
+    """Write events of bob's, each in a transaction of its own."""
+    await connection.execute(
+        """CREATE PROCEDURE pg_temp.insert_events(count integer, bytes integer) AS $$
+           BEGIN
+               FOR number IN 1..count LOOP
+                   INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+                   VALUES (gen_random_uuid(), 'group.created', gen_random_uuid(), '{bob}',
+                           to_json(repeat('x', bytes)));
+                   COMMIT;
+               END LOOP;
+           END $$ LANGUAGE plpgsql"""
+    )
+    await connection.execute(f"CALL pg_temp.insert_events({count}, {payload_bytes})")
+
+
+async def found_too_slow(live: LiveService) -> int:
+    """Return how many sessions were closed as too slow, now that all are over."""
+    await live.emptied()
+    metrics = (await live.api.get("/metrics")).body.decode()
+    found = re.search(r'^stretto_sessions_ended_total\{code="4408"\} (\d+)', metrics, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+async def ids_of(reader: WebSocketClient | SseClient, count: int) -> list[str]:
+    """Return the ids of so many events."""
+    found: list[str] = []
+    while len(found) < count:
+        if isinstance(reader, WebSocketClient):
+            event = (await reader.next()).get("event")
+        else:
+            event = block.json if (block := await reader.next()).data else None
+        if event is not None:
+            found.append(event["id"])
+    return found
+
+
+@pytest.mark.parametrize("is_delivered", [True, False])
+async def test_whoever_reads_gets_all_that_was_missed_however_much(
+    live: LiveService, connection: Connection, monkeypatch: pytest.MonkeyPatch, is_delivered: bool
+) -> None:
+    """Also where the relay has been away as well, and hands all of it over meanwhile."""
+    monkeypatch.setattr(history, "PAGE_EVENTS", 500)
+    since = await bookmark(live)
+    await insert_events(connection, 5000)
+    rows = await connection.fetch("SELECT event_id FROM outbox ORDER BY position")
+    if is_delivered:
+        await connection.execute("UPDATE outbox SET delivered_at = clock_timestamp()")
+    async with live.websocket(since=since) as client, live.sse(Last_Event_ID=since) as reader:
+        first, second = await ids_of(client, 100), await ids_of(reader, 100)
+        assert (0 if is_delivered else 5000) == await relay_once(connection, live.hub)
+        missed = [str(row["event_id"]) for row in rows]
+        assert missed == first + await ids_of(client, 4900)
+        assert missed == second + await ids_of(reader, 4900)
+        # And they are still there.
+        last = await live.create("last")
+        await relay_once(connection, live.hub)
+        assert (
+            [str(event_id(uuid.UUID(last)))] == await ids_of(client, 1) == await ids_of(reader, 1)
+        )
+
+
+async def test_without_that_a_session_that_reads_is_found_too_slow(
+    live: LiveService, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the test above shows not to happen: its queue overflows while it is told of the past."""
+    real = Session.__init__
+
+    def live_at_once(self: Session, *given: Any) -> None:
+        real(self, *given)
+        self.go_live()
+
+    monkeypatch.setattr(Session, "__init__", live_at_once)
+    since = await bookmark(live)
+    await insert_events(connection, 1000, payload_bytes=1000)
+    async with live.websocket(since=since) as client:
+        await ids_of(client, 1)
+        await relay_once(connection, live.hub)
+        await client.close_code()
+    assert 1 == await found_too_slow(live)
+
+
+async def test_a_session_that_does_not_read_its_past_is_closed(
+    live: LiveService, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over both ways; nothing of it is left."""
+    monkeypatch.setattr(events, "READ_ON_SECONDS", 0.1)
+    since = await bookmark(live)
+    await insert_events(connection, 200, payload_bytes=20_000)
+    for headers in (UPGRADE, STREAM):
+        async with MuteClient(live, {**headers, "Last-Event-ID": since}):
+            while not len(live.hub):
+                await asyncio.sleep(0)
+            await live.emptied()
+    assert 2 == await found_too_slow(live)
 
 
 async def test_a_position_that_is_too_old_is_told(

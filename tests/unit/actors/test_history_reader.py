@@ -11,6 +11,7 @@ import pytest
 from stretto.actors.history_reader import Ask, HistoryReader, Replay, Stretch
 from stretto.actors.hub import HubSettings, SessionHub
 from stretto.actors.mailbox import Mailbox
+from stretto.actors.session import Session
 from stretto.domain import UserId
 from stretto.errors import InternalError
 from stretto.protocol.events import CommittedEvent, Position
@@ -28,7 +29,6 @@ from stretto.protocol.ports import ActorCrashed, Unreachable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from stretto.actors.session import Session
     from stretto.protocol.ports import Event
 
 ALICE, BOB = UserId("alice"), UserId("bob")
@@ -57,6 +57,7 @@ class ScriptedHistory:
         self.pages: list[Sequence[UserId]] = []
         self.after_bounds: Callable[[], object] = lambda: None
         self.after_page: Callable[[], object] = lambda: None
+        self.after_last_page: Callable[[], object] = lambda: None
         self.error: Exception | None = None
 
     async def bounds(self) -> HistoryBounds:
@@ -74,6 +75,8 @@ class ScriptedHistory:
         end = rows[-1].cursor if len(rows) == PAGE_EVENTS else None
         page = HistoryPage(rows, end, self.start)
         self.after_page()
+        if end is None:
+            self.after_last_page()
         return page
 
 
@@ -196,6 +199,36 @@ async def test_an_event_in_both_history_and_live_is_told_once(world: World) -> N
         assert len(session) == 0
         world.hub.deliver(event(4))
         assert len(session) == 1
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_what_comes_live_in_bulk_meanwhile_is_told_from_history(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_guarded: bool
+) -> None:
+    """More than the session can hold, round after round, each event once; without that, some never."""
+    if not is_guarded:
+        monkeypatch.setattr(Session, "go_live", lambda _: True)
+    monkeypatch.setattr(world.hub, "_settings", HubSettings(events_max=PAGE_EVENTS))
+    world.store.events = [event(n) for n in range(1, 20)]
+    bursts = iter(range(20, 60, 10))
+
+    def burst() -> None:
+        # The last round is a quiet one.
+        if (first := next(bursts, None)) is None:
+            return
+        for number in range(first, first + 10):
+            world.store.events.append(event(number))
+            world.hub.deliver(event(number))
+        # Others still run: each round finds again what the one before has told.
+        world.store.settled = Position(first - 5)
+
+    world.store.settled = Position(15)
+    world.store.after_last_page = burst
+    with world.hub.session(ALICE, 1e12) as session:
+        (found,) = await world.all_of(world.replay(session, bookmark(1)))
+        live = [each.event_id.int for each in await session.take()] if len(session) else []
+        assert session.close_code is None
+    assert is_guarded == (list(range(1, 60)) == found + live)
 
 
 @pytest.mark.parametrize("since", [Bookmark(Position(5), Origin("ffffffff")), bookmark(1001)])

@@ -11,14 +11,17 @@ from uuid import UUID
 import pytest
 
 from stretto.actors.hub import SESSION_SECONDS_MAX, HubSettings, SessionHub
+from stretto.bus import local
+from stretto.bus.local import LocalBus
 from stretto.domain import UserId
 from stretto.errors import Overloaded, RateLimited
-from stretto.protocol.events import CommittedEvent, Position
+from stretto.protocol.events import TURN_EVENTS, CommittedEvent, Position
 from stretto.protocol.history import Origin
 from stretto.protocol.ports import EventDelivered, SessionEnded
 from stretto.protocol.sessions import CloseCode, OutgoingEvent
 
 if TYPE_CHECKING:
+    from stretto.actors.session import Session
     from stretto.protocol.ports import Event
 
 ALICE, BOB = UserId("alice"), UserId("bob")
@@ -111,6 +114,8 @@ async def test_an_event_is_encoded_once_for_each_way(hub: SessionHub) -> None:
 async def test_a_session_whose_queue_is_full_is_closed_and_others_go_on(hub: SessionHub) -> None:
     """Its queue is dropped; nobody has waited for it."""
     with hub.session(ALICE, 2000) as slow, hub.session(ALICE, 2000) as quick:
+        assert slow.go_live()
+        assert quick.go_live()
         for number in range(EVENTS_MAX):
             hub.deliver(event(number))
         assert ([0, 1, 2], None) == (ids(await quick.take()), slow.close_code)
@@ -118,6 +123,73 @@ async def test_a_session_whose_queue_is_full_is_closed_and_others_go_on(hub: Ses
         assert (CloseCode.TOO_SLOW, 0) == (slow.close_code, len(slow))
         assert [EVENTS_MAX] == ids(await quick.take())
         assert quick.close_code is None
+
+
+@pytest.mark.parametrize(
+    ("code", "waiting", "events_max"),
+    [(CloseCode.TOO_SLOW, 0, EVENTS_MAX), (None, 5000, 10**9)],
+    ids=["bounded", "without the bound"],
+)
+async def test_a_session_that_never_reads_holds_no_more_than_its_queue(
+    told: list[Event], code: CloseCode | None, waiting: int, events_max: int
+) -> None:
+    """Without the bound it would hold all that it was ever to be told."""
+    hub = SessionHub(ORIGIN, HubSettings(events_max=events_max), told.append)
+    with hub.session(ALICE, math.inf) as mute:
+        mute.go_live()
+        for number in range(5000):
+            hub.deliver(event(number))
+            assert len(mute) <= events_max
+        assert (code, waiting) == (mute.close_code, len(mute))
+
+
+async def test_a_session_that_replays_forgets_what_its_queue_cannot_hold(hub: SessionHub) -> None:
+    """It goes live once history was read after that; the next overflow is its client's fault."""
+    with hub.session(ALICE, 2000) as session:
+        for number in range(EVENTS_MAX + 1):
+            hub.deliver(event(number))
+        assert (None, 1) == (session.close_code, len(session))
+        assert [False, True] == [session.go_live(), session.go_live()]
+        for number in range(EVENTS_MAX):
+            hub.deliver(event(100 + number))
+        assert CloseCode.TOO_SLOW == session.close_code
+
+
+@pytest.mark.parametrize(
+    ("expected", "turn_events"), [(None, TURN_EVENTS), (CloseCode.TOO_SLOW, 10**9)]
+)
+async def test_a_burst_finds_nobody_too_slow_that_reads(
+    expected: CloseCode | None,
+    turn_events: int,
+    told: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bus lets sessions take their share; without its turns it would run them over."""
+    monkeypatch.setattr(local, "TURN_EVENTS", turn_events)
+    hub = SessionHub(ORIGIN, HubSettings(), told.append)
+    taken: list[int] = []
+
+    async def serve(session: Session) -> None:
+        async with session.until_closed():
+            while True:
+                taken.extend(ids(await session.take()))
+
+    with hub.session(ALICE, math.inf) as session:
+        session.go_live()
+        serving = asyncio.create_task(serve(session))
+        await LocalBus(hub.deliver).publish([event(number) for number in range(1000)])
+        assert expected == session.close_code
+        session.close(CloseCode.CLIENT_LEFT)
+        await serving
+    assert expected or list(range(960)) == taken[:960]
+
+
+async def test_an_event_that_nobody_hears_is_not_counted(
+    hub: SessionHub, told: list[Event]
+) -> None:
+    """What is delivered is delivered to a session."""
+    hub.deliver(event(1))
+    assert [] == told
 
 
 async def test_an_event_that_comes_twice_waits_once(hub: SessionHub) -> None:
