@@ -9,10 +9,13 @@ import pytest_asyncio
 
 from chaos.server import OwnServer, own_server
 from chaos.wire_proxy import WireProxy
+from nats_process import NatsProcess
 from service_process import ServiceProcess
+from topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
     import asyncpg
 
@@ -51,3 +54,12 @@ async def start_on_server(
             return await stack.enter_async_context(service)
 
         yield start
+
+
+@pytest_asyncio.fixture
+async def topology(
+    start_service: Callable[..., Awaitable[ServiceProcess]], tmp_path: Path, database_url: str
+) -> AsyncIterator[Topology]:
+    """Nothing started yet but a NATS of this test alone."""
+    async with NatsProcess(tmp_path / "nats") as server, AsyncExitStack() as stack:
+        yield Topology(stack, start_service, server, database_url)

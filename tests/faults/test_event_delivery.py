@@ -1,0 +1,192 @@
+"""What becomes of events when relays, NATS and services are killed, counted to the last one (G8).
+
+The consumer that counts knows nothing of stretto: it reads the stream from its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nats_process import DEADLINE_SECONDS, nats_client
+from stretto.bus.nats import STREAM, SUBJECT, SUBJECTS
+from stretto.domain import IdempotencyKey, UserId, event_id, group_id
+from topology import Topology, delivered, observed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import asyncpg
+    from nats.aio.client import Client
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+# Below the lease of the topology's relays: JetStream knows no second publication again.
+DUPLICATES_SECONDS = 0.1
+
+
+def events_of(topology: Topology) -> set[str]:
+    """Return the ids of the events of all groups whose creation was acknowledged."""
+    return {
+        str(event_id(group_id(UserId("alice"), IdempotencyKey(key)))) for key in topology.created
+    }
+
+
+async def waiting(connection: Connection) -> int:
+    """Return how many events were not delivered yet."""
+    count: int = await connection.fetchval("SELECT count(*) FROM outbox WHERE delivered_at IS NULL")
+    return count
+
+
+async def test_nats_is_killed_time_and_again_while_groups_are_created(
+    topology: Topology, connection: Connection
+) -> None:
+    """Whatever was on its way at that moment: each event is in the stream, and once."""
+    await topology.replica()
+    async with topology.load():
+        for number in range(3):
+            await topology.create(f"before-{number}")
+            await topology.server.kill()
+            # Creations go on: these wait in the outbox.
+            for away in range(5):
+                await topology.create(f"away-{number}-{away}")
+            assert 5 <= await waiting(connection)
+            await topology.server.start()
+    events = await delivered(connection)
+    assert events_of(topology) == events
+    # Less than the two minutes for which JetStream knows an id again.
+    assert Counter(events) == Counter(await observed(topology.server))
+
+
+async def test_services_are_killed_time_and_again_while_groups_are_created(
+    topology: Topology, connection: Connection
+) -> None:
+    """Each acknowledged group has its event, and no event is without its group."""
+    replicas = [await topology.replica(), await topology.replica()]
+    async with topology.load():
+        for number in range(3):
+            for each in range(10):
+                await topology.create(f"before-{number}-{each}")
+            await topology.kill(replicas.pop(0))
+            replicas.append(await topology.replica())
+    events = await delivered(connection)
+    assert events_of(topology) == events
+    assert Counter(events) == Counter(await observed(topology.server))
+
+
+@asynccontextmanager
+async def forgetful_stream(topology: Topology) -> AsyncIterator[Client]:
+    """Make the stream as an operator may have it: one that soon takes a second copy for another."""
+    async with nats_client(topology.server.url) as client:
+        await client.jetstream().add_stream(
+            name=STREAM, subjects=list(SUBJECTS), duplicate_window=DUPLICATES_SECONDS
+        )
+        yield client
+
+
+async def hold_marks(connection: Connection) -> None:
+    """Keep every relay from marking what it has published, until its connection ends."""
+    await connection.execute(
+        """CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
+           'BEGIN PERFORM pg_sleep(3600); RETURN NEW; END';
+           CREATE TRIGGER hold BEFORE UPDATE OF delivered_at ON outbox
+           FOR EACH ROW EXECUTE FUNCTION hold()"""
+    )
+
+
+async def let_marks_go(connection: Connection) -> None:
+    """End what is held, which rolls it back."""
+    await connection.execute(
+        """SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+           WHERE datname = current_database() AND wait_event = 'PgSleep'"""
+    )
+    await connection.execute("DROP FUNCTION hold CASCADE")
+
+
+@pytest.mark.parametrize(("copies", "is_killed"), [(2, True), (1, False)])
+async def test_a_relay_killed_between_publishing_and_marking_repeats_the_event_under_its_id(
+    topology: Topology, connection: Connection, copies: int, is_killed: bool
+) -> None:
+    """Exactly once more, by the next relay; a relay that lives publishes it once."""
+    async with forgetful_stream(topology) as client:
+        first = await topology.replica()
+        heard = await client.subscribe(SUBJECT)
+        await client.flush()
+        if is_killed:
+            await hold_marks(connection)
+        await topology.create("k")
+        message = await heard.next_msg(DEADLINE_SECONDS)
+        if is_killed:
+            await topology.kill(first)
+            await let_marks_go(connection)
+            assert 1 == await waiting(connection)
+            await topology.replica()
+        (event,) = await delivered(connection)
+        assert message.headers is not None
+        assert event == message.headers["Nats-Msg-Id"]
+        assert {event} == events_of(topology)
+        assert [event] * copies == await observed(topology.server)
+
+
+async def test_a_stream_knows_the_second_copy_again(
+    topology: Topology, connection: Connection
+) -> None:
+    """What the relay makes itself does, for two minutes: consumers then see the event once."""
+    first = await topology.replica()
+    await topology.create("first")
+    await delivered(connection)
+    await hold_marks(connection)
+    async with nats_client(topology.server.url) as client:
+        heard = await client.subscribe(SUBJECT)
+        await client.flush()
+        await topology.create("k")
+        copy = await heard.next_msg(DEADLINE_SECONDS)
+        await topology.kill(first)
+        await let_marks_go(connection)
+        await topology.replica()
+        again = await heard.next_msg(DEADLINE_SECONDS)
+        assert (copy.headers, copy.data) == (again.headers, again.data)
+    events = await delivered(connection)
+    assert events_of(topology) == events
+    assert Counter(events) == Counter(await observed(topology.server))
+
+
+async def test_relays_are_killed_with_their_marks_time_and_again(
+    topology: Topology, connection: Connection
+) -> None:
+    """Under load; every copy beyond the first has the id of an event that is there."""
+    async with forgetful_stream(topology):
+        replicas = [await topology.replica(), await topology.replica()]
+        async with topology.load():
+            for number in range(2):
+                await topology.create(f"before-{number}")
+                await hold_marks(connection)
+                await topology.create(f"held-{number}")
+                await topology.kill(replicas.pop(0))
+                await let_marks_go(connection)
+                replicas.append(await topology.replica())
+        events = await delivered(connection)
+        assert events_of(topology) == events
+        copies = Counter(await observed(topology.server))
+    assert events == copies.keys()
+
+
+async def test_an_event_without_its_group_would_be_noticed(
+    topology: Topology, connection: Connection
+) -> None:
+    """The counts above can fail: the consumer sees what nobody has created."""
+    await topology.replica()
+    await topology.create("k")
+    await connection.execute(
+        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+           SELECT gen_random_uuid(), event_type, gen_random_uuid(), recipients, payload
+           FROM outbox"""
+    )
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while await waiting(connection):
+            await asyncio.sleep(0)
+    assert events_of(topology) < set(await observed(topology.server))

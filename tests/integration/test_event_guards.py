@@ -1,0 +1,240 @@
+"""What keeps events from being doubled and from being passed over, each guard with and without it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from conftest import connect
+from stretto.actors.history_reader import Ask, HistoryReader, Replay, Stretch
+from stretto.actors.hub import HubSettings, SessionHub
+from stretto.actors.mailbox import Mailbox
+from stretto.actors.relay import OutboxRelay, RelaySettings
+from stretto.bus.local import LocalBus
+from stretto.domain import UserId
+from stretto.protocol.history import Bookmark
+from stretto.protocol.sessions import OutgoingEvent
+from stretto.storage import history, outbox
+from stretto.storage.database import Database
+from stretto.storage.queries import QUERIES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from types import ModuleType
+    from uuid import UUID
+
+    import asyncpg
+
+    from stretto.protocol.events import CommittedEvent
+    from stretto.protocol.history import PastEvent
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+BOB = UserId("bob")
+DEADLINE_SECONDS = 20
+
+
+class CountingBus:
+    """Counts what it is given."""
+
+    def __init__(self) -> None:
+        self.ids: list[UUID] = []
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        self.ids += [event.event_id for event in events]
+        return {}
+
+
+class World:
+    """A relay, a hub and a reader of history on one database, each step by step."""
+
+    def __init__(self, database: Database, hub: SessionHub) -> None:
+        self.hub = hub
+        self.relay = relay_of(database, LocalBus(hub.deliver))
+        self._asks: Mailbox[Ask, Stretch] = Mailbox(10)
+        store = history.PostgresHistoryStore(database)
+        self.reader = HistoryReader(self._asks, store, hub.origin, lambda _: None)
+
+    @asynccontextmanager
+    async def session(self, since: str | None = None) -> AsyncIterator[tuple[str, list[str]]]:
+        """Be connected as bob; yields the position and the ids of all that he has missed."""
+        bookmark = None if since is None else Bookmark.parse(since)
+        with self.hub.session(BOB, 1e12) as session:
+            replay = Replay(self._asks, session, self.hub.origin, bookmark)
+            reading = asyncio.create_task(self.reader.run())
+            position = await replay.begin()
+            missed: list[OutgoingEvent] = []
+            while (stretch := await replay.next()) is not None:
+                missed += stretch
+            reading.cancel()
+            self.live = session
+            place = missed[-1].bookmark if missed else position
+            yield place, [str(each.event_id) for each in missed]
+
+    async def told(self) -> OutgoingEvent:
+        """Relay, and return what bob's session is told live."""
+        assert 1 == await self.relay.run_once()
+        (outgoing,) = await self.live.take()
+        return outgoing
+
+
+def relay_of(database: Database, bus: LocalBus | CountingBus) -> OutboxRelay:
+    """Return a relay that runs when the test says."""
+    store = outbox.PostgresOutboxStore(database)
+    return OutboxRelay(store, bus, lambda _: None, RelaySettings())
+
+
+@pytest_asyncio.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    """Where all of them take their connections from."""
+    async with Database(database_url) as database:
+        yield database
+
+
+@pytest_asyncio.fixture
+async def world(database: Database) -> World:
+    """A world of its own."""
+    origin = await history.PostgresHistoryStore(database).origin()
+    return World(database, SessionHub(origin, HubSettings(), lambda _: None))
+
+
+@asynccontextmanager
+async def beside(database_url: str) -> AsyncIterator[Connection]:
+    """Open another connection, in a transaction that commits in the end."""
+    connection = await connect(database_url)
+    async with connection.transaction():
+        yield connection
+    await connection.close()
+
+
+async def commit_event(connection: Connection) -> str:
+    """Write an event of bob's; return its id."""
+    event_id = uuid.uuid4()
+    await connection.execute(
+        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+           VALUES ($1, 'group.created', $1, '{bob}', '{}')""",
+        event_id,
+    )
+    return str(event_id)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, *cut: str) -> None:
+    """Take a guard out of a statement: each text is replaced by the next one."""
+    statement = QUERIES[name]
+    for old, new in zip(cut[::2], cut[1::2], strict=True):
+        assert old in statement
+        statement = statement.replace(old, new)
+    monkeypatch.setattr(module, "QUERIES", {**QUERIES, name: statement})
+
+
+async def lock_waiters(connection: Connection, count: int) -> None:
+    """Wait until so many backends wait for a lock."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while count != await connection.fetchval(
+            """SELECT count(*) FROM pg_stat_activity
+               WHERE datname = current_database() AND wait_event_type = 'Lock'"""
+        ):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_relays_that_take_at_the_same_moment_share_the_events(
+    is_guarded: bool, database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are at work before either has its lease; without the row lock both publish all."""
+    if not is_guarded:
+        without(monkeypatch, outbox, "take", "FOR UPDATE SKIP LOCKED", "")
+    bus = CountingBus()
+    one, other = relay_of(database, bus), relay_of(database, bus)
+    watch = await connect(database_url)
+    ids = [await commit_event(watch) for _ in range(3)]
+    async with beside(database_url) as holder:
+        # Whoever is at this row waits, but passes over what another one has.
+        await holder.execute("SELECT FROM outbox WHERE event_id = $1 FOR UPDATE", ids[0])
+        taking = asyncio.gather(one.run_once(), other.run_once())
+        if is_guarded:
+            assert [0, 2] == sorted(await taking)
+        else:
+            await lock_waiters(watch, 2)
+    assert ([0, 2] if is_guarded else [3, 3]) == sorted(await taking)
+    assert (1 if is_guarded else 0) == await one.run_once()
+    assert sorted(ids * (1 if is_guarded else 2)) == sorted(map(str, bus.ids))
+    await watch.close()
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_place_told_live_is_not_behind_what_commits_late(
+    is_guarded: bool,
+    world: World,
+    connection: Connection,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The relay tells where all is certain; by the event's own position the late one is skipped."""
+    if not is_guarded:
+        own = "outbox.position AS resume_from,"
+        without(monkeypatch, outbox, "take", "resume_from, extract", f"{own} extract")
+    async with world.session() as (_, missed), beside(database_url) as late:
+        assert [] == missed
+        late_id = await commit_event(late)
+        early_id = await commit_event(connection)
+        told = await world.told()
+        assert early_id == str(told.event_id)
+    assert 1 == await world.relay.run_once()
+    async with world.session(told.bookmark) as (_, missed):
+        assert is_guarded == (late_id in missed)
+        assert early_id in missed
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_place_told_from_history_is_not_behind_what_commits_late(
+    is_guarded: bool,
+    world: World,
+    connection: Connection,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest transaction that ran when the replay began bounds it; without that it is skipped."""
+    if not is_guarded:
+
+        def as_it_stands(self: HistoryReader, past: PastEvent, _: object) -> OutgoingEvent:
+            return OutgoingEvent(past.event, self._origin)
+
+        monkeypatch.setattr(HistoryReader, "_outgoing", as_it_stands)
+    async with world.session() as (since, _):
+        pass
+    async with beside(database_url) as late:
+        late_id = await commit_event(late)
+        early_id = await commit_event(connection)
+        async with world.session(since) as (place, missed):
+            assert [early_id] == missed
+    async with world.session(place) as (_, missed):
+        assert ([late_id, early_id] if is_guarded else [early_id]) == missed
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_the_first_place_of_a_session_is_not_behind_what_commits_late(
+    is_guarded: bool,
+    world: World,
+    connection: Connection,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who leaves without an event resumes there; at the newest transaction it would be skipped."""
+    if not is_guarded:
+        oldest, newest = "least(pg_snapshot_xmin(snapshot)", "least(pg_snapshot_xmax(snapshot)"
+        without(monkeypatch, history, "history_bounds", oldest, newest)
+    async with beside(database_url) as late:
+        late_id = await commit_event(late)
+        # A newer transaction has ended already.
+        await connection.execute("SELECT pg_current_xact_id()")
+        async with world.session() as (place, missed):
+            assert [] == missed
+    assert 1 == await world.relay.run_once()
+    async with world.session(place) as (_, missed):
+        assert ([late_id] if is_guarded else []) == missed
