@@ -99,7 +99,9 @@ async def test_a_database_is_migrated_once(database_url: str, connection: Connec
     assert (0, "up to date\n") == (await stretto("migrate", DATABASE_URL=database_url))[:2]
 
 
-@pytest.mark.parametrize("command", [("check",), ("sweep",), ("attempt", "alice", "k"), ("serve",)])
+@pytest.mark.parametrize(
+    "command", [("check",), ("sweep",), ("events",), ("attempt", "alice", "k"), ("serve",)]
+)
 async def test_a_database_without_tables_is_told_what_to_do(
     command: tuple[str, ...], database_url: str, connection: Connection
 ) -> None:

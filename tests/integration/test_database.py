@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ import pytest
 
 from stretto.protocol.ports import OutcomeUnknown, Unreachable
 from stretto.storage import database as database_module
-from stretto.storage.database import Database, watchdog
+from stretto.storage.database import READERS_MAX, UPKEEP_MAX, Database, watchdog
 from stretto.storage.driver_errors import DRIVER_ERRORS, store_error
 
 if TYPE_CHECKING:
@@ -114,6 +115,24 @@ async def test_transactions_are_bounded_but_for_those_of_commands(database_url: 
         assert ["30s", "30s", "0"] == shown
         for connection in (writer, command):
             await database.give_back(connection)
+
+
+async def test_reads_and_upkeep_do_not_take_each_others_connections(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However busy the one is, the other has its own; together they are as many as documented."""
+    async with Database(database_url) as database, AsyncExitStack() as stack:
+        ways = {READERS_MAX: database.reading, UPKEEP_MAX: database.tending}
+        lent = {
+            (await stack.enter_async_context(lend())).get_server_pid()
+            for connections_max, lend in ways.items()
+            for _ in range(connections_max)
+        }
+        assert READERS_MAX + UPKEEP_MAX == len(lent) == 6
+        monkeypatch.setattr(database_module, "CONNECT_SECONDS", SOON_SECONDS)
+        for lend in ways.values():
+            with pytest.raises(Unreachable):
+                await stack.enter_async_context(lend())
 
 
 async def test_a_read_that_hangs_is_unreachable(

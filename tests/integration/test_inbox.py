@@ -62,6 +62,33 @@ async def test_a_second_delivery_waits_for_how_the_first_ends(
     await asyncio.gather(other.close(), watch.close())
 
 
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_consumer_counts_a_message_once_however_often_it_comes(
+    is_guarded: bool, connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times one after another and three at once; without the record it counts every time."""
+    if not is_guarded:
+
+        async def always(*_: object) -> bool:
+            return True
+
+        monkeypatch.setattr(stretto.Inbox, "first_time", always)
+    await connection.execute("CREATE TABLE public.counter AS SELECT 0 AS messages")
+
+    async def consume() -> None:
+        own = await connect(database_url)
+        async with own.transaction():
+            if await stretto.Inbox("counter").first_time(own, MESSAGE):
+                await own.execute("UPDATE public.counter SET messages = messages + 1")
+        await own.close()
+
+    for _ in range(3):
+        await consume()
+    await asyncio.gather(*(consume() for _ in range(3)))
+    counted = await connection.fetchval("SELECT messages FROM public.counter")
+    assert (1 if is_guarded else 6) == counted
+
+
 async def test_outside_a_transaction_is_a_programmers_error(connection: Connection) -> None:
     """Record and effects would part."""
     with pytest.raises(AssertionError, match="together with the effects"):

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conftest import connect
+from stretto.actors.sweeper import RetentionSweeper
 from stretto.assembly import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.protocol.attempt import AnswerStatus
+from stretto.storage import retention
 from stretto.storage.check import FAULTS_MAX, check_database
 from stretto.storage.queries import QUERIES
 from stretto.storage.retention import Retention, sweep, sweepable
@@ -233,6 +235,60 @@ async def test_one_sweeper_works_at_a_time(
         future = datetime.now(UTC) + timedelta(days=2 * RETENTION_DAYS)
         assert expected == (await swept(connection, future))["attempt"]
     await other.close()
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_of_two_replicas_sweepers_one_works_at_a_time(
+    is_guarded: bool,
+    component: Component,
+    connection: Connection,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While one is in the midst of a batch, the other ends; without the lock both are at it."""
+    if not is_guarded:
+        lock = (
+            "pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))"
+        )
+        statement = QUERIES["sweep_attempts"].replace(lock, "true")
+        assert statement != QUERIES["sweep_attempts"]
+        monkeypatch.setattr(retention, "QUERIES", {**QUERIES, "sweep_attempts": statement})
+    await create(component, "k")
+    future = datetime.now(UTC) + timedelta(days=2 * RETENTION_DAYS)
+    swept_at: list[str] = []
+
+    def sweeper(name: str, own: Connection) -> RetentionSweeper:
+        return RetentionSweeper(
+            lambda progress: sweep(lambda: nullcontext(own), RETENTION, future, progress),
+            lambda _: swept_at.append(name),
+        )
+
+    holder, first, second = [await connect(database_url) for _ in range(3)]
+    transaction = holder.transaction()
+    await transaction.start()
+    await holder.execute("SELECT FROM attempt FOR UPDATE")
+    sweeping = [asyncio.create_task(sweeper("first", first).run_once())]
+    await lock_waiters(connection, 1)
+    other = sweeper("second", second)
+    if is_guarded:
+        assert (0, []) == (await other.run_once(), swept_at)
+    else:
+        sweeping.append(asyncio.create_task(other.run_once()))
+        await lock_waiters(connection, 2)
+    await transaction.commit()
+    assert 1 <= sum(await asyncio.gather(*sweeping))
+    assert "first" in swept_at
+    await asyncio.gather(*(each.close() for each in (holder, first, second)))
+
+
+async def lock_waiters(connection: Connection, count: int) -> None:
+    """Wait until so many backends wait for a lock."""
+    async with asyncio.timeout(10):
+        while count != await connection.fetchval(
+            """SELECT count(*) FROM pg_stat_activity
+               WHERE datname = current_database() AND wait_event_type = 'Lock'"""
+        ):
+            await asyncio.sleep(0)
 
 
 async def test_sweeping_under_load_makes_no_duplicate(

@@ -1,0 +1,140 @@
+"""Dead letters as an operator meets them: told by `stretto events`, replayed, and heard at last."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING
+
+from api_client import Api, connected_api, token_of
+from command_process import stretto
+from service_process import ServiceProcess
+from stretto.actors.relay import OutboxRelay, RelaySettings
+from stretto.domain import event_id, group_id
+from stretto.protocol.outbox import RefusalLimits
+from stretto.storage.database import Database
+from stretto.storage.outbox import PostgresOutboxStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from uuid import UUID
+
+    import aiohttp
+    import asyncpg
+
+    from stretto.protocol.events import CommittedEvent
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+DEADLINE_SECONDS = 20
+
+
+class RefusingBus:
+    """Refuses everything, for a reason."""
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        return {event.event_id: "larger than 7 bytes" for event in events}
+
+
+async def bury(database_url: str, connection: Connection, keys: Sequence[str]) -> list[UUID]:
+    """Have the events of alice's groups die; return their ids in the order of their making."""
+    ids = []
+    for key in keys:
+        id_ = group_id("alice", key)
+        ids.append(event_id(id_))
+        await connection.execute(
+            """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+               VALUES ($1, 'group.created', $2, '{alice,bob}', '{}')""",
+            ids[-1],
+            id_,
+        )
+    settings = RelaySettings(refusal=RefusalLimits(tries_max=1))
+    async with Database(database_url) as database:
+        relay = OutboxRelay(PostgresOutboxStore(database), RefusingBus(), lambda _: None, settings)
+        assert len(keys) == await relay.run_once()
+        assert 0 == await relay.run_once()
+    return ids
+
+
+async def dead(connection: Connection) -> set[UUID]:
+    """Return the dead letters."""
+    rows = await connection.fetch("SELECT event_id FROM outbox WHERE dead_reason IS NOT NULL")
+    return {row["event_id"] for row in rows}
+
+
+async def test_dead_letters_are_listed_with_their_reasons(
+    database_url: str, connection: Connection
+) -> None:
+    """The oldest first; nothing is changed by looking."""
+    assert (0, "no dead letters\n", "") == await stretto("events", DATABASE_URL=database_url)
+    ids = await bury(database_url, connection, ("a", "b"))
+    code, output, _ = await stretto("events", DATABASE_URL=database_url)
+    *letters, total = output.splitlines()
+    assert (0, "2 dead letters") == (code, total)
+    for id_, letter in zip(ids, letters, strict=True):
+        assert letter.startswith(f"{id_} group.created of ")
+        assert letter.endswith(", 1 tries: larger than 7 bytes")
+    assert set(ids) == await dead(connection)
+
+
+async def test_those_that_are_named_are_replayed_and_no_others(
+    database_url: str, connection: Connection
+) -> None:
+    """What is unknown, or not dead, is not counted."""
+    first, second, third = await bury(database_url, connection, ("a", "b", "c"))
+    named = [f"--replay={id_}" for id_ in (first, second, uuid.uuid4())]
+    code, output, _ = await stretto("events", *named, DATABASE_URL=database_url)
+    assert (0, "2 events will be tried again\n") == (code, output)
+    assert {third} == await dead(connection)
+    code, output, _ = await stretto("events", named[0], DATABASE_URL=database_url)
+    assert (0, "0 events will be tried again\n") == (code, output)
+
+
+async def test_what_is_no_id_is_told(database_url: str) -> None:
+    """And nothing is replayed instead."""
+    code, _, errors = await stretto("events", "--replay", "x", DATABASE_URL=database_url)
+    assert 2 == code
+    assert "valid UUID" in errors
+
+
+async def test_a_replayed_event_is_heard_under_its_id(
+    database_url: str, connection: Connection
+) -> None:
+    """By a member who is connected, and by one who resumes from behind the event's old place."""
+    ids = {str(id_) for id_ in await bury(database_url, connection, ("a", "b"))}
+    async with (
+        ServiceProcess({"DATABASE_URL": database_url}) as service,
+        connected_api(service.url) as api,
+    ):
+        async with session(api) as away:
+            since = (await away.receive_json())["position"]
+        async with session(api) as socket:
+            await socket.receive_json()
+            code, output, _ = await stretto("events", "--replay-all", DATABASE_URL=database_url)
+            assert (0, "2 events will be tried again\n") == (code, output)
+            assert ids == await heard(socket, len(ids))
+        async with session(api, since) as back:
+            assert ids == await heard(back, len(ids))
+    assert set() == await dead(connection)
+
+
+def session(
+    api: Api, since: str = ""
+) -> AbstractAsyncContextManager[aiohttp.ClientWebSocketResponse]:
+    """Connect as bob."""
+    return api.session.ws_connect(
+        api.url + "/v1/events",
+        params={"since": since},
+        headers={"Authorization": f"Bearer {token_of('bob')}"},
+    )
+
+
+async def heard(socket: aiohttp.ClientWebSocketResponse, count: int) -> set[str]:
+    """Return the ids of the next events."""
+    ids: set[str] = set()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while len(ids) < count:
+            if event := (await socket.receive_json()).get("event"):
+                ids.add(event["id"])
+    return ids

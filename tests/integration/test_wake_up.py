@@ -1,0 +1,91 @@
+"""The relay of a running component is woken by its writers, and its own look is only a fall-back."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.actors.relay import OutboxRelay, RelaySettings
+from stretto.assembly import ComponentSettings, open_component
+from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from uuid import UUID
+
+    from stretto.assembly import Component
+    from stretto.protocol.events import CommittedEvent
+
+TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
+DEADLINE_SECONDS = 20
+
+
+class WaitingBus:
+    """Says when something was published."""
+
+    def __init__(self) -> None:
+        self.ids: list[UUID] = []
+        self.published = asyncio.Event()
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        self.ids += [event.event_id for event in events]
+        self.published.set()
+        return {}
+
+
+@asynccontextmanager
+async def resting_component(
+    database_url: str, bus: WaitingBus, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Component]:
+    """Run a component whose relay has looked, found nothing, and looks in an hour again."""
+    resting = asyncio.Event()
+    real = OutboxRelay._wait_for_poke
+
+    async def wait_for_poke(self: OutboxRelay) -> None:
+        resting.set()
+        await real(self)
+
+    monkeypatch.setattr(OutboxRelay, "_wait_for_poke", wait_for_poke)
+    settings = ComponentSettings(relay=RelaySettings(poll_seconds=3600))
+    async with open_component(database_url, settings=settings, bus=bus) as component:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await resting.wait()
+        yield component
+
+
+@pytest.mark.parametrize("is_poked", [True, False])
+async def test_a_writer_wakes_the_relay(
+    is_poked: bool, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its poke the event lies there until the next look."""
+    if not is_poked:
+        monkeypatch.setattr(OutboxRelay, "poke", lambda _: None)
+    bus = WaitingBus()
+    async with resting_component(database_url, bus, monkeypatch) as component:
+        answer = await component.creator.create(IdempotencyKey("k"), TEAM)
+        if is_poked:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                await bus.published.wait()
+        else:
+            assert [] == bus.ids
+            assert 1 == await component.relay.run_once()
+        assert [event_id(answer.group.group_id)] == bus.ids
+
+
+async def test_what_a_dead_replica_has_left_is_found_by_looking(database_url: str) -> None:
+    """Nobody wakes the others for it; their own clock does."""
+    bus = WaitingBus()
+    with pytest.MonkeyPatch.context() as patch:
+        # This one dies with its event: its relay has never run.
+        patch.setattr(OutboxRelay, "run", asyncio.Event().wait)
+        async with open_component(database_url) as dying:
+            answer = await dying.creator.create(IdempotencyKey("k"), TEAM)
+    settings = ComponentSettings(relay=RelaySettings(poll_seconds=0.01))
+    async with open_component(database_url, settings=settings, bus=bus) as component:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await bus.published.wait()
+        assert [event_id(answer.group.group_id)] == bus.ids
+        assert not component.relay._poked.is_set()
