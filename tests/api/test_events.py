@@ -82,6 +82,17 @@ async def test_a_browser_hands_its_token_over_among_the_subprotocols(live: LiveS
         assert (await client.next()).keys() == {"position"}
 
 
+async def test_nothing_is_compressed_even_if_the_client_offers_it(live: LiveService) -> None:
+    """A compressor would cost each session more than all the rest of it."""
+    async with live.websocket(compress=15) as client:
+        assert 0 == client.socket.compress
+        assert await client.next()
+    headers = {"Accept_Encoding": "gzip, deflate"}
+    async with live.sse(**headers) as reader:
+        assert "Content-Encoding" not in reader.response.headers
+        assert (await reader.next()).id
+
+
 @pytest.mark.parametrize(
     ("status", "code", "headers"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.resources import files
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # Whoever holds this advisory lock is the one who changes the schema.
 LOCK = int.from_bytes(b"stretto", "big")
+MIGRATIONS = files("stretto.storage") / "migrations"
 STEPS = [
     Step(2, "ALTER TABLE inbox ADD COLUMN two text"),
     Step(3, "ALTER TABLE inbox ADD COLUMN three text"),
@@ -170,34 +172,50 @@ async def test_a_fresh_database_gets_the_newest_number_and_no_single_change(
     assert not {"two", "three"} & await columns(connection)
 
 
-async def shape(connection: Connection) -> list[str]:
-    """Return columns, constraints, indexes and settings of all tables, each in a line."""
-    rows = await connection.fetch(
-        """SELECT format('%s.%s %s %s %s %s', table_name, column_name, data_type, is_nullable,
-                         column_default, ordinal_position) AS line
-           FROM information_schema.columns WHERE table_schema = 'stretto'
-           UNION ALL
-           SELECT format('%s %s', conrelid::regclass, pg_get_constraintdef(oid))
-           FROM pg_constraint WHERE connamespace = 'stretto'::regnamespace
-           UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'stretto'
-           UNION ALL
-           SELECT format('%s %s', relname, reloptions) FROM pg_class
-           WHERE relnamespace = 'stretto'::regnamespace
-           ORDER BY line"""
-    )
-    return [row["line"] for row in rows]
+# What the numbered changes have done, undone: the newest schema as it was before them.
+UNDONE = {
+    2: """ALTER TABLE outbox DROP COLUMN position, DROP COLUMN due_at, DROP COLUMN tries,
+              DROP COLUMN dead_reason;
+          DROP TABLE history_start""",
+    3: "DROP TABLE webhook, webhook_delivery",
+    4: "ALTER TABLE outbox SET (fillfactor = 70)",
+}
+
+CATALOGUE = """
+    SELECT format('column %s.%s %s %s %s', table_name, column_name, data_type, is_nullable,
+                  column_default) AS fact
+    FROM information_schema.columns WHERE table_schema = 'stretto'
+    UNION ALL
+    SELECT format('index %s', indexdef) FROM pg_indexes WHERE schemaname = 'stretto'
+    UNION ALL
+    SELECT format('constraint %s %s %s', conrelid::regclass, conname, pg_get_constraintdef(oid))
+    FROM pg_constraint WHERE connamespace = 'stretto'::regnamespace
+    UNION ALL
+    SELECT format('options %s %s', oid::regclass, (SELECT array_agg(option ORDER BY option)
+                                                   FROM unnest(reloptions) AS option))
+    FROM pg_class WHERE relnamespace = 'stretto'::regnamespace AND relkind = 'r'
+    ORDER BY fact"""
 
 
-async def test_a_migrated_database_equals_a_new_one(connection: Connection) -> None:
-    """The newest change, applied to what was before it."""
-    new = await shape(connection)
-    assert any("webhook_delivery_due" in line for line in new)
-    await connection.execute(
-        "DROP TABLE webhook, webhook_delivery; UPDATE schema_version SET number = 2"
-    )
-    assert new != await shape(connection)
-    assert [3] == await migrate(connection, "stretto")
-    assert new == await shape(connection)
+async def facts(connection: Connection) -> list[str]:
+    """Return what the catalogue says of our tables."""
+    return [row["fact"] for row in await connection.fetch(CATALOGUE)]
+
+
+@pytest.mark.parametrize("number", UNDONE)
+async def test_a_migrated_database_equals_a_new_one(connection: Connection, number: int) -> None:
+    """From before each change on; undoing it is a change, or this would show nothing."""
+    steps = [step for step in read_steps(MIGRATIONS) if step.number in UNDONE]
+    fresh = await facts(connection)
+    for undone in sorted(UNDONE, reverse=True):
+        if undone >= number:
+            before = await facts(connection)
+            await connection.execute(UNDONE[undone])
+            assert before != await facts(connection)
+    await connection.execute("UPDATE schema_version SET number = $1", number - 1)
+    applied = await migrate(connection, "stretto", steps)
+    assert [each for each in UNDONE if each >= number] == applied
+    assert fresh == await facts(connection)
 
 
 def test_a_folder_without_changes_has_none(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The relay of a running component is woken by its writers, and its own look is only a fall-back."""
+"""What wakes relay and sweeper of a running component: writers, and clocks of their own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ import pytest
 from stretto.actors.relay import OutboxRelay, RelaySettings
 from stretto.assembly import ComponentSettings, open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id
+from stretto.protocol.ports import RowsSwept
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from uuid import UUID
 
+    import asyncpg
+
     from stretto.assembly import Component
     from stretto.protocol.events import CommittedEvent
+    from stretto.protocol.ports import Event
 
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
 DEADLINE_SECONDS = 20
@@ -89,3 +93,36 @@ async def test_what_a_dead_replica_has_left_is_found_by_looking(database_url: st
             await bus.published.wait()
         assert [event_id(answer.group.group_id)] == bus.ids
         assert not component.relay._poked.is_set()
+
+
+async def test_replicas_sweep_by_themselves_and_every_row_once(
+    database_url: str,
+    connection: asyncpg.Connection[asyncpg.Record],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody asks for it; what one of them has deleted the other does not count again."""
+    monkeypatch.setattr("stretto.actors.sweeper.SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr("stretto.storage.retention.RANGE_BLOCKS", 1)
+    await connection.execute(
+        """INSERT INTO inbox (consumer, message_id, received_at)
+           SELECT 'counter', gen_random_uuid(), '2020-01-01' FROM generate_series(1, 1000)"""
+    )
+    swept: list[RowsSwept] = []
+    is_over = asyncio.Event()
+
+    def observe(event: Event) -> None:
+        if isinstance(event, RowsSwept):
+            swept.append(event)
+            if sum(each.rows for each in swept) >= 1000:
+                is_over.set()
+
+    async with (
+        open_component(database_url, observe=observe),
+        open_component(database_url, observe=observe),
+    ):
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await is_over.wait()
+    assert 1000 == sum(each.rows for each in swept)
+    assert {"inbox"} == {each.table for each in swept}
+    assert 0 == await connection.fetchval("SELECT count(*) FROM inbox")
+    assert not [task for task in asyncio.all_tasks() if "stretto" in task.get_name()]
