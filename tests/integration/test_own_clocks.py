@@ -46,13 +46,13 @@ async def resting_component(
 ) -> AsyncIterator[Component]:
     """Run a component whose relay has looked, found nothing, and looks in an hour again."""
     resting = asyncio.Event()
-    real = OutboxRelay._wait_for_poke
+    real = OutboxRelay._is_poked
 
-    async def wait_for_poke(self: OutboxRelay) -> None:
+    async def is_poked(self: OutboxRelay) -> bool:
         resting.set()
-        await real(self)
+        return await real(self)
 
-    monkeypatch.setattr(OutboxRelay, "_wait_for_poke", wait_for_poke)
+    monkeypatch.setattr(OutboxRelay, "_is_poked", is_poked)
     settings = ComponentSettings(relay=RelaySettings(poll_seconds=3600))
     async with open_component(database_url, settings=settings, bus=bus) as component:
         async with asyncio.timeout(DEADLINE_SECONDS):
