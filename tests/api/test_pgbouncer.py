@@ -73,7 +73,7 @@ async def test_a_new_database_can_be_migrated_through_it(
 ) -> None:
     """Before its role has any settings; with them, what was opened before is of no use."""
     await connection.execute("DROP SCHEMA stretto CASCADE")
-    newest = len(read_steps(files("stretto.storage") / "migrations")) + 1
+    newest = read_steps(files("stretto.storage") / "migrations")[-1].number
     assert (0, f"applied: {newest}\n") == (await stretto("migrate", DATABASE_URL=url))[:2]
     await give_settings(server_url)
     await reconnect(pgbouncer)
