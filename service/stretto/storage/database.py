@@ -1,9 +1,9 @@
 """Where connections come from: the configured database, or a pool that a host hands in.
 
 Three kinds: one that a writer keeps for itself, pooled ones for short reads, and a few of their own
-for the upkeep (relay and sweeper), so that neither holds up the other. A connection always leads to a
-primary. No call waits without a bound: the server's own time-outs come first, and where
-the server does not answer at all, the connection is terminated, which is an error for whoever waits.
+for the upkeep (relay and sweeper), so that neither holds up the other. A connection always leads to
+a primary. No call waits without a bound: the server's own time-outs come first, and where the server
+does not answer at all, the connection is terminated, which is an error for whoever waits.
 """
 
 from __future__ import annotations
