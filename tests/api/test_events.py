@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import WSServerHandshakeError, web
 
-from api_client import SECRET, connected_api, token_of
+from api_client import SECRET, TOKEN_SECONDS, connected_api, token_of
 from live_service import (
     DEADLINE_SECONDS,
     STREAM,
@@ -255,9 +255,9 @@ async def test_a_session_ends_with_its_token(live: LiveService) -> None:
         await client.next()
         await reader.next()
         assert live.hub.run_once() == 0
-        live.hub._clock_seconds = lambda: now + 599
+        live.hub._clock_seconds = lambda: now + TOKEN_SECONDS - 1
         assert live.hub.run_once() == 0
-        live.hub._clock_seconds = lambda: now + 601
+        live.hub._clock_seconds = lambda: now + TOKEN_SECONDS + 1
         assert live.hub.run_once() == 2
         assert CloseCode.TOKEN_ENDED == await client.close_code()
         goodbye = await reader.next()

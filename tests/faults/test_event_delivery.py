@@ -149,6 +149,11 @@ async def test_a_stream_knows_the_second_copy_again(
         await let_marks_go(connection)
         await topology.replica()
         again = await heard.next_msg(DEADLINE_SECONDS)
+        assert copy.headers is not None
+        assert again.headers is not None
+        # Where to resume may be a later place by now.
+        for part in (copy.headers, again.headers):
+            del part["Stretto-Resume-From"]
         assert (copy.headers, copy.data) == (again.headers, again.data)
     events = await delivered(connection)
     assert events_of(topology) == events
