@@ -128,7 +128,7 @@ async def test_reads_and_upkeep_do_not_take_each_others_connections(
             for connections_max, lend in ways.items()
             for _ in range(connections_max)
         }
-        assert READERS_MAX + UPKEEP_MAX == len(lent) == 6
+        assert READERS_MAX + UPKEEP_MAX == len(lent) == 7
         monkeypatch.setattr(database_module, "CONNECT_SECONDS", SOON_SECONDS)
         for lend in ways.values():
             with pytest.raises(Unreachable):

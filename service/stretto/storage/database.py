@@ -1,7 +1,7 @@
 """Where connections come from: the configured database, or a pool that a host hands in.
 
 Three kinds: one that a writer keeps for itself, pooled ones for short reads, and a few of their own
-for the upkeep (relay and sweeper), so that neither holds up the other. A connection always leads to
+for the upkeep (relay, sweeper, webhook), so that neither kind holds up the other. A connection always leads to
 a primary. No call waits without a bound: the server's own time-outs come first, and where the server
 does not answer at all, the connection is terminated, which is an error for whoever waits.
 """
@@ -45,8 +45,8 @@ TRANSACTION_SECONDS: Final = 30.0
 # What the server is given to cancel a read by itself before we cut the connection.
 GRACE_SECONDS: Final = 1.0
 READERS_MAX: Final = 4
-# Relay and sweeper each do one thing at a time.
-UPKEEP_MAX: Final = 2
+# Relay, sweeper and webhook each do one thing at a time.
+UPKEEP_MAX: Final = 3
 DEFAULT_PORT: Final = 5432
 # asyncpg's own default; behind a pooler the next transaction may not have what this one prepared.
 PREPARED_MAX: Final = 100

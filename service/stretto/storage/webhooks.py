@@ -28,18 +28,18 @@ class PostgresWebhookStore:
 
     async def open(self) -> None:
         """Begin here, where no process has begun before."""
-        async with self._database.reading() as connection:
+        async with self._database.tending() as connection:
             await connection.execute(QUERIES["open_webhook"])
 
     async def enrol(self, events_max: int) -> int:
         """Make deliveries of the next events; return how many. All of a transaction, or none."""
-        async with self._database.reading() as connection:
+        async with self._database.tending() as connection:
             count = await connection.fetchval(QUERIES["enrol"], events_max, self._now())
         return count or 0
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
         """Lease due deliveries; none while the endpoint is paused or disabled."""
-        async with self._database.reading() as connection:
+        async with self._database.tending() as connection:
             rows = await connection.fetch(
                 QUERIES["take_deliveries"], deliveries_max, lease_seconds, self._now()
             )
@@ -50,7 +50,7 @@ class PostgresWebhookStore:
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
         """Forget deliveries that came about, put off the others."""
-        async with self._database.reading() as connection:
+        async with self._database.tending() as connection:
             await connection.execute(
                 QUERIES["settle_deliveries"],
                 list(sent),
@@ -63,12 +63,12 @@ class PostgresWebhookStore:
 
     async def pause(self, seconds: float) -> None:
         """Send nothing for so long, from any replica."""
-        async with self._database.reading() as connection:
+        async with self._database.tending() as connection:
             await connection.execute(QUERIES["pause_webhook"], seconds, self._now())
 
     async def disable(self) -> bool:
         """Send nothing until somebody enables it, from any replica; return whether that is news."""
-        async with self._database.reading() as connection:
+        async with self._database.tending() as connection:
             return bool(await connection.fetchval(QUERIES["disable_webhook"]))
 
 
