@@ -1,0 +1,129 @@
+"""A service without HTTP, on a real PostgreSQL, that can fall silent at a statement, or die there."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+from properties.model import LEASE_SECONDS, Place, Wish
+from stretto.actors.mailbox import Mailbox
+from stretto.actors.writer import GroupWriter
+from stretto.documents import created_document
+from stretto.errors import AttemptFailed, AttemptPending, KeyReused
+from stretto.protocol.creator import CreatorSettings, GroupCreator
+from stretto.protocol.lookup import AttemptLookup
+from stretto.protocol.ports import Refused, Write, WriteResult, WriteTrouble
+from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from stretto.errors import Failure
+    from stretto.protocol.ports import Event
+    from stretto.storage.database import Database
+
+
+class SilentStore(PostgresWriteStore):
+    """A writer's statements, after one of which nothing comes until it may go on."""
+
+    place: Place | None = None
+    """Where it falls silent next."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database, on_lost=lambda: None)
+        self.reached = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+
+    async def claim(self, writes: Sequence[Write]) -> set[UUID]:
+        won = await super().claim(writes)
+        await self._pass("claimed")
+        return won
+
+    async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+        led = await super().lead(writes)
+        if led:
+            await self._pass("committed")
+        return led
+
+    async def fail(self, write: Write, failure: Failure) -> bool:
+        is_failed = await super().fail(write, failure)
+        if is_failed:
+            await self._pass("failed")
+        return is_failed
+
+    async def _pass(self, place: Place) -> None:
+        if place == self.place:
+            self.place = None
+            self.reached.set()
+            await self.may_go_on.wait()
+            self.reached.clear()
+            self.may_go_on.clear()
+
+
+class Process:
+    """One service process, as far as the protocol goes; use as `async with`, or let it crash."""
+
+    def __init__(self, database: Database) -> None:
+        mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
+        attempts = PostgresAttemptStore(database)
+        settings = CreatorSettings(lease_seconds=LEASE_SECONDS)
+        self.creator = GroupCreator(mailbox, attempts, settings, self._observe)
+        self.lookup = AttemptLookup(attempts, LEASE_SECONDS)
+        self._store = SilentStore(database)
+        self._writer = GroupWriter(mailbox, self._store, self._observe, batch_max=10)
+        self._request: asyncio.Task[str] | None = None
+        self._alarms: list[Event] = []
+        self.answers: dict[Wish, bytes] = {}
+        """Of each success, the bytes that were told last."""
+
+    async def __aenter__(self) -> Self:
+        await self.creator.__aenter__()
+        self._running = asyncio.create_task(self._writer.run(), name="writer")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.crash()
+
+    async def crash(self) -> None:
+        """Be gone: what is under way is not answered, and nothing more is sent."""
+        for task in (self._request, self._running):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        assert self._alarms == []
+
+    async def post(self, wish: Wish, body: int, place: Place | None = None) -> str | None:
+        """Send a request; return its outcome, or nothing where the process has fallen silent."""
+        self._store.place = place
+        self._request = asyncio.create_task(self._post(wish, body), name="request")
+        silence = asyncio.create_task(self._store.reached.wait(), name="silence")
+        await asyncio.wait({self._request, silence}, return_when=asyncio.FIRST_COMPLETED)
+        silence.cancel()
+        self._store.place = None
+        return self._request.result() if self._request.done() else None
+
+    async def go_on(self) -> str:
+        """End the silence; return the outcome of the request."""
+        assert self._request is not None
+        self._store.may_go_on.set()
+        return await self._request
+
+    async def _post(self, wish: Wish, body: int) -> str:
+        try:
+            answer = await self.creator.create(wish.key, wish.group(body), wait_seconds=0)
+        except KeyReused:
+            return "reused"
+        except AttemptFailed:
+            return "failed"
+        except AttemptPending:
+            return "pending"
+        self.answers[wish] = created_document(answer.group)
+        return answer.status.value
+
+    def _observe(self, event: Event) -> None:
+        match event:
+            case WriteTrouble(error) if not isinstance(error, Refused):
+                self._alarms.append(event)
