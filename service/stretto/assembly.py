@@ -40,6 +40,7 @@ from stretto.http.auth import Authenticator, TokenSettings
 from stretto.http.event_streams import StreamSettings
 from stretto.http.runner import ConnectionLimits, ContractRunner
 from stretto.http.service import Service
+from stretto.http.shedding import LoadShedder
 from stretto.protocol.creator import CreatorSettings, GroupCreator
 from stretto.protocol.lookup import AttemptLookup
 from stretto.protocol.ports import (
@@ -243,6 +244,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
     @asynccontextmanager
     async def open_service() -> AsyncIterator[Service]:
         metrics = Metrics()
+        queued_max = (options.get("settings") or ComponentSettings()).mailbox_max
 
         def observe(event: Event) -> None:
             metrics.observe(event)
@@ -269,6 +271,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
                 component.hub,
                 component.history,
                 options.get("streams") or StreamSettings(),
+                LoadShedder(component.mailbox.__len__, queued_max, metrics.count_shed),
             )
 
     return build_app(open_service)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
+from stretto.errors import Overloaded
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -36,6 +38,11 @@ class Tally:
         self._requests[method, route, status] += 1
         if seconds is not None:
             self._request_seconds[route].add(seconds)
+
+    def count_shed(self) -> None:
+        """Count a creation that was shed at the door: it has taken no time."""
+        self.attempts[Overloaded.code] += 1
+        self._requests["POST", "/v1/groups", 503] += 1
 
     def collect(self) -> Iterable[Metric]:
         """Return the numbers as the registry wants them."""

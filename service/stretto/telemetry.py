@@ -63,6 +63,7 @@ class Metrics:
         self._tally = Tally()
         self.registry.register(self._tally)
         self.count_request = self._tally.count_request
+        self.count_shed = self._tally.count_shed
         self._batch_writes = Histogram(
             "stretto_batch_writes",
             "Writes per batch.",

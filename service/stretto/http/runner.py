@@ -20,13 +20,18 @@ from aiohttp.web_protocol import RequestHandler
 
 from stretto.errors import InternalError, RequestInvalid, StrettoError
 from stretto.http.problems import problem_of_exception, problem_response
+from stretto.http.service import SERVICE
+from stretto.http.shedding import SheddingParser, is_plain_creation
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
     import asyncio
 
     from aiohttp import StreamReader
+    from aiohttp.http import RawRequestMessage
     from aiohttp.web_request import BaseRequest
+
+    from stretto.http.shedding import LoadShedder
 
 UNREADABLE: Final = "This is not a request that can be read."
 # What a head may hold before it is complete: a token of 8 KiB and as much again thrice. aiohttp
@@ -62,17 +67,21 @@ class ContractRunner(web.AppRunner):
         handle = server.request_handler
 
         async def handle_or_tell(request: BaseRequest) -> web.StreamResponse:
+            client = request.protocol
+            assert isinstance(client, _ContractHandler)
+            client.begin()
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
                 # A proxy that speaks 1.0 would not see where it ends (RFC 9112, 6.1).
-                return _closing(RequestInvalid([], UNREADABLE))
+                return client.end(request, _closing(RequestInvalid([], UNREADABLE)))
             try:
-                return await handle(request)
+                return client.end(request, await handle(request))
             except web.HTTPException as exception:
-                return problem_of_exception(exception)
+                return client.end(request, problem_of_exception(exception))
 
         return _ContractServer(
             handle_or_tell,
             self._limits,
+            self.app[SERVICE].shedder,
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
             **server._kwargs,  # noqa: SLF001 aiohttp passes them on in no other way
@@ -80,9 +89,12 @@ class ContractRunner(web.AppRunner):
 
 
 class _ContractServer(web.Server):
-    def __init__(self, handle: Any, limits: ConnectionLimits, **options: Any) -> None:
+    def __init__(
+        self, handle: Any, limits: ConnectionLimits, shedder: LoadShedder, **options: Any
+    ) -> None:
         super().__init__(handle, **options)
         self.limits = limits
+        self.shedder = shedder
         self._closed = 0
         """Connections that were closed for others since that was last logged."""
         self._logged_at = float("-inf")
@@ -121,10 +133,29 @@ class _ContractServer(web.Server):
 
 
 class _ContractHandler(RequestHandler):
-    __slots__ = ("_body", "_head_bytes", "_read_seconds", "_reading")
+    __slots__ = (
+        "_begun",
+        "_body",
+        "_head_bytes",
+        "_is_coming",
+        "_is_last",
+        "_is_shed",
+        "_read_seconds",
+        "_reading",
+        "_shedder",
+    )
 
     def __init__(self, manager: _ContractServer, **options: Any) -> None:
         super().__init__(manager, **options)
+        self._parser: Any = SheddingParser(self._parser, self._shed)
+        self._shedder = manager.shedder
+        self._begun = 0
+        """Requests that were ever worked for."""
+        self._is_coming = False
+        """Whether one was let in that is not worked for yet."""
+        self._is_last = False
+        self._is_shed = False
+        """Whether a request was shed and its client has not been told."""
         self._read_seconds = manager.limits.read_seconds
         self._reading: asyncio.TimerHandle | None = None
         """Runs while a request has begun to arrive and is not complete."""
@@ -135,6 +166,8 @@ class _ContractHandler(RequestHandler):
     @property
     def waiting_since(self) -> float | None:
         """Since when we wait for a request of this client; nothing while one is worked for."""
+        if self._is_shed:
+            return None
         if self._reading is not None:
             return self._reading.when() - self._read_seconds
         if self._waiter is not None and not self._waiter.done():
@@ -143,7 +176,13 @@ class _ContractHandler(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived. Most requests arrive at once, and then no timer is needed."""
+        # What comes next is answered next.
+        self.tell(self._shedder.answer)
         super().data_received(data)
+        if self._is_shed:
+            self._head_bytes = 0
+            self._stop_reading()
+            return
         if self._messages and self._messages[-1][1] is not self._body:
             if self._body is not None and not self._body.is_eof():
                 self._break_off(self._body)
@@ -157,16 +196,61 @@ class _ContractHandler(RequestHandler):
             self._read_on()
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._cut_off("head_too_large")
-        elif self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+        else:
+            self._stop_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the client."""
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+        self._arrive()
+        self._stop_reading()
         super().connection_lost(exc)
+
+    def begin(self) -> None:
+        """Take note that a request of this client is worked for."""
+        self._begun += 1
+        self._arrive()
+
+    def end(self, request: BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
+        """Take note of what a request is answered."""
+        self._is_last = not request.keep_alive or response.keep_alive is False
+        return response
+
+    def _shed(self, message: RawRequestMessage, body: StreamReader) -> bool:
+        """Take a creation that finds no room, if nothing else is under way on this connection."""
+        transport = self.transport
+        if (
+            # All that came before has been answered; the task behind this may not know it yet.
+            self._begun < self._request_count
+            or self._request_in_progress
+            or self._is_last
+            or self._is_shed
+            or self._reading_paused
+            or transport is None
+            # Who does not read is not answered any faster than he reads.
+            or transport.get_write_buffer_size()
+            or not is_plain_creation(message, body)
+        ):
+            return False
+        self._is_coming = self._shedder.admit()
+        if self._is_coming:
+            return False
+        self._shedder.shed(self)
+        self._is_shed = True
+        return True
+
+    def tell(self, answer: bytes) -> None:
+        """Answer the request that was shed."""
+        if self._is_shed:
+            self._is_shed = False
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+            if self.transport is not None:
+                self.transport.write(answer)
+
+    def _arrive(self) -> None:
+        """Give back the place of a request that was let in: it is worked for, or never will be."""
+        if self._is_coming:
+            self._is_coming = False
+            self._shedder.arrived()
 
     def _break_off(self, body: StreamReader) -> None:
         """Fail a body that cannot go on; aiohttp would have its reader wait for ever.
@@ -182,6 +266,11 @@ class _ContractHandler(RequestHandler):
     def _read_on(self) -> None:
         if self._reading is None:
             self._reading = self._loop.call_later(self._read_seconds, self._cut_off, "too_slow")
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _cut_off(self, reason: str) -> None:
         logger.info("request.cut_off", reason=reason)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stretto.domain import UserId
     from stretto.http.auth import Authenticator
     from stretto.http.event_streams import StreamSettings
+    from stretto.http.shedding import LoadShedder
     from stretto.protocol.creator import GroupCreator
     from stretto.protocol.lookup import AttemptLookup
     from stretto.storage.database import Database
@@ -49,6 +50,7 @@ class Service:
     hub: SessionHub
     history: Mailbox[Ask, Stretch]
     streams: StreamSettings
+    shedder: LoadShedder
 
 
 SERVICE: Final = web.AppKey("stretto.service", Service)

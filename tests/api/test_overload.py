@@ -1,0 +1,174 @@
+"""More than the writers get done: the rest is told so, at no price, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from api_client import SECRET, Api, connected_api, token_of
+from chaos.steps import first_row, settled_create, sound, writes_held_up
+from raw_client import RawClients, raw_clients
+from stretto.assembly import ComponentSettings, create_app, serving
+from stretto.http.auth import TokenSettings
+from stretto.http.service import SERVICE
+from stretto.http.shedding import LoadShedder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import asyncpg
+    import pytest
+    from aiohttp import web
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+DEADLINE_SECONDS = 20
+QUEUED_MAX = 4
+BODY = b'{"name": "Team"}'
+
+
+@dataclass(frozen=True, slots=True)
+class FullService:
+    """A service whose mailbox is full, until `released`."""
+
+    api: Api
+    raw: RawClients
+    app: web.Application
+    waiting: list[asyncio.Task[int]]
+    """The statuses of those who have found room."""
+    release: Callable[[], Awaitable[None]]
+    """Lets the writer go on."""
+
+
+def request(key: str, token: str) -> bytes:
+    """Return a creation as it is sent."""
+    head = (
+        f"POST /v1/groups HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        f"Idempotency-Key: {key}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(BODY)}\r\n\r\n"
+    )
+    return head.encode() + BODY
+
+
+async def waiting_create(api: Api, key: str) -> int:
+    """Create, and return the status."""
+    return (await api.create(key)).status
+
+
+@asynccontextmanager
+async def full_service(database_url: str, connection: Connection) -> AsyncIterator[FullService]:
+    """Serve with one writer that is held up, and a mailbox that is full."""
+    settings = ComponentSettings(writers=1, batch_max=1, mailbox_max=QUEUED_MAX)
+    app = create_app(dsn=database_url, tokens=TokenSettings(secret=SECRET), settings=settings)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        serving(app, host="127.0.0.1", port=0) as port,
+        connected_api(f"http://127.0.0.1:{port}") as api,
+        raw_clients(f"http://127.0.0.1:{port}") as raw,
+    ):
+        stack = AsyncExitStack()
+        await stack.enter_async_context(writes_held_up(connection))
+        waiting = [asyncio.create_task(waiting_create(api, "w"))]
+        await first_row(connection, "SELECT 1 FROM attempt")
+        waiting += [
+            asyncio.create_task(waiting_create(api, f"w{number}")) for number in range(QUEUED_MAX)
+        ]
+        while app[SERVICE].creator.flights <= QUEUED_MAX:
+            await asyncio.sleep(0)
+        yield FullService(api, raw, app, waiting, stack.aclose)
+        await stack.aclose()
+        assert [201] * (1 + QUEUED_MAX) == await asyncio.gather(*waiting)
+        assert app[SERVICE].shedder._coming == 0
+
+
+async def test_a_full_service_sheds_before_anything_is_done(
+    database_url: str, connection: Connection
+) -> None:
+    """No row, no flight, and not even a look at the token; all else is served, and nothing is lost."""
+    async with full_service(database_url, connection) as service:
+        for number in range(50):
+            reply = await service.api.create(f"s{number}")
+            assert (503, "1") == (reply.status, reply.headers["Retry-After"])
+            assert ("overloaded", "same-key") == (reply.json["code"], reply.json["retry"])
+        client = await service.raw.connect()
+        for _ in range(3):
+            client.send(request("s", "no token of ours"))
+            assert (await client.answer())[0] == 503
+        assert 1 + QUEUED_MAX == service.app[SERVICE].creator.flights
+        assert (await service.api.get("/livez")).status == 200
+        assert (await service.api.get("/v1/attempts/s0")).status == 404
+        metrics = (await service.api.get("/metrics")).body.decode()
+        assert 'stretto_attempts_total{outcome="overloaded"} 53.0' in metrics
+        shed = 'stretto_http_requests_total{method="POST",route="/v1/groups",status="503"} 53.0'
+        assert shed in metrics
+        assert await connection.fetchval("SELECT count(*) FROM attempt") == 1
+        await service.release()
+        await asyncio.gather(*service.waiting)
+        # The same requests again, as they were told, and on the same connections.
+        replies = [await settled_create(service.api, f"s{number}") for number in range(50)]
+        assert {201} == {reply.status for reply in replies}
+        client.send(request("s", token_of("mallory")))
+        assert (await client.answer())[0] == 201
+    assert await connection.fetchval("SELECT count(*) FROM chat_group") == 52 + QUEUED_MAX
+    assert await sound(connection)
+
+
+async def test_without_the_door_a_shed_request_costs_a_look_at_its_token(
+    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is shed where it would be queued, and claims nothing either."""
+    monkeypatch.setattr(LoadShedder, "admit", lambda _: True)
+    monkeypatch.setattr(LoadShedder, "arrived", lambda _: None)
+    async with full_service(database_url, connection) as service:
+        client = await service.raw.connect(request("s", "no token of ours"))
+        assert (await client.answer())[0] == 401
+        assert (await service.api.create("s")).status == 503
+        assert await connection.fetchval("SELECT count(*) FROM attempt") == 1
+
+
+async def test_requests_of_one_connection_are_answered_in_their_order(
+    database_url: str, connection: Connection
+) -> None:
+    """Also where some are shed and others are not, and all come at once."""
+    ping = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    create = request("s", token_of("mallory"))
+    async with full_service(database_url, connection) as service:
+        client = await service.raw.connect()
+        for sent in ((create, ping, create), (create,), (ping, create), (ping,)):
+            for data in sent:
+                client.send(data)
+        answers = [(await client.answer())[0] for _ in range(7)]
+        assert [503, 200, 503, 503, 200, 503, 200] == answers
+        client.send(create + ping + create)
+        assert [503, 200, 503] == [(await client.answer())[0] for _ in range(3)]
+
+
+async def test_whoever_hangs_up_gives_back_his_place(
+    database_url: str, connection: Connection
+) -> None:
+    """Those that were let in, and those that wait to be told that they were not."""
+    async with full_service(database_url, connection) as service:
+        for _ in range(20):
+            (await service.raw.connect(request("s", "no token of ours"))).transport.abort()
+        assert (await service.api.create("s")).status == 503
+        await service.release()
+        await asyncio.gather(*service.waiting)
+        for _ in range(20):
+            (await service.raw.connect(request("s", "no token of ours"))).transport.abort()
+        assert (await service.api.create("s")).status == 201
+
+
+async def test_whoever_does_not_read_is_not_answered_for_ever(
+    database_url: str, connection: Connection
+) -> None:
+    """What waits to be sent to a client that only asks is bounded: at some point it is not read."""
+    async with full_service(database_url, connection) as service:
+        client = await service.raw.connect()
+        client.transport.pause_reading()
+        flood = request("s", "no token of ours") * 1000
+        # The kernel keeps some megabytes; then nobody takes any more.
+        while client.transport.get_write_buffer_size() < len(flood):
+            client.send(flood)
+            assert (await service.api.get("/livez")).status == 200
