@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from loadtests.bench import events, relays
+from loadtests.bench import events, overload, relays
 from loadtests.bench.growth import Grown, million
 from loadtests.bench.machinery import BenchError, Measure
 from loadtests.bench.parts import (
@@ -62,10 +62,18 @@ PARTS: dict[str, Any] = {
     "events: one to 5,000 sessions": events.fan_out,
     "events: 10,000 idle sessions": events.idle,
     "events: a mute session": events.mute,
+    "overload: three times the peak": overload.thrice,
+    "overload: a database that stood still": overload.stall,
+    "overload: clients that retry": overload.retries,
 }
 
 # They take minutes, and fill disks: once is enough.
-ONCE = ("grow: 1 million groups", "grow: 5 million groups", "a million creations")
+ONCE = (
+    "grow: 1 million groups",
+    "grow: 5 million groups",
+    "a million creations",
+    "overload: a database that stood still",
+)
 
 
 def main() -> None:

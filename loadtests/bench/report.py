@@ -169,6 +169,31 @@ GOALS = (
         1200.0,
         is_upper=True,
     ),
+    Goal(
+        "created at three times the peak ÷ at peak",
+        _median_more("overload: three times the peak", "of_peak"),
+        0.8,
+    ),
+    Goal(
+        "memory at the end of that ÷ half-way",
+        lambda r: statistics.median(
+            m.more["end_mib"] / m.more["half_mib"] for m in r["overload: three times the peak"]
+        ),
+        1.1,
+        is_upper=True,
+    ),
+    Goal(
+        "seconds to 95 % of the rate after the database stood still for ten",
+        _median_more("overload: a database that stood still", "recovered_seconds"),
+        30.0,
+        is_upper=True,
+    ),
+    Goal(
+        "writes per key at half as much again as the peak, with retries",
+        _median_more("overload: clients that retry", "writes_per_key"),
+        1.1,
+        is_upper=True,
+    ),
 )
 
 

@@ -1,0 +1,233 @@
+"""The parts that measure what happens to a service that is asked for more than it can do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import statistics
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from loadtests.bench.machinery import SECRET, BenchError, Measure, resident_mib
+from loadtests.bench.open_loop import Plan, arrivals
+from loadtests.bench.parts import OWNER, service
+
+from stretto.http.auth import make_token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import asyncpg
+    from loadtests.bench.parts import Bench
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+OVERLOAD = 3.0
+# Enough that nobody waits for a free one, which would take load from the service.
+OVERLOAD_CONNECTIONS = 6_000
+PEAK_CONNECTIONS = 256
+STALL_LOAD = 0.8
+BEFORE_SECONDS, STALL_SECONDS, AFTER_SECONDS = 5.0, 10.0, 40.0
+STALL_CONNECTIONS = 3_000
+RECOVERED = 0.95
+RETRY_LOAD = 1.5
+TRIES = 6
+
+
+@dataclass(slots=True)
+class Service:
+    """A service under load, and how many runs it has had."""
+
+    connection: Connection
+    pid: int
+    port: int
+    runs: int = 0
+
+    def plan(self, **what: Any) -> Plan:
+        """Return a plan against this service, with keys of its own."""
+        self.runs += 1
+        token = make_token(SECRET, OWNER, lifetime_seconds=3600)
+        url = f"http://127.0.0.1:{self.port}"
+        return Plan(url=url, token=token, run=f"r{self.runs}", **what)
+
+    async def run(self, **what: Any) -> dict[str, Any]:
+        """Carry out a plan to its end."""
+        async with arrivals(self.plan(**what)) as clients:
+            clients.start()
+            return await clients.report()
+
+    async def peak(self, seconds: float) -> float:
+        """Return how many creations a second there are when nobody comes before he was answered."""
+        report = await self.run(rate=0.0, seconds=seconds, connections=PEAK_CONNECTIONS)
+        return float(report["statuses"]["201"]) / seconds
+
+    async def writes(self) -> float:
+        """Return how many writes have been handed to the writers: each is a claim and a lead."""
+        async with (
+            aiohttp.ClientSession() as client,
+            client.get(f"http://127.0.0.1:{self.port}/metrics") as response,
+        ):
+            text = await response.text()
+        found = re.search(r"^stretto_batch_writes_sum (\S+)", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    async def groups(self) -> int:
+        """Count the groups; every attempt must have one, since nobody's was given up."""
+        row = await self.connection.fetchrow(
+            "SELECT (SELECT count(*) FROM chat_group) AS groups, count(*) AS attempts FROM attempt"
+        )
+        assert row is not None
+        if row["groups"] != row["attempts"]:
+            message = f"{row['attempts']} attempts have left {row['groups']} groups"
+            raise BenchError(message)
+        return int(row["groups"])
+
+
+async def thrice(bench: Bench) -> Measure:
+    """Measure what is created, and what the rest is told, at three times the peak."""
+    async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
+        here = Service(connection, pid, port)
+        peak = await here.peak(bench.seconds)
+        before = await here.groups()
+        plan = here.plan(
+            rate=OVERLOAD * peak, seconds=bench.seconds, connections=OVERLOAD_CONNECTIONS
+        )
+        async with arrivals(plan) as clients:
+            clients.start()
+            await asyncio.sleep(bench.seconds / 2)
+            half_mib = resident_mib(pid)
+            report = await clients.report()
+            end_mib = resident_mib(pid)
+        # The machine's other work may have changed meanwhile.
+        peak = (peak + await here.peak(bench.seconds)) / 2
+        created = report["statuses"]["201"]
+        if before + created > await here.groups():
+            raise BenchError("somebody was told of a group that is not there")
+    goodput = statistics.fmean(report["created_by_second"])
+    return Measure(
+        goodput,
+        report["created_ms"]["p50"],
+        report["created_ms"]["p99"],
+        created,
+        {
+            "of_peak": goodput / peak,
+            "peak_per_second": peak,
+            "asked_per_second": plan.rate,
+            "shed": report["statuses"].get("503", 0),
+            "unanswered": report["unsent"] + report["statuses"].get("lost", 0),
+            "shed_p50_ms": report["shed_ms"]["p50"],
+            "shed_p99_ms": report["shed_ms"]["p99"],
+            "half_mib": half_mib,
+            "end_mib": end_mib,
+        },
+    )
+
+
+async def stall(bench: Bench) -> Measure:
+    """Measure how soon all is as before when the database had stood still."""
+    scale = max(min(bench.scale, 1.0), 0.1)
+    before, still, after = (
+        seconds * scale for seconds in (BEFORE_SECONDS * 2, STALL_SECONDS, AFTER_SECONDS)
+    )
+    async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
+        here = Service(connection, pid, port)
+        peak = await here.peak(bench.seconds)
+        plan = here.plan(
+            rate=STALL_LOAD * peak,
+            seconds=before + still + after,
+            connections=STALL_CONNECTIONS,
+            tries=TRIES,
+        )
+        groups, writes = await here.groups(), await here.writes()
+        async with arrivals(plan) as clients:
+            clients.start()
+            started = time.monotonic()
+            await asyncio.sleep(before)
+            with _stopped(bench.server.pid):
+                await asyncio.sleep(still)
+            resumed = time.monotonic() - started
+            report = await clients.report()
+            end_mib = resident_mib(pid)
+        writes = (await here.writes() - writes) / (await _settled(here) - groups)
+    by_second: list[int] = report["created_by_second"]
+    rate = statistics.fmean(by_second[1 : int(before)] or by_second[:1])
+    seconds = _seconds_until(by_second, int(resumed), RECOVERED * rate)
+    return Measure(
+        rate,
+        report["created_ms"]["p50"],
+        report["created_ms"]["p99"],
+        report["statuses"]["201"],
+        {
+            "recovered_seconds": seconds,
+            "last_ten_of_before": statistics.fmean(by_second[-10:]) / rate,
+            "writes_per_key": writes,
+            "shed": report["statuses"].get("503", 0),
+            "end_mib": end_mib,
+        },
+    )
+
+
+async def retries(bench: Bench) -> Measure:
+    """Measure how much more is written when all who are shed come again."""
+    async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
+        here = Service(connection, pid, port)
+        peak = await here.peak(bench.seconds)
+        groups, writes = await here.groups(), await here.writes()
+        report = await here.run(
+            rate=RETRY_LOAD * peak,
+            seconds=bench.seconds,
+            connections=OVERLOAD_CONNECTIONS,
+            tries=TRIES,
+        )
+        writes = (await here.writes() - writes) / (await _settled(here) - groups)
+    return Measure(
+        statistics.fmean(report["created_by_second"]),
+        report["created_ms"]["p50"],
+        report["created_ms"]["p99"],
+        report["statuses"]["201"],
+        {
+            "writes_per_key": writes,
+            "requests_per_key": sum(report["statuses"].values()) / report["statuses"]["201"],
+            "asked_per_second": RETRY_LOAD * peak,
+        },
+    )
+
+
+async def _settled(here: Service) -> int:
+    """Return how many groups there are, once the last write of abandoned requests is done."""
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(BenchError):
+                return await here.groups()
+            await asyncio.sleep(0.2)
+
+
+def _seconds_until(by_second: list[int], resumed: int, rate: float) -> float:
+    """Return after how many seconds three in a row have had this rate on average."""
+    for second in range(resumed, len(by_second) - 2):
+        if statistics.fmean(by_second[second : second + 3]) >= rate:
+            return float(second - resumed)
+    return float("inf")
+
+
+@contextmanager
+def _stopped(postmaster: int) -> Iterator[None]:
+    """Have all processes of a server stand still while the context lasts."""
+    _signal(postmaster, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(postmaster, signal.SIGCONT)
+
+
+def _signal(postmaster: int, number: signal.Signals) -> None:
+    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+    for pid in (postmaster, *map(int, children)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
