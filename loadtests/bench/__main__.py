@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 from loadtests.bench import events, overload, relays
 from loadtests.bench.growth import Grown, million
+from loadtests.bench.hostile import hostile
 from loadtests.bench.machinery import BenchError, Measure
 from loadtests.bench.parts import (
     Bench,
@@ -65,6 +66,7 @@ PARTS: dict[str, Any] = {
     "overload: three times the peak": overload.thrice,
     "overload: a database that stood still": overload.stall,
     "overload: clients that retry": overload.retries,
+    "hostile clients beside good ones": hostile,
 }
 
 # They take minutes, and fill disks: once is enough.

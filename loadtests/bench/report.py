@@ -194,6 +194,12 @@ GOALS = (
         1.1,
         is_upper=True,
     ),
+    Goal(
+        "p50 of good clients beside hostile ones ÷ alone",
+        _median_more("hostile clients beside good ones", "p50_ratio"),
+        2.0,
+        is_upper=True,
+    ),
 )
 
 
