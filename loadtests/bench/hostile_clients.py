@@ -67,6 +67,11 @@ class Client(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         self.closed.set_result(None)
 
+    def send(self, data: bytes) -> None:
+        """Send, unless the service has had enough."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
 
 async def main() -> None:
     """Be a nuisance until ended."""
@@ -79,12 +84,13 @@ async def main() -> None:
         _, client = await loop.create_connection(Client, "127.0.0.1", port)
         return client
 
+    idle = await _opened(IDLE, connect)
     slow = await _opened(SLOW, connect)
-    await _opened(IDLE, connect)
     for number, client in enumerate(slow):
         body = b"Content-Length: 200000\r\n\r\n{"
-        client.transport.write(head(token) + (body if number % 2 else b"X-Slow: "))
-    sys.stderr.write(orjson.dumps({"event": "hostile.started"}).decode() + "\n")
+        client.send(head(token) + (body if number % 2 else b"X-Slow: "))
+    ready = {"event": "hostile.started", "connections": len(idle) + len(slow)}
+    sys.stderr.write(orjson.dumps(ready).decode() + "\n")
     sys.stderr.flush()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_drip(slow, connect))
@@ -113,9 +119,9 @@ async def _drip(slow: list[Client], connect: Callable[[], Awaitable[Client]]) ->
             if client.closed.done():
                 with suppress(OSError):
                     slow[number] = await connect()
-                    slow[number].transport.write(b"POST /v1/groups HTTP/1.1\r\nX-Slow: ")
+                    slow[number].send(b"POST /v1/groups HTTP/1.1\r\nX-Slow: ")
             else:
-                client.transport.write(b"x")
+                client.send(b"x")
         await asyncio.sleep(SLOW_SECONDS)
 
 
@@ -123,7 +129,7 @@ async def _send(sent: bytes, connect: Callable[[], Awaitable[Client]]) -> None:
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(QUICK_SECONDS_MAX):
             client = await connect()
-            client.transport.write(sent)
+            client.send(sent)
             try:
                 await client.closed
             finally:
