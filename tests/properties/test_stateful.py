@@ -32,7 +32,7 @@ from properties.model import (
 )
 from properties.processes import Process
 from stretto.documents import created_document
-from stretto.domain import CreatedGroup, IdempotencyKey, UserId, group_id
+from stretto.domain import FINGERPRINT_BYTES, CreatedGroup, IdempotencyKey, UserId, group_id
 from stretto.errors import NotFound
 from stretto.protocol import follower as follower_module
 from stretto.protocol.attempt import decide
@@ -56,7 +56,7 @@ PROFILE = settings(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=40,
+    max_examples=30,
     stateful_step_count=30,
     suppress_health_check=list(HealthCheck),
 )
@@ -277,14 +277,17 @@ def forget_that_a_group_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     without(guard, "claim", monkeypatch)
 
 
-def remember_what_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_whose_memory_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer from memory whoever asks with the key."""
     recall = OutcomeMemory.recall
 
-    def recall_blindly(memory: OutcomeMemory, id_: Any, _: bytes) -> Any:
-        outcome = memory._outcomes.get(id_.bytes)
-        known = outcome[0] if isinstance(outcome, tuple) else (outcome or b"")[:16]
-        return recall(memory, id_, known)
+    def recall_blindly(memory: OutcomeMemory, id_: bytes, fingerprint: bytes) -> bytes | None:
+        outcome = memory._outcome(id_)
+        if isinstance(outcome, bytes):
+            fingerprint = outcome[FINGERPRINT_BYTES : 2 * FINGERPRINT_BYTES]
+        elif outcome is not None:
+            fingerprint = outcome[0]
+        return recall(memory, id_, fingerprint)
 
     monkeypatch.setattr(OutcomeMemory, "recall", recall_blindly)
 
@@ -295,7 +298,7 @@ def remember_what_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
         forget_the_lease,
         forget_the_fingerprint,
         forget_that_a_group_may_be_there,
-        remember_what_is_not_settled,
+        forget_whose_memory_it_is,
     ],
     ids=lambda forget: forget.__name__,
 )
