@@ -78,10 +78,12 @@ class ContractRunner(web.AppRunner):
             except web.HTTPException as exception:
                 return client.end(request, problem_of_exception(exception))
 
+        # A host that mounts the contract has a server of his own, and sheds at the mailbox.
+        service = self.app.get(SERVICE)
         return _ContractServer(
             handle_or_tell,
             self._limits,
-            self.app[SERVICE].shedder,
+            service.shedder if service else None,
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
             **server._kwargs,  # noqa: SLF001 aiohttp passes them on in no other way
@@ -90,7 +92,7 @@ class ContractRunner(web.AppRunner):
 
 class _ContractServer(web.Server):
     def __init__(
-        self, handle: Any, limits: ConnectionLimits, shedder: LoadShedder, **options: Any
+        self, handle: Any, limits: ConnectionLimits, shedder: LoadShedder | None, **options: Any
     ) -> None:
         super().__init__(handle, **options)
         self.limits = limits
@@ -147,8 +149,9 @@ class _ContractHandler(RequestHandler):
 
     def __init__(self, manager: _ContractServer, **options: Any) -> None:
         super().__init__(manager, **options)
-        self._parser: Any = SheddingParser(self._parser, self._shed)
         self._shedder = manager.shedder
+        if self._shedder is not None:
+            self._parser: Any = SheddingParser(self._parser, self._shed)
         self._begun = 0
         """Requests that were ever worked for."""
         self._is_coming = False
@@ -176,8 +179,9 @@ class _ContractHandler(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived. Most requests arrive at once, and then no timer is needed."""
-        # What comes next is answered next.
-        self.tell(self._shedder.answer)
+        if self._is_shed and self._shedder is not None:
+            # What comes next is answered next.
+            self.tell(self._shedder.answer)
         super().data_received(data)
         if self._is_shed:
             self._head_bytes = 0
@@ -231,6 +235,7 @@ class _ContractHandler(RequestHandler):
             or not is_plain_creation(message, body)
         ):
             return False
+        assert self._shedder is not None
         self._is_coming = self._shedder.admit()
         if self._is_coming:
             return False
@@ -248,7 +253,7 @@ class _ContractHandler(RequestHandler):
 
     def _arrive(self) -> None:
         """Give back the place of a request that was let in: it is worked for, or never will be."""
-        if self._is_coming:
+        if self._is_coming and self._shedder is not None:
             self._is_coming = False
             self._shedder.arrived()
 
