@@ -69,14 +69,15 @@ class ContractRunner(web.AppRunner):
         async def handle_or_tell(request: BaseRequest) -> web.StreamResponse:
             client = request.protocol
             assert isinstance(client, _ContractHandler)
-            client.begin()
+            client.begin(is_last=not request.keep_alive)
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
                 # A proxy that speaks 1.0 would not see where it ends (RFC 9112, 6.1).
-                return client.end(request, _closing(RequestInvalid([], UNREADABLE)))
+                client.is_last = True
+                return _closing(RequestInvalid([], UNREADABLE))
             try:
-                return client.end(request, await handle(request))
+                return await handle(request)
             except web.HTTPException as exception:
-                return client.end(request, problem_of_exception(exception))
+                return problem_of_exception(exception)
 
         # A host that mounts the contract has a server of his own, and sheds at the mailbox.
         service = self.app.get(SERVICE)
@@ -100,6 +101,10 @@ class _ContractServer(web.Server):
         self._closed = 0
         """Connections that were closed for others since that was last logged."""
         self._logged_at = float("-inf")
+
+    def may_be_full(self) -> bool:
+        """Whether the mailbox may not have room for all who might ask at once."""
+        return self.shedder is not None and not self.shedder.has_room_for(len(self._connections))
 
     def __call__(self) -> RequestHandler:
         return _ContractHandler(self, loop=self._loop, **self._kwargs)
@@ -140,23 +145,24 @@ class _ContractHandler(RequestHandler):
         "_body",
         "_head_bytes",
         "_is_coming",
-        "_is_last",
         "_is_shed",
         "_read_seconds",
         "_reading",
         "_shedder",
+        "is_last",
     )
 
     def __init__(self, manager: _ContractServer, **options: Any) -> None:
         super().__init__(manager, **options)
         self._shedder = manager.shedder
         if self._shedder is not None:
-            self._parser: Any = SheddingParser(self._parser, self._shed)
+            self._parser: Any = SheddingParser(self._parser, manager.may_be_full, self._shed)
         self._begun = 0
         """Requests that were ever worked for."""
         self._is_coming = False
-        """Whether one was let in that is not worked for yet."""
-        self._is_last = False
+        """Whether one was let in, while there was little room, that is not worked for yet."""
+        self.is_last = False
+        """Whether the connection ends with the answer to what is worked for."""
         self._is_shed = False
         """Whether a request was shed and its client has not been told."""
         self._read_seconds = manager.limits.read_seconds
@@ -209,15 +215,12 @@ class _ContractHandler(RequestHandler):
         self._stop_reading()
         super().connection_lost(exc)
 
-    def begin(self) -> None:
+    def begin(self, *, is_last: bool) -> None:
         """Take note that a request of this client is worked for."""
         self._begun += 1
-        self._arrive()
-
-    def end(self, request: BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
-        """Take note of what a request is answered."""
-        self._is_last = not request.keep_alive or response.keep_alive is False
-        return response
+        self.is_last = is_last
+        if self._is_coming:
+            self._arrive()
 
     def _shed(self, message: RawRequestMessage, body: StreamReader) -> bool:
         """Take a creation that finds no room, if nothing else is under way on this connection."""
@@ -226,7 +229,7 @@ class _ContractHandler(RequestHandler):
             # All that came before has been answered; the task behind this may not know it yet.
             self._begun < self._request_count
             or self._request_in_progress
-            or self._is_last
+            or self.is_last
             or self._is_shed
             or self._reading_paused
             or transport is None

@@ -58,6 +58,10 @@ class LoadShedder:
         self.answer = _answer()
         """What is told to whoever is shed."""
 
+    def has_room_for(self, clients: int) -> bool:
+        """Whether each of so many clients could ask now and still find room."""
+        return self._queued() + clients < self._queued_max
+
     def admit(self) -> bool:
         """Let a creation in, if there is room, until `arrived` is called for it."""
         is_admitted = self._coming + self._queued() < self._queued_max
@@ -94,24 +98,33 @@ def is_plain_creation(message: RawRequestMessage, body: StreamReader) -> bool:
 
 
 class SheddingParser:
-    """Reads requests as aiohttp's parser does, and keeps back those that `shed` takes."""
+    """Reads requests as aiohttp's parser does, and keeps back those that `shed` takes.
 
-    __slots__ = ("_parser", "_shed")
+    It is asked only where there may be no room: every request comes by here.
+    """
+
+    __slots__ = ("_feed", "_may_be_full", "_parser", "_shed", "message_consumed")
 
     def __init__(
-        self, parser: Any, shed: Callable[[RawRequestMessage, StreamReader], bool]
+        self,
+        parser: Any,
+        may_be_full: Callable[[], bool],
+        shed: Callable[[RawRequestMessage, StreamReader], bool],
     ) -> None:
         self._parser = parser
+        self._feed = parser.feed_data
+        self._may_be_full = may_be_full
         self._shed = shed
+        self.message_consumed = parser.message_consumed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)
 
     def feed_data(self, data: bytes) -> tuple[Sequence[Any], bool, bytes]:
         """Return the requests that have come with these bytes, but for one that is shed."""
-        messages, upgraded, tail = self._parser.feed_data(data)
-        if len(messages) == 1 and not upgraded and self._shed(*messages[0]):
-            self._parser.message_consumed()
+        messages, upgraded, tail = self._feed(data)
+        if self._may_be_full() and len(messages) == 1 and not upgraded and self._shed(*messages[0]):
+            self.message_consumed()
             messages = ()
         return messages, upgraded, tail
 

@@ -30,7 +30,7 @@ def parser(shed: Any) -> SheddingParser:
     real = HttpRequestParser(
         BaseProtocol(loop), loop, 2**16, payload_exception=ValueError, max_msg_queue_size=16
     )
-    return SheddingParser(real, shed)
+    return SheddingParser(real, lambda: True, shed)
 
 
 async def test_a_plain_creation_is_kept_back_once_it_was_answered() -> None:
@@ -45,6 +45,16 @@ async def test_a_plain_creation_is_kept_back_once_it_was_answered() -> None:
     for _ in range(100):
         assert ((), False, b"") == reader.feed_data(PLAIN)
     assert ["/v1/groups"] * 100 == seen
+
+
+async def test_nothing_is_asked_while_there_is_room_for_all() -> None:
+    """What every request comes by must cost nothing then."""
+    may_be_full = [False, True]
+    reader = parser(is_plain_creation)
+    reader._may_be_full = lambda: may_be_full.pop(0)
+    assert [1, 0] == [len(reader.feed_data(PLAIN)[0]) for _ in range(2)]
+    shedder = LoadShedder(lambda: 2, 5, lambda: None)
+    assert [True, False] == [shedder.has_room_for(clients) for clients in (2, 3)]
 
 
 @pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS)
