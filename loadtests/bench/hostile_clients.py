@@ -65,7 +65,8 @@ class Client(asyncio.Protocol):
         self.closed = asyncio.get_running_loop().create_future()
 
     def connection_lost(self, _: Exception | None) -> None:
-        self.closed.set_result(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
 
     def send(self, data: bytes) -> None:
         """Send, unless the service has had enough."""
