@@ -70,6 +70,8 @@ class ContractRunner(web.AppRunner):
             client = request.protocol
             assert isinstance(client, _ContractHandler)
             client.begin(is_last=not request.keep_alive)
+            if hdrs.CONTENT_ENCODING in request.headers:
+                client.end_at_answer()
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
                 # A proxy that speaks 1.0 would not see where it ends (RFC 9112, 6.1).
                 client.is_last = True
@@ -221,6 +223,10 @@ class _ContractHandler(RequestHandler):
         self.is_last = is_last
         if self._is_coming:
             self._arrive()
+
+    def end_at_answer(self) -> None:
+        """Read nothing more of a request that has been answered: a bomb would be unpacked for that."""
+        self._lingering_time = 0.0
 
     def _shed(self, message: RawRequestMessage, body: StreamReader) -> bool:
         """Take a creation that finds no room, if nothing else is under way on this connection."""
