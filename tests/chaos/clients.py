@@ -76,15 +76,17 @@ class Clients:
         await self._ask(operation, "GET", f"/v1/attempts/{key.key}")
 
     async def _poison(self) -> None:
+        """What is refused once is refused for ever, even where that was forgotten."""
         key, body = self._new_wish()
-        await self.create(key, {**body, "name": POISON})
+        body["name"] = POISON
+        await self.create(key, body)
 
     async def _misuse(self) -> None:
         """Another body under a known key, or a request that is refused before it claims."""
         key, body = self._earlier()
         match self.random.randrange(3):
             case 0:
-                await self.create(key, {**body, "name": "Another"})
+                await self.create(key, {**body, "description": "another"})
             case 1:
                 await self.create(self._new_key(), {"name": ""})
             case _:
