@@ -104,24 +104,34 @@ async def _run(arguments: argparse.Namespace) -> None:
     console = Console(stderr=True, highlight=False)
     parts = {name: part for name, part in PARTS.items() if arguments.only in name}
     results: Results = {name: [] for name in parts}
+    failed: set[str] = set()
     async with embedded_postgres(DATA_DIR, notify=console.print, settings=SERVER) as server:
         bench = Bench(server, arguments.seconds, arguments.scale)
         for number in range(arguments.rounds):
             for name, part in parts.items():
-                if number > 0 and name in ONCE:
+                if name in failed or (number > 0 and name in ONCE):
                     continue
                 console.print(f"round {number + 1}: {name} … ", end="")
-                measure: Measure = await part(bench)
+                try:
+                    measure: Measure = await part(bench)
+                except (BenchError, TimeoutError) as error:
+                    # Half an hour of the others must not be lost for it.
+                    console.print(f"failed: {error!r}")
+                    failed.add(name)
+                    continue
                 results[name].append(measure)
                 console.print(f"{measure.per_second:,.0f}/s")
+    results = {name: found for name, found in results.items() if name not in failed}
     if arguments.json:
         _write_json(arguments.json, results)
     if arguments.page:
         publish(arguments.page, results, _machine())
     out = Console(width=110)
-    if not arguments.only:
-        out.print(ratios_table(results))
+    out.print(ratios_table(results))
     out.print(results_table(results))
+    if failed:
+        message = f"these parts have failed: {', '.join(sorted(failed))}"
+        raise BenchError(message)
 
 
 def _write_json(path: Path, results: Results) -> None:

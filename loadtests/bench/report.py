@@ -204,10 +204,13 @@ GOALS = (
 
 
 def ratio_rows(results: Results) -> list[tuple[str, str, str, str]]:
-    """Return each goal with what was measured."""
+    """Return each goal whose parts were measured."""
     rows = []
     for goal in GOALS:
-        value = goal.ratio(results)
+        try:
+            value = goal.ratio(results)
+        except (KeyError, ValueError):
+            continue
         sign = "≤" if goal.is_upper else "≥"
         verdict = "met" if goal.is_met(value) else "missed"
         rows.append((goal.name, f"{sign} {goal.bound:g}", f"{value:,.3g}", verdict))
