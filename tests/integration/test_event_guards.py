@@ -158,10 +158,11 @@ async def test_relays_that_take_at_the_same_moment_share_the_events(
         await holder.execute("SELECT FROM outbox WHERE event_id = $1 FOR UPDATE", ids[0])
         taking = asyncio.gather(one.run_once(), other.run_once())
         if is_guarded:
-            assert [0, 2] == sorted(await taking)
+            # Who gets which is their race: one of them both rows, or each of them one.
+            assert 2 == sum(await taking)
         else:
             await lock_waiters(watch, 2)
-    assert ([0, 2] if is_guarded else [3, 3]) == sorted(await taking)
+    assert (2 if is_guarded else 6) == sum(await taking)
     assert (1 if is_guarded else 0) == await one.run_once()
     assert sorted(ids * (1 if is_guarded else 2)) == sorted(map(str, bus.ids))
     await watch.close()
