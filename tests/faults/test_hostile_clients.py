@@ -16,7 +16,7 @@ from api_client import Api, connected_api, token_of
 from raw_client import RawClients, raw_clients
 from stretto.documents import BODY_BYTES_MAX
 from stretto.domain import group_id
-from stretto.http.runner import HEAD_BYTES_MAX
+from stretto.http.connection import HEAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -3,40 +3,32 @@
 aiohttp answers a request that it cannot read, or whose expectation it does not know, before any
 handler or middleware runs, and in plain text. Here such an answer is a problem document too.
 
-aiohttp also waits for ever for the rest of a request, and takes any number of connections. Here a
-request has a bounded time to arrive in full, and a connection that owes us one makes room for a
-newcomer where there are too many. Whoever is closed has not been worked for: nothing was claimed.
+aiohttp also takes any number of connections. Here a connection that owes us a request makes room for
+a newcomer where there are too many; what one of them may do is told in `connection.py`.
 """
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import HttpVersion11, hdrs, web
-from aiohttp.web_protocol import RequestHandler
 
-from stretto.errors import InternalError, RequestInvalid, StrettoError
-from stretto.http.problems import problem_of_exception, problem_response
+from stretto.errors import RequestInvalid
+from stretto.http.connection import UNREADABLE, ClientConnection, closing_response
+from stretto.http.problems import problem_of_exception
 from stretto.http.service import SERVICE
-from stretto.http.shedding import SheddingParser, is_plain_creation
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
     import asyncio
 
-    from aiohttp import StreamReader
-    from aiohttp.http import RawRequestMessage
+    from aiohttp.web_protocol import RequestHandler
     from aiohttp.web_request import BaseRequest
 
     from stretto.http.shedding import LoadShedder
 
-UNREADABLE: Final = "This is not a request that can be read."
-# What a head may hold before it is complete: a token of 8 KiB and as much again thrice. aiohttp
-# bounds each field and their number, which together would still be a megabyte per connection.
-HEAD_BYTES_MAX: Final = 32 * 1024
 # A share of all, so that looking for the idlest among thousands is done once for many newcomers.
 CLOSED_AT_ONCE_SHARE: Final = 100
 # Whoever can fill the connections could otherwise fill the log as well.
@@ -68,14 +60,14 @@ class ContractRunner(web.AppRunner):
 
         async def handle_or_tell(request: BaseRequest) -> web.StreamResponse:
             client = request.protocol
-            assert isinstance(client, _ContractHandler)
+            assert isinstance(client, ClientConnection)
             client.begin(is_last=not request.keep_alive)
             if hdrs.CONTENT_ENCODING in request.headers:
                 client.end_at_answer()
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
                 # A proxy that speaks 1.0 would not see where it ends (RFC 9112, 6.1).
                 client.is_last = True
-                return _closing(RequestInvalid([], UNREADABLE))
+                return closing_response(RequestInvalid([], UNREADABLE))
             try:
                 return await handle(request)
             except web.HTTPException as exception:
@@ -83,7 +75,7 @@ class ContractRunner(web.AppRunner):
 
         # A host that mounts the contract has a server of his own, and sheds at the mailbox.
         service = self.app.get(SERVICE)
-        return _ContractServer(
+        return ContractServer(
             handle_or_tell,
             self._limits,
             service.shedder if service else None,
@@ -93,7 +85,9 @@ class ContractRunner(web.AppRunner):
         )
 
 
-class _ContractServer(web.Server):
+class ContractServer(web.Server):
+    """What the connections of a process have in common: limits, and the door."""
+
     def __init__(
         self, handle: Any, limits: ConnectionLimits, shedder: LoadShedder | None, **options: Any
     ) -> None:
@@ -109,9 +103,11 @@ class _ContractServer(web.Server):
         return self.shedder is not None and not self.shedder.has_room_for(len(self._connections))
 
     def __call__(self) -> RequestHandler:
-        return _ContractHandler(self, loop=self._loop, **self._kwargs)
+        """Return the protocol of a new connection."""
+        return ClientConnection(self, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        """Take a new client, at the price of another one where there are too many."""
         super().connection_made(handler, transport)
         if len(self._connections) > self.limits.connections_max:
             self._make_room(handler)
@@ -121,7 +117,7 @@ class _ContractServer(web.Server):
         waiting = [
             (since, number, handler)
             for number, handler in enumerate(self._connections)
-            if isinstance(handler, _ContractHandler)
+            if isinstance(handler, ClientConnection)
             and (since := handler.waiting_since) is not None
         ]
         count = 1 + self.limits.connections_max // CLOSED_AT_ONCE_SHARE
@@ -139,176 +135,3 @@ class _ContractServer(web.Server):
                 "server.crowded", connections=len(self._connections), closed=self._closed
             )
             self._closed, self._logged_at = 0, now
-
-
-class _ContractHandler(RequestHandler):
-    __slots__ = (
-        "_begun",
-        "_body",
-        "_head_bytes",
-        "_is_coming",
-        "_is_shed",
-        "_read_seconds",
-        "_reading",
-        "_shedder",
-        "is_last",
-    )
-
-    def __init__(self, manager: _ContractServer, **options: Any) -> None:
-        super().__init__(manager, **options)
-        self._shedder = manager.shedder
-        if self._shedder is not None:
-            self._parser: Any = SheddingParser(self._parser, manager.may_be_full, self._shed)
-        self._begun = 0
-        """Requests that were ever worked for."""
-        self._is_coming = False
-        """Whether one was let in, while there was little room, that is not worked for yet."""
-        self.is_last = False
-        """Whether the connection ends with the answer to what is worked for."""
-        self._is_shed = False
-        """Whether a request was shed and its client has not been told."""
-        self._read_seconds = manager.limits.read_seconds
-        self._reading: asyncio.TimerHandle | None = None
-        """Runs while a request has begun to arrive and is not complete."""
-        self._head_bytes = 0
-        self._body: StreamReader | None = None
-        """Of the request that arrived last."""
-
-    @property
-    def waiting_since(self) -> float | None:
-        """Since when we wait for a request of this client; nothing while one is worked for."""
-        if self._is_shed:
-            return None
-        if self._reading is not None:
-            return self._reading.when() - self._read_seconds
-        if self._waiter is not None and not self._waiter.done():
-            return self._next_keepalive_close_time - self._keepalive_timeout
-        return None
-
-    def data_received(self, data: bytes) -> None:
-        """Take what has arrived. Most requests arrive at once, and then no timer is needed."""
-        if self._is_shed and self._shedder is not None:
-            # What comes next is answered next.
-            self.tell(self._shedder.answer)
-        super().data_received(data)
-        if self._is_shed:
-            self._head_bytes = 0
-            self._stop_reading()
-            return
-        if self._messages and self._messages[-1][1] is not self._body:
-            if self._body is not None and not self._body.is_eof():
-                self._break_off(self._body)
-            self._body = self._messages[-1][1] if self._messages else None
-            self._head_bytes = 0
-        if self._body is not None and not self._body.is_eof():
-            self._read_on()
-        elif data and not self._messages and self._current_request is None:
-            # Nobody works for this client: this is a part of a head.
-            self._head_bytes += len(data)
-            self._read_on()
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self._cut_off("head_too_large")
-        else:
-            self._stop_reading()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the client."""
-        self._arrive()
-        self._stop_reading()
-        super().connection_lost(exc)
-
-    def begin(self, *, is_last: bool) -> None:
-        """Take note that a request of this client is worked for."""
-        self._begun += 1
-        self.is_last = is_last
-        if self._is_coming:
-            self._arrive()
-
-    def end_at_answer(self) -> None:
-        """Read nothing more of a request that has been answered: a bomb would be unpacked for that."""
-        self._lingering_time = 0.0
-
-    def _shed(self, message: RawRequestMessage, body: StreamReader) -> bool:
-        """Take a creation that finds no room, if nothing else is under way on this connection."""
-        transport = self.transport
-        if (
-            # All that came before has been answered; the task behind this may not know it yet.
-            self._begun < self._request_count
-            or self._request_in_progress
-            or self.is_last
-            or self._is_shed
-            or self._reading_paused
-            or transport is None
-            # Who does not read is not answered any faster than he reads.
-            or transport.get_write_buffer_size()
-            or not is_plain_creation(message, body)
-        ):
-            return False
-        assert self._shedder is not None
-        self._is_coming = self._shedder.admit()
-        if self._is_coming:
-            return False
-        self._shedder.shed(self)
-        self._is_shed = True
-        return True
-
-    def tell(self, answer: bytes) -> None:
-        """Answer the request that was shed."""
-        if self._is_shed:
-            self._is_shed = False
-            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-            if self.transport is not None:
-                self.transport.write(answer)
-
-    def _arrive(self) -> None:
-        """Give back the place of a request that was let in: it is worked for, or never will be."""
-        if self._is_coming and self._shedder is not None:
-            self._is_coming = False
-            self._shedder.arrived()
-
-    def _break_off(self, body: StreamReader) -> None:
-        """Fail a body that cannot go on; aiohttp would have its reader wait for ever.
-
-        What has come behind it is no request, but the parser's complaint.
-        """
-        self._messages.pop()
-        # One request, one answer, and no other after it.
-        self.close()
-        body.set_exception(web.RequestPayloadError("the body breaks off"))
-        body.feed_eof()
-
-    def _read_on(self) -> None:
-        if self._reading is None:
-            self._reading = self._loop.call_later(self._read_seconds, self._cut_off, "too_slow")
-
-    def _stop_reading(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
-
-    def _cut_off(self, reason: str) -> None:
-        logger.info("request.cut_off", reason=reason)
-        self.force_close()
-
-    def handle_error(
-        self,
-        request: BaseRequest,
-        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
-        exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002 the signature is aiohttp's
-    ) -> web.StreamResponse:
-        """Answer what could not be read. Its bytes, which may hold a token, are not logged."""
-        logger.info("request.unreadable", kind=type(exc).__name__, status=status)
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has been begun, there is no room for another")
-        error: StrettoError = InternalError()
-        if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            error = RequestInvalid([], UNREADABLE)
-        return _closing(error)
-
-
-def _closing(error: StrettoError) -> web.Response:
-    """Return the answer that tells an error and is the last one of its connection."""
-    response = problem_response(error)
-    response.force_close()
-    return response
