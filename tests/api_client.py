@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from multidict import CIMultiDictProxy
 
+    from stretto.http.runner import ConnectionLimits
     from stretto.storage.attempts import OnCreate
 
 SECRET = "a secret for tests that is long enough"
@@ -100,6 +101,7 @@ async def api_for(
     database_url: str,
     settings: ComponentSettings | None = None,
     on_create: OnCreate | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> AsyncIterator[Api]:
     """Serve a database in this process and open a client for it."""
     settings = settings or ComponentSettings(creator=CreatorSettings(lease_seconds=0.2))
@@ -112,7 +114,7 @@ async def api_for(
         options["on_create"] = on_create
     app = create_app(**options)
     async with (
-        serving(app, host="127.0.0.1", port=0) as port,
+        serving(app, host="127.0.0.1", port=0, limits=limits) as port,
         connected_api(f"http://127.0.0.1:{port}") as api,
     ):
         yield api

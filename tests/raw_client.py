@@ -44,6 +44,13 @@ class RawClient(asyncio.Protocol):
             await self._change()
         return self.answered
 
+    async def until(self, data: bytes) -> None:
+        """Wait for these bytes, and pass over them."""
+        while data not in self.answered:
+            assert not self.is_closed, self.answered
+            await self._change()
+        self.answered = self.answered.partition(data)[2]
+
     async def answer(self) -> tuple[int, dict[str, str], Any]:
         """Return the next answer's status, headers and document."""
         while b"\r\n\r\n" not in self.answered:

@@ -104,17 +104,21 @@ class Authenticator:
         """
         if authorization is None:
             raise Unauthenticated
-        known = self._verified.get(authorization)
+        known = self.recall(authorization)
         if known is not None:
-            if self._clock_seconds() < known.until:
-                return known
-            # Once verified anew, it is the youngest again.
-            del self._verified[authorization]
+            return known
+        # Once verified anew, it is the youngest again.
+        self._verified.pop(authorization, None)
         verified = await self._verify(_bearer(authorization))
         if len(self._verified) >= VERIFIED_MAX:
             del self._verified[next(iter(self._verified))]
         self._verified[authorization] = verified
         return verified
+
+    def recall(self, authorization: str) -> Verified | None:
+        """Return what the token of this Authorization header says, if it was verified and holds."""
+        known = self._verified.get(authorization)
+        return known if known is not None and self._clock_seconds() < known.until else None
 
     async def _verify(self, token: str) -> Verified:
         key = self._key

@@ -13,8 +13,8 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from stretto.errors import InternalError, RequestInvalid, StrettoError
+from stretto.http.door import DoorParser, is_plain_creation, replay
 from stretto.http.problems import problem_response
-from stretto.http.shedding import SheddingParser, is_plain_creation
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
@@ -39,19 +39,22 @@ class ClientConnection(RequestHandler):
         "_begun",
         "_body",
         "_head_bytes",
+        "_is_answered",
         "_is_coming",
         "_is_shed",
         "_read_seconds",
         "_reading",
-        "_shedder",
+        "_server",
+        "_service",
         "is_last",
     )
 
     def __init__(self, manager: ContractServer, **options: Any) -> None:
         super().__init__(manager, **options)
-        self._shedder = manager.shedder
-        if self._shedder is not None:
-            self._parser: Any = SheddingParser(self._parser, manager.may_be_full, self._shed)
+        self._server = manager
+        self._service = manager.service
+        if self._service is not None:
+            self._parser: Any = DoorParser(self._parser, self._answer)
         self._begun = 0
         """Requests that were ever worked for."""
         self._is_coming = False
@@ -60,6 +63,8 @@ class ClientConnection(RequestHandler):
         """Whether the connection ends with the answer to what is worked for."""
         self._is_shed = False
         """Whether a request was shed and its client has not been told."""
+        self._is_answered = False
+        """Whether the request that has just arrived is done with."""
         self._read_seconds = manager.limits.read_seconds
         self._reading: asyncio.TimerHandle | None = None
         """Runs while a request has begun to arrive and is not complete."""
@@ -80,11 +85,12 @@ class ClientConnection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived. Most requests arrive at once, and then no timer is needed."""
-        if self._is_shed and self._shedder is not None:
+        if self._is_shed and self._service is not None:
             # What comes next is answered next.
-            self.tell(self._shedder.answer)
+            self.tell(self._service.shedder.answer)
+        self._is_answered = False
         super().data_received(data)
-        if self._is_shed:
+        if self._is_answered:
             self._head_bytes = 0
             self._stop_reading()
             return
@@ -121,43 +127,52 @@ class ClientConnection(RequestHandler):
         """Read nothing more of a request that has been answered: a bomb would be unpacked for that."""
         self._lingering_time = 0.0
 
-    def _shed(self, message: RawRequestMessage, body: StreamReader) -> bool:
-        """Take a creation that finds no room, if nothing else is under way on this connection."""
-        transport = self.transport
+    def _answer(self, message: RawRequestMessage, body: StreamReader) -> bool:
+        """Answer a creation at the door, if nothing else is under way on this connection."""
+        service, transport = self._service, self.transport
         if (
+            not is_plain_creation(message, body)
             # All that came before has been answered; the task behind this may not know it yet.
-            self._begun < self._request_count
+            or self._begun < self._request_count
             or self._request_in_progress
             or self.is_last
-            or self._is_shed
-            or self._reading_paused
+            or service is None
             or transport is None
             # Who does not read is not answered any faster than he reads.
             or transport.get_write_buffer_size()
-            or not is_plain_creation(message, body)
         ):
             return False
-        assert self._shedder is not None
-        self._is_coming = self._shedder.admit()
-        if self._is_coming:
+        answer = replay(service, message, body)
+        if answer is not None:
+            self._send(answer)
+        elif self._server.may_be_full():
+            self._is_coming = service.shedder.admit()
+            if self._is_coming:
+                return False
+            service.shedder.shed(self)
+            self._is_shed = True
+        else:
             return False
-        self._shedder.shed(self)
-        self._is_shed = True
+        self._is_answered = True
         return True
 
     def tell(self, answer: bytes) -> None:
         """Answer the request that was shed."""
         if self._is_shed:
             self._is_shed = False
-            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-            if self.transport is not None:
-                self.transport.write(answer)
+            self._send(answer)
+
+    def _send(self, answer: bytes) -> None:
+        """Answer a request of which aiohttp knows nothing; the client may be idle from now on."""
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self.transport is not None:
+            self.transport.write(answer)
 
     def _arrive(self) -> None:
         """Give back the place of a request that was let in: it is worked for, or never will be."""
-        if self._is_coming and self._shedder is not None:
+        if self._is_coming and self._service is not None:
             self._is_coming = False
-            self._shedder.arrived()
+            self._service.shedder.arrived()
 
     def _break_off(self, body: StreamReader) -> None:
         """Fail a body that cannot go on; aiohttp would have its reader wait for ever.

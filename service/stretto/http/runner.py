@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aiohttp.web_protocol import RequestHandler
     from aiohttp.web_request import BaseRequest
 
-    from stretto.http.shedding import LoadShedder
+    from stretto.http.service import Service
 
 # A share of all, so that looking for the idlest among thousands is done once for many newcomers.
 CLOSED_AT_ONCE_SHARE: Final = 100
@@ -73,12 +73,11 @@ class ContractRunner(web.AppRunner):
             except web.HTTPException as exception:
                 return problem_of_exception(exception)
 
-        # A host that mounts the contract has a server of his own, and sheds at the mailbox.
-        service = self.app.get(SERVICE)
         return ContractServer(
             handle_or_tell,
             self._limits,
-            service.shedder if service else None,
+            # A host that mounts the contract has a server of his own, and no door.
+            self.app.get(SERVICE),
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
             **server._kwargs,  # noqa: SLF001 aiohttp passes them on in no other way
@@ -89,18 +88,20 @@ class ContractServer(web.Server):
     """What the connections of a process have in common: limits, and the door."""
 
     def __init__(
-        self, handle: Any, limits: ConnectionLimits, shedder: LoadShedder | None, **options: Any
+        self, handle: Any, limits: ConnectionLimits, service: Service | None, **options: Any
     ) -> None:
         super().__init__(handle, **options)
         self.limits = limits
-        self.shedder = shedder
+        self.service = service
         self._closed = 0
         """Connections that were closed for others since that was last logged."""
         self._logged_at = float("-inf")
 
     def may_be_full(self) -> bool:
         """Whether the mailbox may not have room for all who might ask at once."""
-        return self.shedder is not None and not self.shedder.has_room_for(len(self._connections))
+        return self.service is not None and not self.service.shedder.has_room_for(
+            len(self._connections)
+        )
 
     def __call__(self) -> RequestHandler:
         """Return the protocol of a new connection."""

@@ -14,20 +14,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-from aiohttp import HttpVersion11, hdrs
+from typing import TYPE_CHECKING, Final, Protocol
 
 from stretto.errors import Overloaded
 from stretto.http.problems import problem_response
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from aiohttp import StreamReader
-    from aiohttp.http import RawRequestMessage
-
-CREATE_PATH: Final = "/v1/groups"
 # About as long as what a batch of 128 takes of the loop, at a fifth of the price each.
 ANSWERS_PER_TURN: Final = 256
 SHED_STATUS: Final = HTTPStatus.SERVICE_UNAVAILABLE
@@ -84,49 +78,6 @@ class LoadShedder:
     def arrived(self) -> None:
         """Take note that a creation is worked for, or that its client has gone."""
         self._coming -= 1
-
-
-def is_plain_creation(message: RawRequestMessage, body: StreamReader) -> bool:
-    """Whether it is a creation that is here in full, on a connection that goes on after it."""
-    return (
-        message.path == CREATE_PATH
-        and message.method == hdrs.METH_POST
-        and message.version is HttpVersion11
-        and not message.should_close
-        and body.is_eof()
-    )
-
-
-class SheddingParser:
-    """Reads requests as aiohttp's parser does, and keeps back those that `shed` takes.
-
-    It is asked only where there may be no room: every request comes by here.
-    """
-
-    __slots__ = ("_feed", "_may_be_full", "_parser", "_shed", "message_consumed")
-
-    def __init__(
-        self,
-        parser: Any,
-        may_be_full: Callable[[], bool],
-        shed: Callable[[RawRequestMessage, StreamReader], bool],
-    ) -> None:
-        self._parser = parser
-        self._feed = parser.feed_data
-        self._may_be_full = may_be_full
-        self._shed = shed
-        self.message_consumed = parser.message_consumed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
-
-    def feed_data(self, data: bytes) -> tuple[Sequence[Any], bool, bytes]:
-        """Return the requests that have come with these bytes, but for one that is shed."""
-        messages, upgraded, tail = self._feed(data)
-        if self._may_be_full() and len(messages) == 1 and not upgraded and self._shed(*messages[0]):
-            self.message_consumed()
-            messages = ()
-        return messages, upgraded, tail
 
 
 def _answer() -> bytes:

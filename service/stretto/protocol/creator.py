@@ -178,13 +178,19 @@ class GroupCreator:
         Most retries repeat their request byte by byte: what has succeeded so is not read again.
         Raises `RequestInvalid` as well.
         """
-        body_digest = digest(body)
-        known = self._memory.recall_repeated(group_id_bytes(owner, key), body_digest)
+        known = self.replay(owner, key, body)
         if known is not None:
-            self._observe(AttemptAnswered(AnswerStatus.REPLAYED))
-            return Answer(known, AnswerStatus.REPLAYED)
+            return known
         new_group = NewGroup.parse(owner, parse_json(body))
-        return await self._told(key, new_group, body_digest, wait_seconds)
+        return await self._told(key, new_group, digest(body), wait_seconds)
+
+    def replay(self, owner: UserId, key: str, body: bytes) -> Answer | None:
+        """Return the answer to a request that is repeated byte by byte, if it is remembered."""
+        known = self._memory.recall_repeated(group_id_bytes(owner, key), body)
+        if known is None:
+            return None
+        self._observe(AttemptAnswered(AnswerStatus.REPLAYED))
+        return Answer(known, AnswerStatus.REPLAYED)
 
     async def _told(
         self, key: IdempotencyKey, new_group: NewGroup, body_digest: bytes, wait_seconds: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stretto.domain import FINGERPRINT_BYTES
+from stretto.domain import FINGERPRINT_BYTES, digest
 from stretto.errors import AttemptFailed, Failure, KeyReused
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ class OutcomeMemory:
         yield from self._old.items()
         yield from self._young.items()
 
-    def recall_repeated(self, group_id: bytes, body_digest: bytes) -> bytes | None:
+    def recall_repeated(self, group_id: bytes, body: bytes) -> bytes | None:
         """Return the document of the success whose request had this very body."""
         outcome = self._outcome(group_id)
-        if isinstance(outcome, bytes) and outcome.startswith(body_digest):
+        if isinstance(outcome, bytes) and outcome.startswith(digest(body)):
             return outcome[_DOCUMENT]
         return None
 

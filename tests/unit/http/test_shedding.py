@@ -3,65 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-import pytest
-from aiohttp.base_protocol import BaseProtocol
-from aiohttp.http import HttpRequestParser
-
-from stretto.http.shedding import ANSWERS_PER_TURN, LoadShedder, SheddingParser, is_plain_creation
-
-BODY = b'{"name": "Team"}'
-HEAD = b"POST /v1/groups HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(BODY)
-PLAIN = HEAD + b"\r\n" + BODY
-OTHERS = {
-    "other method": b"GET /v1/groups HTTP/1.1\r\nHost: x\r\n\r\n",
-    "other path": PLAIN.replace(b"/v1/groups", b"/livez"),
-    "other version": PLAIN.replace(b"HTTP/1.1", b"HTTP/1.0"),
-    "last of its connection": HEAD + b"Connection: close\r\n\r\n" + BODY,
-    "body still to come": HEAD + b"\r\n{",
-    "two at once": PLAIN * 2,
-}
+from stretto.http.shedding import ANSWERS_PER_TURN, LoadShedder
 
 
-def parser(shed: Any) -> SheddingParser:
-    """A parser as aiohttp makes one."""
-    loop = asyncio.get_running_loop()
-    real = HttpRequestParser(
-        BaseProtocol(loop), loop, 2**16, payload_exception=ValueError, max_msg_queue_size=16
-    )
-    return SheddingParser(real, lambda: True, shed)
-
-
-async def test_a_plain_creation_is_kept_back_once_it_was_answered() -> None:
-    """However many come, one after the other."""
-    seen = []
-
-    def shed(message: Any, body: Any) -> bool:
-        seen.append(message.path)
-        return is_plain_creation(message, body)
-
-    reader = parser(shed)
-    for _ in range(100):
-        assert ((), False, b"") == reader.feed_data(PLAIN)
-    assert ["/v1/groups"] * 100 == seen
-
-
-async def test_nothing_is_asked_while_there_is_room_for_all() -> None:
-    """What every request comes by must cost nothing then."""
-    may_be_full = [False, True]
-    reader = parser(is_plain_creation)
-    reader._may_be_full = lambda: may_be_full.pop(0)
-    assert [1, 0] == [len(reader.feed_data(PLAIN)[0]) for _ in range(2)]
+async def test_nobody_is_shed_while_there_is_room_for_all() -> None:
+    """Each client could ask now."""
     shedder = LoadShedder(lambda: 2, 5, lambda: None)
     assert [True, False] == [shedder.has_room_for(clients) for clients in (2, 3)]
-
-
-@pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS)
-async def test_anything_else_goes_its_way(data: bytes) -> None:
-    """So does what is not alone: its answer must not overtake another's."""
-    messages, _, _ = parser(is_plain_creation).feed_data(data)
-    assert len(messages) == data.count(b"HTTP/1.")
 
 
 async def test_what_is_on_its_way_to_the_mailbox_takes_room_in_it() -> None:

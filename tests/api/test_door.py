@@ -1,0 +1,263 @@
+"""An exact repeat is answered at the door: as any other request, but sooner."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from functools import partial
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from api_client import SECRET, Api, api_for, token_of
+from chaos.steps import first_row, writes_held_up
+from raw_client import RawClients, raw_clients
+from stretto.domain import MEMBERS_MAX, UserId
+from stretto.http.auth import Authenticator, make_token
+from stretto.http.connection import ClientConnection
+from stretto.http.runner import ConnectionLimits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    import asyncpg
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+DEADLINE_SECONDS = 20
+BODY = b'{"name": "Team", "members": ["bob"]}'
+TOKEN = token_of("alice")
+FIELDS: Mapping[str, str] = {
+    "Authorization": f"Bearer {TOKEN}",
+    "Idempotency-Key": "k",
+    "Content-Type": "application/json",
+}
+
+
+def request(fields: Mapping[str, str] = FIELDS, body: bytes = BODY, version: str = "1.1") -> bytes:
+    """Return a creation as it is sent."""
+    lines = [f"POST /v1/groups HTTP/{version}", "Host: x", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in fields.items()]
+    return "\r\n".join([*lines, "", ""]).encode(errors="surrogateescape") + body
+
+
+REPEAT = request()
+DEFLATED = request({**FIELDS, "Content-Encoding": "deflate"}, zlib.compress(BODY))
+OTHERS: Mapping[str, tuple[int, str, bytes]] = {
+    "another body": (422, "key_reused", request(body=b'{"name": "Other"}')),
+    "the same meaning": (201, "replayed", request(body=BODY + b" ")),
+    "no body": (400, "request_invalid", request(body=b"")),
+    "compressed": (201, "replayed", DEFLATED),
+    "another type": (
+        415,
+        "unsupported_media_type",
+        request({**FIELDS, "Content-Type": "text/plain"}),
+    ),
+    "charset": (
+        201,
+        "replayed",
+        request({**FIELDS, "Content-Type": "application/json; charset=utf-8"}),
+    ),
+    "quoted key": (201, "replayed", request({**FIELDS, "Idempotency-Key": '"k"'})),
+    "key that is no text": (400, "key_invalid", request({**FIELDS, "Idempotency-Key": "k\udcff"})),
+    "two keys": (400, "key_invalid", request({**FIELDS, "idempotency-key": "k"})),
+    "empty key": (400, "key_invalid", request({**FIELDS, "Idempotency-Key": ""})),
+    "another owner": (
+        201,
+        "created",
+        request({**FIELDS, "Authorization": f"Bearer {token_of('mallory')}"}),
+    ),
+    "no token": (401, "unauthenticated", request({**FIELDS, "Authorization": ""})),
+    "two tokens": (
+        401,
+        "unauthenticated",
+        request({**FIELDS, "authorization": f"Bearer {TOKEN}"}),
+    ),
+    "tampered token": (
+        401,
+        "unauthenticated",
+        request({**FIELDS, "Authorization": f"Bearer {TOKEN}A"}),
+    ),
+    "last of its connection": (201, "replayed", request({**FIELDS, "Connection": "close"})),
+    "old version": (201, "replayed", request(version="1.0")),
+}
+
+
+@pytest_asyncio.fixture
+async def api(database_url: str) -> AsyncIterator[Api]:
+    """A service that remembers the success of `REPEAT`."""
+    async with api_for(database_url) as api:
+        yield api
+
+
+@pytest_asyncio.fixture
+async def raw(api: Api) -> AsyncIterator[RawClients]:
+    """Connections to it."""
+    async with raw_clients(api.url) as clients:
+        client = await clients.connect(REPEAT)
+        assert (await client.answer())[0] == 201
+        yield clients
+
+
+async def worked_for(api: Api) -> float:
+    """Return how many creations were let in: what is told at the door takes no time."""
+    name = 'stretto_http_request_seconds_count{route="/v1/groups"} '
+    lines = (await api.get("/metrics")).body.decode().splitlines()
+    return float(next(line for line in lines if line.startswith(name)).removeprefix(name))
+
+
+async def test_the_door_tells_what_would_have_been_told_inside(api: Api, raw: RawClients) -> None:
+    """Line by line; only the time of day may differ."""
+    answers = []
+    for let_in in (0, 1):
+        before = await worked_for(api)
+        fields = {**FIELDS, **({"Expect": "100-continue"} if let_in else {})}
+        client = await raw.connect(request(fields))
+        if let_in:
+            await client.until(b"HTTP/1.1 100 Continue\r\n\r\n")
+        status, headers, document = await client.answer()
+        del headers["date"]
+        answers.append((status, list(headers.items()), document))
+        assert before + let_in == await worked_for(api)
+    assert answers[0] == answers[1]
+    assert {"idempotent-replayed", "server"} < dict(answers[0][1]).keys()
+    metrics = (await api.get("/metrics")).body.decode()
+    assert (
+        'stretto_http_requests_total{method="POST",route="/v1/groups",status="201"} 3.0' in metrics
+    )
+    assert 'stretto_attempts_total{outcome="replayed"} 2.0' in metrics
+
+
+@pytest.mark.parametrize(("status", "told", "data"), OTHERS.values(), ids=OTHERS)
+async def test_whatever_differs_goes_its_usual_way(
+    status: int, told: str, data: bytes, api: Api, raw: RawClients
+) -> None:
+    """Even where all else is the same."""
+    before = await worked_for(api)
+    answered, headers, document = await (await raw.connect(data)).answer()
+    assert (status, told) == (answered, headers.get("idempotency-status") or document["code"])
+    assert before + 1 == await worked_for(api)
+
+
+async def test_quotes_around_a_key_are_no_part_of_it(raw: RawClients) -> None:
+    """They are where they are written as such (RFC 9651, 3.3.3)."""
+    client = await raw.connect()
+    ids = []
+    for key in (r'"\"k\""', '"k"', "k"):
+        client.send(request({**FIELDS, "Idempotency-Key": key}))
+        ids.append((await client.answer())[2]["group_id"])
+    assert ids[0] != ids[1] == ids[2]
+
+
+async def test_a_token_is_good_at_the_door_until_it_ends(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was verified before, and counts no longer."""
+    now = [1e9]
+    clocked = partial(Authenticator, clock_seconds=lambda: now[0])
+    monkeypatch.setattr("stretto.assembly.Authenticator", clocked)
+    token = make_token(SECRET, UserId("alice"), lifetime_seconds=60, clock_seconds=lambda: now[0])
+    repeat = request({**FIELDS, "Authorization": f"Bearer {token}"})
+    async with api_for(database_url) as api, raw_clients(api.url) as raw:
+        client = await raw.connect()
+        statuses = []
+        for seconds in (0, 59, 1):
+            now[0] += seconds
+            client.send(repeat)
+            statuses.append((await client.answer())[0])
+        assert [201, 201, 401] == statuses
+
+
+async def test_a_repeat_overtakes_nobody(raw: RawClients, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read before it on its connection is answered first, begun or not."""
+    read_one_by_one(monkeypatch)
+    client = await raw.connect()
+    ping = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+    for number in range(20):
+        new = request({**FIELDS, "Idempotency-Key": f"new{number}"})
+        client.send(new + REPEAT + REPEAT + ping + REPEAT)
+        told = [(await client.answer())[1].get("idempotency-status") for _ in range(5)]
+        assert ["created", "replayed", "replayed", None, "replayed"] == told
+
+
+async def test_a_repeat_waits_for_what_is_worked_for(
+    api: Api, raw: RawClients, connection: Connection
+) -> None:
+    """The connection is the order of its answers."""
+    client = await raw.connect()
+    async with writes_held_up(connection):
+        client.send(request({**FIELDS, "Idempotency-Key": "new"}))
+        await first_row(connection, "SELECT 1 FROM attempt WHERE status = 'pending'")
+        client.send(REPEAT)
+        for _ in range(10):
+            await api.get("/livez")
+    told = [(await client.answer())[1]["idempotency-status"] for _ in range(2)]
+    assert ["created", "replayed"] == told
+
+
+async def test_a_large_repeat_leaves_its_connection_as_it_was(api: Api, raw: RawClients) -> None:
+    """More than aiohttp keeps unread."""
+    members = [f"{number:0128}" for number in range(MEMBERS_MAX)]
+    large = request(
+        {**FIELDS, "Idempotency-Key": "l"}, orjson.dumps({"name": "L", "members": members})
+    )
+    client = await raw.connect()
+    for _ in range(3):
+        client.send(large)
+        assert (await client.answer())[0] == 201
+        client.send(REPEAT)
+        assert (await client.answer())[0] == 201
+
+
+async def test_a_head_that_begins_behind_a_repeat_is_read_on(raw: RawClients) -> None:
+    """Cut at every place."""
+    client = await raw.connect()
+    for cut in range(1, len(REPEAT)):
+        client.send(REPEAT + REPEAT[:cut])
+        assert (await client.answer())[0] == 201
+        client.send(REPEAT[cut:])
+        assert (await client.answer())[0] == 201
+
+
+async def test_a_head_that_never_ends_is_cut_off_after_a_repeat_as_well(database_url: str) -> None:
+    """Nobody is trusted for having been answered."""
+    limits = ConnectionLimits(read_seconds=0.01)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url, limits=limits) as api,
+        raw_clients(api.url) as raw,
+    ):
+        await (await raw.connect(REPEAT)).answer()
+        client = await raw.connect(REPEAT)
+        await client.answer()
+        client.send(REPEAT[:20])
+        assert await client.closed() == b""
+
+
+async def test_whoever_does_not_read_is_not_answered_for_ever(
+    api: Api, raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits to be sent to a client that only asks is bounded: at some point it is not read."""
+    read_one_by_one(monkeypatch)
+    client = await raw.connect()
+    client.transport.pause_reading()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while client.transport.get_write_buffer_size() < 1000 * len(REPEAT):
+            # So few are read in one piece.
+            client.send(REPEAT * 100)
+            assert (await api.get("/livez")).status == 200
+
+
+def read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have requests that arrive at once be read as if they had come alone."""
+    read = ClientConnection.data_received
+
+    def read_all(client: ClientConnection, data: bytes) -> None:
+        for part in re.split(rb"(?=POST /|GET /)", data):
+            if part or not data:
+                read(client, part)
+
+    monkeypatch.setattr(ClientConnection, "data_received", read_all)
