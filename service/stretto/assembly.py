@@ -18,7 +18,7 @@ Stop, the other way round:
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Required, TypedDict, Unpack
 
@@ -47,6 +47,7 @@ from stretto.protocol.ports import (
     BatchWritten,
     ConnectionLost,
     Event,
+    StoreError,
     Write,
     WriteResult,
 )
@@ -201,6 +202,8 @@ async def open_component(
 
         for number in range(settings.writers):
             write_store = PostgresWriteStore(database, on_lost, on_create)
+            with suppress(StoreError):
+                await write_store.open()
             writer = GroupWriter(mailbox, write_store, observe_writer, batch_max=settings.batch_max)
             await stack.enter_async_context(_running(writer.run(), f"stretto writer {number}"))
             stack.callback(writer.cut_off)

@@ -410,6 +410,20 @@ async def test_a_database_that_is_away_is_told_and_found_again(
         await admin.close()
 
 
+async def test_a_database_that_cannot_be_written_yet_is_no_reason_not_to_start(
+    database_url: str, connection: Connection
+) -> None:
+    """A standby that is to be promoted: reads are served, and creations as soon as it takes them."""
+    name = await connection.fetchval("SELECT current_database()")
+    read_only = f'ALTER DATABASE "{name}" SET default_transaction_read_only'
+    await connection.execute(f"{read_only} = on")
+    async with open_component(database_url) as component:
+        with pytest.raises(DatabaseUnavailable):
+            await component.creator.create(KEY, TEAM)
+        await connection.execute(f"{read_only} = off")
+        assert (await component.creator.create(KEY, TEAM)).status is AnswerStatus.CREATED
+
+
 async def test_looking_up_tells_what_became_of_an_attempt(
     component: Component, connection: Connection
 ) -> None:
@@ -432,9 +446,7 @@ async def test_looking_up_tells_what_became_of_an_attempt(
 async def test_one_creation_costs_two_round_trips(
     component: Component, connection: Connection
 ) -> None:
-    """Claim and lead, and nothing else is sent but by the relay: counted by the server."""
-    for key in ("warm", "warmer"):
-        await component.creator.create(IdempotencyKey(key), TEAM)
+    """Claim and lead, also for the first one; only the relay sends more: counted by the server."""
     count = """SELECT sum(calls)::int FROM pg_stat_statements
                WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
                      AND query NOT LIKE '%UPDATE outbox%'"""

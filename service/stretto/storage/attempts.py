@@ -50,6 +50,14 @@ class PostgresWriteStore:
         self._connection: Connection | None = None
         self._is_writing = False
 
+    async def open(self) -> None:
+        """Connect and have both statements planned: the first request need not wait for it.
+
+        Raises as they do; what is not done now is done when it is needed.
+        """
+        await self.claim([])
+        await self.lead([])
+
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""
         async with self._writing() as connection:
