@@ -2,7 +2,8 @@
 
 A request is sent when it is due, on any connection that is free; its time counts from when it was
 due, so that waiting for a slow service is never left out. What is not answered in time is given up
-with its connection. Clients that retry keep to the contract: the same key, after a growing pause.
+with its connection. Clients that retry keep to the contract: the same key, after a growing pause, and
+not before they were asked to.
 
 The process reads its plan from the command line, opens connections, says that it is ready, starts at
 a word and prints what came of it; `arrivals` talks to it.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import sys
 import time
 from collections import Counter, deque
@@ -33,6 +35,8 @@ OPENING_MAX = 100
 PATIENCE_SECONDS = 12.0
 RETRY_SECONDS_MAX = 8.0
 GIVE_UP_SECONDS = 0.5
+
+_RETRY_AFTER = re.compile(rb"\r\nRetry-After: (\d+)\r\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +143,7 @@ class Connection(asyncio.Protocol):
             return
         self._rest = b""
         request, self.request = self.request, None
-        self.generator.answered(self, request, data[9:12])
+        self.generator.answered(self, request, data)
 
     def connection_lost(self, _: Exception | None) -> None:
         self.generator.lost(self)
@@ -236,8 +240,9 @@ class Generator:
         else:
             self._idle.append(connection)
 
-    def answered(self, connection: Connection, request: Request, status: bytes) -> None:
+    def answered(self, connection: Connection, request: Request, answer: bytes) -> None:
         tally, now = self.tally, time.monotonic()
+        status = answer[9:12]
         tally.statuses[status.decode()] += 1
         if status == b"201":
             tally.created_at.append(now - self._started)
@@ -245,16 +250,18 @@ class Generator:
         else:
             if status == b"503":
                 tally.shed_seconds.append(now - connection.sent_at)
-            self._retry(request)
+            asked = _RETRY_AFTER.search(answer)
+            self._retry(request, float(asked[1]) if asked else 0.0)
         self._free(connection)
         if not self.plan.rate and not self._is_over:
             self._next(now)
 
-    def _retry(self, request: Request) -> None:
+    def _retry(self, request: Request, asked_seconds: float = 0.0) -> None:
         request.tries_left -= 1
         if request.tries_left > 0 and not self._is_over:
-            pause = min(2.0 ** (self.plan.tries - request.tries_left - 1), RETRY_SECONDS_MAX)
-            self._loop.call_later(pause * random.uniform(0.5, 1.5), self._send, request)
+            own = min(2.0 ** (self.plan.tries - request.tries_left - 1), RETRY_SECONDS_MAX)
+            pause = max(own * random.uniform(0.5, 1.5), asked_seconds)
+            self._loop.call_later(pause, self._send, request)
 
     def lost(self, connection: Connection) -> None:
         self._open.discard(connection)

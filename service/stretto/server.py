@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 FILES_OWN: Final = 200
 WELCOME_TOKEN_SECONDS: Final = 24 * 3600
 # Nearly all that a request makes is freed by reference counts. At Python's 700 young objects the
-# collector would run for every dozen requests, and find nothing.
-YOUNG_OBJECTS_MAX: Final = 20_000
+# collector would run for every dozen requests, and find nothing; at 20,000 it would walk those that
+# wait in a full mailbox again and again, which was a sixth of an overloaded process's time.
+YOUNG_OBJECTS_MAX: Final = 100_000
 
 
 async def serve(settings: Settings, notify: Callable[[str], None], *, share_port: bool) -> None:

@@ -91,7 +91,7 @@ async def test_a_full_service_sheds_before_anything_is_done(
     async with full_service(database_url, connection) as service:
         for number in range(50):
             reply = await service.api.create(f"s{number}")
-            assert (503, "1") == (reply.status, reply.headers["Retry-After"])
+            assert (503, True) == (reply.status, reply.headers["Retry-After"].isdecimal())
             assert ("overloaded", "same-key") == (reply.json["code"], reply.json["retry"])
         client = await service.raw.connect()
         for _ in range(3):

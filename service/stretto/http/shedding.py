@@ -7,11 +7,16 @@ than takes about as long as a batch: the writers have their turn in between, how
 
 Nothing but a plain creation is shed here. Whatever is asked in another way, or asks for something
 else, goes its usual way; a creation is then shed where it would be queued.
+
+Whoever is shed comes again, and where many were shed at once, those who come again would alone be
+more than can be refused: an overload that nobody causes any more would not end. So the pause that
+they are asked for grows while more are shed than let in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol
@@ -25,7 +30,8 @@ if TYPE_CHECKING:
 # About as long as what a batch of 128 takes of the loop, at a fifth of the price each.
 ANSWERS_PER_TURN: Final = 256
 SHED_STATUS: Final = HTTPStatus.SERVICE_UNAVAILABLE
-RETRY_AFTER_SECONDS: Final = 1
+PAUSE_SECONDS_MIN: Final = 1
+PAUSE_SECONDS_MAX: Final = 16
 
 
 class ShedClient(Protocol):
@@ -39,7 +45,11 @@ class LoadShedder:
     """Lets in as many creations as find room in the writers' mailbox, and answers the others."""
 
     def __init__(
-        self, queued: Callable[[], int], queued_max: int, count: Callable[[], None]
+        self,
+        queued: Callable[[], int],
+        queued_max: int,
+        count: Callable[[], None],
+        clock_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._untold: deque[ShedClient] = deque()
@@ -49,7 +59,13 @@ class LoadShedder:
         self._coming = 0
         """Creations that were let in, and are not in the mailbox yet: hundreds can be, since a loop
         reads all that has arrived before it works for any of it."""
-        self.answer = _answer()
+        self._clock_seconds = clock_seconds
+        self._pause_seconds = PAUSE_SECONDS_MIN
+        self._judge_at = float("-inf")
+        """When those who were told the pause last are back."""
+        self._let_in = self._kept_out = 0
+        """Creations, since the pause was last judged."""
+        self.answer = _answer(self._pause_seconds)
         """What is told to whoever is shed."""
 
     def has_room_for(self, clients: int) -> bool:
@@ -60,29 +76,47 @@ class LoadShedder:
         """Let a creation in, if there is room, until `arrived` is called for it."""
         is_admitted = self._coming + self._queued() < self._queued_max
         self._coming += is_admitted
+        self._let_in += is_admitted
         return is_admitted
 
     def shed(self, client: ShedClient) -> None:
         """Have a client be told in its turn that there is no room."""
         self._count()
+        self._kept_out += 1
         if not self._untold:
             self._loop.call_soon(self._tell_some)
         self._untold.append(client)
 
     def _tell_some(self) -> None:
+        now = self._clock_seconds()
+        if now >= self._judge_at:
+            self._judge_pause(now)
         for _ in range(min(ANSWERS_PER_TURN, len(self._untold))):
             self._untold.popleft().tell(self.answer)
         if self._untold:
             self._loop.call_soon(self._tell_some)
+
+    def _judge_pause(self, now: float) -> None:
+        """Ask for a longer pause while more are kept out than let in; for a shorter one again later."""
+        if now > self._judge_at + self._pause_seconds:
+            # Nobody was shed for a while: that was another overload.
+            self._pause_seconds = PAUSE_SECONDS_MIN
+        elif self._kept_out > self._let_in:
+            self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
+        elif self._kept_out < self._let_in // 2:
+            self._pause_seconds = max(self._pause_seconds // 2, PAUSE_SECONDS_MIN)
+        self.answer = _answer(self._pause_seconds)
+        self._let_in = self._kept_out = 0
+        self._judge_at = now + self._pause_seconds
 
     def arrived(self) -> None:
         """Take note that a creation is worked for, or that its client has gone."""
         self._coming -= 1
 
 
-def _answer() -> bytes:
+def _answer(pause_seconds: int) -> bytes:
     """Return the answer as it is sent: the same as any other that tells of overload."""
-    response = problem_response(Overloaded(retry_after_seconds=RETRY_AFTER_SECONDS))
+    response = problem_response(Overloaded(retry_after_seconds=pause_seconds))
     head = [f"HTTP/1.1 {SHED_STATUS} {SHED_STATUS.phrase}"]
     head += [f"{name}: {value}" for name, value in response.headers.items()]
     assert isinstance(response.body, bytes)
