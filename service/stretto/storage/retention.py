@@ -31,7 +31,7 @@ RANGE_BLOCKS: Final = 64
 TURN_SECONDS: Final = 0.05
 # A fifth of one core's time deletes faster than any service creates, and leaves the rest to it. A
 # range that took long, on a busy disk, is followed by a longer rest, within bounds.
-REST_RATIO: Final = 4.0
+REST_RATIO: Final = 9.0
 REST_SECONDS_MAX: Final = 1.0
 
 
