@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RANGE_BLOCKS: Final = 64
 # For one who waits while another sweeper has its turn, which is about as long as one range.
 TURN_SECONDS: Final = 0.05
-# A fifth of one core's time deletes faster than any service creates, and leaves the rest to it. A
+# A tenth of one core's time deletes faster than any service creates, and leaves the rest to it. A
 # range that took long, on a busy disk, is followed by a longer rest, within bounds.
 REST_RATIO: Final = 9.0
 REST_SECONDS_MAX: Final = 1.0
