@@ -69,6 +69,8 @@ async def full_service(database_url: str, connection: Connection) -> AsyncIterat
         raw_clients(f"http://127.0.0.1:{port}") as raw,
     ):
         assert (await api.create("known")).status == 201
+        # However long a test takes, those who were told to come again are not back yet.
+        app[SERVICE].shedder._clock_seconds = lambda: 0.0
         stack = AsyncExitStack()
         await stack.enter_async_context(writes_held_up(connection))
         waiting = [asyncio.create_task(waiting_create(api, "w"))]
@@ -91,7 +93,7 @@ async def test_a_full_service_sheds_before_anything_is_done(
     async with full_service(database_url, connection) as service:
         for number in range(50):
             reply = await service.api.create(f"s{number}")
-            assert (503, True) == (reply.status, reply.headers["Retry-After"].isdecimal())
+            assert (503, "1") == (reply.status, reply.headers["Retry-After"])
             assert ("overloaded", "same-key") == (reply.json["code"], reply.json["retry"])
         client = await service.raw.connect()
         for _ in range(3):

@@ -15,8 +15,9 @@ from stretto.protocol.memory import OutcomeMemory
 GROUP = UUID(int=1).bytes
 CREATED = b"{}"
 FAILED = Failure("full", "No more groups.")
-OURS, ANOTHER = b"0123456789abcdef", b"fedcba9876543210"
 BODY, OTHER_BODY = b"a body", b"another body"
+# A body's digest may be another request's fingerprint.
+OURS, ANOTHER = digest(OTHER_BODY), b"fedcba9876543210"
 
 
 def test_an_outcome_answers_only_its_own_request() -> None:
