@@ -10,13 +10,14 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
 from aiohttp import HttpVersion11, hdrs
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE
 
+from stretto.http.groups import created_fields
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from aiohttp import StreamReader
     from aiohttp.http import RawRequestMessage
@@ -88,14 +89,16 @@ def replay(service: Service, message: RawRequestMessage, body: StreamReader) -> 
     if answer is None:
         return None
     service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)
-    # The lines that aiohttp adds to `groups.create_group`'s, in the same order.
-    return (
-        "HTTP/1.1 201 Created\r\n"
-        f"Location: {CREATE_PATH}/{orjson.loads(answer.document)['group_id']}\r\n"
-        f"Idempotency-Status: {answer.status}\r\n"
-        "Idempotent-Replayed: true\r\n"
-        "Content-Type: application/json\r\n"
-        f"Content-Length: {len(answer.document)}\r\n"
-        f"Date: {rfc822_formatted_time()}\r\n"
-        f"Server: {SERVER_SOFTWARE}\r\n\r\n"
-    ).encode() + answer.document
+    fields = created_fields(CREATE_PATH, answer)
+    # Those that aiohttp adds, in its order.
+    fields[hdrs.CONTENT_TYPE] = "application/json"
+    fields[hdrs.CONTENT_LENGTH] = str(len(answer.document))
+    fields[hdrs.DATE] = rfc822_formatted_time()
+    fields[hdrs.SERVER] = SERVER_SOFTWARE
+    return written(HTTPStatus.CREATED, fields, answer.document)
+
+
+def written(status: HTTPStatus, fields: Mapping[str, object], body: bytes) -> bytes:
+    """Return an answer as it is sent, with these header fields and no others."""
+    lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
+    return f"HTTP/1.1 {status} {status.phrase}\r\n{''.join(lines)}\r\n".encode() + body

@@ -16,6 +16,7 @@ from stretto.protocol.creator import WAIT_SECONDS_DEFAULT
 
 if TYPE_CHECKING:
     from stretto.domain import Group
+    from stretto.protocol.creator import Answer
 
 
 async def create_group(request: web.Request) -> web.Response:
@@ -26,16 +27,24 @@ async def create_group(request: web.Request) -> web.Response:
     body = await read_body(request)
     creator = request.app[SERVICE].creator
     answer = await creator.create_from(owner, key, body, wait_seconds=wait_seconds)
-    headers = {
+    return web.Response(
+        status=201,
+        body=answer.document,
+        content_type="application/json",
         # Relative to this very path, so that it is right under a host's prefix as well.
-        "Location": f"{request.path}/{orjson.loads(answer.document)['group_id']}",
+        headers=created_fields(request.path, answer),
+    )
+
+
+def created_fields(path: str, answer: Answer) -> dict[str, str]:
+    """Return the header fields with which a success is told to whoever has posted to that path."""
+    fields = {
+        "Location": f"{path}/{orjson.loads(answer.document)['group_id']}",
         "Idempotency-Status": answer.status,
     }
     if answer.status.is_replay:
-        headers["Idempotent-Replayed"] = "true"
-    return web.Response(
-        status=201, body=answer.document, content_type="application/json", headers=headers
-    )
+        fields["Idempotent-Replayed"] = "true"
+    return fields
 
 
 async def read_group(request: web.Request) -> web.Response:

@@ -21,7 +21,10 @@ from collections import deque
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol
 
+from aiohttp import hdrs
+
 from stretto.errors import Overloaded
+from stretto.http.door import written
 from stretto.http.problems import problem_response
 
 if TYPE_CHECKING:
@@ -117,10 +120,6 @@ class LoadShedder:
 def _answer(pause_seconds: int) -> bytes:
     """Return the answer as it is sent: the same as any other that tells of overload."""
     response = problem_response(Overloaded(retry_after_seconds=pause_seconds))
-    head = [f"HTTP/1.1 {SHED_STATUS} {SHED_STATUS.phrase}"]
-    head += [f"{name}: {value}" for name, value in response.headers.items()]
     assert isinstance(response.body, bytes)
-    return (
-        "\r\n".join([*head, f"Content-Length: {len(response.body)}", "", ""]).encode()
-        + response.body
-    )
+    fields = {**response.headers, hdrs.CONTENT_LENGTH: len(response.body)}
+    return written(SHED_STATUS, fields, response.body)
