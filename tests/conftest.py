@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from contextlib import AsyncExitStack
@@ -45,6 +46,8 @@ _server = pytest.StashKey[tuple[asyncio.Runner, AsyncExitStack]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the server, and make the database that every test gets a copy of."""
+    # A run in the background is told to ignore it, and so would be every process that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
     runner, stack = asyncio.Runner(), AsyncExitStack()

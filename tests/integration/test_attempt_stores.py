@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
 
+SEGMENT = """SELECT floor((pg_current_wal_insert_lsn() - '0/0')
+                          / pg_size_bytes(current_setting('wal_segment_size')))::bigint"""
+
+
 @pytest_asyncio.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
     """The source of connections."""
@@ -179,7 +183,9 @@ async def test_tokens_from_the_driver_equal_our_own(store: PostgresWriteStore) -
     assert ours.claim_token == token
 
 
-async def test_only_the_lead_waits_for_the_disk(store: PostgresWriteStore) -> None:
+async def test_only_the_lead_waits_for_the_disk(
+    store: PostgresWriteStore, connection: Connection
+) -> None:
     """A claim flushes nothing, a lead flushes the WAL once, whatever the size of its batch."""
     rounds, claims, leads = 10, 0, 0
 
@@ -195,6 +201,7 @@ async def test_only_the_lead_waits_for_the_disk(store: PostgresWriteStore) -> No
         return count
 
     await store.claim([write("warm")])
+    segment = await connection.fetchval(SEGMENT)
     for number in range(rounds):
         batch = [write(f"{number} {key}".replace(" ", "-")) for key in range(32)]
         before = await flushes()
@@ -203,6 +210,8 @@ async def test_only_the_lead_waits_for_the_disk(store: PostgresWriteStore) -> No
         assert 32 == len(await store.lead(batch))
         claims += between - before
         leads += await flushes() - between
-    assert claims == 0
+    # Whoever fills a segment of the WAL flushes it: once in 16 MiB of all tests' records.
+    filled = await connection.fetchval(SEGMENT) - segment
+    assert claims <= filled
     # The server's own WAL writer may now and then have been faster.
-    assert 0 < leads <= rounds
+    assert 0 < leads <= rounds + filled
