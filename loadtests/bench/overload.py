@@ -87,16 +87,16 @@ class Service:
 
 async def thrice(bench: Bench) -> Measure:
     """Measure what is created, and what the rest is told, at three times the peak."""
+    # By half-time each connection has been used: its buffers are no growth.
+    seconds = 2 * bench.seconds
     async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
         here = Service(connection, pid, port)
         peak = await here.peak(bench.seconds)
         before = await here.groups()
-        plan = here.plan(
-            rate=OVERLOAD * peak, seconds=bench.seconds, connections=OVERLOAD_CONNECTIONS
-        )
+        plan = here.plan(rate=OVERLOAD * peak, seconds=seconds, connections=OVERLOAD_CONNECTIONS)
         async with arrivals(plan) as clients:
             clients.start()
-            await asyncio.sleep(bench.seconds / 2)
+            await asyncio.sleep(seconds / 2)
             half_mib = resident_mib(pid)
             report = await clients.report()
             end_mib = resident_mib(pid)

@@ -86,7 +86,7 @@ class ComponentSettings:
     """While one waits for the disk, the other fills its batch."""
     batch_max: int = 128
     """Requests per statement: beyond this, latency grows faster than throughput."""
-    mailbox_max: int = 2048
+    mailbox_max: int = 1024
     """Requests that may queue; more are shed before they claim anything."""
     schema: str = "stretto"
     hub: HubSettings = field(default_factory=HubSettings)

@@ -77,7 +77,7 @@ class Settings(BaseSettings):
     )
     writers: int = Field(2, ge=1, le=32, description="database connections that write")
     batch_max: int = Field(128, ge=1, le=1000, description="requests per statement")
-    mailbox_max: int = Field(2048, ge=1, le=100_000, description="requests that may queue")
+    mailbox_max: int = Field(1024, ge=1, le=100_000, description="requests that may queue")
     rate_limit: float = Field(
         0.0,
         ge=0,

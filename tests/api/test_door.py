@@ -212,6 +212,27 @@ async def test_a_large_repeat_leaves_its_connection_as_it_was(api: Api, raw: Raw
         assert (await client.answer())[0] == 201
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"Content-Length": str(len(REPEAT))}, {"Transfer-Encoding": "chunked"}],
+    ids=["length", "chunks"],
+)
+async def test_a_repeat_within_a_body_is_not_answered(
+    fields: Mapping[str, str], api: Api, raw: RawClients
+) -> None:
+    """It is a part of another request, even where it comes alone (request smuggling)."""
+    lines = [f"{name}: {value}\r\n" for name, value in {**FIELDS, **fields}.items()]
+    client = await raw.connect(f"POST /v1/groups HTTP/1.1\r\n{''.join(lines)}\r\n".encode())
+    for _ in range(3):
+        assert (await api.get("/livez")).status == 200
+    client.send(REPEAT)
+    status, headers, _ = await client.answer()
+    assert (400, None) == (status, headers.get("idempotency-status"))
+    for _ in range(3):
+        assert (await api.get("/livez")).status == 200
+    assert client.answered == b""
+
+
 async def test_a_head_that_begins_behind_a_repeat_is_read_on(raw: RawClients) -> None:
     """Cut at every place."""
     client = await raw.connect()

@@ -13,7 +13,8 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from stretto.errors import InternalError, RequestInvalid, StrettoError
-from stretto.http.door import DoorParser, is_plain_creation, replay
+from stretto.http.door import CREATION, replay
+from stretto.http.plain_requests import PlainRequests
 from stretto.http.problems import problem_response
 from stretto.telemetry import logger
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     import asyncio
 
     from aiohttp import StreamReader
-    from aiohttp.http import RawRequestMessage
     from aiohttp.web_request import BaseRequest
 
+    from stretto.http.plain_requests import PlainRequest
     from stretto.http.runner import ContractServer
 
 UNREADABLE: Final = "This is not a request that can be read."
@@ -39,32 +40,26 @@ class ClientConnection(RequestHandler):
         "_begun",
         "_body",
         "_head_bytes",
-        "_is_answered",
         "_is_coming",
         "_is_shed",
+        "_plain_requests",
         "_read_seconds",
         "_reading",
         "_server",
         "_service",
-        "is_last",
     )
 
     def __init__(self, manager: ContractServer, **options: Any) -> None:
         super().__init__(manager, **options)
         self._server = manager
         self._service = manager.service
-        if self._service is not None:
-            self._parser: Any = DoorParser(self._parser, self._answer)
+        self._plain_requests = PlainRequests()
         self._begun = 0
         """Requests that were ever worked for."""
         self._is_coming = False
-        """Whether one was let in, while there was little room, that is not worked for yet."""
-        self.is_last = False
-        """Whether the connection ends with the answer to what is worked for."""
+        """Whether a creation was let in that is not worked for yet."""
         self._is_shed = False
         """Whether a request was shed and its client has not been told."""
-        self._is_answered = False
-        """Whether the request that has just arrived is done with."""
         self._read_seconds = manager.limits.read_seconds
         self._reading: asyncio.TimerHandle | None = None
         """Runs while a request has begun to arrive and is not complete."""
@@ -88,12 +83,12 @@ class ClientConnection(RequestHandler):
         if self._is_shed and self._service is not None:
             # What comes next is answered next.
             self.tell(self._service.shedder.answer)
-        self._is_answered = False
-        super().data_received(data)
-        if self._is_answered:
+        request = self._plain_requests.read(data)
+        if request is not None and request.begins == CREATION and self._answer(request):
             self._head_bytes = 0
             self._stop_reading()
             return
+        super().data_received(data)
         if self._messages and self._messages[-1][1] is not self._body:
             if self._body is not None and not self._body.is_eof():
                 self._break_off(self._body)
@@ -116,10 +111,9 @@ class ClientConnection(RequestHandler):
         self._stop_reading()
         super().connection_lost(exc)
 
-    def begin(self, *, is_last: bool) -> None:
+    def begin(self) -> None:
         """Take note that a request of this client is worked for."""
         self._begun += 1
-        self.is_last = is_last
         if self._is_coming:
             self._arrive()
 
@@ -127,34 +121,28 @@ class ClientConnection(RequestHandler):
         """Read nothing more of a request that has been answered: a bomb would be unpacked for that."""
         self._lingering_time = 0.0
 
-    def _answer(self, message: RawRequestMessage, body: StreamReader) -> bool:
+    def _answer(self, creation: PlainRequest) -> bool:
         """Answer a creation at the door, if nothing else is under way on this connection."""
         service, transport = self._service, self.transport
         if (
-            not is_plain_creation(message, body)
             # All that came before has been answered; the task behind this may not know it yet.
-            or self._begun < self._request_count
+            self._begun < self._request_count
             or self._request_in_progress
-            or self.is_last
             or service is None
             or transport is None
             # Who does not read is not answered any faster than he reads.
             or transport.get_write_buffer_size()
         ):
             return False
-        answer = replay(service, message, body)
+        answer = replay(service, creation)
         if answer is not None:
             self._send(answer)
-        elif self._server.may_be_full():
-            self._is_coming = service.shedder.admit()
-            if self._is_coming:
-                return False
+            return True
+        self._is_coming = service.shedder.admit()
+        if not self._is_coming:
             service.shedder.shed(self)
             self._is_shed = True
-        else:
-            return False
-        self._is_answered = True
-        return True
+        return self._is_shed
 
     def tell(self, answer: bytes) -> None:
         """Answer the request that was shed."""

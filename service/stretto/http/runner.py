@@ -61,12 +61,11 @@ class ContractRunner(web.AppRunner):
         async def handle_or_tell(request: BaseRequest) -> web.StreamResponse:
             client = request.protocol
             assert isinstance(client, ClientConnection)
-            client.begin(is_last=not request.keep_alive)
+            client.begin()
             if hdrs.CONTENT_ENCODING in request.headers:
                 client.end_at_answer()
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
                 # A proxy that speaks 1.0 would not see where it ends (RFC 9112, 6.1).
-                client.is_last = True
                 return closing_response(RequestInvalid([], UNREADABLE))
             try:
                 return await handle(request)
@@ -96,12 +95,6 @@ class ContractServer(web.Server):
         self._closed = 0
         """Connections that were closed for others since that was last logged."""
         self._logged_at = float("-inf")
-
-    def may_be_full(self) -> bool:
-        """Whether the mailbox may not have room for all who might ask at once."""
-        return self.service is not None and not self.service.shedder.has_room_for(
-            len(self._connections)
-        )
 
     def __call__(self) -> RequestHandler:
         """Return the protocol of a new connection."""

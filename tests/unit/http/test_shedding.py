@@ -8,12 +8,6 @@ import re
 from stretto.http.shedding import ANSWERS_PER_TURN, PAUSE_SECONDS_MAX, LoadShedder
 
 
-async def test_nobody_is_shed_while_there_is_room_for_all() -> None:
-    """Each client could ask now."""
-    shedder = LoadShedder(lambda: 2, 5, lambda: None)
-    assert [True, False] == [shedder.has_room_for(clients) for clients in (2, 3)]
-
-
 async def test_what_is_on_its_way_to_the_mailbox_takes_room_in_it() -> None:
     """A loop reads all that has arrived before it works for any of it."""
     queued = [0]

@@ -1,0 +1,93 @@
+"""Reads requests that are plain: here in full, and in a form that nobody reads in another way.
+
+The door (`door.py`) answers some requests before aiohttp's parser has seen them. Whoever reads requests
+beside a parser must never take for a request what the parser takes for a part of one: a body could
+then hold a request that nobody has sent (request smuggling). So a connection's reader only ever says
+what it knows. It knows where requests begin as long as all heads of the connection were of the strict
+form here, each came in one piece, and their lengths tell where they end. With anything else its
+knowledge ends, for as long as the connection lasts; the parser then reads alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+# Narrower than RFC 9112 in all: one space behind each colon, printable ASCII, at least one field.
+_FIELD: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++: [ -~]*+"
+_HEAD: Final = re.compile(
+    rb"((?:GET|HEAD|POST) /[!-~]*) HTTP/1\.1\r\n(%b(?:\r\n%b)*+)\r\n\r\n" % (_FIELD, _FIELD)
+)
+_LENGTH: Final = re.compile(rb"0|[1-9][0-9]{0,8}")
+# They decide where a request ends, what its body is, or what comes behind it.
+_UNUSUAL: Final = frozenset(
+    {b"content-encoding", b"expect", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+# They decide what is answered, or the above.
+_SINGLE: Final = (
+    b"authorization",
+    b"connection",
+    b"content-length",
+    b"content-type",
+    b"idempotency-key",
+)
+
+
+class PlainRequest(NamedTuple):
+    """A request as it was sent."""
+
+    begins: bytes
+    """Method and target, with a space between."""
+    fields: dict[bytes, bytes]
+    """By name in small letters; the last one, where it is of a kind that may be there twice."""
+    body: bytes
+
+
+class PlainRequests:
+    """The requests of one connection."""
+
+    __slots__ = ("_missing",)
+
+    def __init__(self) -> None:
+        self._missing: int | None = 0
+        """Bytes of a body that are still to come; nothing if it is not known what will come."""
+
+    def read(self, data: bytes) -> PlainRequest | None:
+        """Return the plain request that these bytes are, no less and no more.
+
+        All bytes of a connection have to pass here.
+        """
+        if not data or self._missing is None:
+            return None
+        if self._missing > 0:
+            self._expect(self._missing - len(data))
+            return None
+        head = _HEAD.match(data)
+        fields = None if head is None else _fields(head[2])
+        if head is None or fields is None:
+            self._missing = None
+            return None
+        body = data[head.end() :]
+        self._expect(int(fields.get(b"content-length", 0)) - len(body))
+        return PlainRequest(head[1], fields, body) if self._missing == 0 else None
+
+    def _expect(self, missing: int) -> None:
+        """Take note of what is missing; less than nothing: another request has begun to come."""
+        self._missing = missing if missing >= 0 else None
+
+
+def _fields(lines: bytes) -> dict[bytes, bytes] | None:
+    """Return the fields, if they leave nothing to interpret."""
+    fields: dict[bytes, bytes] = {}
+    for line in lines.split(b"\r\n"):
+        name, _, value = line.partition(b": ")
+        name = name.lower()
+        if name in _UNUSUAL or (name in fields and name in _SINGLE):
+            return None
+        fields[name] = value
+    if (
+        fields.get(b"connection", b"keep-alive").lower() != b"keep-alive"
+        or _LENGTH.fullmatch(fields.get(b"content-length", b"0")) is None
+    ):
+        return None
+    return fields
