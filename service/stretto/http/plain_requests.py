@@ -13,24 +13,20 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-# Narrower than RFC 9112 in all: one space behind each colon, printable ASCII, at least one field.
+# Narrower than RFC 9112 in all: one space behind each colon, printable ASCII, 1 to 64 fields.
 _FIELD: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++: [ -~]*+"
 _HEAD: Final = re.compile(
-    rb"((?:GET|HEAD|POST) /[!-~]*) HTTP/1\.1\r\n(%b(?:\r\n%b)*+)\r\n\r\n" % (_FIELD, _FIELD)
+    rb"((?:GET|HEAD|POST) /[!-~]*) HTTP/1\.1\r\n(%b(?:\r\n%b){0,63}+)\r\n\r\n" % (_FIELD, _FIELD)
 )
+# What the parser takes of a single line.
+_HEAD_BYTES_MAX: Final = 8_190
 _LENGTH: Final = re.compile(rb"0|[1-9][0-9]{0,8}")
 # They decide where a request ends, what its body is, or what comes behind it.
 _UNUSUAL: Final = frozenset(
     {b"content-encoding", b"expect", b"trailer", b"transfer-encoding", b"upgrade"}
 )
-# They decide what is answered, or the above.
-_SINGLE: Final = (
-    b"authorization",
-    b"connection",
-    b"content-length",
-    b"content-type",
-    b"idempotency-key",
-)
+# Proxies add a line of their own; of all else there is one, or none.
+_REPEATED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for"})
 
 
 class PlainRequest(NamedTuple):
@@ -39,7 +35,7 @@ class PlainRequest(NamedTuple):
     begins: bytes
     """Method and target, with a space between."""
     fields: dict[bytes, bytes]
-    """By name in small letters; the last one, where it is of a kind that may be there twice."""
+    """By name in small letters; the last one, where proxies have added theirs."""
     body: bytes
 
 
@@ -63,7 +59,7 @@ class PlainRequests:
             self._expect(self._missing - len(data))
             return None
         head = _HEAD.match(data)
-        fields = None if head is None else _fields(head[2])
+        fields = None if head is None or head.end() > _HEAD_BYTES_MAX else _fields(head[2])
         if head is None or fields is None:
             self._missing = None
             return None
@@ -82,7 +78,7 @@ def _fields(lines: bytes) -> dict[bytes, bytes] | None:
     for line in lines.split(b"\r\n"):
         name, _, value = line.partition(b": ")
         name = name.lower()
-        if name in _UNUSUAL or (name in fields and name in _SINGLE):
+        if name in _UNUSUAL or (name in fields and name not in _REPEATED):
             return None
         fields[name] = value
     if (
