@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 
+BODY = b'{"name": "Team"}'
+
+
+def creation_head(token: str, key: str) -> bytes:
+    """Return how a creation begins: all but what tells where it ends."""
+    return (
+        f"POST /v1/groups HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        f"Idempotency-Key: {key}\r\nContent-Type: application/json\r\n"
+    ).encode()
+
+
+def creation(token: str, key: str, body: bytes = BODY) -> bytes:
+    """Return a creation as it goes over the wire."""
+    return creation_head(token, key) + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
 class RawClient(asyncio.Protocol):
     """One connection, and all that was answered on it."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from api_client import SECRET, TEAM, Api, connected_api, token_of
 from chaos.steps import first_row, settled_create, sound, writes_held_up
-from raw_client import RawClients, raw_clients
+from raw_client import RawClients, creation, raw_clients
 from stretto.assembly import ComponentSettings, create_app, serving
 from stretto.http.auth import TokenSettings
 from stretto.http.service import SERVICE
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 20
 QUEUED_MAX = 4
-BODY = b'{"name": "Team"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +39,6 @@ class FullService:
     """The statuses of those who have found room."""
     release: Callable[[], Awaitable[None]]
     """Lets the writer go on."""
-
-
-def request(key: str, token: str) -> bytes:
-    """Return a creation as it is sent."""
-    head = (
-        f"POST /v1/groups HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
-        f"Idempotency-Key: {key}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(BODY)}\r\n\r\n"
-    )
-    return head.encode() + BODY
 
 
 async def waiting_create(api: Api, key: str) -> int:
@@ -97,7 +86,7 @@ async def test_a_full_service_sheds_before_anything_is_done(
             assert ("overloaded", "same-key") == (reply.json["code"], reply.json["retry"])
         client = await service.raw.connect()
         for _ in range(3):
-            client.send(request("s", "no token of ours"))
+            client.send(creation("no token of ours", "s"))
             assert (await client.answer())[0] == 503
         assert 1 + QUEUED_MAX == service.app[SERVICE].creator.flights
         assert (await service.api.get("/livez")).status == 200
@@ -112,7 +101,7 @@ async def test_a_full_service_sheds_before_anything_is_done(
         # The same requests again, as they were told, and on the same connections.
         replies = [await settled_create(service.api, f"s{number}") for number in range(50)]
         assert {201} == {reply.status for reply in replies}
-        client.send(request("s", token_of("mallory")))
+        client.send(creation(token_of("mallory"), "s"))
         assert (await client.answer())[0] == 201
     assert await connection.fetchval("SELECT count(*) FROM chat_group") == 53 + QUEUED_MAX
     assert await sound(connection)
@@ -135,7 +124,7 @@ async def test_without_the_door_a_shed_request_costs_a_look_at_its_token(
     monkeypatch.setattr(LoadShedder, "admit", lambda _: True)
     monkeypatch.setattr(LoadShedder, "arrived", lambda _: None)
     async with full_service(database_url, connection) as service:
-        client = await service.raw.connect(request("s", "no token of ours"))
+        client = await service.raw.connect(creation("no token of ours", "s"))
         assert (await client.answer())[0] == 401
         assert (await service.api.create("s")).status == 503
         assert await connection.fetchval("SELECT count(*) FROM attempt") == 2
@@ -146,7 +135,7 @@ async def test_requests_of_one_connection_are_answered_in_their_order(
 ) -> None:
     """Also where some are shed and others are not, and all come at once."""
     ping = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-    create = request("s", token_of("mallory"))
+    create = creation(token_of("mallory"), "s")
     async with full_service(database_url, connection) as service:
         client = await service.raw.connect()
         for sent in ((create, ping, create), (create,), (ping, create), (ping,)):
@@ -164,12 +153,12 @@ async def test_whoever_hangs_up_gives_back_his_place(
     """Those that were let in, and those that wait to be told that they were not."""
     async with full_service(database_url, connection) as service:
         for _ in range(20):
-            (await service.raw.connect(request("s", "no token of ours"))).transport.abort()
+            (await service.raw.connect(creation("no token of ours", "s"))).transport.abort()
         assert (await service.api.create("s")).status == 503
         await service.release()
         await asyncio.gather(*service.waiting)
         for _ in range(20):
-            (await service.raw.connect(request("s", "no token of ours"))).transport.abort()
+            (await service.raw.connect(creation("no token of ours", "s"))).transport.abort()
         assert (await service.api.create("s")).status == 201
 
 
@@ -180,7 +169,7 @@ async def test_whoever_does_not_read_is_not_answered_for_ever(
     async with full_service(database_url, connection) as service:
         client = await service.raw.connect()
         client.transport.pause_reading()
-        flood = request("s", "no token of ours") * 1000
+        flood = creation("no token of ours", "s") * 1000
         # The kernel keeps some megabytes; then nobody takes any more.
         while client.transport.get_write_buffer_size() < len(flood):
             client.send(flood)

@@ -11,14 +11,12 @@ import orjson
 import pytest
 
 from api_client import token_of
+from raw_client import creation_head
 
 if TYPE_CHECKING:
     from api_client import Api
 
-HEAD = (
-    f"POST /v1/groups HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token_of('alice')}\r\n"
-    "Idempotency-Key: k\r\nContent-Type: application/json\r\n"
-).encode()
+HEAD = creation_head(token_of("alice"), "k")
 BROKEN = b"\x78\x9c broken"
 
 

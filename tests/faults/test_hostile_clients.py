@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from api_client import Api, connected_api, token_of
-from raw_client import RawClients, raw_clients
+from raw_client import BODY, RawClients, creation_head, raw_clients
 from stretto.documents import BODY_BYTES_MAX
 from stretto.domain import group_id
 from stretto.http.connection import HEAD_BYTES_MAX
@@ -32,12 +32,8 @@ DEADLINE_SECONDS = 60
 IDLE_MAX = 10_000
 # What a test needs beside them: its own connections, pipes, and what pytest holds.
 FILES_OWN = 500
-HEAD = (
-    f"POST /v1/groups HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token_of('mallory')}\r\n"
-    "Idempotency-Key: k\r\nContent-Type: application/json\r\n"
-).encode()
+HEAD = creation_head(token_of("mallory"), "k")
 LOOKUP = HEAD.replace(b"POST /v1/groups", b"GET /v1/attempts/k") + b"Prefer: wait=30\r\n\r\n"
-BODY = b'{"name": "Team"}'
 PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 SLOW = {
     "head": b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: ",

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from api_client import token_of
-from raw_client import raw_clients
+from raw_client import BODY, creation, creation_head, raw_clients
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,14 +24,10 @@ if TYPE_CHECKING:
     StartService = Callable[..., Awaitable[ServiceProcess]]
 
 DEADLINE_SECONDS = 60
-HEAD = (
-    f"POST /v1/groups HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token_of('mallory')}\r\n"
-    "Idempotency-Key: outer\r\nContent-Type: application/json\r\n"
-).encode()
+HEAD = creation_head(token_of("mallory"), "outer")
 PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-BODY = b'{"name": "Team"}'
 # What would be smuggled: a creation of its own.
-INNER = HEAD.replace(b"outer", b"inner") + b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+INNER = creation(token_of("mallory"), "inner")
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 WHOLE = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)

@@ -18,6 +18,7 @@ import pytest
 import chaos
 from api_client import SECRET, TEAM, Api, token_of
 from chaos.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
+from raw_client import creation
 from stretto.domain import group_id
 
 if TYPE_CHECKING:
@@ -168,17 +169,6 @@ async def test_a_schema_that_changes_under_load_costs_no_request(
     assert await sound(connection)
 
 
-def request_bytes(key: str) -> bytes:
-    """Return a request as it goes over the wire."""
-    body = orjson.dumps(TEAM)
-    head = (
-        "POST /v1/groups HTTP/1.1\r\nHost: stretto\r\nContent-Type: application/json\r\n"
-        f"Authorization: Bearer {token_of('alice')}\r\nIdempotency-Key: {key}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
-
-
 async def opened(service: ServiceProcess) -> asyncio.StreamWriter:
     """Open a connection to the service."""
     parts = urlsplit(service.url)
@@ -199,7 +189,7 @@ async def test_half_a_request_leaves_nothing_behind(
 ) -> None:
     """Cut in its headers or in its body; the whole one then creates the group."""
     service = await start_service()
-    message = request_bytes("k")
+    message = creation(token_of("alice"), "k", orjson.dumps(TEAM))
     writer = await opened(service)
     writer.write(message[: int(len(message) * part)])
     await writer.drain()
@@ -220,7 +210,7 @@ async def test_a_client_that_hangs_up_gets_its_group_all_the_same(
     async with apis(service) as (api,):
         async with writes_held_up(connection):
             writer = await opened(service)
-            writer.write(request_bytes("k"))
+            writer.write(creation(token_of("alice"), "k", orjson.dumps(TEAM)))
             await first_row(connection, LEADER)
             cut(writer)
         reply = await api.create("k")
