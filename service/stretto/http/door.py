@@ -30,15 +30,19 @@ CREATION: Final = f"{hdrs.METH_POST} {CREATE_PATH}".encode()
 def replay(service: Service, request: PlainRequest) -> bytes | None:
     """Return the answer to an exact repeat of a creation, as it is sent."""
     fields = request.fields
-    key = fields.get(b"idempotency-key", b'"').decode()
-    authorization = fields.get(b"authorization", b"").decode()
-    # A quoted key has to be read first.
-    if key.startswith('"') or fields.get(b"content-type") != b"application/json":
+    key, authorization = fields.get(b"idempotency-key"), fields.get(b"authorization")
+    if (
+        key is None
+        or authorization is None
+        # A quoted key has to be read first.
+        or key.startswith(b'"')
+        or fields.get(b"content-type") != b"application/json"
+    ):
         return None
-    verified = service.authenticator.recall(authorization)
+    verified = service.authenticator.recall(authorization.decode())
     if verified is None:
         return None
-    answer = service.creator.replay(verified.owner, key, request.body)
+    answer = service.creator.replay(verified.owner, key.decode(), request.body)
     if answer is None:
         return None
     service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)
