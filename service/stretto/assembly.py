@@ -202,6 +202,7 @@ async def open_component(
 
         for number in range(settings.writers):
             write_store = PostgresWriteStore(database, on_lost, on_create)
+            stack.push_async_callback(write_store.close)
             with suppress(StoreError):
                 await write_store.open()
             writer = GroupWriter(mailbox, write_store, observe_writer, batch_max=settings.batch_max)

@@ -204,6 +204,25 @@ async def test_a_writer_whose_connection_dies_takes_another_from_the_pool(
     assert await connection.fetchval("SELECT count(*) FROM chat_group") == number + 1
 
 
+async def test_a_start_that_is_cancelled_gives_every_connection_back(
+    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """Also the one with which a writer was about to begin."""
+    async with asyncio.timeout(DEADLINE_SECONDS), pool_of(database_url) as pool:
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE attempt IN ACCESS EXCLUSIVE MODE")
+            start = asyncio.ensure_future(open_component(pool=pool).__aenter__())
+            while not await connection.fetchval(
+                """SELECT count(*) FROM pg_locks JOIN pg_database ON oid = database
+                   WHERE datname = current_database() AND NOT granted"""
+            ):
+                pass
+            start.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await start
+        assert lent(pool) == 0
+
+
 async def test_a_host_that_closes_its_pool_itself_shuts_down_in_order(database_url: str) -> None:
     """When the host cleans up, no connection is out; closing the pool waits for nobody."""
     journal: list[str] = []
