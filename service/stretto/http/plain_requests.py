@@ -11,7 +11,8 @@ knowledge ends, for as long as the connection lasts; the parser then reads alone
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 # Narrower than RFC 9112 in all: one space behind each colon, printable ASCII, 1 to 64 fields.
 _FIELD: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++: [ -~]*+"
@@ -29,7 +30,8 @@ _UNUSUAL: Final = frozenset(
 _REPEATED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for"})
 
 
-class PlainRequest(NamedTuple):
+@dataclass(slots=True)
+class PlainRequest:
     """A request as it was sent."""
 
     begins: bytes
@@ -64,8 +66,11 @@ class PlainRequests:
             self._missing = None
             return None
         body = data[head.end() :]
-        self._expect(int(fields.get(b"content-length", 0)) - len(body))
-        return PlainRequest(head[1], fields, body) if self._missing == 0 else None
+        length = fields.get(b"content-length", b"0")
+        if length == b"%d" % len(body):
+            return PlainRequest(head[1], fields, body)
+        self._expect(int(length) - len(body) if _LENGTH.fullmatch(length) else -1)
+        return None
 
     def _expect(self, missing: int) -> None:
         """Take note of what is missing; less than nothing: another request has begun to come."""
@@ -78,12 +83,12 @@ def _fields(lines: bytes) -> dict[bytes, bytes] | None:
     for line in lines.split(b"\r\n"):
         name, _, value = line.partition(b": ")
         name = name.lower()
-        if name in _UNUSUAL or (name in fields and name not in _REPEATED):
+        if name in fields and name not in _REPEATED:
             return None
         fields[name] = value
-    if (
-        fields.get(b"connection", b"keep-alive").lower() != b"keep-alive"
-        or _LENGTH.fullmatch(fields.get(b"content-length", b"0")) is None
-    ):
+    if not _UNUSUAL.isdisjoint(fields):
+        return None
+    connection = fields.get(b"connection")
+    if connection is not None and connection.lower() != b"keep-alive":
         return None
     return fields
