@@ -45,13 +45,11 @@ class ClientConnection(RequestHandler):
         "_plain_requests",
         "_read_seconds",
         "_reading",
-        "_server",
         "_service",
     )
 
     def __init__(self, manager: ContractServer, **options: Any) -> None:
         super().__init__(manager, **options)
-        self._server = manager
         self._service = manager.service
         self._plain_requests = PlainRequests()
         self._begun = 0

@@ -61,8 +61,7 @@ class PlainRequests:
             self._expect(self._missing - len(data))
             return None
         head = _HEAD.match(data)
-        fields = None if head is None or head.end() > _HEAD_BYTES_MAX else _fields(head[2])
-        if head is None or fields is None:
+        if head is None or head.end() > _HEAD_BYTES_MAX or (fields := _fields(head[2])) is None:
             self._missing = None
             return None
         body = data[head.end() :]

@@ -1,7 +1,7 @@
 """Sheds creations at the door, while more of them wait than the writers get done.
 
 Under three times the load that a process can bear, most of what it does is to say no. So no is said
-before a request is even parsed: no token is verified, no body decoded, no task begun. That costs a
+before a request is even parsed: no token is verified, no body decoded, no task begun. That costs an
 eighth of a creation. And no more is said in one turn of the loop than takes a part of a batch's time:
 the writers have their turn in between, however many come.
 
