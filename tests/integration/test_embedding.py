@@ -12,6 +12,7 @@ from aiohttp import web
 
 import stretto
 from api_client import SECRET, TEAM, connected_api
+from chaos.steps import first_row
 from stretto.assembly import open_component
 from stretto.protocol.ports import Unreachable
 from stretto.storage.migrate import migrate
@@ -212,11 +213,11 @@ async def test_a_start_that_is_cancelled_gives_every_connection_back(
         async with connection.transaction():
             await connection.execute("LOCK TABLE attempt IN ACCESS EXCLUSIVE MODE")
             start = asyncio.ensure_future(open_component(pool=pool).__aenter__())
-            while not await connection.fetchval(
-                """SELECT count(*) FROM pg_locks JOIN pg_database ON oid = database
-                   WHERE datname = current_database() AND NOT granted"""
-            ):
-                pass
+            await first_row(
+                connection,
+                """SELECT 1 FROM pg_locks JOIN pg_database ON oid = database
+                   WHERE datname = current_database() AND NOT granted""",
+            )
             start.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await start
