@@ -23,6 +23,9 @@ SCENARIOS ?=
 SEED ?= 1
 MINUTES ?= 5
 
+# Of the mutants: a list, one of it, or a part of a file's name.
+ONLY ?=
+
 .PHONY: help
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -66,6 +69,10 @@ bench-smoke: $(VENV)/.dev ## Run every part of the benchmark for a second: is wh
 .PHONY: chaos
 chaos: $(VENV)/.dev ## Break everything while clients ask, then check (SEED= MINUTES=)
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seed $(SEED) --minutes $(MINUTES)
+
+.PHONY: mutants
+mutants: $(VENV)/.dev ## Change the code in small ways: do the tests notice? (ONLY=storage ARGS=--list)
+	@PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 .PHONY: load
 load: $(VENV)/.run $(LOAD_VENV)/.load ## Load a service with locust and check (USERS= SECONDS= SCENARIOS= HOST=)

@@ -123,9 +123,12 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
         ]
         world = World(stack, servers, proxies, folder / "clock")
         world.jump_clock(0)
-        os.environ["PYTHONPATH"] = str(Path(chaos.__path__[0], "clock_hook"))
+        before = os.environ.get("PYTHONPATH", "")
+        # In front of what a caller has set, which may lead to the code that is under test.
+        hook = str(Path(chaos.__path__[0], "clock_hook"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (hook, before)))
         os.environ["CLOCK_OFFSET_FILE"] = str(world.clock)
-        stack.callback(os.environ.pop, "PYTHONPATH")
+        stack.callback(os.environ.__setitem__, "PYTHONPATH", before)
         stack.callback(os.environ.pop, "CLOCK_OFFSET_FILE")
         await asyncio.gather(*(world.start_service(number) for number in range(SERVICES)))
         yield world
