@@ -1,0 +1,358 @@
+"""GroupCreator and its follower, with writers and a store that do what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+import pytest
+
+from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId
+from stretto.errors import (
+    AttemptPending,
+    DatabaseUnavailable,
+    InternalError,
+    Overloaded,
+    StrettoError,
+)
+from stretto.protocol.attempt import AnswerStatus, Attempt, AttemptStatus, GroupRow, Sighting
+from stretto.protocol.creator import CreatorSettings, GroupCreator
+from stretto.protocol.follower import POLL_SECONDS_FIRST, POLL_SECONDS_MAX, TURNS_MAX
+from stretto.protocol.ports import AttemptAnswered, GuaranteeBroken, Led, NotLed, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from stretto.protocol.ports import Event, Write, WriteResult
+
+KEY = IdempotencyKey("k")
+TEAM = NewGroup.parse(UserId("alice"), {"name": "Team"})
+OTHER = NewGroup.parse(UserId("alice"), {"name": "Other"})
+TOKEN, CONVERSATION = uuid4(), uuid4()
+# Far beyond what any of these tests may take.
+LONG_SECONDS = 1000.0
+TEST_SECONDS = 20
+
+
+def attempt(status: AttemptStatus, token: UUID = TOKEN, *, lease_over: bool = False) -> Attempt:
+    """An attempt of TEAM."""
+    conversation = CONVERSATION if status is AttemptStatus.SUCCEEDED else None
+    now = datetime.now(UTC)
+    return Attempt(status, TEAM.fingerprint(), token, conversation, None, now, None, lease_over)
+
+
+def group(id_: UUID) -> GroupRow:
+    """A group of TEAM."""
+    created = CreatedGroup(id_, CONVERSATION)
+    return GroupRow(created, TEAM.fingerprint(), datetime.now(UTC))
+
+
+class Writers:
+    """Takes writes, which the test answers."""
+
+    def __init__(self) -> None:
+        self.asked: deque[tuple[Write, asyncio.Future[WriteResult]]] = deque()
+        self._arrived = asyncio.Event()
+
+    def ask(self, write: Write) -> asyncio.Future[WriteResult]:
+        future: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+        self.asked.append((write, future))
+        self._arrived.set()
+        return future
+
+    async def take(self) -> tuple[Write, asyncio.Future[WriteResult]]:
+        """Wait for the next write."""
+        while not self.asked:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self.asked.popleft()
+
+    async def answer(self, result: WriteResult) -> Write:
+        """Answer the next write."""
+        write, future = await self.take()
+        future.set_result(result)
+        return write
+
+
+class Store:
+    """Shows what `sees` returns, or raises it."""
+
+    def __init__(self) -> None:
+        self.sees: Callable[[UUID], Sighting] = lambda _: Sighting(
+            attempt(AttemptStatus.PENDING), None
+        )
+        self.looked = asyncio.Event()
+        self.holds: asyncio.Event | None = None
+        self.healed: list[UUID] = []
+        self.reclaimed: list[tuple[UUID, UUID]] = []
+
+    async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
+        self.looked.set()
+        if self.holds is not None:
+            await self.holds.wait()
+        return self.sees(group_id)
+
+    async def heal(self, group_id: UUID) -> None:
+        self.healed.append(group_id)
+
+    async def reclaim(
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
+    ) -> bool:
+        self.reclaimed.append((seen, claim_token))
+        return True
+
+
+class World:
+    """A creator and what it stands on."""
+
+    def __init__(self) -> None:
+        self.writers, self.store = Writers(), Store()
+        self.events: list[Event] = []
+        self.pauses: list[float] = []
+        self.creator = self.made(LONG_SECONDS)
+
+    def made(self, stop_seconds: float) -> GroupCreator:
+        """Another creator with the same parts."""
+        settings = CreatorSettings(stop_seconds=stop_seconds)
+        return GroupCreator(
+            self.writers, self.store, settings, self.events.append, pause=self.pause
+        )
+
+    async def pause(self, seconds: float) -> None:
+        """Note how long, and go on at once."""
+        self.pauses.append(seconds)
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    """A running creator; a test that hangs fails before its stop would wait."""
+    made = World()
+    async with asyncio.timeout(TEST_SECONDS):
+        await made.creator.__aenter__()
+        yield made
+
+
+async def turns(number: int = 10) -> None:
+    """Have everything that can go on go on."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def test_a_request_that_does_not_wait_gets_its_own_write(world: World) -> None:
+    """An answer "pending" would only cost the client another request."""
+    request = asyncio.ensure_future(world.creator.create(KEY, TEAM, wait_seconds=0))
+    await turns()
+    await world.writers.answer(Led())
+    assert AnswerStatus.CREATED is (await request).status
+
+
+async def test_another_request_that_does_not_wait_is_told_pending(world: World) -> None:
+    """The twin: only the request whose write it is may wait longer than it wants to."""
+    first = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    write, answered = await world.writers.take()
+    for new_group in (TEAM, OTHER):
+        with pytest.raises(AttemptPending) as pending:
+            await world.creator.create(KEY, new_group, wait_seconds=0)
+        assert 1 == pending.value.retry_after_seconds
+    assert not first.done()
+    answered.set_result(Led())
+    assert write.group_id == (await first).group.group_id
+
+
+async def test_answered_requests_leave_no_timer_behind(world: World) -> None:
+    """Each would hold its request for as long as that wanted to wait."""
+    loop = asyncio.get_running_loop()
+    scheduled = [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    await world.writers.answer(Led())
+    await request
+    left = [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+    assert len(scheduled) == len(left)
+
+
+async def test_a_follower_ends_when_the_service_stops(world: World) -> None:
+    """Another's attempt is not waited for; the stop does not take all of its time."""
+    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    await world.writers.answer(NotLed())
+    await world.store.looked.wait()
+    await world.creator.stop()
+    with pytest.raises(AttemptPending):
+        await request
+    assert 0 == world.creator.flights
+
+
+async def test_a_follower_that_hangs_is_given_up_when_the_stop_is_over(world: World) -> None:
+    """Its request is told to go elsewhere, and no task is left."""
+    world.store.holds = asyncio.Event()
+    async with world.made(0.01) as creator:
+        request = asyncio.ensure_future(creator.create(KEY, TEAM))
+        await world.writers.answer(NotLed())
+        await world.store.looked.wait()
+    with pytest.raises(Overloaded):
+        await request
+    assert [] == [task for task in asyncio.all_tasks() if task.get_name().startswith("flight")]
+
+
+async def test_a_write_that_hangs_is_given_up_when_the_stop_is_over(world: World) -> None:
+    """Whatever comes of it later begins nothing: nobody is there to follow for."""
+    async with world.made(0.01) as creator:
+        request = asyncio.ensure_future(creator.create(KEY, TEAM))
+        _, answered = await world.writers.take()
+    with pytest.raises(Overloaded):
+        await request
+    answered.set_result(NotLed())
+    await turns()
+    assert not world.store.looked.is_set()
+
+
+async def test_a_flight_that_nobody_waits_for_is_not_followed(world: World) -> None:
+    """Watching another's attempt for nobody would cost the database a look each time."""
+    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    await world.writers.answer(NotLed())
+    await world.store.looked.wait()
+    request.cancel()
+    while world.creator.flights:
+        await asyncio.sleep(0)
+
+
+async def test_a_flight_goes_on_while_one_of_its_waiters_is_there(world: World) -> None:
+    """The twin: others may leave."""
+    leaves = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    await world.writers.answer(NotLed())
+    stays = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    await world.store.looked.wait()
+    leaves.cancel()
+    pauses = len(world.pauses)
+    while len(world.pauses) < pauses + 3:
+        await asyncio.sleep(0)
+    world.store.sees = lambda _: Sighting(attempt(AttemptStatus.SUCCEEDED), None)
+    assert CONVERSATION == (await stays).group.conversation_id
+
+
+async def test_followers_look_again_at_random_and_ever_more_rarely(world: World) -> None:
+    """Replicas that wait for the same attempt do not ask at the same moments."""
+    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    await world.writers.answer(NotLed())
+    while len(world.pauses) < 60:
+        await asyncio.sleep(0)
+    request.cancel()
+    longest = [min(POLL_SECONDS_FIRST * 2**number, POLL_SECONDS_MAX) for number in range(60)]
+    assert all(
+        most / 2 <= pause <= most for pause, most in zip(world.pauses, longest, strict=False)
+    )
+    # Evenly over that half: no two are alike, and both ends are come close to.
+    ratios = sorted(pause / most for pause, most in zip(world.pauses, longest, strict=False))
+    assert 60 == len(set(ratios))
+    assert ratios[0] < 0.65
+    assert ratios[-1] > 0.85
+
+
+async def test_an_attempt_that_is_taken_away_each_time_ends_as_pending(world: World) -> None:
+    """After so many turns the client is asked to come back."""
+    world.store.sees = lambda _: Sighting(None, None)
+    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    tokens = {(await world.writers.answer(NotLed())).claim_token for _ in range(1 + TURNS_MAX)}
+    with pytest.raises(AttemptPending):
+        await request
+    assert 1 + TURNS_MAX == len(tokens)
+
+
+async def test_an_attempt_that_vanished_is_claimed_again(world: World) -> None:
+    """The next turn leads it."""
+    world.store.sees = lambda _: Sighting(None, None)
+    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    await world.writers.answer(NotLed())
+    again = await world.writers.answer(Led())
+    assert not again.is_claimed
+    assert AnswerStatus.CREATED is (await request).status
+
+
+async def test_an_attempt_whose_lease_is_over_is_taken_over_and_led(world: World) -> None:
+    """From the token that was seen, and without another claim."""
+    world.store.sees = lambda _: Sighting(attempt(AttemptStatus.PENDING, lease_over=True), None)
+    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    await world.writers.answer(NotLed())
+    write = await world.writers.answer(Led())
+    assert write.is_claimed
+    assert [(TOKEN, write.claim_token)] == world.store.reclaimed
+    assert AnswerStatus.RECOVERED is (await request).status
+
+
+async def test_a_write_of_ours_that_is_found_settled_is_told_as_created(world: World) -> None:
+    """Its acknowledgement was lost; another's is a replay."""
+    statuses = []
+    for is_ours in (True, False):
+        key = IdempotencyKey(f"k{is_ours}")
+        request = asyncio.ensure_future(world.creator.create(key, TEAM))
+        write, answered = await world.writers.take()
+        token = write.claim_token if is_ours else TOKEN
+        seen = Sighting(attempt(AttemptStatus.SUCCEEDED, token), None)
+        world.store.sees = lambda _, seen=seen: seen  # type: ignore[misc]
+        answered.set_result(NotLed())
+        statuses.append((await request).status)
+    assert [AnswerStatus.CREATED, AnswerStatus.REPLAYED] == statuses
+
+
+@pytest.mark.parametrize("status", [AttemptStatus.PENDING, None, AttemptStatus.FAILED])
+async def test_a_group_that_exists_is_answered_and_settles_its_attempt(
+    status: AttemptStatus | None, world: World
+) -> None:
+    """Unless it says failed, which is final and breaks G4: that is loud."""
+    found = None if status is None else attempt(status)
+    world.store.sees = lambda id_: Sighting(found, group(id_))
+    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    write = await world.writers.answer(NotLed())
+    answer = await request
+    assert (AnswerStatus.HEALED, CONVERSATION) == (answer.status, answer.group.conversation_id)
+    broken = [event for event in world.events if isinstance(event, GuaranteeBroken)]
+    if status is AttemptStatus.FAILED:
+        assert ([], [GuaranteeBroken(write.group_id)]) == (world.store.healed, broken)
+    else:
+        assert ([write.group_id], []) == (world.store.healed, broken)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(Unreachable("away"), DatabaseUnavailable), (ZeroDivisionError("bug"), InternalError)],
+)
+async def test_whatever_goes_wrong_is_told_to_everybody_who_waits(
+    error: Exception, told: type[StrettoError], world: World
+) -> None:
+    """In a write or in a look: nobody waits for what will never come."""
+
+    def fails(_: UUID) -> Sighting:
+        raise error
+
+    handled: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: handled.append(context))
+    world.store.sees = fails
+    for is_write in (True, False):
+        requests = [asyncio.ensure_future(world.creator.create(KEY, TEAM)) for _ in range(2)]
+        _, answered = await world.writers.take()
+        if is_write:
+            answered.set_exception(error)
+        else:
+            answered.set_result(NotLed())
+        for request in requests:
+            with pytest.raises(told) as caught:
+                await request
+            assert (told is DatabaseUnavailable) == (caught.value.retry_after_seconds == 1)
+    assert 0 == world.creator.flights
+    counted = [event.outcome for event in world.events if isinstance(event, AttemptAnswered)]
+    assert [told.code] * 4 == counted
+
+
+async def test_the_stop_ends_as_soon_as_the_last_flight_has_landed(world: World) -> None:
+    """However long it might take."""
+    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    _, answered = await world.writers.take()
+    stopping = asyncio.ensure_future(world.creator.stop())
+    await turns()
+    assert not stopping.done()
+    answered.set_result(Led())
+    await stopping
+    assert AnswerStatus.CREATED is (await request).status

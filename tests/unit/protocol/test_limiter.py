@@ -1,0 +1,71 @@
+"""How many new attempts an owner may start, by a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from stretto.domain import UserId
+from stretto.errors import RateLimited
+from stretto.protocol import limiter as limiter_module
+from stretto.protocol.limiter import OwnerLimiter
+
+ALICE, BOB, CAROL = map(UserId, ("alice", "bob", "carol"))
+
+
+class Clock:
+    """Shows what it is set to."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def admitted(limiter: OwnerLimiter, owner: UserId, tries: int) -> int:
+    """Count how many of an owner's attempts at one moment are admitted."""
+    count = 0
+    for _ in range(tries):
+        try:
+            limiter.admit(owner)
+        except RateLimited:
+            continue
+        count += 1
+    return count
+
+
+def test_a_long_absence_earns_no_more_than_one_burst() -> None:
+    """A second's worth, however long the owner was away."""
+    clock = Clock()
+    limiter = OwnerLimiter(3, clock)
+    assert 3 == admitted(limiter, ALICE, 10)
+    clock.seconds = 3600
+    assert 3 == admitted(limiter, ALICE, 10)
+
+
+def test_a_rate_below_one_a_second_admits_one_after_its_pause() -> None:
+    """And says how long that is."""
+    clock = Clock()
+    limiter = OwnerLimiter(0.1, clock)
+    assert 1 == admitted(limiter, ALICE, 3)
+    clock.seconds = 4
+    with pytest.raises(RateLimited) as limited:
+        limiter.admit(ALICE)
+    assert 6 == limited.value.retry_after_seconds
+    clock.seconds = 10
+    limiter.admit(ALICE)
+
+
+def test_the_owner_that_was_not_seen_for_longest_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others keep what they have used up."""
+    monkeypatch.setattr(limiter_module, "OWNERS_MAX", 2)
+    limiter = OwnerLimiter(1, Clock())
+    limiter.admit(ALICE)
+    limiter.admit(BOB)
+    assert 0 == admitted(limiter, ALICE, 1)  # seen later than bob now
+    limiter.admit(CAROL)
+    assert 0 == admitted(limiter, CAROL, 1)
+    assert 0 == admitted(limiter, ALICE, 1)
+    assert 1 == admitted(limiter, BOB, 1)

@@ -1,0 +1,121 @@
+"""AttemptLookup: what an owner is told of an attempt, with a store that shows what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
+
+import pytest
+
+from stretto.domain import CreatedGroup, IdempotencyKey, UserId, group_id
+from stretto.errors import Failure, NotFound
+from stretto.protocol.attempt import Attempt, AttemptStatus, GroupRow, Sighting
+from stretto.protocol.follower import POLL_SECONDS_FIRST, POLL_SECONDS_MAX
+from stretto.protocol.lookup import AttemptLookup, AttemptReport
+
+ALICE, KEY = UserId("alice"), IdempotencyKey("k")
+ID = group_id(ALICE, KEY)
+CLAIMED, SETTLED, CREATED = (datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3))
+GROUP = GroupRow(CreatedGroup(ID, uuid4()), b"f" * 16, CREATED)
+PENDING = Attempt(AttemptStatus.PENDING, b"f" * 16, uuid4(), None, None, CLAIMED, None, True)
+SUCCEEDED = replace(
+    PENDING,
+    status=AttemptStatus.SUCCEEDED,
+    conversation_id=GROUP.group.conversation_id,
+    settled_at=SETTLED,
+)
+FAILED = replace(
+    PENDING,
+    status=AttemptStatus.FAILED,
+    failure=Failure("full", "No more groups."),
+    settled_at=SETTLED,
+)
+
+
+class Store:
+    """Shows one sighting, and another once it is healed."""
+
+    def __init__(self, first: Sighting, healed: Sighting | None = None) -> None:
+        self.sighting = first
+        self._after_healing = healed
+        self.looks = 0
+
+    async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
+        assert ID == group_id
+        self.looks += 1
+        return self.sighting
+
+    async def heal(self, group_id: UUID) -> None:
+        assert ID == group_id
+        assert self._after_healing is not None, "there is nothing to heal"
+        self.sighting = self._after_healing
+
+    async def reclaim(
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
+    ) -> bool:
+        raise AssertionError("a look-up takes nothing over")
+
+
+async def report(store: Store, wait_seconds: float = 0) -> AttemptReport:
+    """Look up at once."""
+    return await AttemptLookup(store, 5).look_up(ALICE, KEY, wait_seconds)
+
+
+@pytest.mark.parametrize("attempt", [None, PENDING])
+async def test_an_attempt_whose_group_exists_is_healed(attempt: Attempt | None) -> None:
+    """And then reported as it is: gone and still open are one."""
+    store = Store(Sighting(attempt, GROUP), Sighting(SUCCEEDED, GROUP))
+    told = await report(store)
+    assert (AttemptStatus.SUCCEEDED, GROUP.group.conversation_id) == (
+        told.status,
+        told.conversation_id,
+    )
+    assert (CLAIMED, SETTLED) == (told.claimed_at, told.settled_at)
+
+
+async def test_a_settled_attempt_is_reported_at_once_with_its_own_times() -> None:
+    """Nothing is healed, and nobody waits, however long the wait."""
+    store = Store(Sighting(SUCCEEDED, GROUP))
+    told = await report(store, wait_seconds=1000)
+    assert (CLAIMED, SETTLED, 1) == (told.claimed_at, told.settled_at, store.looks)
+
+
+async def test_a_group_whose_attempt_is_gone_again_has_only_its_own_time() -> None:
+    """It was swept right after it was healed: the group is the truth."""
+    told = await report(Store(Sighting(None, GROUP), Sighting(None, GROUP)))
+    assert (CREATED, CREATED) == (told.claimed_at, told.settled_at)
+
+
+async def test_a_failure_is_told_with_its_reason() -> None:
+    """As it is to whoever sends the request again."""
+    told = await report(Store(Sighting(FAILED, None)))
+    assert (AttemptStatus.FAILED, FAILED.failure, SETTLED) == (
+        told.status,
+        told.failure,
+        told.settled_at,
+    )
+
+
+async def test_what_never_was_is_not_found() -> None:
+    """Neither attempt nor group."""
+    with pytest.raises(NotFound):
+        await report(Store(Sighting(None, None)))
+
+
+async def test_a_pending_attempt_is_waited_for_ever_more_rarely() -> None:
+    """Until it is settled, or the wait is over."""
+    store = Store(Sighting(PENDING, None))
+    assert AttemptStatus.PENDING is (await report(store)).status
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 10:
+            store.sighting = Sighting(SUCCEEDED, GROUP)
+
+    async with asyncio.timeout(20):
+        told = await AttemptLookup(store, 5, pause).look_up(ALICE, KEY, 1000)
+    assert AttemptStatus.SUCCEEDED is told.status
+    assert [min(POLL_SECONDS_FIRST * 2**n, POLL_SECONDS_MAX) for n in range(10)] == pauses
