@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
 
     from stretto.http.runner import ConnectionLimits
-    from stretto.storage.attempts import OnCreate
+    from stretto.storage.hook import OnCreate
 
 SECRET = "a secret for tests that is long enough"
 TEAM = {"name": "Team", "members": ["bob", "carol"]}

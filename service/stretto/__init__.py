@@ -31,7 +31,7 @@ from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
 from stretto.protocol.events import BusUnavailable, CommittedEvent, EventBus
 from stretto.protocol.ports import Unreachable
 from stretto.protocol.webhooks import WebhookSettings
-from stretto.storage.attempts import OnCreate
+from stretto.storage.hook import OnCreate
 from stretto.storage.inbox import Inbox
 from stretto.storage.migrate import migrate
 

@@ -52,7 +52,7 @@ from stretto.protocol.ports import (
     WriteResult,
 )
 from stretto.protocol.webhooks import WebhookSettings, parse_secrets
-from stretto.storage.attempts import OnCreate, PostgresAttemptStore, PostgresWriteStore
+from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
 from stretto.storage.database import Database
 from stretto.storage.groups import PostgresGroupStore
 from stretto.storage.history import PostgresHistoryStore
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from stretto.protocol.events import EventBus
     from stretto.protocol.ports import Observer
     from stretto.storage.database import Pool
+    from stretto.storage.hook import OnCreate
 
 # Longer than a load balancer's own time-out, so that it is never us who closes under a request.
 KEEP_ALIVE_SECONDS: Final = 75.0

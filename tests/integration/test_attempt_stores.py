@@ -15,7 +15,7 @@ import pytest_asyncio
 from contract.harness import write
 from stretto.errors import Failure, GroupRejected
 from stretto.protocol.ports import OutcomeUnknown, Refused, Transient, Unreachable
-from stretto.storage.attempts import OnCreate, PostgresWriteStore
+from stretto.storage.attempts import PostgresWriteStore
 from stretto.storage.database import Database
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from stretto.domain import CreatedGroup, NewGroup
     from stretto.storage.database import Connection as InnerConnection
+    from stretto.storage.hook import OnCreate
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
@@ -142,7 +143,7 @@ async def test_a_hook_that_fails_takes_the_group_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever goes wrong in the host's part, nothing of the group is left, and it is known."""
-    monkeypatch.setattr("stretto.storage.attempts.HOOK_SECONDS", 0.1)
+    monkeypatch.setattr("stretto.storage.hook.HOOK_SECONDS", 0.1)
     store = PostgresWriteStore(database, on_lost=lambda: None, on_create=hook())
     ours = write("k")
     await store.claim([ours])

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-import asyncpg
 import orjson
 from uuid_utils.compat import uuid4
 
-from stretto.domain import CreatedGroup, NewGroup, event_id
-from stretto.errors import Failure, GroupRejected
+from stretto.domain import CreatedGroup, event_id
+from stretto.errors import Failure
 from stretto.protocol.attempt import Attempt, AttemptStatus, GroupRow, Sighting
-from stretto.protocol.ports import OutcomeUnknown, Refused, Transient, Write
+from stretto.protocol.ports import OutcomeUnknown, Write
 from stretto.storage.database import WRITE_SECONDS, Database, is_lost, terminate, watchdog
 from stretto.storage.driver_errors import DRIVER_ERRORS, READ_ONLY, store_error
+from stretto.storage.hook import lead_with_hook
 from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Sequence
     from datetime import datetime
 
+    import asyncpg
+
     from stretto.storage.database import Connection
-
-# Below the deadline of the write that the hook is a part of.
-HOOK_SECONDS: Final = WRITE_SECONDS - 1
-
-OnCreate: TypeAlias = Callable[
-    ["Connection", Sequence[tuple[CreatedGroup, NewGroup]]], Awaitable[None]
-]
-"""A host's hook: runs inside the leader's transaction, for the groups that it creates together."""
+    from stretto.storage.hook import OnCreate
 
 
 class PostgresWriteStore:
@@ -75,7 +68,7 @@ class PostgresWriteStore:
         async with self._writing() as connection:
             if self._on_create is None:
                 return await _lead(connection, writes)
-            return await self._lead_with_hook(connection, writes, self._on_create)
+            return await lead_with_hook(connection, writes, _lead, self._on_create)
 
     async def fail(self, write: Write, failure: Failure) -> bool:
         """Settle as failed, durably, unless the attempt is no longer ours."""
@@ -128,35 +121,6 @@ class PostgresWriteStore:
     def _told_of_loss(self, _: Connection) -> None:
         """Pass it on at once: behind the next connection may be another server."""
         self._on_lost()
-
-    async def _lead_with_hook(
-        self, connection: Connection, writes: Sequence[Write], on_create: OnCreate
-    ) -> set[UUID]:
-        await connection.execute("BEGIN")
-        try:
-            led = await _lead(connection, writes)
-            if led:
-                created = [(_created(w), w.new_group) for w in writes if w.claim_token in led]
-                async with asyncio.timeout(HOOK_SECONDS):
-                    await on_create(connection, created)
-        except Exception as error:
-            # Nothing is committed, since COMMIT was not sent.
-            if not is_lost(connection):
-                await connection.execute("ROLLBACK")
-            if isinstance(error, GroupRejected):
-                raise Refused(error.failure) from error
-            if isinstance(error, asyncpg.PostgresError):
-                raise
-            # The host's own trouble says nothing about the group: nothing is failed for good.
-            message = f"on_create raised {type(error).__name__}"
-            raise Transient(message) from error
-        # An aborted transaction is "committed" without an error: only the tag tells (the host's
-        # hook may have swallowed a failed statement).
-        tag = await connection.execute("COMMIT")
-        if tag != "COMMIT":
-            message = f"the transaction ended in {tag}: on_create swallowed a database error"
-            raise Transient(message)
-        return led
 
 
 class PostgresAttemptStore:
@@ -226,10 +190,6 @@ def _event_data(write: Write) -> str:
             "members_count": 1 + len(write.new_group.members),
         }
     ).decode()
-
-
-def _created(write: Write) -> CreatedGroup:
-    return CreatedGroup(write.group_id, write.conversation_id)
 
 
 def _uuid(value: UUID) -> UUID:
