@@ -1,6 +1,6 @@
 """A service of a load test's own: started with an embedded PostgreSQL, checked and stopped.
 
-It has the settings that everybody gets, but for its port and its folder.
+It has the settings that everybody gets, but for its port, its folder and its drain.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def own_service() -> Iterator[OwnService]:
         Path(folder).chmod(0o755)
         data = Path(folder, "data")
         clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
-        environment = {**clean, "STRETTO_DATA_DIR": str(data), "STRETTO_PORT": "0"}
+        given = {"DATA_DIR": str(data), "PORT": "0", "DRAIN_SECONDS": "0"}
+        environment = clean | {f"STRETTO_{name}": value for name, value in given.items()}
         with _running(environment) as url:
             secret = (data / "jwt-secret").read_text().strip()
             yield OwnService(url, secret, environment)

@@ -22,7 +22,8 @@ class ServiceProcess:
     """Started with settings (names without their prefix); `url` is known once it serves."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        given = {"PORT": "0", "JWT_SECRET": SECRET, "LEASE_SECONDS": "0.5", **settings}
+        given = {"PORT": "0", "JWT_SECRET": SECRET, "LEASE_SECONDS": "0.5", "DRAIN_SECONDS": "0"}
+        given |= settings
         clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
         self._environment = clean | {f"STRETTO_{name}": value for name, value in given.items()}
         self.log: list[bytes] = []

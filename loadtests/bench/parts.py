@@ -85,6 +85,7 @@ class Bench:
 async def service(dsn: str, **settings: str) -> AsyncIterator[tuple[int, int]]:
     """Run the service as it ships on a database; yields its process and its port."""
     settings |= {"DATABASE_URL": dsn, "JWT_SECRET": SECRET, "PORT": "0", "LOG_FORMAT": "json"}
+    settings["DRAIN_SECONDS"] = "0"
     environment = os.environ | {f"STRETTO_{name}": value for name, value in settings.items()}
     command = python("-m", "stretto", "serve")
     async with serving(*command, ready=b"service.started", env=environment) as (process, event):

@@ -3,16 +3,19 @@
 Start: connections, bus, relay, sweeper and webhook, writers, creator, hub, commands, then the HTTP server.
 Stop, the other way round:
 
-1. the server stops listening;
-2. commands are taken no more; those under way are settled and acknowledged (bounded);
-3. the hub sends its sessions away (1001) and waits until they have gone (bounded);
-4. the creator refuses new requests (`/readyz` says so) and lets its flights land (bounded);
-5. the mailbox closes: what is still queued is answered with an error;
-6. the writers give their connections back; a write that is still under way is cut off;
-7. relay, sweeper and webhook stop; events that were being sent are given back;
-8. the bus closes;
-9. the pool closes, unless it is the host's;
-10. the server closes the clients' connections.
+1. the service drains: `/readyz` is 503, all else is served, and each connection ends with its next
+   answer (for `STRETTO_DRAIN_SECONDS`; `server.py`);
+2. the server stops listening, and closes the connections on which no request has come;
+3. commands are taken no more; those under way are settled and acknowledged (bounded);
+4. the hub sends its sessions away (1001) and waits until they have gone (bounded);
+5. the creator refuses new requests and lets its flights land (bounded);
+6. the mailbox closes: what is still queued is answered with an error;
+7. the writers give their connections back; a write that is still under way is cut off;
+8. relay, sweeper and webhook stop; events that were being sent are given back;
+9. the bus closes;
+10. the pool closes, unless it is the host's;
+11. the server waits until all that was read is answered (bounded), and closes the connections that
+    are left.
 """
 
 from __future__ import annotations
@@ -277,6 +280,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
                 component.history,
                 options.get("streams") or StreamSettings(),
                 LoadShedder(component.mailbox.__len__, queued_max, metrics.count_shed),
+                asyncio.Event(),
             )
 
     return build_app(open_service)
@@ -316,7 +320,7 @@ async def serving(
     )
     try:
         await runner.setup()
-        site = web.TCPSite(runner, host, port, reuse_port=share_port or None)
+        site = web.TCPSite(runner, host, port, reuse_address=True, reuse_port=share_port or None)
         try:
             await site.start()
         except OSError as error:

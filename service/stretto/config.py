@@ -72,6 +72,13 @@ class Settings(BaseSettings):
     webhook_allow_private: bool = Field(
         default=False, description="whether the webhook may have an address that is not public"
     )
+    drain_seconds: float = Field(
+        10.0,
+        ge=0,
+        le=3600,
+        description="how long SIGTERM lets the service serve on while /readyz is 503, so that load"
+        " balancers notice",
+    )
     lease_seconds: float = Field(
         5.0, gt=0, le=3600, description="after this long a pending attempt may be taken over"
     )

@@ -19,7 +19,9 @@ from stretto.errors import ListenError
 from stretto.http.auth import make_token
 from stretto.http.event_streams import StreamSettings
 from stretto.http.runner import ConnectionLimits
+from stretto.http.service import SERVICE
 from stretto.provision import bus_place, database_connection, database_place, token_settings
+from stretto.stop import Stop
 from stretto.supervisor import Supervisor
 from stretto.telemetry import logger
 
@@ -39,8 +41,11 @@ YOUNG_OBJECTS_MAX: Final = 100_000
 
 
 async def serve(settings: Settings, notify: Callable[[str], None], *, share_port: bool) -> None:
-    """Serve until SIGTERM or SIGINT; raises what keeps the service from starting."""
-    stopped = _stop_signal()
+    """Serve until SIGTERM or SIGINT; raises what keeps the service from starting.
+
+    A process that shares its port is a supervisor's worker.
+    """
+    stop = _stop_on_signals(settings.drain_seconds, is_worker=share_port)
     async with database_place(settings, notify) as place, bus_place(settings) as nats_url:
         settings = settings.model_copy(update={"nats_url": nats_url})
         tokens = token_settings(settings)
@@ -48,7 +53,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
         async with database_connection(place.dsn, settings.db_schema):
             pass
         if settings.workers > 1:
-            await _supervise(settings, place.dsn, tokens, notify, stopped)
+            await _supervise(settings, place.dsn, tokens, notify, stop)
             return
         app = create_app(
             dsn=place.dsn,
@@ -67,7 +72,10 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
             if settings.is_embedded:
                 notify(_welcome(settings.host, port, tokens))
             _spare_the_collector()
-            await stopped.wait()
+            await stop.asked.wait()
+            app[SERVICE].draining.set()
+            logger.info("service.draining", seconds=stop.drain_seconds)
+            await stop.drain()
             logger.info("service.stopping")
     logger.info("service.stopped")
 
@@ -92,21 +100,24 @@ def _connections_max(wanted: int) -> int:
     return max(1, files - FILES_OWN)
 
 
-def _stop_signal() -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets; a second one cancels this task."""
-    stopped = asyncio.Event()
+def _stop_on_signals(drain_seconds: float, *, is_worker: bool) -> Stop:
+    """Return what SIGTERM and SIGINT ask for; one that asks for more than to stop ends this task.
+
+    A worker has its supervisor for that. It gets a terminal's signals twice: once by itself, and
+    once from the supervisor, which gets them as well.
+    """
+    stop = Stop(drain_seconds)
     loop = asyncio.get_running_loop()
     serving_task = asyncio.current_task()
     assert serving_task is not None
 
-    def stop() -> None:
-        if stopped.is_set():
+    def on_signal(number: signal.Signals) -> None:
+        if not stop.take(number) and not is_worker:
             serving_task.cancel()
-        stopped.set()
 
-    loop.add_signal_handler(signal.SIGTERM, stop)
-    loop.add_signal_handler(signal.SIGINT, stop)
-    return stopped
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return stop
 
 
 async def _supervise(
@@ -114,7 +125,7 @@ async def _supervise(
     dsn: str,
     tokens: TokenSettings,
     notify: Callable[[str], None],
-    stopped: asyncio.Event,
+    stop: Stop,
 ) -> None:
     """Keep `settings.workers` processes running on one port until stopped.
 
@@ -133,7 +144,7 @@ async def _supervise(
         if settings.is_embedded:
             notify(_welcome(settings.host, port, tokens))
         command = (sys.executable, "-m", "stretto", "serve", "--share-port")
-        await Supervisor(command, environment, stopped).run(settings.workers)
+        await Supervisor(command, environment, stop).run(settings.workers)
 
 
 @contextmanager
@@ -149,6 +160,8 @@ def _reserved_port(host: str, port: int) -> Iterator[int]:
             )[0]
             reserved = stack.enter_context(socket.socket(family, kind, protocol))
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            # Beside connections of an earlier process that are in TIME_WAIT for a minute.
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserved.bind(address)
         except OSError as error:
             message = f"cannot listen on {host}:{port} ({error.strerror}); choose another port"

@@ -7,6 +7,7 @@ young, starting yet another one helps nobody, and the supervisor ends with an er
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +17,10 @@ from stretto.telemetry import logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-# A worker stops within 10 s by itself.
-STOP_SECONDS: Final = 12.0
+    from stretto.stop import Stop
+
+# After its drain a worker stops within 10 s by itself.
+STOP_SECONDS: Final = 15.0
 # Longer than a worker waits for a database that does not answer: older ones have served.
 YOUNG_SECONDS: Final = 15.0
 PAUSE_SECONDS_FIRST: Final = 1.0
@@ -27,19 +30,19 @@ FAILED_STARTS_MAX: Final = 5
 
 
 class Supervisor:
-    """Runs one command several times, until `stopped`; clock and pause are for tests."""
+    """Runs one command several times, until asked to stop; clock and pause are for tests."""
 
     def __init__(
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        stopped: asyncio.Event,
+        stop: Stop,
         clock_seconds: Callable[[], float] = time.monotonic,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._command = command
         self._environment = environment
-        self._stopped = stopped
+        self._stop = stop
         self._clock_seconds = clock_seconds
         self._pause = pause
         self._started_at: dict[int, float] = {}
@@ -56,10 +59,10 @@ class Supervisor:
 
     async def _keep_running(self, number: int) -> None:
         failed_starts = 0
-        while not self._stopped.is_set():
+        while not self._stop.asked.is_set():
             self._started_at[number] = self._clock_seconds()
             exit_code = await self._run_once(number)
-            if self._stopped.is_set():
+            if self._stop.asked.is_set():
                 return
             logger.error("worker.died", worker=number, exit_code=exit_code)
             failed_starts = failed_starts + 1 if self._is_young(number) else 0
@@ -83,8 +86,8 @@ class Supervisor:
         try:
             await self._first_of(ended)
         finally:
-            # Told to stop, or given up because of the others.
-            await _end(worker)
+            # Asked to stop, or given up because of the others.
+            await self._end(worker)
         return worker.returncode
 
     async def _pause_unless_stopped(self, seconds: float) -> None:
@@ -96,24 +99,37 @@ class Supervisor:
 
     async def _first_of(self, other: asyncio.Future[Any]) -> None:
         """Wait until the other is done, or we are told to stop."""
-        stop = asyncio.create_task(self._stopped.wait(), name="stop of the workers")
+        stop = asyncio.create_task(self._stop.asked.wait(), name="stop of the workers")
         try:
             await asyncio.wait((other, stop), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.cancel()
 
-
-async def _end(worker: asyncio.subprocess.Process) -> None:
-    """Stop the worker; by force where that takes too long, or where it is asked for twice."""
-    if worker.returncode is not None:
-        return
-    worker.terminate()
-    try:
-        async with asyncio.timeout(STOP_SECONDS):
+    async def _end(self, worker: asyncio.subprocess.Process) -> None:
+        """Pass on what was asked of us; end the worker by force where that takes too long."""
+        try:
+            if self._stop.asked.is_set() and worker.returncode is None:
+                worker.send_signal(signal.SIGTERM)
+                await self._drained(worker)
+            if worker.returncode is None:
+                # Skips what is left of a drain; a worker that stops already ignores it.
+                worker.send_signal(signal.SIGINT)
+            async with asyncio.timeout(STOP_SECONDS):
+                await worker.wait()
+        except TimeoutError:
+            worker.kill()
             await worker.wait()
-    except TimeoutError:
-        worker.kill()
-        await worker.wait()
-    except asyncio.CancelledError:
-        worker.kill()
-        raise
+        except asyncio.CancelledError:
+            if worker.returncode is None:
+                worker.kill()
+            raise
+
+    async def _drained(self, worker: asyncio.subprocess.Process) -> None:
+        """Wait until the worker has ended, or the drain is over or skipped."""
+        draining = asyncio.create_task(self._stop.drain(), name="drain of a worker")
+        ended = asyncio.create_task(worker.wait(), name="end of a draining worker")
+        try:
+            await asyncio.wait((draining, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+            ended.cancel()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from stretto.errors import WorkersError
+from stretto.stop import Stop
 from stretto.supervisor import (
     FAILED_STARTS_MAX,
     PAUSE_SECONDS_FIRST,
@@ -29,13 +31,22 @@ try: os.mkdir(sys.argv[1])
 except FileExistsError: raise SystemExit(3)
 time.sleep(60)
 """
+# Serves on after SIGTERM, as one that drains; ends at SIGINT.
+DRAINS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: os.mkdir(sys.argv[1]))
+signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+os.mkdir(sys.argv[2])
+while True: time.sleep(60)
+"""
+NEVER_ENDS = DRAINS.replace("sys.exit(0)", "None")
 
 
 class Times:
     """A clock on which each start takes so long, and every pause takes no time."""
 
-    def __init__(self, stopped: asyncio.Event, starts_max: int, start_seconds: float = 1.0) -> None:
-        self.stopped = stopped
+    def __init__(self, stop: Stop, starts_max: int, start_seconds: float = 1.0) -> None:
+        self.stop = stop
         self.starts_max = starts_max
         self.pauses: list[float] = []
         self._ticks: Iterator[float] = iter(n * start_seconds for n in range(10**6))
@@ -46,14 +57,14 @@ class Times:
     async def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
         if len(self.pauses) >= self.starts_max:
-            self.stopped.set()
+            self.stop.asked.set()
 
 
 async def test_workers_that_die_at_every_start_are_given_up() -> None:
     """After a bounded number of starts, each later than the one before; the code is told."""
-    stopped = asyncio.Event()
-    times = Times(stopped, starts_max=100)
-    supervisor = Supervisor(DIES, {}, stopped, times.clock_seconds, times.pause)
+    stop = Stop(drain_seconds=0)
+    times = Times(stop, starts_max=100)
+    supervisor = Supervisor(DIES, {}, stop, times.clock_seconds, times.pause)
     with pytest.raises(WorkersError, match="exit code 3"):
         await supervisor.run(1)
     expected = [PAUSE_SECONDS_FIRST * 2**n for n in range(FAILED_STARTS_MAX - 1)]
@@ -62,30 +73,65 @@ async def test_workers_that_die_at_every_start_are_given_up() -> None:
 
 async def test_a_worker_that_has_served_is_replaced_at_once_and_for_ever() -> None:
     """Its death is no failed start."""
-    stopped = asyncio.Event()
-    times = Times(stopped, starts_max=2 * FAILED_STARTS_MAX, start_seconds=YOUNG_SECONDS)
-    await Supervisor(DIES, {}, stopped, times.clock_seconds, times.pause).run(1)
+    stop = Stop(drain_seconds=0)
+    times = Times(stop, starts_max=2 * FAILED_STARTS_MAX, start_seconds=YOUNG_SECONDS)
+    await Supervisor(DIES, {}, stop, times.clock_seconds, times.pause).run(1)
     assert [PAUSE_SECONDS_FIRST] * 2 * FAILED_STARTS_MAX == times.pauses
 
 
 async def test_nothing_is_given_up_while_another_worker_serves(tmp_path: Path) -> None:
     """It is tried again and again, ever more seldom, and the one that serves is stopped at the end."""
-    stopped = asyncio.Event()
+    stop = Stop(drain_seconds=0)
     # Each look at the clock takes 10 s: a start that fails takes one of them, and is young.
-    times = Times(stopped, starts_max=2 * FAILED_STARTS_MAX, start_seconds=10)
+    times = Times(stop, starts_max=2 * FAILED_STARTS_MAX, start_seconds=10)
     command = (sys.executable, "-Sc", ONE_LIVES, str(tmp_path / "taken"))
-    await Supervisor(command, {}, stopped, times.clock_seconds, times.pause).run(2)
+    await Supervisor(command, {}, stop, times.clock_seconds, times.pause).run(2)
     assert 2 * FAILED_STARTS_MAX == len(times.pauses)
     assert (PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX) == (times.pauses[0], times.pauses[-1])
 
 
 async def test_a_pause_ends_when_the_supervisor_is_stopped() -> None:
     """Nobody waits half a minute for a service that is to end."""
-    stopped = asyncio.Event()
+    stop = Stop(drain_seconds=0)
 
     async def pause(_: float) -> None:
-        stopped.set()
+        stop.asked.set()
         await asyncio.Event().wait()
 
     async with asyncio.timeout(20):
-        await Supervisor(DIES, {}, stopped, pause=pause).run(1)
+        await Supervisor(DIES, {}, stop, pause=pause).run(1)
+
+
+async def appeared(folder: Path) -> None:
+    """Wait until a worker has made a folder."""
+    async with asyncio.timeout(20):
+        while not folder.exists():
+            await asyncio.sleep(0.01)
+
+
+async def test_workers_drain_as_long_as_their_supervisor(tmp_path: Path) -> None:
+    """SIGTERM is passed on and nothing more, until a second signal skips the rest of the drain."""
+    stop = Stop(drain_seconds=600)
+    command = (sys.executable, "-Sc", DRAINS, str(tmp_path / "drains"), str(tmp_path / "runs"))
+    running = asyncio.create_task(Supervisor(command, {}, stop).run(1))
+    await appeared(tmp_path / "runs")
+    stop.take(signal.SIGTERM)
+    await appeared(tmp_path / "drains")
+    assert not running.done()
+    stop.take(signal.SIGTERM)
+    async with asyncio.timeout(20):
+        await running
+
+
+async def test_a_worker_that_ignores_everything_is_ended_by_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its drain, and the time that stopping may take."""
+    monkeypatch.setattr("stretto.supervisor.STOP_SECONDS", 0.1)
+    stop = Stop(drain_seconds=0)
+    command = (sys.executable, "-Sc", NEVER_ENDS, str(tmp_path / "drains"), str(tmp_path / "runs"))
+    running = asyncio.create_task(Supervisor(command, {}, stop).run(1))
+    await appeared(tmp_path / "runs")
+    stop.take(signal.SIGINT)
+    async with asyncio.timeout(20):
+        await running

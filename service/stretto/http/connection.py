@@ -31,6 +31,8 @@ UNREADABLE: Final = "This is not a request that can be read."
 # What a head may hold before it is complete: a token of 8 KiB and as much again thrice. aiohttp
 # bounds each field and their number, which together would still be a megabyte per connection.
 HEAD_BYTES_MAX: Final = 32 * 1024
+# Between the status line of an answer and its header fields.
+CLOSE_LINE: Final = b"\r\nConnection: close\r\n"
 
 
 class ClientConnection(RequestHandler):
@@ -45,11 +47,13 @@ class ClientConnection(RequestHandler):
         "_plain_requests",
         "_read_seconds",
         "_reading",
+        "_server",
         "_service",
     )
 
     def __init__(self, manager: ContractServer, **options: Any) -> None:
         super().__init__(manager, **options)
+        self._server = manager
         self._service = manager.service
         self._plain_requests = PlainRequests()
         self._begun = 0
@@ -75,6 +79,26 @@ class ClientConnection(RequestHandler):
         if self._waiter is not None and not self._waiter.done():
             return self._next_keepalive_close_time - self._keepalive_timeout
         return None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of a request has come that was not answered."""
+        return (
+            self._reading is None
+            and not self._is_shed
+            and self._waiter is not None
+            and not self._waiter.done()
+        )
+
+    @property
+    def answering(self) -> asyncio.Task[None] | None:
+        """Answers one request after the other, until the last one of this connection."""
+        return self._task_handler
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the request that is worked for is the last one of this connection."""
+        return self._server.is_draining and not self._messages
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived. Most requests arrive at once, and then no timer is needed."""
@@ -151,8 +175,13 @@ class ClientConnection(RequestHandler):
     def _send(self, answer: bytes) -> None:
         """Answer a request of which aiohttp knows nothing; the client may be idle from now on."""
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-        if self.transport is not None:
+        if self.transport is None:
+            return
+        if not self._server.is_draining:
             self.transport.write(answer)
+        else:
+            self.transport.write(answer.replace(b"\r\n", CLOSE_LINE, 1))
+            self.force_close()
 
     def _arrive(self) -> None:
         """Give back the place of a request that was let in: it is worked for, or never will be."""

@@ -15,9 +15,9 @@ async def livez(_: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """`GET /readyz`: the database answers and we are not shutting down; else 503."""
+    """`GET /readyz`: the database answers and we are neither draining nor stopping; else 503."""
     service = request.app[SERVICE]
-    if service.creator.is_stopping:
+    if service.draining.is_set() or service.creator.is_stopping:
         raise Overloaded.while_stopping()
     await service.database.ping()
     return json_response({"status": "ready"})

@@ -9,6 +9,7 @@ a newcomer where there are too many; what one of them may do is told in `connect
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -22,8 +23,6 @@ from stretto.http.service import SERVICE
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
-    import asyncio
-
     from aiohttp.web_protocol import RequestHandler
     from aiohttp.web_request import BaseRequest
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 # A share of all, so that looking for the idlest among thousands is done once for many newcomers.
 CLOSED_AT_ONCE_SHARE: Final = 100
-# Whoever can fill the connections could otherwise fill the log as well.
-CROWDED_LOG_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +65,12 @@ class ContractRunner(web.AppRunner):
                 # A proxy that speaks 1.0 would not see where it ends (RFC 9112, 6.1).
                 return closing_response(RequestInvalid([], UNREADABLE))
             try:
-                return await handle(request)
+                response = await handle(request)
             except web.HTTPException as exception:
-                return problem_of_exception(exception)
+                response = problem_of_exception(exception)
+            if client.is_ending:
+                response.force_close()
+            return response
 
         return ContractServer(
             handle_or_tell,
@@ -92,9 +92,12 @@ class ContractServer(web.Server):
         super().__init__(handle, **options)
         self.limits = limits
         self.service = service
-        self._closed = 0
-        """Connections that were closed for others since that was last logged."""
-        self._logged_at = float("-inf")
+        self._is_stopping = False
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the last answer of each connection says that it is the last."""
+        return self._is_stopping or (self.service is not None and self.service.draining.is_set())
 
     def __call__(self) -> RequestHandler:
         """Return the protocol of a new connection."""
@@ -122,10 +125,25 @@ class ContractServer(web.Server):
             # Their loss is only noticed later, when more newcomers may already be here.
             del self._connections[handler]
             handler.force_close()
-        self._closed += len(closing)
-        now = self._loop.time()
-        if now - self._logged_at >= CROWDED_LOG_SECONDS:
-            logger.warning(
-                "server.crowded", connections=len(self._connections), closed=self._closed
-            )
-            self._closed, self._logged_at = 0, now
+        logger.warning("server.crowded", connections=len(self._connections), closed=len(closing))
+
+    def pre_shutdown(self) -> None:
+        """Close the idle connections; the others end with the last answer that they owe.
+
+        aiohttp would read nothing more of those either, and leave what is queued unanswered.
+        """
+        self._is_stopping = True
+        for client in tuple(self._connections):
+            if isinstance(client, ClientConnection) and client.is_idle:
+                client.force_close()
+
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 aiohttp's
+        """Wait until all that was read is answered, then close what is left."""
+        answering = [
+            client.answering
+            for client in self._connections
+            if isinstance(client, ClientConnection) and client.answering is not None
+        ]
+        if answering:
+            await asyncio.wait(answering, timeout=timeout)
+        await super().shutdown(timeout)

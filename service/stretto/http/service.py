@@ -51,6 +51,8 @@ class Service:
     history: Mailbox[Ask, Stretch]
     streams: StreamSettings
     shedder: LoadShedder
+    draining: asyncio.Event
+    """Set when the process is about to stop: `/readyz` is red, and connections end as they answer."""
 
 
 SERVICE: Final = web.AppKey("stretto.service", Service)

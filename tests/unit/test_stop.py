@@ -1,0 +1,61 @@
+"""What a signal asks of a process, and what the next one does."""
+
+from __future__ import annotations
+
+import asyncio
+from signal import SIGINT, SIGTERM
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.stop import Stop
+
+if TYPE_CHECKING:
+    from signal import Signals
+
+
+@pytest.mark.parametrize(
+    ("expected", "signals"),
+    [
+        ((True, False), [SIGTERM]),
+        ((True, True), [SIGINT]),
+        ((True, True), [SIGTERM, SIGTERM]),
+        ((True, True), [SIGTERM, SIGINT]),
+    ],
+)
+def test_sigterm_drains_and_what_follows_or_sigint_skips_the_drain(
+    expected: tuple[bool, bool], signals: list[Signals]
+) -> None:
+    """Each of these signals has a step left to take."""
+    stop = Stop(drain_seconds=10)
+    assert all(stop.take(number) for number in signals)
+    assert expected == (stop.asked.is_set(), stop.at_once.is_set())
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+def test_a_signal_to_a_process_that_stops_already_has_no_step_left(number: Signals) -> None:
+    """The caller then ends by force."""
+    stop = Stop(drain_seconds=10)
+    stop.take(SIGINT)
+    assert not stop.take(number)
+
+
+async def test_a_drain_ends_by_itself_and_the_next_signal_is_one_too_many() -> None:
+    """As if it had been skipped."""
+    stop = Stop(drain_seconds=0)
+    stop.take(SIGTERM)
+    await stop.drain()
+    assert stop.at_once.is_set()
+    assert not stop.take(SIGTERM)
+
+
+async def test_a_drain_lasts_until_it_is_skipped() -> None:
+    """Not for its whole time."""
+    stop = Stop(drain_seconds=600)
+    stop.take(SIGTERM)
+    draining = asyncio.create_task(stop.drain())
+    await asyncio.sleep(0)
+    assert not draining.done()
+    stop.take(SIGTERM)
+    async with asyncio.timeout(20):
+        await draining
