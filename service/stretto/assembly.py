@@ -62,7 +62,7 @@ from stretto.storage.history import PostgresHistoryStore
 from stretto.storage.outbox import PostgresOutboxStore
 from stretto.storage.retention import Retention, sweep
 from stretto.storage.webhooks import PostgresWebhookStore
-from stretto.telemetry import Metrics, log_event
+from stretto.telemetry import Metrics, flush_log, log_event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -258,7 +258,11 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
             metrics.observe(event)
             log_event(event)
 
+        stack = AsyncExitStack()
+        # The last to leave: what the others say as they stop is counted until then.
+        stack.callback(flush_log)
         async with (
+            stack,
             Authenticator(options["tokens"]) as authenticator,
             open_component(
                 options.get("dsn", ""),

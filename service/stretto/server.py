@@ -23,7 +23,7 @@ from stretto.http.service import SERVICE
 from stretto.provision import bus_place, database_connection, database_place, token_settings
 from stretto.stop import Stop
 from stretto.supervisor import Supervisor
-from stretto.telemetry import logger
+from stretto.telemetry import flush_log, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,6 +77,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
             logger.info("service.draining", seconds=stop.drain_seconds)
             await stop.drain()
             logger.info("service.stopping")
+    flush_log()
     logger.info("service.stopped")
 
 

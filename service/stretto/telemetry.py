@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 
 from stretto.errors import GroupRejected
+from stretto.log_folding import LogFolder
 from stretto.protocol.ports import (
     ActorCrashed,
     AttemptAnswered,
@@ -45,11 +46,13 @@ if TYPE_CHECKING:
 
 _WRITES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
+_folder: Final = LogFolder()
+flush_log: Final = _folder.flush
 # Events go through the standard library's logger, whatever a host has configured: a fallback of
 # structlog's own would print local variables with a traceback, and among them tokens.
 logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     logging.getLogger("stretto"),
-    processors=[structlog.stdlib.render_to_log_kwargs],
+    processors=[_folder, structlog.stdlib.render_to_log_kwargs],
     wrapper_class=structlog.stdlib.BoundLogger,
     context_class=dict,
 )

@@ -102,7 +102,8 @@ class World:
                 event = orjson.loads(line)
             except ValueError:
                 continue
-            counted[" ".join(filter(None, (event["event"], event.get("kind", ""))))] += 1
+            name = " ".join(filter(None, (event["event"], event.get("kind", ""))))
+            counted[name] += event.get("folded", 1)
         return counted
 
 

@@ -177,7 +177,8 @@ async def test_where_it_is_crowded_those_that_owe_a_request_make_room(
             await client.closed()
         assert (await api.create("k")).status == 201
         assert sum(client.is_closed for client in more) < len(more) / 2
-    assert await logged(service, b"server.crowded") == 1
+    # One line a second for all of them: fewer than there were newcomers.
+    assert await logged(service, b"server.crowded") < 50
 
 
 async def test_who_is_worked_for_is_never_closed_for_a_newcomer(

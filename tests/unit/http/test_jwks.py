@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from stretto.errors import Overloaded, Unauthenticated
 from stretto.http.auth import Authenticator, TokenSettings
 from stretto.http.jwks import COOL_DOWN_SECONDS, DOCUMENT_BYTES_MAX, KEPT_SECONDS, STALE_SECONDS
+from stretto.telemetry import flush_log
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -160,6 +161,7 @@ async def test_a_failed_fetch_is_logged_once_and_tells_no_token(
         vars(caplog.records[0])["known_keys"],
     )
     issuer.now += COOL_DOWN_SECONDS
+    flush_log()
     with pytest.raises(Overloaded):
         await known.owner(token)
     assert len(caplog.records) == 2
