@@ -14,8 +14,10 @@ import orjson
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NoStreamResponseError
 
-from stretto.bus.command_streams import SUBJECT
+from stretto.bus.deployment import Deployment
 from stretto.bus.embedded import nats_program
+from stretto.storage.database import Database
+from stretto.storage.history import PostgresHistoryStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 DEADLINE_SECONDS = 20
+# The names that a deployment has without a setting, and a database of no test in particular.
+OURS = Deployment("stretto", "0a1b2c3d")
 
 
 class NatsProcess:
@@ -94,6 +98,12 @@ async def nats_client(url: str) -> AsyncIterator[Client]:
         await client.close()
 
 
+async def deployment_of(database_url: str, prefix: str = OURS.prefix) -> Deployment:
+    """Return what a service with this database goes by on NATS."""
+    async with Database(database_url) as database:
+        return Deployment(prefix, await PostgresHistoryStore(database).origin())
+
+
 async def stored(client: Client, stream: str) -> list[Msg]:
     """Return all that a stream holds, as a consumer of its own reads it."""
     jetstream = client.jetstream()
@@ -105,7 +115,9 @@ async def stored(client: Client, stream: str) -> list[Msg]:
     return found
 
 
-async def commanded(client: Client, key: str, document: object) -> Msg:
+async def commanded(
+    client: Client, key: str, document: object, subject: str = OURS.command_subject
+) -> Msg:
     """Ask for a group of alice's, as soon as there is a stream for commands; return the outcome."""
     inbox = client.new_inbox()
     outcome = await client.subscribe(inbox)
@@ -113,7 +125,7 @@ async def commanded(client: Client, key: str, document: object) -> Msg:
     async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             try:
-                await client.jetstream().publish(SUBJECT, orjson.dumps(document), headers=headers)
+                await client.jetstream().publish(subject, orjson.dumps(document), headers=headers)
             except NoStreamResponseError:
                 continue
             break

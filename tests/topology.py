@@ -13,8 +13,7 @@ import orjson
 
 from api_client import connected_api, token_of
 from live_service import SseClient
-from nats_process import nats_client, stored
-from stretto.bus.nats import STREAM, SUBJECT
+from nats_process import OURS, nats_client, stored
 from stretto.storage.check import check_database
 
 if TYPE_CHECKING:
@@ -190,7 +189,9 @@ async def delivered(connection: Connection) -> set[str]:
 async def observed(server: NatsProcess) -> list[str]:
     """Return the ids of all events as a consumer that knows nothing of stretto reads them."""
     async with nats_client(server.url) as client:
-        messages = [m for m in await stored(client, STREAM) if m.subject == SUBJECT]
+        messages = [
+            m for m in await stored(client, OURS.event_stream) if m.subject == OURS.event_subject
+        ]
     for message in messages:
         assert message.headers is not None
         assert orjson.loads(message.data)["id"] == message.headers["Nats-Msg-Id"]

@@ -14,6 +14,8 @@ from stretto.actors.relay import OutboxRelay, RelaySettings
 from stretto.bus.embedded import embedded_nats
 from stretto.bus.local import LocalBus
 from stretto.bus.opening import open_nats
+from stretto.protocol.events import BUS_PREFIX
+from stretto.protocol.history import Origin
 from stretto.storage.database import Database
 from stretto.storage.outbox import PostgresOutboxStore
 
@@ -45,7 +47,9 @@ async def relay_to_nats(bench: Bench) -> Measure:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             embedded_nats(Path(folder)) as server,
-            open_nats(server.url, _hear, lambda: None, lambda _: None) as nats,
+            open_nats(
+                server.url, BUS_PREFIX, Origin("00000000"), _hear, lambda: None, lambda _: None
+            ) as nats,
         ):
             return await _emptied(bench, nats.events)
 

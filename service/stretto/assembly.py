@@ -45,6 +45,7 @@ from stretto.http.runner import ConnectionLimits, ContractRunner
 from stretto.http.service import Service
 from stretto.http.shedding import LoadShedder
 from stretto.protocol.creator import CreatorSettings, GroupCreator
+from stretto.protocol.events import BUS_PREFIX
 from stretto.protocol.lookup import AttemptLookup
 from stretto.protocol.ports import (
     BatchWritten,
@@ -96,6 +97,8 @@ class ComponentSettings:
     hub: HubSettings = field(default_factory=HubSettings)
     nats_url: str = field(default="", repr=False)
     """Carries events to other replicas and commands to us; empty: neither."""
+    nats_prefix: str = BUS_PREFIX
+    """What our names on NATS begin with: no two databases on one NATS account may share it."""
     relay: RelaySettings = field(default_factory=RelaySettings)
     webhook: WebhookSettings | None = None
     """Where else every event is sent."""
@@ -113,6 +116,7 @@ class ComponentSettings:
             mailbox_max=settings.mailbox_max,
             schema=settings.db_schema,
             nats_url=settings.nats_url,
+            nats_prefix=settings.nats_prefix,
             hub=HubSettings(
                 sessions_max=settings.sessions_max,
                 sessions_per_user_max=settings.sessions_per_user,
@@ -156,7 +160,8 @@ async def open_component(
     """Run the component on a database of its own connections, or on a host's pool.
 
     A host's pool needs `settings.writers` connections for good and a few for short reads, and a
-    search_path that leads to the tables. Raises `Unreachable` when the database does not answer.
+    search_path that leads to the tables. Raises `Unreachable` when the database does not answer,
+    `ConfigurationError` where the names on NATS are another deployment's.
     """
     settings = settings or ComponentSettings()
     async with AsyncExitStack() as stack:
@@ -167,7 +172,14 @@ async def open_component(
         nats = None
         if settings.nats_url:
             nats = await stack.enter_async_context(
-                open_nats(settings.nats_url, hub.deliver, hub.interrupt, observe)
+                open_nats(
+                    settings.nats_url,
+                    settings.nats_prefix,
+                    hub.origin,
+                    hub.deliver,
+                    hub.interrupt,
+                    observe,
+                )
             )
         relay = OutboxRelay(
             PostgresOutboxStore(database),

@@ -23,6 +23,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
+from stretto.bus.opening import describe_streams
 from stretto.cli_help import (
     EXIT_DATABASE,
     EXIT_DONE,
@@ -51,11 +52,12 @@ from stretto.http.auth import make_token
 from stretto.http.openapi import OPENAPI
 from stretto.protocol.lookup import AttemptLookup
 from stretto.protocol.ports import Unreachable
-from stretto.provision import database_connection, database_place, token_settings
+from stretto.provision import bus_place, database_connection, database_place, token_settings
 from stretto.server import serve as serve_until_stopped
 from stretto.storage.attempts import PostgresAttemptStore
 from stretto.storage.check import check_database
 from stretto.storage.database import Database
+from stretto.storage.history import PostgresHistoryStore
 from stretto.storage.migrate import migrate as migrate_database
 from stretto.storage.outbox import dead_letters
 from stretto.storage.outbox import replay as replay_events
@@ -290,6 +292,36 @@ def events(
         stdout.print(f"{len(letters) or 'no'} dead letters")
         if since is not None:
             stdout.print(f"the webhook is disabled: its endpoint answered 410 at {since:%F %T}")
+
+    _run(run(), settings)
+
+
+@app.command(epilog=epilog("stretto bus", "stretto bus --adopt", codes=_DATABASE_CODES))
+def bus(
+    adopt: Annotated[
+        bool, typer.Option(help="Mark the streams of these names as ours, whosever they were.")
+    ] = False,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Show this deployment's streams on NATS: their names, their subjects, and whether they are ours.
+
+    After a restore or an upgrade the database is another one: adopt the streams, all instances stopped.
+    """
+    settings = read_settings(database_url=database_url, data_dir=data_dir)
+
+    async def run() -> None:
+        async with (
+            database_place(settings, _say) as place,
+            database_connection(place.dsn, settings.db_schema),
+            Database(place.dsn, schema=settings.db_schema) as database,
+            bus_place(settings) as nats_url,
+        ):
+            origin = await PostgresHistoryStore(database).origin()
+            for line in await describe_streams(
+                nats_url, settings.nats_prefix, origin, is_adopting=adopt
+            ):
+                stdout.print(line)
 
     _run(run(), settings)
 

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from stretto.errors import ConfigurationError
+from stretto.protocol.events import BUS_PREFIX, BUS_PREFIX_PATTERN
 from stretto.protocol.webhooks import parse_secrets
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ class Settings(BaseSettings):
         description="NATS servers that carry events and commands, comma-separated; embedded: one of"
         " our own; empty: none, events stay in their process",
         repr=False,
+    )
+    nats_prefix: str = Field(
+        BUS_PREFIX,
+        pattern=f"^{BUS_PREFIX_PATTERN}$",
+        description="what streams and subjects on NATS begin with; its own for each deployment",
     )
     webhook_url: str = Field(
         "",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nats_process import DEADLINE_SECONDS, nats_client
-from stretto.bus.nats import STREAM, SUBJECT, SUBJECTS
+from nats_process import DEADLINE_SECONDS, OURS, deployment_of, nats_client
+from stretto.bus.deployment import MARK
 from stretto.domain import IdempotencyKey, UserId, event_id, group_id
 from topology import Topology, delivered, observed
 
@@ -79,11 +79,15 @@ async def test_services_are_killed_time_and_again_while_groups_are_created(
 
 
 @asynccontextmanager
-async def forgetful_stream(topology: Topology) -> AsyncIterator[Client]:
+async def forgetful_stream(topology: Topology, database_url: str) -> AsyncIterator[Client]:
     """Make the stream as an operator may have it: one that soon takes a second copy for another."""
     async with nats_client(topology.server.url) as client:
+        ours = await deployment_of(database_url)
         await client.jetstream().add_stream(
-            name=STREAM, subjects=list(SUBJECTS), duplicate_window=DUPLICATES_SECONDS
+            name=ours.event_stream,
+            subjects=ours.event_subjects,
+            duplicate_window=DUPLICATES_SECONDS,
+            metadata={MARK: ours.database},
         )
         yield client
 
@@ -109,12 +113,16 @@ async def let_marks_go(connection: Connection) -> None:
 
 @pytest.mark.parametrize(("copies", "is_killed"), [(2, True), (1, False)])
 async def test_a_relay_killed_between_publishing_and_marking_repeats_the_event_under_its_id(
-    topology: Topology, connection: Connection, copies: int, is_killed: bool
+    topology: Topology,
+    connection: Connection,
+    database_url: str,
+    copies: int,
+    is_killed: bool,
 ) -> None:
     """Exactly once more, by the next relay; a relay that lives publishes it once."""
-    async with forgetful_stream(topology) as client:
+    async with forgetful_stream(topology, database_url) as client:
         first = await topology.replica()
-        heard = await client.subscribe(SUBJECT)
+        heard = await client.subscribe(OURS.event_subject)
         await client.flush()
         if is_killed:
             await hold_marks(connection)
@@ -141,7 +149,7 @@ async def test_a_stream_knows_the_second_copy_again(
     await delivered(connection)
     await hold_marks(connection)
     async with nats_client(topology.server.url) as client:
-        heard = await client.subscribe(SUBJECT)
+        heard = await client.subscribe(OURS.event_subject)
         await client.flush()
         await topology.create("k")
         copy = await heard.next_msg(DEADLINE_SECONDS)
@@ -161,10 +169,10 @@ async def test_a_stream_knows_the_second_copy_again(
 
 
 async def test_relays_are_killed_with_their_marks_time_and_again(
-    topology: Topology, connection: Connection
+    topology: Topology, connection: Connection, database_url: str
 ) -> None:
     """Under load; every copy beyond the first has the id of an event that is there."""
-    async with forgetful_stream(topology):
+    async with forgetful_stream(topology, database_url):
         replicas = [await topology.replica(), await topology.replica()]
         async with topology.load():
             for number in range(2):

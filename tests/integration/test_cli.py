@@ -25,7 +25,18 @@ if TYPE_CHECKING:
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
-COMMANDS = ("serve", "migrate", "token", "attempt", "psql", "sweep", "events", "check", "openapi")
+COMMANDS = (
+    "serve",
+    "migrate",
+    "token",
+    "attempt",
+    "psql",
+    "sweep",
+    "events",
+    "bus",
+    "check",
+    "openapi",
+)
 
 
 async def backend(connection: Connection, query: str) -> int:

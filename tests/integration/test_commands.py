@@ -14,13 +14,13 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from nats_process import DEADLINE_SECONDS, NatsProcess, nats_client, stored
+from nats_process import DEADLINE_SECONDS, OURS, NatsProcess, nats_client, stored
 from stretto.assembly import open_component
 from stretto.bus import commands as commands_module
 from stretto.bus import connection as connection_module
-from stretto.bus.command_streams import CONSUMER, DEAD_STREAM, STREAM, SUBJECT
 from stretto.bus.commands import CommandConsumer, CommandSettings
 from stretto.bus.connection import NatsConnection
+from stretto.bus.deployment import MARK
 from stretto.documents import BODY_BYTES_MAX, created_document, problem
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import (
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
 TEAM = {"name": "Team", "members": ["bob", "carol"]}
+STREAM, SUBJECT, CONSUMER = OURS.command_stream, OURS.command_subject, OURS.command_consumer
 FAST = CommandSettings(workers=4, ack_seconds=0.5, fetch_seconds=0.2)
 
 
@@ -116,7 +117,9 @@ class Sender:
 
     async def dead(self) -> list[dict[str, Any]]:
         """Return the dead letters."""
-        return [orjson.loads(message.data) for message in await stored(self.client, DEAD_STREAM)]
+        return [
+            orjson.loads(message.data) for message in await stored(self.client, OURS.dead_stream)
+        ]
 
 
 @asynccontextmanager
@@ -136,7 +139,7 @@ async def consuming(
     told = [] if told is None else told
     async with (
         NatsConnection(server.url, told.append) as connection,
-        CommandConsumer(connection, creator, told.append, FAST) as consumer,
+        CommandConsumer(connection, OURS, creator, told.append, FAST) as consumer,
     ):
         yield consumer
 
@@ -248,7 +251,9 @@ async def test_stream_and_consumer_of_an_operator_stay_as_they_are(
     """Their limits are his."""
     async with nats_client(server.url) as client:
         jetstream = client.jetstream()
-        await jetstream.add_stream(name=STREAM, subjects=[SUBJECT], max_age=60)
+        await jetstream.add_stream(
+            name=STREAM, subjects=[SUBJECT], max_age=60, metadata={MARK: OURS.database}
+        )
         await jetstream.add_consumer(STREAM, durable_name=CONSUMER, ack_wait=7)
         async with consuming(server, component.creator), sender(server) as bus:
             await bus.ask()
@@ -257,7 +262,15 @@ async def test_stream_and_consumer_of_an_operator_stay_as_they_are(
 
 
 @pytest.mark.parametrize(
-    "subject", ["stretto.commands.create_group", "$JS.API.STREAM.DELETE.x", "a b", "_INBOX.>", ""]
+    "subject",
+    [
+        "stretto.commands.create_group",
+        "$JS.API.STREAM.DELETE.x",
+        "a b",
+        "_INBOX.>",
+        "other.replies.x",
+        "",
+    ],
 )
 async def test_an_outcome_goes_to_inboxes_only(
     server: NatsProcess, component: Component, connection: Connection, subject: str
@@ -468,7 +481,7 @@ async def test_permissions_of_the_runbook_let_senders_command_and_nothing_else(
         )
         told: list[Event] = []
         connection = await stack.enter_async_context(NatsConnection(own, told.append))
-        consumer = CommandConsumer(connection, component.creator, told.append, FAST)
+        consumer = CommandConsumer(connection, OURS, component.creator, told.append, FAST)
         await stack.enter_async_context(consumer)
         watcher = Sender(await stack.enter_async_context(nats_client(own)))
         await watcher.ready()

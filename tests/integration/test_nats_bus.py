@@ -12,12 +12,13 @@ import pytest
 import pytest_asyncio
 from uuid_utils.compat import uuid4
 
-from nats_process import NatsProcess, nats_client, stored
+from nats_process import OURS, NatsProcess, nats_client, stored
 from stretto.bus import connection as connection_module
 from stretto.bus import nats as nats_bus
 from stretto.bus import receiver as receiver_module
 from stretto.bus.connection import NatsConnection
-from stretto.bus.nats import STREAM, SUBJECT, SUBJECTS, NatsBus
+from stretto.bus.deployment import MARK
+from stretto.bus.nats import NatsBus
 from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
 from stretto.protocol.ports import BusConnected, BusTrouble, EventsMissed
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from stretto.protocol.ports import Event
 
 DEADLINE_SECONDS = 20
+STREAM, SUBJECT = OURS.event_stream, OURS.event_subject
 
 
 def new_event(number: int = 0, *, recipients: tuple[str, ...] = ("alice", "bob")) -> CommittedEvent:
@@ -46,7 +48,7 @@ class Replica:
         self.told: list[Event] = []
         self._changed = asyncio.Event()
         self.connection = NatsConnection(url, self._tell)
-        self.bus = NatsBus(self.connection, self._deliver, self._on_gap, self._tell)
+        self.bus = NatsBus(self.connection, OURS, self._deliver, self._on_gap, self._tell)
 
     async def until_got(self, *events: CommittedEvent) -> None:
         """Wait until all these were delivered."""
@@ -173,7 +175,11 @@ async def test_a_stream_that_an_operator_made_stays_as_it_is(server: NatsProcess
     """Its limits are his; what it does not take is refused alone."""
     async with nats_client(server.url) as client:
         await client.jetstream().add_stream(
-            name=STREAM, subjects=list(SUBJECTS), max_age=60, max_msg_size=1000
+            name=STREAM,
+            subjects=OURS.event_subjects,
+            max_age=60,
+            max_msg_size=1000,
+            metadata={MARK: OURS.database},
         )
         good, large = new_event(), new_event(recipients=("x" * 128,) * 10)
         async with replica(server.url) as one:

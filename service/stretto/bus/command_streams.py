@@ -1,6 +1,6 @@
 """Where commands wait and where bad ones are kept: two JetStream streams and one durable consumer.
 
-They are made where they are missing. An operator's own stay as they are.
+They are made where they are missing. An operator's own stay as they are, once they carry our mark.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Final
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
-from stretto.bus.connection import provide_stream
+from stretto.bus.deployment import provide_stream
 
 if TYPE_CHECKING:
     from stretto.bus.connection import Link
+    from stretto.bus.deployment import Deployment
 
-STREAM: Final = "stretto_commands"
-SUBJECT: Final = "stretto.commands.create_group"
-CONSUMER: Final = "stretto_create_group"
-DEAD_STREAM: Final = "stretto_dead_letters"
-DEAD_SUBJECT: Final = "stretto.dead_letters.create_group"
 # What nobody has taken in this time nobody waits for.
 AGE_SECONDS_MAX: Final = 7 * 24 * 3600
 DEAD_AGE_SECONDS_MAX: Final = 30 * 24 * 3600
@@ -31,13 +27,18 @@ WAITING_MAX: Final = 4096
 UNSETTLED_MAX: Final = 10_000
 
 
-async def provide_command_streams(link: Link, ack_seconds: float) -> None:
-    """Make what is missing; an unsettled command is delivered again after `ack_seconds`."""
+async def provide_command_streams(link: Link, deployment: Deployment, ack_seconds: float) -> None:
+    """Make what is missing; an unsettled command is delivered again after `ack_seconds`.
+
+    Raises `ForeignStream`.
+    """
+    stream, consumer = deployment.command_stream, deployment.command_consumer
     await provide_stream(
         link,
+        deployment,
         StreamConfig(
-            name=STREAM,
-            subjects=[SUBJECT],
+            name=stream,
+            subjects=[deployment.command_subject],
             retention=RetentionPolicy.WORK_QUEUE,
             max_age=AGE_SECONDS_MAX,
             duplicate_window=DUPLICATES_SECONDS,
@@ -45,16 +46,21 @@ async def provide_command_streams(link: Link, ack_seconds: float) -> None:
     )
     await provide_stream(
         link,
-        StreamConfig(name=DEAD_STREAM, subjects=[DEAD_SUBJECT], max_age=DEAD_AGE_SECONDS_MAX),
+        deployment,
+        StreamConfig(
+            name=deployment.dead_stream,
+            subjects=[deployment.dead_subject],
+            max_age=DEAD_AGE_SECONDS_MAX,
+        ),
     )
     try:
-        await link.jetstream.consumer_info(STREAM, CONSUMER)
+        await link.jetstream.consumer_info(stream, consumer)
     except NotFoundError:
         config = ConsumerConfig(
-            durable_name=CONSUMER,
+            durable_name=consumer,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=ack_seconds,
             max_waiting=WAITING_MAX,
             max_ack_pending=UNSETTLED_MAX,
         )
-        await link.jetstream.add_consumer(STREAM, config)
+        await link.jetstream.add_consumer(stream, config)

@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 import orjson
 from nats.js.api import Header
 
-from stretto.bus.command_streams import (
-    CONSUMER,
-    DEAD_SUBJECT,
-    STREAM,
-    provide_command_streams,
-)
+from stretto.bus.command_streams import provide_command_streams
 from stretto.bus.connection import (
     NATS_TROUBLE,
     RETRY_SECONDS,
@@ -57,6 +52,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
+    from stretto.bus.deployment import Deployment
     from stretto.protocol.creator import Answer, GroupCreator
     from stretto.protocol.ports import Observer
 
@@ -66,7 +62,7 @@ OWNER: Final = "Stretto-Owner"
 REPLY_TO: Final = "Stretto-Reply-To"
 STATUS_CODE: Final = "Stretto-Status"
 # Anywhere else we would publish with our rights, not with the sender's.
-_REPLY_SUBJECT: Final = re.compile(r"(_INBOX|stretto\.replies)(\.[A-Za-z0-9_-]+){1,8}")
+_REPLY_TOKENS: Final = r"(\.[A-Za-z0-9_-]+){1,8}"
 # Before a command is given up for this delivery; well below `ack_seconds`.
 CREATE_SECONDS: Final = 5.0
 # Delays of redelivery: other commands go on meanwhile.
@@ -96,11 +92,13 @@ class CommandConsumer:
     def __init__(
         self,
         connection: NatsConnection,
+        deployment: Deployment,
         creator: GroupCreator,
         observe: Observer,
         settings: CommandSettings | None = None,
     ) -> None:
         self._connection = connection
+        self._deployment = deployment
         self._creator = creator
         self._observe = observe
         self._settings = settings or CommandSettings()
@@ -130,7 +128,9 @@ class CommandConsumer:
         while True:
             link = await self._connection.linked()
             try:
-                await link.unless_ended(provide_command_streams(link, self._settings.ack_seconds))
+                await link.unless_ended(
+                    provide_command_streams(link, self._deployment, self._settings.ack_seconds)
+                )
                 await self._consume(link)
             except Exception as error:  # noqa: BLE001 whatever the client may raise, we try again
                 self._connection.tell(error)
@@ -157,7 +157,9 @@ class CommandConsumer:
 
     async def _work(self, link: Link) -> None:
         # One each: an answer to one worker's request must not wake another.
-        subscription = await link.jetstream.pull_subscribe_bind(CONSUMER, stream=STREAM)
+        subscription = await link.jetstream.pull_subscribe_bind(
+            self._deployment.command_consumer, stream=self._deployment.command_stream
+        )
         try:
             while not self._stopping:
                 # One at a time: larger fetches can stall (nats.py issues 933 and 986).
@@ -183,7 +185,7 @@ class CommandConsumer:
         """Bring one delivery of a command to its end."""
         headers = message.headers or {}
         try:
-            reply_to = _reply_to(headers)
+            reply_to = self._reply_to(headers)
             answer = await self._create(headers, message.data)
         except StrettoError as error:
             outcome = await self._refuse(link, message, error)
@@ -216,27 +218,44 @@ class CommandConsumer:
             await message.nak(max(seconds, error.retry_after_seconds or 0))
             return "put_off"
         with contextlib.suppress(RequestInvalid):
-            reply_to = _reply_to(message.headers or {})
+            reply_to = self._reply_to(message.headers or {})
             await _reply(link, reply_to, orjson.dumps(problem(error)), _problem_headers(error))
         if isinstance(error, AttemptFailed):
             # Settled: the attempt says so to whoever asks.
             await message.ack()
             return "failed"
-        await _bury(link, message, error)
+        await self._bury(link, message, error)
         await message.term()
         return "buried"
+
+    def _reply_to(self, headers: dict[str, str]) -> str | None:
+        """Return where the outcome goes; raises `RequestInvalid` for what is no inbox."""
+        subject = headers.get(REPLY_TO)
+        own = self._deployment.reply_subjects
+        if subject is not None and not re.fullmatch(
+            rf"(_INBOX|{re.escape(own)}){_REPLY_TOKENS}", subject
+        ):
+            raise RequestInvalid([], f"{REPLY_TO} must begin with _INBOX. or {own}.")
+        return subject
+
+    async def _bury(self, link: Link, message: Msg, error: StrettoError) -> None:
+        """Keep the problem together with the command that had it."""
+        sequence = message.metadata.sequence.stream
+        command = {
+            "sequence": sequence,
+            "headers": message.headers or {},
+            "body": b64encode(message.data).decode(),
+        }
+        document = orjson.dumps({**problem(error), "command": command})
+        if len(document) + _FRAME_BYTES > link.client.max_payload:
+            document = orjson.dumps({**problem(error), "command": {"sequence": sequence}})
+        message_id = f"{self._deployment.command_stream}/{sequence}"
+        headers = {**_problem_headers(error), Header.MSG_ID.value: message_id}
+        await link.jetstream.publish(self._deployment.dead_subject, document, headers=headers)
 
 
 def _problem_headers(error: StrettoError) -> dict[str, str]:
     return {"Content-Type": PROBLEM_CONTENT_TYPE, STATUS_CODE: str(STATUS[error.code])}
-
-
-def _reply_to(headers: dict[str, str]) -> str | None:
-    """Return where the outcome goes; raises `RequestInvalid` for what is nobody's inbox."""
-    subject = headers.get(REPLY_TO)
-    if subject is not None and _REPLY_SUBJECT.fullmatch(subject) is None:
-        raise RequestInvalid([], f"{REPLY_TO} must begin with _INBOX. or stretto.replies.")
-    return subject
 
 
 def _success(answer: Answer) -> tuple[bytes, dict[str, str]]:
@@ -253,18 +272,3 @@ def _success(answer: Answer) -> tuple[bytes, dict[str, str]]:
 async def _reply(link: Link, subject: str | None, body: bytes, headers: dict[str, str]) -> None:
     if subject is not None:
         await link.client.publish(subject, body, headers=headers)
-
-
-async def _bury(link: Link, message: Msg, error: StrettoError) -> None:
-    """Keep the problem together with the command that had it."""
-    sequence = message.metadata.sequence.stream
-    command = {
-        "sequence": sequence,
-        "headers": message.headers or {},
-        "body": b64encode(message.data).decode(),
-    }
-    document = orjson.dumps({**problem(error), "command": command})
-    if len(document) + _FRAME_BYTES > link.client.max_payload:
-        document = orjson.dumps({**problem(error), "command": {"sequence": sequence}})
-    headers = {**_problem_headers(error), Header.MSG_ID.value: f"{STREAM}/{sequence}"}
-    await link.jetstream.publish(DEAD_SUBJECT, document, headers=headers)

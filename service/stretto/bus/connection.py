@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
-from nats.js.errors import NotFoundError
 
 from stretto.protocol.events import BusUnavailable
 from stretto.protocol.ports import BusConnected, BusTrouble
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from nats.js import JetStreamContext
-    from nats.js.api import StreamConfig, StreamInfo
 
     from stretto.protocol.ports import Observer
 
@@ -181,13 +179,3 @@ async def end_task(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         # Looked at, or it would be reported as forgotten.
         task.exception()
-
-
-async def provide_stream(link: Link, config: StreamConfig) -> StreamInfo:
-    """Return the stream of that name, made if there is none: an operator's own stays as it is."""
-    assert config.name is not None
-    try:
-        return await link.jetstream.stream_info(config.name)
-    except NotFoundError:
-        # Another replica may make the same one just now: the server takes that for one.
-        return await link.jetstream.add_stream(config)

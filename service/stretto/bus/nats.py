@@ -23,8 +23,8 @@ from stretto.bus.connection import (
     Link,
     NatsConnection,
     end_task,
-    provide_stream,
 )
+from stretto.bus.deployment import ForeignStream, provide_stream, require_own_streams
 from stretto.bus.receiver import Receiver
 from stretto.domain import UserId
 from stretto.protocol.events import CONTENT_TYPE, BusUnavailable, CommittedEvent, Position
@@ -37,13 +37,9 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.js.api import PubAck, StreamInfo
 
+    from stretto.bus.deployment import Deployment
     from stretto.protocol.ports import Observer
 
-STREAM: Final = "stretto_events"
-SUBJECT: Final = "stretto.events.group_created"
-# A large group's further recipients: for replicas alone, so that others see each event once.
-SUBJECT_MORE: Final = "stretto.recipients.group_created"
-SUBJECTS: Final = ("stretto.events.>", "stretto.recipients.>")
 RECIPIENTS: Final = "Stretto-Recipients"
 RESUME_FROM: Final = "Stretto-Resume-From"
 # Consumers elsewhere may be away for a weekend.
@@ -81,11 +77,13 @@ class NatsBus:
     def __init__(
         self,
         connection: NatsConnection,
+        deployment: Deployment,
         deliver: Callable[[CommittedEvent], None],
         on_gap: Callable[[], None],
         observe: Observer,
     ) -> None:
         self._connection = connection
+        self._deployment = deployment
         self._deliver = deliver
         self._on_gap = on_gap
         self._observe = observe
@@ -94,10 +92,17 @@ class NatsBus:
         self._provided: Link | None = None
 
     async def __aenter__(self) -> Self:
+        """Raise `ForeignStream`; where NATS is away, that is found later, and nothing is sent."""
         self._task = asyncio.create_task(self._receive(), name="stretto nats receiver")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_SECONDS):
-                await self._receiving.wait()
+        try:
+            with contextlib.suppress(*NATS_TROUBLE):
+                async with asyncio.timeout(START_SECONDS):
+                    link = await self._connection.linked()
+                    await link.unless_ended(require_own_streams(link, self._deployment))
+                    await self._receiving.wait()
+        except BaseException:
+            await end_task(self._task)
+            raise
         return self
 
     async def __aexit__(
@@ -116,7 +121,7 @@ class NatsBus:
         link = self._connection.link()
         try:
             return await link.unless_ended(self._publish_over(link, events))
-        except NATS_TROUBLE as error:
+        except (*NATS_TROUBLE, ForeignStream) as error:
             # The stream may have been deleted: it is looked for again.
             self._provided = None
             raise BusUnavailable(str(error) or type(error).__name__) from error
@@ -125,11 +130,45 @@ class NatsBus:
         self, link: Link, events: Sequence[CommittedEvent]
     ) -> Mapping[UUID, str]:
         if self._provided is not link:
-            await _provide_events(link)
+            await self._provide_events(link)
             self._provided = link
         refused: dict[UUID, str] = {}
         for first in range(0, len(events), UNACKNOWLEDGED_MAX):
-            refused |= await _publish(link, events[first : first + UNACKNOWLEDGED_MAX])
+            refused |= await self._publish_some(link, events[first : first + UNACKNOWLEDGED_MAX])
+        return refused
+
+    async def _provide_events(self, link: Link) -> StreamInfo:
+        return await provide_stream(
+            link,
+            self._deployment,
+            StreamConfig(
+                name=self._deployment.event_stream,
+                subjects=self._deployment.event_subjects,
+                max_age=AGE_SECONDS_MAX,
+                duplicate_window=DUPLICATES_SECONDS,
+            ),
+        )
+
+    async def _publish_some(self, link: Link, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
+        """Send all, then wait for all acknowledgements; raises `NATS_TROUBLE`."""
+        refused: dict[UUID, str] = {}
+        ids: list[UUID] = []
+        sending: list[Coroutine[object, object, PubAck]] = []
+        for event in events:
+            for subject, headers in _messages(self._deployment, event):
+                size = len(headers[RECIPIENTS]) + len(event.envelope) + _FRAME_BYTES
+                # The server counts headers as well, and cuts the connection of whoever sends more.
+                if size > link.client.max_payload:
+                    refused[event.event_id] = f"larger than {link.client.max_payload} bytes"
+                    break
+                ids.append(event.event_id)
+                sending.append(link.jetstream.publish(subject, event.envelope, headers=headers))
+        answers = await asyncio.gather(*sending, return_exceptions=True)
+        for event_id, answer in zip(ids, answers, strict=True):
+            if isinstance(answer, APIError) and answer.err_code in _TOO_LARGE:
+                refused[event_id] = str(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
         return refused
 
     async def _receive(self) -> None:
@@ -144,9 +183,9 @@ class NatsBus:
 
     async def _receive_over(self, link: Link) -> None:
         """Receive from where we were, until the link or its consumer ends."""
-        info = await link.unless_ended(_provide_events(link))
+        info = await link.unless_ended(self._provide_events(link))
         sequence = self._sequence_in(info)
-        async with Receiver(link, STREAM, sequence, self._take) as receiver:
+        async with Receiver(link, self._deployment.event_stream, sequence, self._take) as receiver:
             self._receiving.set()
             await receiver.ended()
 
@@ -169,7 +208,8 @@ class NatsBus:
         try:
             event = read_event(message)
         except (KeyError, ValueError, TypeError) as error:
-            self._observe(BusTrouble(f"message {sequence} of {STREAM} is no event: {error!r}"))
+            stream = self._deployment.event_stream
+            self._observe(BusTrouble(f"message {sequence} of {stream} is no event: {error!r}"))
             return
         self._deliver(event)
 
@@ -188,48 +228,15 @@ def read_event(message: Msg) -> CommittedEvent:
     )
 
 
-async def _provide_events(link: Link) -> StreamInfo:
-    return await provide_stream(
-        link,
-        StreamConfig(
-            name=STREAM,
-            subjects=list(SUBJECTS),
-            max_age=AGE_SECONDS_MAX,
-            duplicate_window=DUPLICATES_SECONDS,
-        ),
-    )
-
-
-async def _publish(link: Link, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
-    """Send all, then wait for all acknowledgements; raises `NATS_TROUBLE`."""
-    refused: dict[UUID, str] = {}
-    ids: list[UUID] = []
-    sending: list[Coroutine[object, object, PubAck]] = []
-    for event in events:
-        for subject, headers in _messages(event):
-            size = len(headers[RECIPIENTS]) + len(event.envelope) + _FRAME_BYTES
-            # The server counts headers as well, and cuts the connection of whoever sends more.
-            if size > link.client.max_payload:
-                refused[event.event_id] = f"larger than {link.client.max_payload} bytes"
-                break
-            ids.append(event.event_id)
-            sending.append(link.jetstream.publish(subject, event.envelope, headers=headers))
-    answers = await asyncio.gather(*sending, return_exceptions=True)
-    for event_id, answer in zip(ids, answers, strict=True):
-        if isinstance(answer, APIError) and answer.err_code in _TOO_LARGE:
-            refused[event_id] = str(answer)
-        elif isinstance(answer, BaseException):
-            raise answer
-    return refused
-
-
-def _messages(event: CommittedEvent) -> Iterator[tuple[str, dict[str, str]]]:
+def _messages(
+    deployment: Deployment, event: CommittedEvent
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Return subject and headers of the messages by which an event goes out: one, if it can be."""
     # One at the least: an event is for others too.
     for first in range(0, len(event.recipients) or 1, RECIPIENTS_MAX):
         recipients = event.recipients[first : first + RECIPIENTS_MAX]
         yield (
-            SUBJECT if first == 0 else SUBJECT_MORE,
+            deployment.event_subject if first == 0 else deployment.recipients_subject,
             {
                 Header.MSG_ID.value: f"{event.event_id}/{first}" if first else str(event.event_id),
                 "Content-Type": CONTENT_TYPE,

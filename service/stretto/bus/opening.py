@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from stretto.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from stretto.protocol.creator import GroupCreator
     from stretto.protocol.events import CommittedEvent, EventBus
+    from stretto.protocol.history import Origin
     from stretto.protocol.ports import Observer
+
+# A command waits so long for NATS before it gives up.
+ANSWER_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +32,58 @@ class Nats:
 @asynccontextmanager
 async def open_nats(
     url: str,
+    prefix: str,
+    origin: Origin,
     deliver: Callable[[CommittedEvent], None],
     on_gap: Callable[[], None],
     observe: Observer,
 ) -> AsyncIterator[Nats]:
-    """Connect for as long as the context lasts; a server that is away is no error."""
+    """Connect for as long as the context lasts; a server that is away is no error.
+
+    Names on NATS begin with the prefix. Raises `ConfigurationError` where they are another
+    deployment's: one with a database of another origin.
+    """
     # An extra: a service without a bus does not need it.
     from stretto.bus.commands import CommandConsumer  # noqa: PLC0415
     from stretto.bus.connection import NatsConnection  # noqa: PLC0415
+    from stretto.bus.deployment import Deployment  # noqa: PLC0415
     from stretto.bus.nats import NatsBus  # noqa: PLC0415
+
+    deployment = Deployment(prefix, origin)
 
     async with (
         NatsConnection(url, observe) as connection,
-        NatsBus(connection, deliver, on_gap, observe) as events,
+        NatsBus(connection, deployment, deliver, on_gap, observe) as events,
     ):
-        yield Nats(events, lambda creator: CommandConsumer(connection, creator, observe))
+        yield Nats(
+            events, lambda creator: CommandConsumer(connection, deployment, creator, observe)
+        )
+
+
+async def describe_streams(
+    url: str, prefix: str, origin: Origin, *, is_adopting: bool = False
+) -> list[str]:
+    """Return a line for the database and for each of its streams; may mark them as ours before.
+
+    Raises `ConfigurationError` where NATS does not answer.
+    """
+    from stretto.bus.connection import NATS_TROUBLE, NatsConnection  # noqa: PLC0415
+    from stretto.bus.deployment import Deployment, adopt, describe, stream_marks  # noqa: PLC0415
+
+    if not url:
+        raise ConfigurationError("STRETTO_NATS_URL is not set")
+    deployment = Deployment(prefix, origin)
+    async with NatsConnection(url, lambda _: None) as connection:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                link = await connection.linked()
+                adopted = await adopt(link, deployment) if is_adopting else []
+                marks = await stream_marks(link, deployment)
+        except NATS_TROUBLE as error:
+            message = (
+                f"NATS does not answer within {ANSWER_SECONDS:.0f} s"
+                f" ({str(error) or type(error).__name__}); is STRETTO_NATS_URL right?"
+            )
+            raise ConfigurationError(message) from error
+    lines = [f"adopted: {', '.join(adopted) or 'none'}"] if is_adopting else []
+    return [*lines, f"our database: {origin}", *describe(deployment, marks)]

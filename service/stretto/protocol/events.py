@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 # Of an event's envelope, wherever it goes.
 CONTENT_TYPE: Final = "application/cloudevents+json"
+# What the names of a deployment begin with on the bus: one token of a subject.
+BUS_PREFIX_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}"
+BUS_PREFIX: Final = "stretto"
 # After so many, whoever hands events to sessions lets them take their share: fewer than a session may
 # hold, so that a burst finds none too slow that reads.
 TURN_EVENTS: Final = 64

@@ -1,0 +1,350 @@
+"""Two deployments on one nats-server: neither sees, takes or swallows what is the other's (G11)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+from urllib.parse import urlsplit
+
+import asyncpg
+import orjson
+import pytest
+import pytest_asyncio
+from nats.js.api import StreamConfig, StreamInfo
+from uuid_utils.compat import uuid4
+
+from api_client import SECRET
+from command_process import stretto
+from conftest import RUN, TEMPLATE, connect
+from nats_process import (
+    DEADLINE_SECONDS,
+    OURS,
+    NatsProcess,
+    commanded,
+    deployment_of,
+    nats_client,
+    stored,
+)
+from stretto.assembly import ComponentSettings, open_component
+from stretto.bus import connection as connection_module
+from stretto.bus import deployment as deployment_module
+from stretto.bus import nats as nats_bus
+from stretto.bus.command_streams import provide_command_streams
+from stretto.bus.connection import NatsConnection
+from stretto.bus.deployment import MARK, Deployment, ForeignStream, adopt, provide_stream
+from stretto.bus.nats import NatsBus
+from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.errors import ConfigurationError
+from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nats.aio.client import Client
+
+    from stretto.actors.session import Session
+    from stretto.bus.connection import Link
+    from stretto.protocol.ports import Event
+
+BOB = UserId("bob")
+TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
+THEIRS = Deployment("stretto", "ffffffff")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again soon: nothing here is as slow as a network."""
+    monkeypatch.setattr(connection_module, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(nats_bus, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(nats_bus, "START_SECONDS", DEADLINE_SECONDS)
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsProcess]:
+    """A server of this test alone."""
+    async with NatsProcess(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def client(server: NatsProcess) -> AsyncIterator[Client]:
+    """A connection of neither deployment."""
+    async with nats_client(server.url) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def other_url(database_url: str) -> AsyncIterator[str]:
+    """Another database on the same PostgreSQL, as empty as the test's own."""
+    name = f"{RUN}_{uuid4().hex}"
+    admin = await asyncpg.connect(database_url)
+    try:
+        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
+        yield urlsplit(database_url)._replace(path=f"/{name}").geturl()
+        await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    finally:
+        await admin.close()
+
+
+async def conversation_heard(session: Session) -> str:
+    """Return the conversation of the first event that a session is sent."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        (outgoing, *_) = await session.take()
+    return str(orjson.loads(outgoing.event.envelope)["data"]["conversation_id"])
+
+
+def new_event() -> CommittedEvent:
+    """Return an event that was never sent."""
+    return CommittedEvent(uuid4(), ("alice",), b"{}", Position(1))
+
+
+async def groups(url: str) -> int:
+    """Return how many groups a database has."""
+    connection = await connect(url)
+    try:
+        count: int = await connection.fetchval("SELECT count(*) FROM chat_group")
+    finally:
+        await connection.close()
+    return count
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_members_hear_of_groups_of_their_own_deployment_alone(
+    server: NatsProcess,
+    database_url: str,
+    other_url: str,
+    is_guarded: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With one prefix and no mark, the other's event comes, and keeps one's own away."""
+    if not is_guarded:
+        monkeypatch.setattr(deployment_module, "_require_mark", lambda *_: None)
+    prefixes = ("one", "two" if is_guarded else "one")
+    told, made = [], []
+    async with AsyncExitStack() as stack:
+        components = [
+            await stack.enter_async_context(
+                open_component(url, settings=ComponentSettings(nats_url=server.url, nats_prefix=p))
+            )
+            for url, p in zip((database_url, other_url), prefixes, strict=True)
+        ]
+        sessions = [
+            stack.enter_context(component.hub.session(BOB, math.inf)) for component in components
+        ]
+        for component, session in zip(components, sessions, strict=True):
+            session.go_live()
+            answer = await component.creator.create(IdempotencyKey("k"), TEAM)
+            made.append(str(answer.group.conversation_id))
+            told.append(await conversation_heard(session))
+    assert made == told if is_guarded else [made[0], made[0]] == told
+
+
+async def test_commands_make_a_group_in_their_own_deployment_alone(
+    server: NatsProcess, client: Client, database_url: str, other_url: str
+) -> None:
+    """The same owner and key in both, which makes the same ids: one group each."""
+    names = [await deployment_of(database_url, "one"), await deployment_of(other_url, "two")]
+    async with AsyncExitStack() as stack:
+        for url, name in zip((database_url, other_url), names, strict=True):
+            settings = ComponentSettings(nats_url=server.url, nats_prefix=name.prefix)
+            await stack.enter_async_context(open_component(url, settings=settings))
+        replies = [
+            (await commanded(client, "k", {"name": "Team"}, name.command_subject)).data
+            for name in names
+        ]
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            for name in names:
+                while not await stored(client, name.event_stream):
+                    await asyncio.sleep(0)
+        events = [(await stored(client, name.event_stream))[0] for name in names]
+    assert [1, 1] == [await groups(database_url), await groups(other_url)]
+    documents = [orjson.loads(reply) for reply in replies]
+    assert documents[0]["group_id"] == documents[1]["group_id"]
+    assert documents[0]["conversation_id"] != documents[1]["conversation_id"]
+    assert ["one.events.group_created", "two.events.group_created"] == [e.subject for e in events]
+
+
+async def test_an_outcome_may_go_below_the_replies_of_its_own_deployment(
+    server: NatsProcess, client: Client, database_url: str
+) -> None:
+    """And not of the one that has the default's names."""
+    name = await deployment_of(database_url, "one")
+    settings = ComponentSettings(nats_url=server.url, nats_prefix="one")
+    foreign = await client.subscribe("stretto.replies.>")
+    heard = await client.subscribe("one.replies.>")
+    async with open_component(database_url, settings=settings):
+        await commanded(client, "k", {"name": "Team"}, name.command_subject)
+        for key, subject in (("a", "stretto.replies.x"), ("b", "one.replies.x")):
+            await client.jetstream().publish(
+                name.command_subject,
+                b'{"name": "Team"}',
+                headers={
+                    "Idempotency-Key": key,
+                    "Stretto-Owner": "alice",
+                    "Stretto-Reply-To": subject,
+                },
+            )
+        assert b"group_id" in (await heard.next_msg(DEADLINE_SECONDS)).data
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not (dead := await stored(client, name.dead_stream)):
+                await asyncio.sleep(0)
+    assert "request_invalid" == orjson.loads(dead[0].data)["code"]
+    assert ["one.dead_letters.create_group"] == [letter.subject for letter in dead]
+    assert 0 == foreign.pending_msgs
+
+
+async def test_a_start_on_streams_of_another_deployment_is_refused_with_advice(
+    server: NatsProcess, client: Client, database_url: str, other_url: str
+) -> None:
+    """By the command as well; nothing was sent, and the streams are as they were."""
+    settings = ComponentSettings(nats_url=server.url)
+    async with open_component(database_url, settings=settings):
+        await commanded(client, "k", {"name": "Team"})
+    mark = (await deployment_of(database_url)).database
+    with pytest.raises(ForeignStream, match=f"belongs to the database {mark}.*NATS_PREFIX.*adopt"):
+        async with open_component(other_url, settings=settings):
+            pass
+    code, _, errors = await stretto(
+        "serve", DATABASE_URL=other_url, NATS_URL=server.url, PORT="0", JWT_SECRET=SECRET
+    )
+    assert code == 2
+    assert "stretto: the stream stretto_events belongs to the database" in errors
+    assert mark == (await client.jetstream().stream_info(OURS.event_stream)).config.metadata[MARK]  # type: ignore[index]
+    assert await groups(other_url) == 0
+
+
+@pytest.mark.parametrize("name", OURS.streams)
+@pytest.mark.parametrize("metadata", [None, {MARK: THEIRS.database}])
+async def test_a_stream_without_our_mark_is_refused_until_it_is_adopted(
+    server: NatsProcess, client: Client, name: str, metadata: dict[str, str] | None
+) -> None:
+    """Any of the three; adopting changes the mark and nothing else of an operator's stream."""
+    jetstream = client.jetstream()
+    await jetstream.add_stream(
+        name=name, subjects=OURS.streams[name], max_age=60, metadata=metadata
+    )
+    told: list[Event] = []
+    async with NatsConnection(server.url, told.append) as connection:
+        bus = NatsBus(connection, OURS, lambda _: None, lambda: None, told.append)
+        with pytest.raises(ForeignStream, match=f"the stream {name} "):
+            await bus.__aenter__()
+        assert bus._task.done()
+        link = await connection.linked()
+        if name != OURS.event_stream:
+            with pytest.raises(ForeignStream):
+                await provide_command_streams(link, OURS, 1.0)
+        else:
+            with pytest.raises(BusUnavailable, match="adopt"):
+                await bus.publish([new_event()])
+        before = (await jetstream.stream_info(name)).config
+        assert [name] == await adopt(link, OURS)
+        assert [] == await adopt(link, OURS)
+        after = (await jetstream.stream_info(name)).config
+        assert (60, before.subjects) == (after.max_age, after.subjects)
+        async with bus:
+            assert {} == await bus.publish([new_event()])
+    assert (await jetstream.stream_info(OURS.event_stream)).state.messages == 1
+
+
+async def test_of_two_deployments_that_start_at_once_one_gets_the_name(
+    server: NatsProcess, client: Client
+) -> None:
+    """Whichever was first: the server takes a stream with another mark for another stream."""
+    async with NatsConnection(server.url, lambda _: None) as connection:
+        link = await connection.linked()
+        looked = asyncio.Barrier(2)
+        real = deployment_module._info
+
+        async def look(link: Link, name: str) -> StreamInfo | None:
+            info = await real(link, name)
+            await looked.wait()
+            return info
+
+        with patch.object(deployment_module, "_info", look):
+            results = await asyncio.gather(
+                *(
+                    provide_stream(
+                        link,
+                        each,
+                        StreamConfig(name=each.event_stream, subjects=each.event_subjects),
+                    )
+                    for each in (OURS, THEIRS)
+                ),
+                return_exceptions=True,
+            )
+    assert 1 == sum(isinstance(result, ForeignStream) for result in results)
+    assert 1 == sum(isinstance(result, StreamInfo) for result in results)
+
+
+async def test_replicas_of_one_deployment_that_start_at_once_share_the_streams(
+    server: NatsProcess, database_url: str
+) -> None:
+    """None of them takes the other's stream for a stranger's."""
+    settings = ComponentSettings(nats_url=server.url)
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as starting:
+        for _ in range(4):
+            starting.create_task(
+                stack.enter_async_context(open_component(database_url, settings=settings))
+            )
+
+
+async def test_the_command_shows_the_names_and_adopts(
+    server: NatsProcess, client: Client, database_url: str
+) -> None:
+    """What an operator needs for consumers, and after the database was restored elsewhere."""
+    where = {"DATABASE_URL": database_url, "NATS_URL": server.url, "NATS_PREFIX": "one"}
+    ours = await deployment_of(database_url, "one")
+    await client.jetstream().add_stream(
+        name="one_events", subjects=ours.event_subjects, metadata={MARK: "ffffffff"}
+    )
+    await client.jetstream().add_stream(name="one_dead_letters", subjects=[ours.dead_subject])
+    code, shown, _ = await stretto("bus", **where)
+    assert 0 == code
+    assert [
+        f"our database: {ours.database}",
+        "one_events (one.events.>, one.recipients.>): belongs to the database ffffffff",
+        "one_commands (one.commands.create_group): not made yet",
+        "one_dead_letters (one.dead_letters.create_group): does not say whose it is",
+    ] == shown.splitlines()
+    code, shown, _ = await stretto("bus", "--adopt", **where)
+    assert 0 == code
+    assert shown.startswith("adopted: one_events, one_dead_letters\n")
+    assert 2 == shown.count(": ours\n")
+    async with open_component(
+        database_url, settings=ComponentSettings(nats_url=server.url, nats_prefix="one")
+    ):
+        pass
+
+
+async def test_the_command_says_when_there_is_no_bus(
+    database_url: str, unused_tcp_port: int
+) -> None:
+    """None that is configured, or none that answers."""
+    code, _, errors = await stretto("bus", DATABASE_URL=database_url)
+    assert (2, "stretto: STRETTO_NATS_URL is not set\n") == (code, errors)
+    url = f"nats://127.0.0.1:{unused_tcp_port}"
+    code, _, errors = await stretto("bus", DATABASE_URL=database_url, NATS_URL=url)
+    assert code == 2
+    assert "stretto: NATS does not answer within 5 s" in errors
+
+
+@pytest.mark.parametrize("prefix", ["", "a.b", "a b", "_x", "$JS", "a>", "x" * 33, "a\n"])
+def test_a_prefix_is_one_token(prefix: str) -> None:
+    """It stands in names of streams and consumers, and is the first token of every subject."""
+    with pytest.raises(ConfigurationError, match="prefix"):
+        Deployment(prefix, "0a1b2c3d")
+
+
+def test_no_two_prefixes_share_a_name() -> None:
+    """Not even where one begins with the other."""
+    names = [
+        name
+        for prefix in ("a", "a_events", "a_b", "a-b", "stretto")
+        for stream, subjects in Deployment(prefix, "0a1b2c3d").streams.items()
+        for name in (stream, *subjects)
+    ]
+    assert len(names) == len(set(names)) == 5 * (3 + 4)
