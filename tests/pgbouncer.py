@@ -17,7 +17,7 @@ import asyncpg
 from stretto.storage.account import server_account
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # Debian has it where only root looks.
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -28,14 +28,17 @@ SERVER_CONNECTIONS = 3
 
 
 @contextmanager
-def running_pgbouncer(server: str) -> Iterator[Path]:
+def running_pgbouncer(server: str, *settings: str) -> Iterator[Path]:
     """Run it for every database of a server; yields the folder of its socket."""
-    with tempfile.TemporaryDirectory(prefix="stretto-") as name, _started(server, Path(name)):
+    with (
+        tempfile.TemporaryDirectory(prefix="stretto-") as name,
+        _started(server, Path(name), settings),
+    ):
         yield Path(name)
 
 
 @contextmanager
-def _started(server: str, folder: Path) -> Iterator[None]:
+def _started(server: str, folder: Path, settings: Sequence[str]) -> Iterator[None]:
     assert PROGRAM is not None, "these tests need PgBouncer: apt-get install pgbouncer"
     url = urlsplit(server)
     configuration = folder / "pgbouncer.ini"
@@ -50,6 +53,7 @@ def _started(server: str, folder: Path) -> Iterator[None]:
             pool_mode = transaction
             default_pool_size = {SERVER_CONNECTIONS}
             """
+        + "\n".join(settings)
     )
     configuration.chmod(0o600)
     # It refuses to run as root.

@@ -166,7 +166,7 @@ async def open_component(
     settings = settings or ComponentSettings()
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(Database(dsn, schema=settings.schema, pool=pool))
-        await database.ping()
+        await database.inspect()
         store = PostgresHistoryStore(database)
         hub = SessionHub(await store.origin(), settings.hub, observe)
         nats = None

@@ -58,6 +58,8 @@ from stretto.storage.attempts import PostgresAttemptStore
 from stretto.storage.check import check_database
 from stretto.storage.database import Database
 from stretto.storage.history import PostgresHistoryStore
+from stretto.storage.driver_errors import in_words
+from stretto.storage.migrate import grant
 from stretto.storage.migrate import migrate as migrate_database
 from stretto.storage.outbox import dead_letters
 from stretto.storage.outbox import replay as replay_events
@@ -123,9 +125,23 @@ def serve(
 
 
 @app.command(
-    epilog=epilog("STRETTO_DATABASE_URL=postgresql://… stretto migrate", codes=_DATABASE_CODES)
+    epilog=epilog(
+        "STRETTO_DATABASE_URL=postgresql://… stretto migrate",
+        "stretto migrate --grant-to app",
+        codes=_DATABASE_CODES,
+    )
 )
-def migrate(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
+def migrate(
+    grant_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE",
+            help="Give this role the rights that the service needs; may be given often.",
+        ),
+    ] = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
     """Bring the database's schema up to date."""
     settings = read_settings(database_url=database_url, data_dir=data_dir)
 
@@ -135,6 +151,8 @@ def migrate(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
             database_connection(place.dsn, settings.db_schema, needs_tables=False) as connection,
         ):
             numbers = await migrate_database(connection, settings.db_schema)
+            if grant_to:
+                await grant(connection, settings.db_schema, grant_to)
         stdout.print(f"applied: {', '.join(map(str, numbers))}" if numbers else "up to date")
 
     _run(run(), settings)
@@ -369,10 +387,10 @@ def main() -> None:
         _fail(str(error), EXIT_DATABASE)
     except NotFound as error:
         _fail(error.detail, EXIT_NOT_FOUND)
-    except asyncpg.PostgresError as error:
-        _fail(f"the database refused: {error}", EXIT_DATABASE)
-    except asyncpg.InterfaceError as error:
-        _fail(f"the connection to the database was lost: {error}", EXIT_DATABASE)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        _fail(f"the database, or the connection to it, failed: {in_words(error)}", EXIT_DATABASE)
+    except OSError as error:
+        _fail(f"the system refused: {in_words(error)}", EXIT_DATABASE)
     except ListenError as error:
         _fail(str(error), EXIT_PORT)
     except WorkersError as error:

@@ -19,7 +19,7 @@ import orjson
 import stamina
 
 from stretto.domain import CreatedGroup
-from stretto.errors import Failure, Retry
+from stretto.errors import Failure, Retry, network_failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -146,7 +146,7 @@ class StrettoClient:
         except aiohttp.InvalidURL:
             raise
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise _TryAgainError(type(error).__name__) from error
+            raise _TryAgainError(network_failure(error)) from error
 
 
 def _read_answer(status: int, headers: Mapping[str, str], body: bytes) -> ClientAnswer:

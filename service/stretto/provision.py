@@ -25,7 +25,8 @@ from stretto.protocol.ports import Unreachable
 from stretto.storage.database import Database
 from stretto.storage.embedded import embedded_postgres
 from stretto.storage.embedded_place import bundled_programs
-from stretto.storage.migrate import migrate
+from stretto.storage.migrate import migrate, newest_number
+from stretto.telemetry import logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -93,13 +94,13 @@ async def database_connection(
 ) -> AsyncIterator[Connection]:
     """Lend one connection; a database that does not answer yet is waited for, for a while.
 
-    Raises `Unreachable`, also where the tables are wanted and are not there.
+    Raises `Unreachable`, also where the tables are wanted and cannot be used as they are.
     """
     async with Database(dsn, schema=schema) as database:
         connection = await _patient_lend(database)
         try:
-            if needs_tables:
-                await database.require_tables(connection)
+            if needs_tables and await database.require_schema(connection):
+                logger.warning("schema.newer", known=newest_number())
             yield connection
         finally:
             await database.give_back(connection)
@@ -111,7 +112,10 @@ async def _patient_lend(database: Database) -> Connection:
         try:
             return await database.lend(may_take_long=True)
         except Unreachable as error:
-            if isinstance(error.__cause__, _HOPELESS):
+            cause = error.__cause__
+            # PgBouncer says so of its own server, but of our settings only where we send some.
+            is_pooler = isinstance(cause, asyncpg.ProtocolViolationError) and not database.is_pooled
+            if is_pooler or isinstance(cause, _HOPELESS):
                 message = f"the database refused us ({error}); is STRETTO_DATABASE_URL right?"
                 raise Unreachable(message) from error
             if asyncio.get_running_loop().time() >= deadline:

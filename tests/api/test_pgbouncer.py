@@ -14,9 +14,16 @@ import pytest
 
 from api_client import connected_api
 from command_process import stretto
-from pgbouncer import SERVER_CONNECTIONS, give_settings, reconnect, url_through
+from pgbouncer import (
+    SERVER_CONNECTIONS,
+    give_settings,
+    reconnect,
+    running_pgbouncer,
+    url_through,
+)
 from service_process import ServiceProcess
 from stretto.protocol.ports import Unreachable
+from stretto.provision import START_SECONDS
 from stretto.storage.check import check_database
 from stretto.storage.database import PREPARED_MAX, Database
 from stretto.storage.migrate import read_steps
@@ -97,11 +104,34 @@ async def test_a_role_without_its_settings_is_told_the_statements(
     assert "RECONNECT" in errors
 
 
-async def test_without_the_parameter_it_refuses_us(url: str) -> None:
-    """What the service otherwise sends when it connects, PgBouncer does not take."""
-    async with Database(url.replace("&pgbouncer=true", "")) as database:
-        with pytest.raises(Unreachable, match="unsupported startup parameter"):
-            await database.lend()
+@pytest.mark.parametrize("command", ["serve", "migrate", "check"])
+async def test_a_forgotten_parameter_is_answered_with_exactly_that(command: str, url: str) -> None:
+    """What the service otherwise sends, PgBouncer does not take; waiting would not change that."""
+    forgotten = url.replace("&pgbouncer=true", "")
+    async with asyncio.timeout(START_SECONDS):
+        code, _, errors = await stretto(command, DATABASE_URL=forgotten, JWT_SECRET="s" * 32)
+    assert code == 3
+    assert "needs the parameter pgbouncer=true" in errors
+    assert "unsupported startup parameter" in errors
+
+
+async def test_settings_that_it_drops_are_answered_with_the_parameter(
+    server_url: str, connection: Connection
+) -> None:
+    """The tables are there, and the session does not see them: to migrate again would not help."""
+    dropped = (
+        "ignore_startup_parameters = search_path, statement_timeout, lock_timeout, jit,"
+        " idle_in_transaction_session_timeout, tcp_keepalives_idle, tcp_keepalives_interval,"
+        " tcp_keepalives_count, enable_seqscan, enable_hashjoin, enable_mergejoin"
+    )
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    await connection.execute(f"ALTER DATABASE {name} SET search_path = public")
+    with running_pgbouncer(server_url, dropped) as folder:
+        url = url_through(folder, server_url).replace("&pgbouncer=true", "")
+        code, _, errors = await stretto("check", DATABASE_URL=url)
+    assert code == 3
+    assert "pgbouncer=true" in errors
+    assert "stretto migrate" not in errors
 
 
 async def test_with_prepared_statements_it_would_break(url: str, server_url: str) -> None:
@@ -116,6 +146,6 @@ async def test_with_prepared_statements_it_would_break(url: str, server_url: str
         await asyncio.gather(*(ask(database) for _ in range(4)))
     async with Database(url) as database:
         database._prepared_max = PREPARED_MAX
-        broken = "InvalidSQLStatementNameError|DuplicatePreparedStatementError"
+        broken = "SQLSTATE 26000|SQLSTATE 42P05"
         with pytest.raises(Unreachable, match=f"({broken})"):
             await asyncio.gather(*(ask(database) for _ in range(4)))

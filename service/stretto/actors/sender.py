@@ -126,7 +126,7 @@ class WebhookSender:
             return await self._endpoint.send(delivery.event_id, delivery.body)
         except Exception as error:  # noqa: BLE001 it must be settled all the same
             self._observe(ActorCrashed("webhook", error))
-            return Unanswered(type(error).__name__)
+            return Unanswered("a fault in stretto, which its log describes")
 
     async def _settle(self) -> None:
         """Settle every delivery that has its answer; only then is it forgotten here."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 import nats.errors
 from nats.aio.client import Client
 
+from stretto.errors import network_failure
 from stretto.protocol.events import BusUnavailable
 from stretto.protocol.ports import BusConnected, BusTrouble
 
@@ -115,7 +116,7 @@ class NatsConnection:
 
     def tell(self, error: Exception) -> None:
         """Tell of trouble once per connection, not at each of the tries that meet the same."""
-        trouble = str(error) or type(error).__name__
+        trouble = str(error) or network_failure(error)
         if trouble != self._trouble:
             self._trouble = trouble
             self._observe(BusTrouble(trouble))

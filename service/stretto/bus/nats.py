@@ -27,6 +27,7 @@ from stretto.bus.connection import (
 from stretto.bus.deployment import ForeignStream, provide_stream, require_own_streams
 from stretto.bus.receiver import Receiver
 from stretto.domain import UserId
+from stretto.errors import network_failure
 from stretto.protocol.events import CONTENT_TYPE, BusUnavailable, CommittedEvent, Position
 from stretto.protocol.ports import BusTrouble, EventsMissed
 
@@ -124,7 +125,7 @@ class NatsBus:
         except (*NATS_TROUBLE, ForeignStream) as error:
             # The stream may have been deleted: it is looked for again.
             self._provided = None
-            raise BusUnavailable(str(error) or type(error).__name__) from error
+            raise BusUnavailable(str(error) or network_failure(error)) from error
 
     async def _publish_over(
         self, link: Link, events: Sequence[CommittedEvent]

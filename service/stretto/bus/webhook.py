@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 
+from stretto.errors import network_failure
 from stretto.protocol.events import CONTENT_TYPE
 from stretto.protocol.webhooks import Answered, Unanswered, sign
 
@@ -90,7 +91,7 @@ class WebhookEndpoint:
         except (aiohttp.ClientError, TimeoutError) as error:
             # Their texts may hold the address, and that a secret.
             refused = isinstance(getattr(error, "os_error", None), AddressRefused)
-            return Unanswered("address is not public" if refused else type(error).__name__)
+            return Unanswered("address is not public" if refused else network_failure(error))
 
     def _socket(self, addr_info: AddrInfoType) -> socket.socket:
         family, kind, protocol, _, place = addr_info

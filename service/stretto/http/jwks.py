@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
-from stretto.errors import Overloaded
+from stretto.errors import Overloaded, network_failure
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ class KeySet:
             keys = _read_keys(await self._download())
         except (aiohttp.ClientError, TimeoutError, _UnusableError) as error:
             self._fault = error
-            # Other errors' texts may hold the whole address. One line per try, so one per cool-down.
-            cause = str(error) if isinstance(error, _UnusableError) else type(error).__name__
+            # One line per try, so one per cool-down.
+            cause = str(error) if isinstance(error, _UnusableError) else network_failure(error)
             logger.warning("issuer.keys_not_fetched", cause=cause, known_keys=len(self._keys))
         else:
             self._fault = None

@@ -18,9 +18,10 @@ import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
 from stretto.protocol.ports import Unreachable
-from stretto.storage.driver_errors import DRIVER_ERRORS
-from stretto.storage.pooler import NO_TABLES, require_role_settings, split_pooler
+from stretto.storage.driver_errors import DRIVER_ERRORS, in_words
+from stretto.storage.pooler import ADD_PARAMETER, require_role_settings, split_pooler
 from stretto.storage.queries import QUERIES
+from stretto.storage.schema_state import is_newer, require_rights
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -76,8 +77,8 @@ class Database:
     """
 
     def __init__(self, dsn: str = "", *, schema: str = "stretto", pool: Pool | None = None) -> None:
-        self._dsn, self._is_pooled = split_pooler(dsn)
-        self._prepared_max = 0 if self._is_pooled else PREPARED_MAX
+        self._dsn, self.is_pooled = split_pooler(dsn)
+        self._prepared_max = 0 if self.is_pooled else PREPARED_MAX
         self._schema = schema
         self._pool = pool
         # A host's pool serves both.
@@ -118,7 +119,7 @@ class Database:
         try:
             return await pool.acquire(timeout=CONNECT_SECONDS)
         except DRIVER_ERRORS as error:
-            raise Unreachable(type(error).__name__) from error
+            raise Unreachable(in_words(error)) from error
 
     async def give_back(self, connection: Connection) -> None:
         """Take a lent connection back, dead or alive; never raises for a dead one."""
@@ -145,12 +146,30 @@ class Database:
         async with self.reading() as connection:
             await self.require_tables(connection)
 
+    async def inspect(self) -> None:
+        """Raise `Unreachable` unless the database answers, and has a schema that we can serve."""
+        async with self.reading() as connection:
+            await self.require_schema(connection)
+
     async def require_tables(self, connection: Connection) -> None:
         """Raise `Unreachable` unless the connection's search_path leads to our tables."""
-        if self._is_pooled:
+        if self.is_pooled:
             await require_role_settings(connection, self._schema)
         elif not await connection.fetchval(QUERIES["ping"]):
-            raise Unreachable(NO_TABLES)
+            await require_rights(connection, self._schema if self._owns_pool else None)
+            message = (
+                f"our search_path, {self._schema}, has not reached the server; {ADD_PARAMETER}"
+            )
+            raise Unreachable(message)
+
+    async def require_schema(self, connection: Connection) -> bool:
+        """Raise `Unreachable` unless the tables are there, not older than ours, and ours to use.
+
+        Return whether they are newer.
+        """
+        await require_rights(connection, self._schema if self._owns_pool else None)
+        await self.require_tables(connection)
+        return await is_newer(connection)
 
     async def _make_pool(self, connections_max: int) -> Pool:
         pool: Pool = asyncpg.create_pool(
@@ -180,10 +199,10 @@ class Database:
                     port=host.port,
                     timeout=CONNECT_SECONDS,
                     target_session_attrs=SessionAttribute.primary,
-                    server_settings=_NAME if self._is_pooled else server_settings,
+                    server_settings=_NAME if self.is_pooled else server_settings,
                     statement_cache_size=self._prepared_max,
                 )
-                if not (may_take_long or self._is_pooled):
+                if not (may_take_long or self.is_pooled):
                     await _bound_transactions(connection)
             except DRIVER_ERRORS as error:
                 trouble = error
@@ -191,7 +210,12 @@ class Database:
                 self._hosts.remove(host)
                 self._hosts.insert(0, host)
                 return connection
-        raise Unreachable(f"{type(trouble).__name__}: {trouble}") from trouble
+        assert trouble is not None, "a DSN names one host at least"
+        message = in_words(trouble)
+        # PostgreSQL itself takes these settings; what else speaks its protocol may not.
+        if isinstance(trouble, asyncpg.ProtocolViolationError) and not self.is_pooled:
+            message = f"{message}; {ADD_PARAMETER}"
+        raise Unreachable(message) from trouble
 
 
 async def _bound_transactions(connection: Connection) -> None:
@@ -214,7 +238,7 @@ async def _lent(pool: Pool | None) -> AsyncIterator[Connection]:
             with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
                 yield connection
     except DRIVER_ERRORS as error:
-        raise Unreachable(type(error).__name__) from error
+        raise Unreachable(in_words(error)) from error
 
 
 async def _leave_as_it_is(_: object) -> None:

@@ -40,7 +40,7 @@ _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
 
 def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
     """Return what a driver's error means for a write that was being sent."""
-    cause = type(error).__name__
+    cause = in_words(error)
     if not connection_lives or not isinstance(error, asyncpg.PostgresError):
         return OutcomeUnknown(cause)
     state = error.sqlstate or ""
@@ -52,6 +52,23 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
     if state.startswith(_REFUSED_CLASSES):
         return Refused(_failure(error))
     return Unreachable(cause)
+
+
+def in_words(error: BaseException) -> str:
+    """Return what an operator needs to know of a driver's error, never its class alone.
+
+    What the server says about the rows themselves is left out: it may repeat them.
+    """
+    if isinstance(error, asyncpg.PostgresError) and error.sqlstate:
+        constraint = getattr(error, "constraint_name", None)
+        said = str(error)
+        if error.sqlstate.startswith(_REFUSED_CLASSES):
+            said = f"the database refused a row ({constraint or 'its values'})"
+        return f"{said} (SQLSTATE {error.sqlstate})"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    # The driver's own errors and the socket's name hosts and ports, but no password.
+    return str(error) or "the connection broke"
 
 
 def _failure(error: asyncpg.PostgresError) -> Failure:

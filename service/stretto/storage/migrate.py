@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import ConfigurationError
-from stretto.storage.queries import schema_file
+from stretto.storage.queries import QUERIES, schema_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,21 @@ _LOCK: Final = int.from_bytes(b"stretto", "big")
 # Another runner is waited for, whatever short lock_timeout the connection has; the changes
 # themselves keep that one: behind one that waits for a table, everybody waits.
 _RUNNER_SECONDS: Final = 60
+# What the statements of the service do with each table; a role needs no more.
+PRIVILEGES: Final = MappingProxyType(
+    {
+        "attempt": "SELECT, INSERT, UPDATE, DELETE",
+        "chat_group": "SELECT, INSERT",
+        "conversation": "SELECT, INSERT",
+        "conversation_member": "SELECT, INSERT",
+        "history_start": "SELECT, UPDATE",
+        "inbox": "SELECT, INSERT, DELETE",
+        "outbox": "SELECT, INSERT, UPDATE, DELETE",
+        "schema_version": "SELECT",
+        "webhook": "SELECT, INSERT, UPDATE",
+        "webhook_delivery": "SELECT, INSERT, UPDATE, DELETE",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +90,25 @@ async def migrate(
                 step.checksum,
             )
             applied.append(step.number)
+
+
+async def grant(connection: Connection, schema: str, roles: Sequence[str]) -> None:
+    """Let the roles do what the service does, also with tables that later migrations add.
+
+    Default privileges count for tables that the present role makes: it should be the one that
+    migrates.
+    """
+    async with connection.transaction():
+        # Two grants at once on one table end in an error.
+        await _wait_for_other_runners(connection)
+        tables = [*PRIVILEGES], [*PRIVILEGES.values()]
+        for (statement,) in await connection.fetch(QUERIES["grants"], schema, roles, *tables):
+            await connection.execute(statement)
+
+
+def newest_number() -> int:
+    """Return the number of the schema that this version of stretto is made for."""
+    return read_steps(files("stretto.storage") / "migrations")[-1].number
 
 
 async def _wait_for_other_runners(connection: Connection) -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 NO_TABLES: Final = "the database has no stretto tables; run `stretto migrate`"
 _PARAMETER: Final = ("pgbouncer", "true")
+ADD_PARAMETER: Final = (
+    "if this is PgBouncer, STRETTO_DATABASE_URL needs the parameter pgbouncer=true"
+    " (postgresql://…/database?pgbouncer=true)"
+)
 
 
 def split_pooler(url: str) -> tuple[str, bool]:

@@ -176,6 +176,45 @@ SELECT set_config(name, $1, false) FROM pg_settings WHERE name = 'transaction_ti
 -- Ask whether the database answers and has our tables.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated;
 
+-- name: schema_state
+-- Describe the schema $1 (null: the one of the tables that the search_path leads to) for the current
+-- role: whether it has our tables, whether the role may use it, and on which of the tables $2 the role
+-- lacks one of the privileges $3.
+WITH place AS (
+    SELECT CASE WHEN $1::text IS NULL
+                THEN (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('attempt'))
+                ELSE (SELECT oid FROM pg_namespace WHERE nspname = $1) END AS schema
+), needed AS (
+    SELECT pg_class.oid, name, privileges
+    FROM unnest($2::text[], $3::text[]) AS needed (name, privileges), place, pg_class
+    WHERE relnamespace = schema AND relname = name
+)
+SELECT EXISTS (SELECT FROM needed WHERE name = 'schema_version') AS is_migrated,
+       coalesce(has_schema_privilege(schema, 'USAGE'), false) AS is_usable,
+       ARRAY(SELECT name FROM needed
+             WHERE EXISTS (SELECT FROM regexp_split_to_table(privileges, ', ') AS privilege
+                           WHERE NOT has_table_privilege(needed.oid, privilege))
+             ORDER BY name) AS forbidden,
+       current_user::text AS role
+FROM place;
+
+-- name: schema_number
+-- Ask which numbered change of the schema the database has.
+SELECT max(number) FROM schema_version;
+
+-- name: grants
+-- Write the statements that give the roles $2 the privileges $4 on the tables $3 of the schema $1, and
+-- the same kind of privileges on tables that later migrations of this role add.
+SELECT format('GRANT USAGE ON SCHEMA %I TO %I', $1::text, role)
+FROM unnest($2::text[]) AS role
+UNION ALL
+SELECT format('GRANT %s ON TABLE %I.%I TO %I', privileges, $1, name, role)
+FROM unnest($3::text[], $4::text[]) AS needed (name, privileges), unnest($2) AS role
+UNION ALL
+SELECT format('ALTER DEFAULT PRIVILEGES IN SCHEMA %I'
+              ' GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO %I', $1, role)
+FROM unnest($2) AS role;
+
 -- name: ping_pooled
 -- Ask the same behind PgBouncer, and whether the role leads to the schema $1, does not wait for locks
 -- for ever, and lets no write be cancelled.

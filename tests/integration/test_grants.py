@@ -1,0 +1,179 @@
+"""Roles: what `stretto migrate --grant-to` gives, and what a role that lacks something is answered."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from api_client import SECRET, connected_api
+from command_process import stretto
+from service_process import ServiceProcess
+from stretto.assembly import open_component
+from stretto.protocol.ports import Unreachable
+from stretto.storage.migrate import PRIVILEGES, Step, grant, migrate, newest_number, read_steps
+from stretto.storage.queries import schema_file
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+STEPS = read_steps(files("stretto.storage") / "migrations")
+
+
+@pytest_asyncio.fixture
+async def role(connection: Connection) -> AsyncIterator[str]:
+    """A role that may log in, and nothing else; its name needs quotes."""
+    name = f"App {uuid4().hex}"
+    await connection.execute(f"""CREATE ROLE "{name}" LOGIN PASSWORD 'secret'""")
+    yield name
+    await connection.execute(f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
+
+
+@pytest.fixture
+def role_url(role: str, database_url: str) -> str:
+    """The database as that role sees it."""
+    parts = urlsplit(database_url)
+    place = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{role.replace(' ', '%20')}:secret@{place}").geturl()
+
+
+async def served(command: str, url: str) -> tuple[int, str]:
+    """Run a command on a database that cannot be served; return its code and what it says."""
+    arguments = ("attempt", "alice", "k") if command == "attempt" else (command,)
+    code, _, errors = await stretto(*arguments, DATABASE_URL=url, JWT_SECRET=SECRET)
+    return code, errors
+
+
+async def test_a_role_that_was_granted_to_serves_and_looks_after_everything(
+    role: str, role_url: str, database_url: str
+) -> None:
+    """Creating, reading, sessions, the webhook, sweeping, checking; granting twice is no error."""
+    command = ("migrate", "--grant-to", role, "--grant-to", role)
+    for _ in range(2):
+        assert (0, "up to date\n") == (await stretto(*command, DATABASE_URL=database_url))[:2]
+    settings = {
+        "DATABASE_URL": role_url,
+        "WEBHOOK_URL": "http://127.0.0.1:1/",
+        "WEBHOOK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+    }
+    async with ServiceProcess(settings) as service, connected_api(service.url) as api:
+        assert (await api.create("k")).status == 201
+        assert (await api.get("/v1/attempts/k")).status == 200
+        assert (await api.get("/v1/groups")).status == 200
+        assert (await api.get("/readyz", user=None)).status == 200
+    for name in ("check", "sweep", "events"):
+        assert (await stretto(name, DATABASE_URL=role_url))[0] == 0
+    code, _, errors = await stretto("events", "--enable-webhook", DATABASE_URL=role_url)
+    assert (0, "") == (code, errors)
+
+
+async def test_a_role_gets_no_more_than_the_service_needs(
+    role: str, role_url: str, connection: Connection
+) -> None:
+    """It can neither change the schema, nor say which it is, nor delete a group."""
+    await grant(connection, "stretto", [role])
+    app = await asyncpg.connect(role_url)
+    for statement in (
+        "CREATE TABLE stretto.more ()",
+        "UPDATE stretto.schema_version SET number = 1",
+        "DELETE FROM stretto.chat_group",
+        "TRUNCATE stretto.attempt",
+    ):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await app.execute(statement)
+    await app.close()
+
+
+async def test_tables_of_later_migrations_are_granted_too(
+    role: str, role_url: str, connection: Connection
+) -> None:
+    """By default privileges; without them the next migration would end the service."""
+    await grant(connection, "stretto", [role])
+    later = [*STEPS, Step(newest_number() + 1, "CREATE TABLE later (x integer)")]
+    assert [newest_number() + 1] == await migrate(connection, "stretto", later)
+    app = await asyncpg.connect(role_url)
+    assert [] == await app.fetch("TABLE stretto.later")
+    await app.close()
+
+
+def test_every_table_has_its_privileges() -> None:
+    """A table that a change adds must be granted, or roles without rights meet it in a request."""
+    text = schema_file().read_text("utf-8")
+    assert set(PRIVILEGES) == {
+        line.split()[2] for line in text.splitlines() if line.startswith("CREATE TABLE ")
+    }
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "sweep", "events", "attempt"])
+async def test_a_role_without_rights_is_answered_with_the_command_that_grants(
+    command: str, role: str, role_url: str, connection: Connection
+) -> None:
+    """Exit 3: first for the schema, then for the tables of a migration; no class, no traceback."""
+    code, errors = await served(command, role_url)
+    assert (3, f'stretto: the role "{role}" lacks the right to use the schema') == (
+        code,
+        errors[: errors.index(" of the tables")],
+    )
+    assert f"stretto migrate --grant-to '{role}'" in errors
+    await grant(connection, "stretto", [role])
+    await connection.execute(
+        f"""REVOKE ALL ON webhook, webhook_delivery FROM "{role}";
+            REVOKE DELETE ON attempt FROM "{role}" """
+    )
+    code, errors = await served(command, role_url)
+    assert code == 3
+    assert "lacks rights on the tables attempt, webhook, webhook_delivery; run" in errors
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "sweep", "events", "attempt"])
+async def test_an_older_schema_is_not_served(
+    command: str, database_url: str, connection: Connection
+) -> None:
+    """Both numbers are named, and the command that helps."""
+    await connection.execute("UPDATE schema_version SET number = 1")
+    code, errors = await served(command, database_url)
+    assert code == 3
+    expected = f"the database has schema 1, this stretto needs {newest_number()}; run `stretto mig"
+    assert expected in errors
+
+
+async def test_a_newer_schema_is_served_and_said(database_url: str, connection: Connection) -> None:
+    """While an update is rolled out, instances of the version before are started again."""
+    await connection.execute("UPDATE schema_version SET number = number + 1")
+    async with ServiceProcess({"DATABASE_URL": database_url}) as service:
+        assert b'"schema.newer"' in b"".join(service.log)
+        async with connected_api(service.url) as api:
+            assert (await api.create("k")).status == 201
+
+
+async def test_a_host_is_answered_the_same(
+    role: str, role_url: str, database_url: str, connection: Connection
+) -> None:
+    """With connections of the component's own, and with the host's pool."""
+    await grant(connection, "stretto", [role])
+    await connection.execute(f'REVOKE ALL ON webhook FROM "{role}"')
+    with pytest.raises(Unreachable, match="lacks rights on the tables webhook;"):
+        async with open_component(role_url):
+            pass
+    pool = asyncpg.create_pool(database_url, server_settings={"search_path": "stretto"})
+    async with pool:
+        async with open_component(pool=pool):
+            pass
+        await connection.execute("UPDATE schema_version SET number = 1")
+        with pytest.raises(Unreachable, match="has schema 1"):
+            async with open_component(pool=pool):
+                pass
+
+
+async def test_an_unknown_role_is_named(database_url: str) -> None:
+    """By the server's own words and its SQLSTATE."""
+    code, _, errors = await stretto("migrate", "--grant-to", "nobody", DATABASE_URL=database_url)
+    assert code == 3
+    assert 'role "nobody" does not exist (SQLSTATE 42704)' in errors

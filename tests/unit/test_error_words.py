@@ -1,0 +1,96 @@
+"""Errors reach people in words: what has happened, never the bare name of a class."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from pathlib import Path
+
+import asyncpg
+import pytest
+from aiohttp import ClientConnectorDNSError, ClientConnectorError, ServerDisconnectedError
+from aiohttp.client_reqrep import ConnectionKey
+
+import stretto
+from stretto.errors import network_failure
+from stretto.storage.driver_errors import in_words, store_error
+
+SOURCES = sorted(Path(stretto.__file__).parent.rglob("*.py"))
+# As a label or a field beside words; as a part of a sentence.
+ALLOWED = re.compile(r"labels\(|kind=type|WebhookTried\(|on_create raised \{")
+PLACE = ConnectionKey("secret.example", 1, False, False, None, None, None)
+
+
+def server_error(state: str, message: str) -> Exception:
+    """Return the driver's form of a server's error."""
+    error: Exception = asyncpg.PostgresError.new(
+        {"S": "ERROR", "V": "ERROR", "C": state, "M": message, "n": "some_check"}
+    )
+    return error
+
+
+def test_no_message_is_the_name_of_a_class() -> None:
+    """A name is for programs: metrics and log fields."""
+    found = [
+        f"{source.name}: {line.strip()}"
+        for source in SOURCES
+        for line in source.read_text().splitlines()
+        if re.search(r"type\(\w+\)\.__name__", line) and not ALLOWED.search(line)
+    ]
+    assert [] == found
+
+
+@pytest.mark.parametrize(
+    ("expected", "error"),
+    [
+        (
+            "permission denied for table webhook (SQLSTATE 42501)",
+            server_error("42501", "permission denied for table webhook"),
+        ),
+        # What the server says of the rows may repeat them.
+        (
+            "the database refused a row (some_check) (SQLSTATE 23514)",
+            server_error("23514", "secret plans"),
+        ),
+        ("no answer in time", TimeoutError()),
+        ("the connection broke", ConnectionResetError()),
+        ("[Errno 111] Connect call failed", OSError(111, "Connect call failed")),
+        ("cannot perform operation", asyncpg.InterfaceError("cannot perform operation")),
+    ],
+)
+def test_a_drivers_error_is_told_in_words(expected: str, error: Exception) -> None:
+    """With the SQLSTATE, by which an operator finds more; the store's errors say the same."""
+    assert expected == in_words(error)
+    if "row" not in expected:
+        assert expected == str(store_error(error, connection_lives=False))
+
+
+@pytest.mark.parametrize("kind", [OSError, TimeoutError, asyncpg.InternalClientError])
+def test_an_error_without_a_text_still_has_words(kind: type[Exception]) -> None:
+    """Several of the driver's and the socket's have none."""
+    assert " " in in_words(kind())
+
+
+@pytest.mark.parametrize(
+    ("expected", "error"),
+    [
+        ("no answer in time", TimeoutError()),
+        (
+            "Connection refused",
+            ClientConnectorError(PLACE, OSError(111, "Connect call failed ('10.0.0.1', 1)")),
+        ),
+        (
+            "Name or service not known",
+            ClientConnectorDNSError(PLACE, socket.gaierror(-2, "Name or service not known")),
+        ),
+        ("TLS failed (WRONG_VERSION)", ssl.SSLError(1, "[SSL: WRONG_VERSION] (_ssl.c:1)")),
+        ("the connection ended before a complete answer", ServerDisconnectedError()),
+        ("the connection broke", OSError()),
+    ],
+)
+def test_a_failure_of_the_network_names_no_address(expected: str, error: Exception) -> None:
+    """An address may hold a secret, and the reason is what helps."""
+    if isinstance(error, ssl.SSLError):
+        error.reason = "WRONG_VERSION"
+    assert expected == network_failure(error)
