@@ -30,6 +30,7 @@ from aiohttp import web
 from stretto.actors.history_reader import Ask, HistoryReader, Stretch
 from stretto.actors.hub import HubSettings, SessionHub
 from stretto.actors.mailbox import Mailbox
+from stretto.actors.reads import Reads
 from stretto.actors.relay import OutboxRelay, RelaySettings
 from stretto.actors.sender import WebhookSender
 from stretto.actors.sweeper import RetentionSweeper
@@ -134,7 +135,7 @@ class Component:
 
     creator: GroupCreator
     lookup: AttemptLookup
-    groups: PostgresGroupStore
+    reads: Reads
     database: Database
     mailbox: Mailbox[Write, WriteResult]
     hub: SessionHub
@@ -209,8 +210,8 @@ async def open_component(
             observe(event)
 
         mailbox: Mailbox[Write, WriteResult] = Mailbox(settings.mailbox_max)
-        attempts = PostgresAttemptStore(database)
-        creator = GroupCreator(mailbox, attempts, settings.creator, observe)
+        reads = await stack.enter_async_context(_reads(database, observe))
+        creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe)
 
         def on_lost() -> None:
             creator.forget()
@@ -235,8 +236,8 @@ async def open_component(
             await stack.enter_async_context(nats.commands(creator))
         yield Component(
             creator,
-            AttemptLookup(attempts, settings.creator.lease_seconds),
-            PostgresGroupStore(database),
+            AttemptLookup(reads.attempts, settings.creator.lease_seconds),
+            reads,
             database,
             mailbox,
             hub,
@@ -244,6 +245,18 @@ async def open_component(
             relay,
             webhook,
         )
+
+
+@asynccontextmanager
+async def _reads(database: Database, observe: Observer) -> AsyncIterator[Reads]:
+    """Run the readers; in the end, what still waits for them is answered with an error."""
+    attempts, groups = PostgresAttemptStore(database), PostgresGroupStore(database)
+    reads = Reads(attempts, groups, database.ping, observe)
+    async with AsyncExitStack() as stack:
+        for reader in reads.readers:
+            await stack.enter_async_context(_running(reader.run(), f"stretto {reader.name}"))
+            stack.callback(reader.close)
+        yield reads
 
 
 class AppOptions(TypedDict, total=False):
@@ -288,8 +301,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
             yield Service(
                 component.creator,
                 component.lookup,
-                component.groups,
-                component.database,
+                component.reads,
                 authenticator,
                 metrics,
                 component.hub,

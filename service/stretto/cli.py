@@ -57,8 +57,8 @@ from stretto.server import serve as serve_until_stopped
 from stretto.storage.attempts import PostgresAttemptStore
 from stretto.storage.check import check_database
 from stretto.storage.database import Database
-from stretto.storage.history import PostgresHistoryStore
 from stretto.storage.driver_errors import in_words
+from stretto.storage.history import PostgresHistoryStore
 from stretto.storage.migrate import grant
 from stretto.storage.migrate import migrate as migrate_database
 from stretto.storage.outbox import dead_letters

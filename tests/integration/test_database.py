@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from stretto.protocol.ports import OutcomeUnknown, Unreachable
+from stretto.protocol.ports import OutcomeUnknown, ReadCancelled, Unreachable
 from stretto.storage import database as database_module
-from stretto.storage.database import READERS_MAX, UPKEEP_MAX, Database, watchdog
+from stretto.storage.database import CONNECTIONS_MAX, Database, Lane, watchdog
 from stretto.storage.driver_errors import DRIVER_ERRORS, store_error
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ async def test_transactions_are_bounded_but_for_those_of_commands(database_url: 
     """A check or a migration of a large database takes its time."""
     async with Database(database_url) as database:
         writer, command = await database.lend(), await database.lend(may_take_long=True)
-        async with database.reading() as reader:
+        async with database.reading(Lane.LOOKS) as reader:
             shown = [
                 await c.fetchval("SHOW transaction_timeout") for c in (writer, reader, command)
             ]
@@ -117,22 +117,53 @@ async def test_transactions_are_bounded_but_for_those_of_commands(database_url: 
             await database.give_back(connection)
 
 
-async def test_reads_and_upkeep_do_not_take_each_others_connections(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However busy the one is, the other has its own; together they are as many as documented."""
+async def test_no_kind_of_work_takes_the_connections_of_another(database_url: str) -> None:
+    """However busy one lane is, the others have their own; together they are as many as documented."""
     async with Database(database_url) as database, AsyncExitStack() as stack:
-        ways = {READERS_MAX: database.reading, UPKEEP_MAX: database.tending}
-        lent = {
-            (await stack.enter_async_context(lend())).get_server_pid()
-            for connections_max, lend in ways.items()
+        acquired = {
+            (await stack.enter_async_context(database.reading(lane))).get_server_pid()
+            for lane, connections_max in CONNECTIONS_MAX.items()
             for _ in range(connections_max)
         }
-        assert READERS_MAX + UPKEEP_MAX == len(lent) == 7
-        monkeypatch.setattr(database_module, "CONNECT_SECONDS", SOON_SECONDS)
-        for lend in ways.values():
-            with pytest.raises(Unreachable):
-                await stack.enter_async_context(lend())
+        assert set(Lane) == set(CONNECTIONS_MAX)
+        assert sum(CONNECTIONS_MAX.values()) == len(acquired) == 10
+
+
+@pytest.mark.parametrize("lane", [Lane.LOOKS, Lane.FOLLOWERS])
+async def test_only_followers_wait_for_a_connection_against_a_time_out(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, lane: Lane
+) -> None:
+    """They are as many as keys; an actor is one, and its time-out would count our own lag."""
+    monkeypatch.setattr(database_module, "FOLLOWER_SECONDS", SOON_SECONDS)
+
+    async def ask() -> None:
+        async with database.reading(lane):
+            pass
+
+    async with Database(database_url) as database:
+        async with AsyncExitStack() as stack:
+            for _ in range(CONNECTIONS_MAX[lane]):
+                await stack.enter_async_context(database.reading(lane))
+            waiting = asyncio.create_task(ask())
+            await asyncio.wait((waiting,), timeout=4 * SOON_SECONDS)
+            assert waiting.done() == (lane is Lane.FOLLOWERS)
+        if lane is Lane.FOLLOWERS:
+            with pytest.raises(Unreachable, match="TimeoutError"):
+                await waiting
+        else:
+            await waiting
+
+
+async def test_a_read_that_the_server_cancels_is_known_as_one(database_url: str) -> None:
+    """The connection lives: what shared the statement may be read alone."""
+    async with Database(database_url) as database:
+        with pytest.raises(ReadCancelled):
+            async with database.reading(Lane.LOOKS) as connection:
+                await connection.execute(f"SET statement_timeout = '10ms'; {SLEEP}")
+        with pytest.raises(Unreachable) as error:
+            async with database.reading(Lane.LOOKS) as connection:
+                await connection.execute("SELECT * FROM nothing")
+        assert type(error.value) is Unreachable
 
 
 async def test_a_read_that_hangs_is_unreachable(
@@ -143,7 +174,7 @@ async def test_a_read_that_hangs_is_unreachable(
     monkeypatch.setattr(database_module, "GRACE_SECONDS", 0.0)
     async with Database(database_url) as database:
         with pytest.raises(Unreachable):
-            async with database.reading() as connection:
+            async with database.reading(Lane.LOOKS) as connection:
                 await connection.execute(f"SET statement_timeout = 0; {SLEEP}")
         # The next read gets another connection.
         monkeypatch.undo()
@@ -164,7 +195,7 @@ async def test_all_trouble_with_a_read_is_unreachable(
     """Nothing was written, so there is nothing else to tell apart."""
     async with Database(database_url) as database:
         with pytest.raises(Unreachable, match=expected):
-            async with database.reading() as connection:
+            async with database.reading(Lane.LOOKS) as connection:
                 await connection.execute(statement)
         await database.ping()
 

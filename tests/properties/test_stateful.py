@@ -190,8 +190,7 @@ class Machine(RuleBasedStateMachine):
         self.world.run(self._sweep())
 
     async def _sweep(self) -> None:
-        reading = self.world.database.reading
-        await sweep(reading, Retention(RETENTION_DAYS), None, lambda *_: None)
+        await sweep(self.world.database.tending, Retention(RETENTION_DAYS), None, lambda *_: None)
 
     @rule()
     def truncate(self) -> None:

@@ -4,6 +4,9 @@ Whoever waits for history at the same moment is served by the same scan: thousan
 come back after a restart cost a few statements. A session asks page by page, at its client's own
 pace: a slow client delays itself alone, and nothing is held for it meanwhile.
 
+A read that fails is tried again while its clients may be expected to wait: sessions that were closed
+for a passing failure would all come back, and read more than before.
+
 No gap between history and live events: the session takes part in the hub *before* it first asks.
 What commits after a page's snapshot is handed to the bus later still, so it comes live; what had
 committed before is in the page. What is in both, the session drops. Where more comes live meanwhile
@@ -12,19 +15,22 @@ than the session can hold, it forgets that and is told it from history, in anoth
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
+
+import stamina
 
 from stretto.actors.mailbox import Envelope, Mailbox
 from stretto.actors.session import TOLD_MAX
 from stretto.errors import InternalError
 from stretto.protocol.history import Bookmark, Cursor, PositionLost
-from stretto.protocol.ports import ActorCrashed, StoreError
+from stretto.protocol.ports import ActorCrashed, StoreError, UpkeepTrouble
 from stretto.protocol.sessions import OutgoingEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from stretto.actors.session import Session
     from stretto.domain import UserId
@@ -34,6 +40,10 @@ if TYPE_CHECKING:
 
 # Who waits for the same scan; as many as sessions may come back at once.
 ASKS_MAX: Final = 1000
+# A batch is read again for so long after a failure: clients wait for an answer about as long.
+PATIENCE_SECONDS: Final = 10.0
+BACKOFF_SECONDS_FIRST: Final = 0.05
+BACKOFF_SECONDS_MAX: Final = 1.0
 # Before all ids of events.
 _FIRST_ID: Final = UUID(int=0)
 
@@ -59,6 +69,7 @@ class Stretch:
 
 
 _Request = Envelope[Ask, Stretch]
+Read = TypeVar("Read")
 
 
 class HistoryReader:
@@ -75,6 +86,8 @@ class HistoryReader:
         self._store = store
         self._origin = origin
         self._observe = observe
+        self._patient_until = 0.0
+        """On the loop's clock; for the batch that is being read."""
 
     async def run(self) -> None:
         """Read batch after batch, until cancelled."""
@@ -84,6 +97,7 @@ class HistoryReader:
     async def run_once(self) -> int:
         """Wait for those who ask, answer all of them; return how many there were."""
         batch = await self._mailbox.take(ASKS_MAX)
+        self._patient_until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         unanswered: Exception = InternalError("the history's reader was stopped")
         try:
             await self._answer(batch)
@@ -98,7 +112,7 @@ class HistoryReader:
 
     async def _answer(self, batch: Sequence[_Request]) -> None:
         # Bounds before rows: what stands before them is certain to be among the rows.
-        bounds = await self._store.bounds()
+        bounds = await self._persistently(self._store.bounds)
         waiting = []
         for request in batch:
             if request.message.after is None:
@@ -114,7 +128,8 @@ class HistoryReader:
     async def _read_on(self, waiting: Sequence[_Request], bounds: HistoryBounds) -> list[_Request]:
         """Read a page for those who are farthest behind; return those who are beyond it."""
         users = sorted({request.message.user for request in waiting})
-        page = await self._store.page(min(map(_after, waiting)), users)
+        start = min(map(_after, waiting))
+        page = await self._persistently(lambda: self._store.page(start, users))
         served: list[_Request] = []
         beyond: list[_Request] = []
         for request in waiting:
@@ -127,6 +142,26 @@ class HistoryReader:
             else:
                 request.answer(Stretch(told[id(request)], page.end, bounds))
         return beyond
+
+    async def _persistently(self, read: Callable[[], Awaitable[Read]]) -> Read:
+        """Read, and read again after a failure, as long as the batch's clients wait."""
+        patience_seconds = self._patient_until - asyncio.get_running_loop().time()
+        async for attempt in stamina.retry_context(
+            on=StoreError,
+            attempts=None,
+            # None or 0 would be without end.
+            timeout=max(patience_seconds, BACKOFF_SECONDS_FIRST),
+            wait_initial=BACKOFF_SECONDS_FIRST,
+            wait_max=BACKOFF_SECONDS_MAX,
+            wait_jitter=BACKOFF_SECONDS_FIRST,
+        ):
+            with attempt:
+                try:
+                    return await read()
+                except StoreError as error:
+                    self._observe(UpkeepTrouble("history reader", error))
+                    raise
+        raise AssertionError  # the last try has returned or raised
 
     def _told(
         self, page: HistoryPage, served: Sequence[_Request], bounds: HistoryBounds

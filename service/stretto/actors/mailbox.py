@@ -62,8 +62,12 @@ class Mailbox(Generic[Message, Reply]):
             batch.append(self._queue.get_nowait())
         return batch
 
+    def take_queued(self) -> list[Envelope[Message, Reply]]:
+        """Return all that is queued, without waiting."""
+        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+
     def close(self) -> None:
         """Accept nothing more and answer all that is queued with `Overloaded`. Idempotent."""
         self._closed = True
-        while not self._queue.empty():
-            self._queue.get_nowait().fail(Overloaded.while_stopping())
+        for envelope in self.take_queued():
+            envelope.fail(Overloaded.while_stopping())

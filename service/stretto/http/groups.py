@@ -62,7 +62,7 @@ async def list_groups(request: web.Request) -> web.Response:
     if cursor is not None and after is None:
         raise RequestInvalid([FieldError("", "cursor is not one of ours")])
     # One more than asked tells whether there is a next page.
-    groups = await request.app[SERVICE].groups.groups_of_member(user, after, limit + 1)
+    groups = await request.app[SERVICE].reads.groups.groups_of_member(user, after, limit + 1)
     page = groups[:limit]
     has_more = len(groups) > limit
     return json_response(
@@ -82,7 +82,9 @@ async def list_members(request: web.Request) -> web.Response:
     except ValueError as error:
         raise RequestInvalid([FieldError("", "cursor is not one of ours")]) from error
     group = await _group_of(request, user)
-    members = await request.app[SERVICE].groups.members_of_group(group.group_id, after, limit + 1)
+    members = await request.app[SERVICE].reads.groups.members_of_group(
+        group.group_id, after, limit + 1
+    )
     page = members[:limit]
     return json_response(
         {
@@ -97,7 +99,7 @@ async def list_members(request: web.Request) -> web.Response:
 async def _group_of(request: web.Request, user: UserId) -> Group:
     group_id = _uuid(request.match_info["group_id"])
     if group_id is not None:
-        group = await request.app[SERVICE].groups.group_of_member(group_id, user)
+        group = await request.app[SERVICE].reads.groups.group_of_member(group_id, user)
         if group is not None:
             return group
     raise NotFound

@@ -19,7 +19,7 @@ async def readyz(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     if service.draining.is_set() or service.creator.is_stopping:
         raise Overloaded.while_stopping()
-    await service.database.ping()
+    await service.reads.ping()
     return json_response({"status": "ready"})
 
 

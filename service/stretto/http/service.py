@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from stretto.actors.history_reader import Ask, Stretch
     from stretto.actors.hub import SessionHub
     from stretto.actors.mailbox import Mailbox
+    from stretto.actors.reads import Reads
     from stretto.domain import UserId
     from stretto.http.auth import Authenticator
     from stretto.http.event_streams import StreamSettings
     from stretto.http.shedding import LoadShedder
     from stretto.protocol.creator import GroupCreator
     from stretto.protocol.lookup import AttemptLookup
-    from stretto.storage.database import Database
-    from stretto.storage.groups import PostgresGroupStore
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -43,8 +42,7 @@ class Service:
 
     creator: GroupCreator
     lookup: AttemptLookup
-    groups: PostgresGroupStore
-    database: Database
+    reads: Reads
     authenticator: Authenticator
     metrics: Metrics
     hub: SessionHub

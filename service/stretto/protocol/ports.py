@@ -41,6 +41,10 @@ class Unreachable(StoreError):
     """No connection could be had, or the database cannot serve; nothing was committed."""
 
 
+class ReadCancelled(Unreachable):
+    """The server has cancelled a read that took too long; the connection lives."""
+
+
 class OutcomeUnknown(StoreError):
     """The connection was lost after the write was sent: it may be committed, now or later."""
 

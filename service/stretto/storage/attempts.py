@@ -13,7 +13,14 @@ from stretto.domain import CreatedGroup, event_id
 from stretto.errors import Failure
 from stretto.protocol.attempt import Attempt, AttemptStatus, GroupRow, Sighting
 from stretto.protocol.ports import OutcomeUnknown, Write
-from stretto.storage.database import WRITE_SECONDS, Database, is_lost, terminate, watchdog
+from stretto.storage.database import (
+    WRITE_SECONDS,
+    Database,
+    Lane,
+    is_lost,
+    terminate,
+    watchdog,
+)
 from stretto.storage.driver_errors import DRIVER_ERRORS, READ_ONLY, store_error
 from stretto.storage.hook import lead_with_hook
 from stretto.storage.queries import QUERIES
@@ -134,21 +141,30 @@ class PostgresAttemptStore:
 
     async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
         """Read the attempt and the group of that id in one query."""
-        async with self._database.reading() as connection:
-            row = await connection.fetchrow(QUERIES["look"], group_id, lease_seconds, self._now())
-        assert row is not None
-        return _sighting(group_id, row)
+        (sighting,) = await self.look_all([(group_id, lease_seconds)])
+        return sighting
+
+    async def look_all(self, wanted: Sequence[tuple[UUID, float]]) -> list[Sighting]:
+        """Read attempts and groups of many ids, each with the lease of its attempt, in one query."""
+        async with self._database.reading(Lane.LOOKS) as connection:
+            rows = await connection.fetch(
+                QUERIES["look"],
+                [group_id for group_id, _ in wanted],
+                [lease_seconds for _, lease_seconds in wanted],
+                self._now(),
+            )
+        return [_sighting(group_id, row) for (group_id, _), row in zip(wanted, rows, strict=True)]
 
     async def heal(self, group_id: UUID) -> None:
         """Settle the attempt as succeeded from the domain tables."""
-        async with self._database.reading() as connection:
+        async with self._database.reading(Lane.FOLLOWERS) as connection:
             await connection.execute(QUERIES["heal"], group_id, uuid4())
 
     async def reclaim(
         self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
     ) -> bool:
         """Put a new token in place of the seen one, if the lease is over and nobody holds it."""
-        async with self._database.reading() as connection:
+        async with self._database.reading(Lane.FOLLOWERS) as connection:
             reclaimed = await connection.fetchval(
                 QUERIES["reclaim"], group_id, seen, claim_token, lease_seconds, self._now()
             )

@@ -1,9 +1,10 @@
 """Where connections come from: the configured database, or a pool that a host hands in.
 
-Three kinds: one that a writer keeps for itself, pooled ones for short reads, and a few of their own
-for the upkeep (relay, sweeper, webhook), so that neither kind holds up the other. A connection always leads to
-a primary. No call waits without a bound: the server's own time-outs come first, and where the server
-does not answer at all, the connection is terminated, which is an error for whoever waits.
+A writer keeps one for itself. Everything else shares a few, in lanes: each kind of work has its own, so
+that none holds up another. A connection always leads to a primary. A statement is bounded by the server's
+own time-outs, and where the server does not answer at all, the connection is terminated, which is an
+error for its caller. Actors wait for a connection without a time-out, which would count the lag of our
+own event loop: few of them share a lane, and each needs one connection at a time.
 """
 
 from __future__ import annotations
@@ -11,20 +12,21 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from urllib.parse import urlsplit
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
-from stretto.protocol.ports import Unreachable
+from stretto.protocol.ports import ReadCancelled, Unreachable
 from stretto.storage.driver_errors import DRIVER_ERRORS, in_words
 from stretto.storage.pooler import ADD_PARAMETER, require_role_settings, split_pooler
 from stretto.storage.queries import QUERIES
 from stretto.storage.schema_state import is_newer, require_rights
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
@@ -45,9 +47,6 @@ LOCK_SECONDS: Final = 1.0
 TRANSACTION_SECONDS: Final = 30.0
 # What the server is given to cancel a read by itself before we cut the connection.
 GRACE_SECONDS: Final = 1.0
-READERS_MAX: Final = 4
-# Relay, sweeper and webhook each do one thing at a time.
-UPKEEP_MAX: Final = 3
 DEFAULT_PORT: Final = 5432
 # asyncpg's own default; behind a pooler the next transaction may not have what this one prepared.
 PREPARED_MAX: Final = 100
@@ -70,6 +69,38 @@ _SERVER_SETTINGS: Final = _NAME | {
 }
 
 
+class Lane(StrEnum):
+    """A kind of work with connections of its own."""
+
+    LOOKS = "looks"
+    """What became of attempts."""
+    FOLLOWERS = "followers"
+    """Heal and reclaim, key by key."""
+    GROUPS = "groups"
+    """What members read."""
+    HISTORY = "history"
+    """What sessions catch up on."""
+    PROBE = "probe"
+    """Is the database there?"""
+    UPKEEP = "upkeep"
+    """Relay, sweeper and webhook, which each do one thing at a time."""
+
+
+# One for each actor; so that a large page does not hold up single groups, and a row lock not every
+# other key, two.
+CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
+    Lane.LOOKS: 1,
+    Lane.FOLLOWERS: 2,
+    Lane.GROUPS: 2,
+    Lane.HISTORY: 1,
+    Lane.PROBE: 1,
+    Lane.UPKEEP: 3,
+}
+# Followers are as many as keys: what cannot be finished within a client's default wait is answered
+# with an error, and finished by the retry.
+FOLLOWER_SECONDS: Final = 10.0
+
+
 class Database:
     """The source of connections; use as `async with`.
 
@@ -80,16 +111,15 @@ class Database:
         self._dsn, self.is_pooled = split_pooler(dsn)
         self._prepared_max = 0 if self.is_pooled else PREPARED_MAX
         self._schema = schema
-        self._pool = pool
-        # A host's pool serves both.
-        self._upkeep_pool = pool
-        self._owns_pool = pool is None
+        self._host_pool = pool
+        # A host's pool serves all lanes.
+        self._pools: dict[Lane, Pool] = {} if pool is None else dict.fromkeys(Lane, pool)
         self._hosts = [] if pool else _hosts(dsn)
 
     async def __aenter__(self) -> Self:
-        if self._pool is None:
-            self._pool = await self._make_pool(READERS_MAX)
-            self._upkeep_pool = await self._make_pool(UPKEEP_MAX)
+        if self._host_pool is None:
+            for lane, connections_max in CONNECTIONS_MAX.items():
+                self._pools[lane] = await self._make_pool(connections_max)
         return self
 
     async def __aexit__(
@@ -98,10 +128,10 @@ class Database:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        pools = (self._pool, self._upkeep_pool) if self._owns_pool else ()
-        if self._owns_pool:
-            self._pool = self._upkeep_pool = None
-        for pool in filter(None, pools):
+        if self._host_pool is not None:
+            return
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await pool.close()
@@ -113,11 +143,11 @@ class Database:
 
         The server ends its transactions after `TRANSACTION_SECONDS`, unless they may take longer.
         """
-        pool = _open(self._pool)
-        if self._owns_pool:
+        self._require_open()
+        if self._host_pool is None:
             return await self._connect(may_take_long=may_take_long)
         try:
-            return await pool.acquire(timeout=CONNECT_SECONDS)
+            return await self._host_pool.acquire(timeout=CONNECT_SECONDS)
         except DRIVER_ERRORS as error:
             raise Unreachable(in_words(error)) from error
 
@@ -125,30 +155,51 @@ class Database:
         """Take a lent connection back, dead or alive; never raises for a dead one."""
         try:
             # Not told by their type: asyncpg has a pool's connections pass for its own class.
-            if self._owns_pool:
+            if self._host_pool is None:
                 await connection.close(timeout=GRACE_SECONDS)
             else:
-                assert self._pool is not None
-                await self._pool.release(connection, timeout=GRACE_SECONDS)  # type: ignore[arg-type]
+                await self._host_pool.release(connection, timeout=GRACE_SECONDS)  # type: ignore[arg-type]
         except DRIVER_ERRORS:
             terminate(connection)
 
-    def reading(self) -> AbstractAsyncContextManager[Connection]:
-        """Lend a connection for a short read; every trouble with it is raised as `Unreachable`."""
-        return _lent(self._pool)
+    @asynccontextmanager
+    async def reading(self, lane: Lane) -> AsyncIterator[Connection]:
+        """Acquire a connection of the lane for a short statement.
+
+        Every failure of it is raised as `Unreachable`.
+        """
+        self._require_open()
+        seconds = FOLLOWER_SECONDS if lane is Lane.FOLLOWERS else None
+        if self._host_pool is not None:
+            # A host may keep all of its pool's for itself.
+            seconds = CONNECT_SECONDS
+        try:
+            async with self._pools[lane].acquire(timeout=seconds) as connection:
+                with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
+                    yield connection
+        except asyncpg.QueryCanceledError as error:
+            raise ReadCancelled(in_words(error)) from error
+        except DRIVER_ERRORS as error:
+            raise Unreachable(in_words(error)) from error
 
     def tending(self) -> AbstractAsyncContextManager[Connection]:
-        """Lend one of the upkeep's for a short statement; trouble is raised as `Unreachable`."""
-        return _lent(self._upkeep_pool)
+        """Acquire one of the upkeep's; failures are raised as `Unreachable`."""
+        return self.reading(Lane.UPKEEP)
+
+    def _require_open(self) -> None:
+        """Raise `Unreachable` during and after the shutdown."""
+        if not self._pools:
+            message = "the service is shutting down"
+            raise Unreachable(message)
 
     async def ping(self) -> None:
         """Raise `Unreachable` unless the database answers and has the tables."""
-        async with self.reading() as connection:
+        async with self.reading(Lane.PROBE) as connection:
             await self.require_tables(connection)
 
     async def inspect(self) -> None:
         """Raise `Unreachable` unless the database answers, and has a schema that we can serve."""
-        async with self.reading() as connection:
+        async with self.reading(Lane.PROBE) as connection:
             await self.require_schema(connection)
 
     async def require_tables(self, connection: Connection) -> None:
@@ -156,7 +207,7 @@ class Database:
         if self.is_pooled:
             await require_role_settings(connection, self._schema)
         elif not await connection.fetchval(QUERIES["ping"]):
-            await require_rights(connection, self._schema if self._owns_pool else None)
+            await require_rights(connection, self._schema if self._host_pool is None else None)
             message = (
                 f"our search_path, {self._schema}, has not reached the server; {ADD_PARAMETER}"
             )
@@ -167,7 +218,7 @@ class Database:
 
         Return whether they are newer.
         """
-        await require_rights(connection, self._schema if self._owns_pool else None)
+        await require_rights(connection, self._schema if self._host_pool is None else None)
         await self.require_tables(connection)
         return await is_newer(connection)
 
@@ -222,23 +273,6 @@ async def _bound_transactions(connection: Connection) -> None:
     """Have the server end long transactions, if it can: PostgreSQL 17 is the first that does."""
     with watchdog(connection, CONNECT_SECONDS):
         await connection.fetch(QUERIES["bound_transactions"], f"{TRANSACTION_SECONDS:g}s")
-
-
-def _open(pool: Pool | None) -> Pool:
-    if pool is None:
-        message = "the service is shutting down"
-        raise Unreachable(message)
-    return pool
-
-
-@asynccontextmanager
-async def _lent(pool: Pool | None) -> AsyncIterator[Connection]:
-    try:
-        async with _open(pool).acquire(timeout=CONNECT_SECONDS) as connection:
-            with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
-                yield connection
-    except DRIVER_ERRORS as error:
-        raise Unreachable(in_words(error)) from error
 
 
 async def _leave_as_it_is(_: object) -> None:

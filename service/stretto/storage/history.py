@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from stretto.protocol.events import CommittedEvent, Position
 from stretto.protocol.history import Cursor, HistoryBounds, HistoryPage, Origin, PastEvent
+from stretto.storage.database import Lane
 from stretto.storage.outbox import envelope
 from stretto.storage.queries import QUERIES
 
@@ -31,13 +32,13 @@ class PostgresHistoryStore:
 
     async def origin(self) -> Origin:
         """Return what tells this database's positions from another one's."""
-        async with self._database.reading() as connection:
+        async with self._database.reading(Lane.HISTORY) as connection:
             identity = await connection.fetchval(QUERIES["history_origin"])
         return Origin(hashlib.sha256(identity.encode()).hexdigest()[:_ORIGIN_CHARACTERS])
 
     async def bounds(self) -> HistoryBounds:
         """Return where history stands now."""
-        async with self._database.reading() as connection:
+        async with self._database.reading(Lane.HISTORY) as connection:
             row = await connection.fetchrow(QUERIES["history_bounds"])
         assert row is not None
         return HistoryBounds(**row)
@@ -45,7 +46,7 @@ class PostgresHistoryStore:
     async def page(self, after: Cursor, users: Sequence[UserId]) -> HistoryPage:
         """Return a stretch of what is behind the cursor; others than the users' may be left out."""
         wanted = users if len(users) <= FILTERED_USERS_MAX else None
-        async with self._database.reading() as connection:
+        async with self._database.reading(Lane.HISTORY) as connection:
             rows = await connection.fetch(
                 QUERIES["history_page"], after.position, after.event_id, wanted, PAGE_EVENTS
             )

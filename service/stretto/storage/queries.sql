@@ -60,13 +60,13 @@ WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
 RETURNING claim_token;
 
 -- name: look
--- Read an attempt and the group of the same id. $2 is the lease in seconds, $3 now. After a restart
--- rows can be seen that a synchronous standby still lacks: nobody may be told of them before it has
--- them, so where there is such a standby, an outcome is read with a word to the log, whose commit
--- waits for it.
+-- Read attempts and the groups of the same ids $1, a row for each, in their order. $2 are the leases in
+-- seconds, $3 is now. After a restart rows can be seen that a synchronous standby still lacks: nobody
+-- may be told of them before it has them, so where there is such a standby, an outcome is read with a
+-- word to the log, whose commit waits for it.
 SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.conversation_id,
        attempt.failure_code, attempt.failure_detail, attempt.claimed_at, attempt.settled_at,
-       attempt.claimed_at + make_interval(secs => $2)
+       attempt.claimed_at + make_interval(secs => lease_seconds)
            <= coalesce($3::timestamptz, clock_timestamp()) AS lease_over,
        chat_group.conversation_id AS group_conversation_id,
        chat_group.fingerprint AS group_fingerprint,
@@ -74,9 +74,10 @@ SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.convers
        CASE WHEN (attempt.status <> 'pending' OR chat_group.group_id IS NOT NULL)
                  AND current_setting('synchronous_standby_names') <> ''
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at
-FROM (SELECT $1::uuid AS group_id) AS wanted
+FROM unnest($1::uuid[], $2::float8[]) WITH ORDINALITY AS wanted (group_id, lease_seconds, number)
 LEFT JOIN attempt USING (group_id)
-LEFT JOIN chat_group USING (group_id);
+LEFT JOIN chat_group USING (group_id)
+ORDER BY number;
 
 -- name: heal
 -- Settle an attempt as succeeded because its group exists; put it back where it was deleted. Needs
@@ -106,33 +107,50 @@ WHERE group_id = (
 RETURNING group_id;
 
 -- name: group_of_member
--- Read one group, if this user is a member of it.
-SELECT chat_group.group_id, conversation_id, owner_id, name, description, created_at,
+-- Read groups by id ($1), each if its user ($2) is a member of it; `number` is the question's place.
+SELECT number, chat_group.group_id, conversation_id, owner_id, name, description, created_at,
        (SELECT count(*) FROM conversation_member AS member
         WHERE member.conversation_id = chat_group.conversation_id) AS members_count
-FROM chat_group
-JOIN conversation_member USING (conversation_id)
-WHERE chat_group.group_id = $1 AND user_id = $2;
+FROM unnest($1::uuid[], $2::text[]) WITH ORDINALITY AS wanted (group_id, user_id, number)
+JOIN chat_group USING (group_id)
+JOIN conversation_member USING (conversation_id, user_id);
 
 -- name: groups_of_member
--- Read a page of a user's groups, newest first; $2 is the conversation id that the last page ended on.
-SELECT chat_group.group_id, conversation_id, owner_id, name, description, created_at,
-       (SELECT count(*) FROM conversation_member AS member
-        WHERE member.conversation_id = chat_group.conversation_id) AS members_count
-FROM conversation_member
-JOIN chat_group USING (conversation_id)
-WHERE user_id = $1 AND ($2::uuid IS NULL OR conversation_id < $2)
-ORDER BY conversation_id DESC
-LIMIT $3;
+-- Read pages of users' groups, newest first: of each user ($1) up to $3 behind the conversation id
+-- that the last page ended on ($2; null for the first page). `number` is the question's place.
+SELECT number, page.*
+FROM unnest($1::text[], $2::uuid[], $3::int[]) WITH ORDINALITY
+         AS wanted (user_id, after, groups_max, number)
+CROSS JOIN LATERAL (
+    SELECT chat_group.group_id, conversation_id, owner_id, name, description, created_at,
+           (SELECT count(*) FROM conversation_member AS member
+            WHERE member.conversation_id = chat_group.conversation_id) AS members_count
+    FROM conversation_member
+    JOIN chat_group USING (conversation_id)
+    WHERE conversation_member.user_id = wanted.user_id
+      -- A condition of the index in either case: no id is as large as this one.
+      AND conversation_id < coalesce(after, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+    ORDER BY conversation_id DESC
+    LIMIT groups_max
+) AS page
+ORDER BY number, conversation_id DESC;
 
 -- name: members_of_group
--- Read a page of a group's members by user id; $2 is the user id that the last page ended on.
-SELECT user_id, role, joined_at
-FROM chat_group
-JOIN conversation_member USING (conversation_id)
-WHERE group_id = $1 AND ($2::text IS NULL OR user_id COLLATE "C" > $2 COLLATE "C")
-ORDER BY user_id COLLATE "C"
-LIMIT $3;
+-- Read pages of groups' members by user id: of each group ($1) up to $3 behind the user id that the
+-- last page ended on ($2; null for the first page). `number` is the question's place.
+SELECT number, page.*
+FROM unnest($1::uuid[], $2::text[], $3::int[]) WITH ORDINALITY
+         AS wanted (group_id, after, members_max, number)
+CROSS JOIN LATERAL (
+    SELECT user_id, role, joined_at
+    FROM chat_group
+    JOIN conversation_member USING (conversation_id)
+    WHERE chat_group.group_id = wanted.group_id
+      AND user_id COLLATE "C" > coalesce(after, '') COLLATE "C"
+    ORDER BY user_id COLLATE "C"
+    LIMIT members_max
+) AS page
+ORDER BY number, user_id COLLATE "C";
 
 -- name: history_origin
 -- Tell this database from every other: of this server and of its copies, and of this name.

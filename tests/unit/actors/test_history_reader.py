@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from stretto.actors import history_reader
 from stretto.actors.history_reader import Ask, HistoryReader, Replay, Stretch
 from stretto.actors.hub import HubSettings, SessionHub
 from stretto.actors.mailbox import Mailbox
@@ -24,7 +25,7 @@ from stretto.protocol.history import (
     PastEvent,
     PositionLost,
 )
-from stretto.protocol.ports import ActorCrashed, Unreachable
+from stretto.protocol.ports import ActorCrashed, ReadCancelled, Unreachable, UpkeepTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,6 +60,7 @@ class ScriptedHistory:
         self.after_page: Callable[[], object] = lambda: None
         self.after_last_page: Callable[[], object] = lambda: None
         self.error: Exception | None = None
+        self.page_errors: list[Exception] = []
 
     async def bounds(self) -> HistoryBounds:
         if self.error is not None:
@@ -69,6 +71,8 @@ class ScriptedHistory:
 
     async def page(self, after: Cursor, users: Sequence[UserId]) -> HistoryPage:
         self.pages.append(users)
+        if self.page_errors:
+            raise self.page_errors.pop(0)
         past = [PastEvent(each, each.event_id in self.under_way) for each in self.events]
         rows = sorted((p for p in past if p.cursor > after), key=lambda each: each.cursor)
         rows = rows[:PAGE_EVENTS]
@@ -263,8 +267,37 @@ async def test_a_sweep_between_two_pages_is_told(world: World) -> None:
             await world.all_of(replay)
 
 
-async def test_everybody_who_waits_is_told_that_history_cannot_be_read(world: World) -> None:
+@pytest.mark.parametrize("is_patient", [True, False])
+async def test_a_page_that_fails_is_read_again_and_closes_no_session(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_patient: bool
+) -> None:
+    """Clients wait for a while; with a reader that gives up at once, the farthest behind end them all."""
+    if not is_patient:
+        monkeypatch.setattr(history_reader, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(history_reader, "BACKOFF_SECONDS_FIRST", 1e-6)
+    world.store.events = [event(n, ALICE, BOB) for n in range(1, 12)]
+    world.store.page_errors = [Unreachable("cut"), ReadCancelled("slow")]
+    with world.hub.session(ALICE, 1e12) as first, world.hub.session(BOB, 1e12) as second:
+        reading = asyncio.create_task(world.reader.run())
+        found = await asyncio.gather(
+            numbers(world.replay(first, bookmark(0))),
+            numbers(world.replay(second, bookmark(9))),
+            return_exceptions=True,
+        )
+        reading.cancel()
+    if is_patient:
+        assert [list(range(1, 12)), [9, 10, 11]] == list(found)
+        assert ["cut", "slow"] == [str(e.error) for e in world.told if isinstance(e, UpkeepTrouble)]
+    else:
+        assert [Unreachable, Unreachable] == [type(each) for each in found]
+
+
+async def test_everybody_who_waits_is_told_that_history_cannot_be_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the next one is served, whether the world or the program was at fault."""
+    monkeypatch.setattr(history_reader, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(history_reader, "BACKOFF_SECONDS_FIRST", 1e-6)
     with world.hub.session(ALICE, 1e12) as session:
         for error, raised in ((Unreachable("away"), Unreachable), (KeyError(), InternalError)):
             world.store.error = error
