@@ -82,7 +82,7 @@ async def describe_streams(
         except NATS_TROUBLE as error:
             message = (
                 f"NATS does not answer within {ANSWER_SECONDS:.0f} s"
-                f" ({str(error) or type(error).__name__}); is STRETTO_NATS_URL right?"
+                f" ({str(error) or 'no answer in time'}); is STRETTO_NATS_URL right?"
             )
             raise ConfigurationError(message) from error
     lines = [f"adopted: {', '.join(adopted) or 'none'}"] if is_adopting else []
