@@ -216,7 +216,9 @@ class GroupCreator:
                 return Answer(known, AnswerStatus.REPLAYED)
             flight = self._flights.get(id_)
             if flight is None:
-                flight = Flight(UUID(bytes=id_), new_group, fingerprint, body_digest)
+                flight = Flight(
+                    UUID(bytes=id_), new_group, fingerprint, body_digest, self._memory.epoch
+                )
                 return await self._take_off(flight, deadline)
             if flight.fingerprint == fingerprint:
                 return Answer(await self._landing(flight, deadline), AnswerStatus.REPLAYED)
@@ -281,9 +283,16 @@ class GroupCreator:
             self._land(flight, InternalError())
 
     def _settle(self, flight: Flight, outcome: CreatedGroup | Failure) -> None:
-        known = outcome if isinstance(outcome, Failure) else created_document(outcome)
-        self._memory.remember(flight.group_id.bytes, flight.fingerprint, known, flight.body_digest)
-        self._land(flight, AttemptFailed(known) if isinstance(known, Failure) else known)
+        if isinstance(outcome, Failure):
+            self._land(flight, AttemptFailed(outcome))
+            return
+        document = created_document(outcome)
+        # What began before the last `forget` may come from a server that has been replaced since.
+        if flight.memory_epoch == self._memory.epoch:
+            self._memory.remember(
+                flight.group_id.bytes, flight.fingerprint, document, flight.body_digest
+            )
+        self._land(flight, document)
 
     def _land(self, flight: Flight, result: bytes | StrettoError) -> None:
         """Answer whoever waits, once: a flight that has landed already is left alone."""

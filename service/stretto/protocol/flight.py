@@ -51,6 +51,8 @@ class Flight:
     fingerprint: bytes
     body_digest: bytes
     """Of the request that took off."""
+    memory_epoch: int = 0
+    """Of the memory, when the request took off."""
     waiters: list[Waiter] = field(default_factory=list)
     status: AnswerStatus = AnswerStatus.REPLAYED
     """How the outcome came about, for the request that took off."""

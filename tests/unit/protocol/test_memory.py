@@ -8,13 +8,12 @@ from uuid import UUID
 import pytest
 
 from stretto.domain import UserId, digest
-from stretto.errors import AttemptFailed, Failure, KeyReused, RateLimited
+from stretto.errors import KeyReused, RateLimited
 from stretto.protocol.limiter import OWNERS_MAX, OwnerLimiter
 from stretto.protocol.memory import OutcomeMemory
 
 GROUP = UUID(int=1).bytes
 CREATED = b"{}"
-FAILED = Failure("full", "No more groups.")
 BODY, OTHER_BODY = b"a body", b"another body"
 # A body's digest may be another request's fingerprint.
 OURS, ANOTHER = digest(OTHER_BODY), b"fedcba9876543210"
@@ -23,27 +22,21 @@ OURS, ANOTHER = digest(OTHER_BODY), b"fedcba9876543210"
 def test_an_outcome_answers_only_its_own_request() -> None:
     """Another body learns that the key is taken, and nothing else."""
     memory = OutcomeMemory(2)
-    for outcome in (CREATED, FAILED):
-        memory.remember(GROUP, OURS, outcome, digest(BODY))
-        # The digest of a body is no fingerprint, even where they are alike.
-        for fingerprint in (ANOTHER, digest(BODY)):
-            with pytest.raises(KeyReused):
-                memory.recall(GROUP, fingerprint)
-        assert memory.recall_repeated(GROUP, OTHER_BODY) is None
+    memory.remember(GROUP, OURS, CREATED, digest(BODY))
+    # The digest of a body is no fingerprint, even where they are alike.
+    for fingerprint in (ANOTHER, digest(BODY)):
+        with pytest.raises(KeyReused):
+            memory.recall(GROUP, fingerprint)
+    assert memory.recall_repeated(GROUP, OTHER_BODY) is None
 
 
 def test_what_is_recalled_is_what_was_remembered() -> None:
-    """A success as the same document, a failure as the error that it is told with."""
+    """A success, as the same document."""
     memory = OutcomeMemory(2)
     assert memory.recall(GROUP, OURS) is None
     assert memory.recall_repeated(GROUP, BODY) is None
     memory.remember(GROUP, OURS, CREATED, digest(BODY))
     assert CREATED == memory.recall(GROUP, OURS) == memory.recall_repeated(GROUP, BODY)
-    memory.remember(GROUP, OURS, FAILED, digest(BODY))
-    with pytest.raises(AttemptFailed) as failed:
-        memory.recall(GROUP, OURS)
-    assert FAILED == failed.value.failure
-    assert memory.recall_repeated(GROUP, BODY) is None
 
 
 def test_what_is_remembered_is_nothing_to_collect() -> None:
