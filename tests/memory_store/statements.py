@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def claim(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write]) -> Steps:
-    """Insert pending attempts; waits for an uncommitted twin, gives way to a committed one."""
+    """Insert pending attempts; waits for an uncommitted twin, gives way to a committed one.
+
+    Never for a row that another transaction writes: it exists.
+    """
     won = set()
     for write in writes:
         if mine.snapshot.group(write.group_id) or _exists(database, mine, write.group_id):
@@ -79,6 +82,17 @@ def lead(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write]) -
         yield
     mine.commit(durable=True)
     return led
+
+
+def unlocked(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write]) -> Steps:
+    """Return the tokens of those whose attempts are theirs to settle, and held by no other."""
+    return {
+        write.claim_token
+        for write in writes
+        if _is_ours(database, mine.snapshot.attempts.get(write.group_id), write)
+        and ("attempt", write.group_id) not in database.locks
+    }
+    yield  # nobody can tell when: a generator only for its caller's sake
 
 
 def fail(
@@ -143,7 +157,7 @@ def look(
 def heal(database: MemoryDatabase, mine: Transaction, group_id: UUID) -> Steps:
     """Settle an attempt as succeeded because its group exists; put it back where it is gone."""
     group = mine.snapshot.group(group_id)
-    if group is not None:
+    if group is not None and ("attempt", group_id) not in database.locks:
         if group_id not in database.committed.attempts:
             yield from mine.lock(("new attempt", group_id))
         yield from mine.lock(("attempt", group_id))
@@ -189,4 +203,5 @@ def reclaim(
 
 
 def _is_over(database: MemoryDatabase, row: AttemptRow, lease_seconds: float) -> bool:
-    return row.claimed_at + timedelta(seconds=lease_seconds) <= database.now
+    # A lease that begins further ahead than it lasts was written by another clock.
+    return abs(database.now - row.claimed_at) >= timedelta(seconds=lease_seconds)

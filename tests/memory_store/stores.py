@@ -37,6 +37,11 @@ class MemoryWriteStore:
         led: set[UUID] = await self._write("lead", writes)
         return led
 
+    async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
+        """Return the tokens of the attempts that a lead would not have to wait for."""
+        free: set[UUID] = await self._write("unlocked", writes)
+        return free
+
     async def fail(self, write: Write, failure: Failure) -> bool:
         """Settle as failed, durably, unless the attempt is no longer ours."""
         is_failed: bool = await self._write("fail", [write], failure)

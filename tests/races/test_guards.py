@@ -36,7 +36,6 @@ from stretto.protocol.ports import OutcomeUnknown, SettledAsFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from uuid import UUID
 
     from stretto.domain import IdempotencyKey, NewGroup
 
@@ -58,9 +57,9 @@ class Unsorted(list[Any]):
 class UnsortedMailbox(Mailbox[Message, Reply]):
     """Hands out batches that cannot be sorted."""
 
-    async def take(self, messages_max: int) -> list[Envelope[Message, Reply]]:
+    async def take(self, *bounds: Any) -> list[Envelope[Message, Reply]]:
         """Return a batch as it came."""
-        return Unsorted(await super().take(messages_max))
+        return Unsorted(await super().take(*bounds))
 
 
 class CreatorWithoutFlights(GroupCreator):
@@ -85,7 +84,7 @@ class HastyWriter(GroupWriter):
                 request.answer(SettledAsFailed(faults.VETO))
             return 0
 
-    async def _lead_persistently(self, batch: Sequence[Any], _: object) -> set[UUID]:
+    async def _lead_persistently(self, batch: Sequence[Any], _: object) -> int:
         return await super()._lead_persistently(batch, ())
 
 

@@ -7,10 +7,14 @@ result or an error; what is still queued when the mailbox closes is answered wit
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stretto.errors import Overloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
@@ -34,37 +38,64 @@ class Envelope(Generic[Message, Reply]):
             self.answered.set_exception(error)
 
 
+def _weightless(_: object) -> int:
+    return 0
+
+
 class Mailbox(Generic[Message, Reply]):
     """Messages for any number of actors that share the work."""
 
     def __init__(self, messages_max: int) -> None:
-        self._queue: asyncio.Queue[Envelope[Message, Reply]] = asyncio.Queue(messages_max)
+        self._messages_max = messages_max
+        self._queue: deque[Envelope[Message, Reply]] = deque()
+        self._arrived = asyncio.Event()
         self._closed = False
 
     def __len__(self) -> int:
-        return self._queue.qsize()
+        return len(self._queue)
 
     def ask(self, message: Message) -> asyncio.Future[Reply]:
         """Queue a message; raises `Overloaded` at once when the mailbox is full or closed."""
         if self._closed:
             raise Overloaded.while_stopping()
-        envelope = Envelope(message, asyncio.get_running_loop().create_future())
-        try:
-            self._queue.put_nowait(envelope)
-        except asyncio.QueueFull:
-            raise Overloaded(retry_after_seconds=1) from None
+        if len(self._queue) >= self._messages_max:
+            raise Overloaded(retry_after_seconds=1)
+        envelope: Envelope[Message, Reply] = Envelope(
+            message, asyncio.get_running_loop().create_future()
+        )
+        self._queue.append(envelope)
+        self._arrived.set()
         return envelope.answered
 
-    async def take(self, messages_max: int) -> list[Envelope[Message, Reply]]:
-        """Wait for a message; return it with what else has come by then, up to `messages_max`."""
-        batch = [await self._queue.get()]
-        while len(batch) < messages_max and not self._queue.empty():
-            batch.append(self._queue.get_nowait())
+    async def take(
+        self,
+        messages_max: int,
+        weigh: Callable[[Message], int] = _weightless,
+        weight_max: int = 0,
+    ) -> list[Envelope[Message, Reply]]:
+        """Wait for a message; return it with what else has come by then, in order.
+
+        At most `messages_max`, which together weigh no more than `weight_max`; the first may be
+        heavier than that.
+        """
+        # Others that share the work may have been faster since the wake-up.
+        while not self._queue:
+            self._arrived.clear()
+            await self._arrived.wait()
+        batch = [self._queue.popleft()]
+        weight = weigh(batch[0].message)
+        while self._queue and len(batch) < messages_max:
+            weight += weigh(self._queue[0].message)
+            if weight > weight_max:
+                break
+            batch.append(self._queue.popleft())
         return batch
 
     def take_queued(self) -> list[Envelope[Message, Reply]]:
         """Return all that is queued, without waiting."""
-        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        queued = list(self._queue)
+        self._queue.clear()
+        return queued
 
     def close(self) -> None:
         """Accept nothing more and answer all that is queued with `Overloaded`. Idempotent."""

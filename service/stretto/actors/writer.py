@@ -6,20 +6,26 @@ A batch costs two: claim all, lead the won ones together.
 
 What is certain is answered; what is not stays pending and is answered with the store's error. The
 writer never follows and never decides what a request means.
+
+No request harms its neighbours: a batch is bounded by rows, what another transaction holds is left to
+its request to follow, and a batch that fails is taken apart, whatever the error.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import stamina
 
 from stretto.actors.mailbox import Envelope, Mailbox
 from stretto.protocol.ports import (
     BatchWritten,
+    InDoubt,
     Led,
+    Locked,
+    Misconfigured,
     NotLed,
     Observer,
     OutcomeUnknown,
@@ -27,6 +33,7 @@ from stretto.protocol.ports import (
     SettledAsFailed,
     StoreError,
     Transient,
+    Unreachable,
     Write,
     WriterCrashed,
     WriteResult,
@@ -35,16 +42,27 @@ from stretto.protocol.ports import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from uuid import UUID
 
+# Four of the largest groups: 0.2 s on two busy cores, a twenty-fifth of what a write may take. 128 of
+# them take longer than that, and small ones would wait behind them.
+ROWS_MAX: Final = 4096
+# Attempt, conversation, group, owner and event; each other member is one more.
+ROWS_OF_GROUP: Final = 5
 # A write that keeps meeting deadlocks, full disks or broken connections is left pending after this
 # many tries; its client comes back and finishes it.
 TRIES_MAX: Final = 4
 BACKOFF_SECONDS_FIRST: Final = 0.02
 BACKOFF_SECONDS_MAX: Final = 0.5
 
+# Requests that are written alone, and one of them still fails after so long, keep those in the mailbox
+# waiting: the rest of the batch stays pending. As long as a single write may take; a request that the
+# server refuses at once costs a few milliseconds.
+APART_SECONDS_MAX: Final = 5.0
+
 _Request = Envelope[Write, WriteResult]
+Result = TypeVar("Result")
 
 
 class GroupWriter:
@@ -81,7 +99,7 @@ class GroupWriter:
 
     async def run_once(self) -> int:
         """Wait for work, write one batch, answer it; return how many writes it had."""
-        batch = await self._mailbox.take(self._batch_max)
+        batch = await self._mailbox.take(self._batch_max, _rows_of, ROWS_MAX)
         # Every replica writes in the same order, so that they cannot deadlock each other.
         batch.sort(key=lambda envelope: envelope.message.group_id.bytes)
         unanswered: Exception = OutcomeUnknown("the writer was stopped")
@@ -109,68 +127,105 @@ class GroupWriter:
         return await self._lead(leads) if leads else 0
 
     async def _claim(self, batch: Sequence[_Request]) -> set[UUID]:
-        """Return the tokens that may lead. A key that another backend holds up delays no other."""
+        """Return the tokens that may lead."""
         try:
             with self._telling(batch):
                 return await self._store.claim([request.message for request in batch])
-        except OutcomeUnknown:
-            # Try to lead them all: the fence lets through those that carry our token.
-            return {request.message.claim_token for request in batch}
-        except (Transient, Refused) as error:
+        except Locked:
             if len(batch) == 1:
-                batch[0].fail(error)
+                # The key is its leader's, or another's that claims it at this moment: follow.
                 return set()
-        return {token for request in batch for token in await self._claim([request])}
+        except StoreError as error:
+            if _is_connection_lost(error):
+                # Try to lead them all: the fence lets through those that carry our token.
+                return {request.message.claim_token for request in batch}
+            if len(batch) == 1 or _is_away(error):
+                raise
+        return set().union(*await self._take_apart(batch, lambda each: self._claim([each])))
 
     async def _lead(self, batch: Sequence[_Request]) -> int:
         """Lead a batch together; where that does not go through, each request alone.
 
-        One poisonous request so never fails its neighbours. Returns how many led.
+        Returns how many led.
         """
-        if len(batch) > 1:
-            try:
-                led = await self._lead_persistently(batch, (OutcomeUnknown,))
-            except (Refused, Transient):
-                return sum([await self._lead([request]) for request in batch])
-        else:
-            (request,) = batch
-            try:
-                led = await self._lead_persistently(batch, (OutcomeUnknown, Transient))
-            except Refused as refused:
-                # The statement is over and rolled back, and none that carries this token can
-                # commit once the attempt is failed: certain (G4).
-                with self._telling(batch):
-                    is_failed = await self._store.fail(request.message, refused.failure)
-                request.answer(SettledAsFailed(refused.failure) if is_failed else NotLed())
-                return 0
-            except Transient as error:
-                request.fail(error)
-                return 0
+        if len(batch) == 1:
+            return await self._lead_alone(batch[0], (OutcomeUnknown, Transient))
+        try:
+            return await self._lead_persistently(batch, (OutcomeUnknown, Locked))
+        except StoreError as error:
+            # What is still locked is no row of one request, but a table that all need.
+            if isinstance(error, Locked) or _is_away(error):
+                raise
+        return sum(await self._take_apart(batch, self._lead_alone))
+
+    async def _lead_alone(
+        self, request: _Request, retried: tuple[type[StoreError], ...] = (Transient,)
+    ) -> int:
+        try:
+            return await self._lead_persistently([request], retried)
+        except Refused as refused:
+            # The statement is over and rolled back, and none that carries this token can commit
+            # once the attempt is failed: certain (G4).
+            with self._telling([request]):
+                is_failed = await self._store.fail(request.message, refused.failure)
+            request.answer(SettledAsFailed(refused.failure) if is_failed else NotLed())
+            return 0
+
+    async def _take_apart(
+        self, batch: Sequence[_Request], step: Callable[[_Request], Awaitable[Result]]
+    ) -> list[Result]:
+        """Take a step for each request alone, so that one never fails its neighbours.
+
+        Raises what ends it before all had their turn: the database is away, or is too slow.
+        """
+        results, started = [], time.perf_counter()
         for request in batch:
-            request.answer(Led() if request.message.claim_token in led else NotLed())
-        return len(led)
+            try:
+                results.append(await step(request))
+            except StoreError as error:
+                request.fail(error)
+                is_late = time.perf_counter() - started >= APART_SECONDS_MAX
+                if is_late or _is_away(error):
+                    raise
+        return results
 
     async def _lead_persistently(
         self, batch: Sequence[_Request], retried: tuple[type[StoreError], ...]
-    ) -> set[UUID]:
+    ) -> int:
         """Lead, and lead again with the same tokens after one of the `retried` errors.
 
-        Where the outcome of the first statement is unknown, the second waits on its row locks,
-        should it still run, and the fence drops what it has committed: those are not led, follow,
-        and find their own group.
+        If the first statement may still be running, the second waits for its row locks. What the
+        first committed is no longer pending, so the fence skips it; those requests get `NotLed`,
+        follow, and find their own group. A row that stays locked is left out, and its request follows.
         """
-        writes = [request.message for request in batch]
         async for attempt in stamina.retry_context(
-            on=retried,
+            # An error that the server itself gives for this write, it will give again.
+            on=lambda error: isinstance(error, retried) and not isinstance(error, InDoubt),
             attempts=TRIES_MAX,
             timeout=None,
             wait_initial=BACKOFF_SECONDS_FIRST,
             wait_max=BACKOFF_SECONDS_MAX,
             wait_jitter=BACKOFF_SECONDS_FIRST,
         ):
-            with attempt, self._telling(batch):
-                return await self._store.lead(writes)
-        raise AssertionError  # the last try has returned or raised
+            with attempt:
+                try:
+                    with self._telling(batch):
+                        led = await self._store.lead([request.message for request in batch])
+                except Locked:
+                    batch = await self._leave_out_locked(batch)
+                    raise
+        for request in batch:
+            request.answer(Led() if request.message.claim_token in led else NotLed())
+        return len(led)
+
+    async def _leave_out_locked(self, batch: Sequence[_Request]) -> list[_Request]:
+        """Have the requests follow whose attempts are held by another; return the others."""
+        with self._telling(batch):
+            free = await self._store.unlocked([request.message for request in batch])
+        for request in batch:
+            if request.message.claim_token not in free:
+                request.answer(NotLed())
+        return [request for request in batch if request.message.claim_token in free]
 
     @contextmanager
     def _telling(self, batch: Sequence[_Request]) -> Iterator[None]:
@@ -180,3 +235,15 @@ class GroupWriter:
         except StoreError as error:
             self._observe(WriteTrouble(error, len(batch)))
             raise
+
+
+def _is_connection_lost(error: StoreError) -> bool:
+    return isinstance(error, OutcomeUnknown) and not isinstance(error, InDoubt)
+
+
+def _is_away(error: StoreError) -> bool:
+    return isinstance(error, Unreachable) and not isinstance(error, Misconfigured)
+
+
+def _rows_of(write: Write) -> int:
+    return ROWS_OF_GROUP + len(write.new_group.members)

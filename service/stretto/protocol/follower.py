@@ -68,7 +68,11 @@ class Follower:
 
         Raises `KeyReused`, `AttemptPending`, `Overloaded` or a `StoreError`.
         """
-        for _ in range(TURNS_MAX):
+        for turn in range(TURNS_MAX):
+            if turn:
+                # What took the attempt from us may go on doing so: a claim that another holds up
+                # must not come back with every batch of the writers.
+                await self._pause(_pause_seconds(turn))
             followed = await self._follow(flight, write)
             if not isinstance(followed, Write):
                 return followed
@@ -120,6 +124,11 @@ class Follower:
                 raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
             await self._pause(poll_seconds * random.uniform(0.5, 1.0))
             poll_seconds = min(2 * poll_seconds, POLL_SECONDS_MAX)
+
+
+def _pause_seconds(turn: int) -> float:
+    longest: float = min(POLL_SECONDS_FIRST * 2**turn, POLL_SECONDS_MAX)
+    return longest * random.uniform(0.5, 1.0)
 
 
 def new_write(flight: Flight, *, is_claimed: bool = False) -> Write:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from uuid import UUID
 
     from stretto.protocol.events import CommittedEvent
+
+# The longest pause after a refusal. An event that is due even later was put off by another clock.
+PAUSE_SECONDS_MAX: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +22,7 @@ class RefusalLimits:
     tries_max: int = 12
     """With the pauses below an operator has about a quarter of an hour to mend what refuses."""
     pause_seconds_first: float = 1.0
-    pause_seconds_max: float = 600.0
+    pause_seconds_max: float = PAUSE_SECONDS_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,10 @@ class Transient(StoreError):
     """Nothing was committed; the same write may succeed in a moment."""
 
 
+class Locked(Transient):
+    """A row or a table was held by another for longer than a statement waits."""
+
+
 class Unreachable(StoreError):
     """No connection could be had, or the database cannot serve; nothing was committed."""
 
@@ -45,8 +49,16 @@ class ReadCancelled(Unreachable):
     """The server has cancelled a read that took too long; the connection lives."""
 
 
+class Misconfigured(Unreachable):
+    """The server lacks what a statement needs, such as a table or a permission; it lives."""
+
+
 class OutcomeUnknown(StoreError):
     """The connection was lost after the write was sent: it may be committed, now or later."""
+
+
+class InDoubt(OutcomeUnknown):
+    """The server has answered with an error that settles nothing; the connection lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,9 @@ class WriteStore(Protocol):
 
         A write whose token is not the attempt's, or whose attempt is not pending, writes nothing.
         """
+
+    async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
+        """Return the tokens of those whose attempts carry them, pending, and are held by no other."""
 
     async def fail(self, write: Write, failure: Failure) -> bool:
         """Settle as failed if the token is still the attempt's and no group exists."""

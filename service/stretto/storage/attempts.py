@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import orjson
@@ -12,8 +12,9 @@ from uuid_utils.compat import uuid4
 from stretto.domain import CreatedGroup, event_id
 from stretto.errors import Failure
 from stretto.protocol.attempt import Attempt, AttemptStatus, GroupRow, Sighting
-from stretto.protocol.ports import OutcomeUnknown, Write
+from stretto.protocol.ports import InDoubt, OutcomeUnknown, Write
 from stretto.storage.database import (
+    GRACE_SECONDS,
     WRITE_SECONDS,
     Database,
     Lane,
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
     from stretto.storage.database import Connection
     from stretto.storage.hook import OnCreate
+
+# A claim waits for a row only while another claim of its key commits, which takes a few milliseconds.
+# Whatever takes longer is not claimed, and holds up the other keys of the batch no longer.
+CLAIM_LOCK_SECONDS: Final = 0.1
 
 
 class PostgresWriteStore:
@@ -67,6 +72,7 @@ class PostgresWriteStore:
                 [write.new_group.owner for write in writes],
                 [write.fingerprint for write in writes],
                 [write.claim_token for write in writes],
+                f"{CLAIM_LOCK_SECONDS * 1000:.0f}ms",
             )
         return {row["claim_token"] for row in rows}
 
@@ -76,6 +82,16 @@ class PostgresWriteStore:
             if self._on_create is None:
                 return await _lead(connection, writes)
             return await lead_with_hook(connection, writes, _lead, self._on_create)
+
+    async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
+        """Return the tokens of the attempts that a lead would not have to wait for."""
+        async with self._writing() as connection:
+            rows = await connection.fetch(
+                QUERIES["unlocked"],
+                [write.group_id for write in writes],
+                [write.claim_token for write in writes],
+            )
+        return {row["claim_token"] for row in rows}
 
     async def fail(self, write: Write, failure: Failure) -> bool:
         """Settle as failed, durably, unless the attempt is no longer ours."""
@@ -111,10 +127,13 @@ class PostgresWriteStore:
             with watchdog(connection, WRITE_SECONDS):
                 yield connection
         except DRIVER_ERRORS as error:
-            told = store_error(error, connection_lives=not is_lost(connection))
-            if isinstance(told, OutcomeUnknown) or getattr(error, "sqlstate", "") == READ_ONLY:
+            trouble = store_error(error, connection_lives=not is_lost(connection))
+            if isinstance(trouble, InDoubt) and not await _is_same_backend(connection):
+                trouble = OutcomeUnknown(*trouble.args)
+            is_read_only = getattr(error, "sqlstate", "") == READ_ONLY
+            if is_read_only or type(trouble) is OutcomeUnknown:
                 await self._drop()
-            raise told from error
+            raise trouble from error
         finally:
             self._is_writing = False
 
@@ -169,6 +188,21 @@ class PostgresAttemptStore:
                 QUERIES["reclaim"], group_id, seen, claim_token, lease_seconds, self._now()
             )
         return reclaimed is not None
+
+
+async def _is_same_backend(connection: Connection) -> bool:
+    """Whether the connection still leads to the server process that it was opened to.
+
+    It then leads to the same server, and no statement of ours is left under way. PgBouncer speaks of a
+    server that it has lost while the connection to itself lives; the process that it names at the
+    opening is none.
+    """
+    try:
+        with watchdog(connection, GRACE_SECONDS):
+            backend = await connection.fetchval(QUERIES["backend"])
+    except DRIVER_ERRORS:
+        return False
+    return bool(backend == connection.get_server_pid())
 
 
 async def _lead(connection: Connection, writes: Sequence[Write]) -> set[UUID]:

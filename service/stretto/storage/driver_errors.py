@@ -11,7 +11,15 @@ from typing import Final
 import asyncpg
 
 from stretto.errors import Failure
-from stretto.protocol.ports import OutcomeUnknown, Refused, StoreError, Transient, Unreachable
+from stretto.protocol.ports import (
+    InDoubt,
+    Locked,
+    Misconfigured,
+    OutcomeUnknown,
+    Refused,
+    StoreError,
+    Transient,
+)
 
 # Everything that asyncpg and the socket raise.
 DRIVER_ERRORS: Final = (
@@ -28,9 +36,13 @@ DRIVER_ERRORS: Final = (
 _UNKNOWN_CLASSES: Final = ("08", "40003", "57P", "58", "XX")
 # The server closes the connection after these, perhaps a moment after the driver has told us.
 _UNKNOWN_SEVERITIES: Final = ("FATAL", "PANIC")
-# Rolled back for reasons that pass: deadlock, serialization, no resources, lock time-out, cancelled,
-# a plan that a schema change made stale.
-_TRANSIENT_CLASSES: Final = ("40", "53", "55P03", "57014", "0A000")
+# The server goes on after this one. What the driver says by itself has no severity.
+_ANSWERED: Final = "ERROR"
+# Rolled back for reasons that pass: deadlock, serialization, no resources, cancelled, a plan that a
+# schema change made stale.
+_TRANSIENT_CLASSES: Final = ("40", "53", "57014", "0A000")
+# Rolled back because another transaction held what the statement needed: lock time-out.
+_LOCKED: Final = "55P03"
 # A demoted primary: another connection may reach the new one.
 READ_ONLY: Final = "25006"
 # Rolled back because of what the statement says: bad data, a constraint, a trigger's veto. Only
@@ -45,13 +57,17 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
         return OutcomeUnknown(cause)
     state = error.sqlstate or ""
     severity = getattr(error, "severity_en", None)
+    if state.startswith(_UNKNOWN_CLASSES) and severity == _ANSWERED:
+        return InDoubt(cause)
     if state.startswith(_UNKNOWN_CLASSES) or severity in _UNKNOWN_SEVERITIES:
         return OutcomeUnknown(cause)
+    if state == _LOCKED:
+        return Locked(cause)
     if state.startswith(_TRANSIENT_CLASSES) or state == READ_ONLY:
         return Transient(cause)
     if state.startswith(_REFUSED_CLASSES):
         return Refused(_failure(error))
-    return Unreachable(cause)
+    return Misconfigured(cause)
 
 
 def in_words(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from stretto.protocol.events import CommittedEvent, Position
-from stretto.protocol.outbox import TakenEvents
+from stretto.protocol.outbox import PAUSE_SECONDS_MAX, TakenEvents
 from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ class PostgresOutboxStore:
     async def take(self, events_max: int, lease_seconds: float) -> TakenEvents:
         """Lease due events, the oldest first."""
         async with self._database.tending() as connection:
-            rows = await connection.fetch(QUERIES["take"], events_max, lease_seconds, self._now())
+            rows = await connection.fetch(
+                QUERIES["take"], events_max, lease_seconds, self._now(), PAUSE_SECONDS_MAX
+            )
         rows.sort(key=lambda row: (row["position"], row["event_id"]))
         return TakenEvents(
             [_event(row) for row in rows],

@@ -4,13 +4,17 @@
 -- name: claim
 -- Insert the pending attempts of a batch and return the tokens that won. Commits without waiting for
 -- the disk: a claim lost in a crash is noticed by the leader's settle. A key whose group exists is
--- not claimed, so that a request that is refused as a reuse leaves no attempt behind.
+-- not claimed, so that a request that is refused as a reuse leaves no attempt behind. Nor is a key
+-- whose attempt exists: the insert would wait for the leader that is writing it. What is left to wait
+-- for is a claim that commits at this moment, and it is waited for no longer than $5.
 INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
 SELECT claim.group_id, claim.owner_id, claim.fingerprint, claim.claim_token
 FROM set_config('synchronous_commit', 'off', true),
+     set_config('lock_timeout', $5, true) AS patience,
      unnest($1::uuid[], $2::text[], $3::bytea[], $4::uuid[])
          AS claim (group_id, owner_id, fingerprint, claim_token)
 WHERE NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = claim.group_id)
+  AND NOT EXISTS (SELECT FROM attempt WHERE attempt.group_id = claim.group_id)
 ON CONFLICT DO NOTHING
 RETURNING claim_token;
 
@@ -51,6 +55,13 @@ WITH write AS (
 )
 SELECT claim_token FROM settled;
 
+-- name: unlocked
+-- Return the tokens $2 of the attempts $1 that a lead could settle now. The rows of the others are
+-- held by another transaction, or are not theirs any more.
+SELECT claim_token FROM attempt
+WHERE group_id = ANY ($1::uuid[]) AND claim_token = ANY ($2::uuid[]) AND status = 'pending'
+FOR UPDATE SKIP LOCKED;
+
 -- name: fail
 -- Settle one attempt as failed: only its leader may, and only where there is no group.
 UPDATE attempt
@@ -61,13 +72,14 @@ RETURNING claim_token;
 
 -- name: look
 -- Read attempts and the groups of the same ids $1, a row for each, in their order. $2 are the leases in
--- seconds, $3 is now. After a restart rows can be seen that a synchronous standby still lacks: nobody
--- may be told of them before it has them, so where there is such a standby, an outcome is read with a
--- word to the log, whose commit waits for it.
+-- seconds, $3 is now. A lease that began further ahead than it lasts was written by another clock,
+-- before a failover, and is over. After a restart rows can be seen that a synchronous standby still
+-- lacks. Where there is such a standby, an outcome is reported only after the standby has it: the
+-- outcome is read with a word to the log, whose commit waits for it.
 SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.conversation_id,
        attempt.failure_code, attempt.failure_detail, attempt.claimed_at, attempt.settled_at,
-       attempt.claimed_at + make_interval(secs => lease_seconds)
-           <= coalesce($3::timestamptz, clock_timestamp()) AS lease_over,
+       greatest(now - attempt.claimed_at, attempt.claimed_at - now)
+           >= make_interval(secs => lease_seconds) AS lease_over,
        chat_group.conversation_id AS group_conversation_id,
        chat_group.fingerprint AS group_fingerprint,
        chat_group.created_at AS group_created_at,
@@ -75,34 +87,49 @@ SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.convers
                  AND current_setting('synchronous_standby_names') <> ''
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at
 FROM unnest($1::uuid[], $2::float8[]) WITH ORDINALITY AS wanted (group_id, lease_seconds, number)
+CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) AS clock
 LEFT JOIN attempt USING (group_id)
 LEFT JOIN chat_group USING (group_id)
 ORDER BY number;
 
 -- name: heal
--- Settle an attempt as succeeded because its group exists; put it back where it was deleted. Needs
--- no durability: what is lost heals again.
-INSERT INTO attempt AS healed (group_id, owner_id, fingerprint, claim_token, status,
-                               conversation_id, settled_at)
+-- Settle an attempt as succeeded because its group exists; put it back where it was deleted. A row
+-- that another transaction holds is left alone: the answer does not need it. Needs no durability:
+-- what is lost heals again.
+WITH healed AS (
+    UPDATE attempt
+    SET status = 'succeeded', fingerprint = chat_group.fingerprint, claim_token = $2,
+        conversation_id = chat_group.conversation_id, settled_at = clock_timestamp()
+    FROM set_config('synchronous_commit', 'off', true), chat_group
+    WHERE chat_group.group_id = $1
+      AND attempt.group_id = (
+          SELECT group_id FROM attempt WHERE group_id = $1 AND status = 'pending'
+          FOR UPDATE SKIP LOCKED
+      )
+)
+INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, status, conversation_id,
+                     settled_at)
 SELECT group_id, owner_id, fingerprint, $2, 'succeeded', conversation_id, clock_timestamp()
 FROM set_config('synchronous_commit', 'off', true), chat_group
-WHERE group_id = $1
-ON CONFLICT (group_id) DO UPDATE
-SET status = 'succeeded', fingerprint = excluded.fingerprint, claim_token = excluded.claim_token,
-    conversation_id = excluded.conversation_id, settled_at = excluded.settled_at
-WHERE healed.status = 'pending';
+WHERE group_id = $1 AND NOT EXISTS (SELECT FROM attempt WHERE attempt.group_id = $1)
+ON CONFLICT DO NOTHING;
 
 -- name: reclaim
--- Take a pending attempt over from the token that was seen, if its lease is over. A row that is
--- locked is being written by a leader who lives: it is left alone. $4 is the lease in seconds, $5 now.
+-- Take a pending attempt over from the token that was seen, if its lease is over (as in look). A row
+-- that is locked is being written by a leader who lives: it is left alone. $4 is the lease in seconds,
+-- $5 now.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($5::timestamptz, clock_timestamp()) AS now,
+           set_config('synchronous_commit', 'off', true)
+)
 UPDATE attempt
-SET claim_token = $3, claimed_at = coalesce($5::timestamptz, clock_timestamp())
-FROM set_config('synchronous_commit', 'off', true)
+SET claim_token = $3, claimed_at = clock.now
+FROM clock
 WHERE group_id = (
-    SELECT group_id FROM attempt
+    SELECT group_id FROM attempt, clock
     WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
-      AND claimed_at + make_interval(secs => $4) <= coalesce($5::timestamptz, clock_timestamp())
-    FOR UPDATE SKIP LOCKED
+      AND greatest(now - claimed_at, claimed_at - now) >= make_interval(secs => $4)
+    FOR UPDATE OF attempt SKIP LOCKED
 )
 RETURNING group_id;
 
@@ -190,6 +217,10 @@ SELECT position FROM history_start;
 -- Have the session's transactions end after $1, where the server knows of such a bound.
 SELECT set_config(name, $1, false) FROM pg_settings WHERE name = 'transaction_timeout';
 
+-- name: backend
+-- Ask which of the server's processes is behind the connection.
+SELECT pg_backend_pid();
+
 -- name: ping
 -- Ask whether the database answers and has our tables.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated;
@@ -245,13 +276,18 @@ SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrat
 -- name: take
 -- Lease up to $1 due events for $2 seconds, the oldest first, and tell from where to resume: everything
 -- before that place was marked, or is dead, in the snapshot of this statement. Needs no durability:
--- a lease lost in a crash only brings its events back sooner. $3 is now.
+-- a lease lost in a crash only brings its events back sooner. $3 is now. An event that is due later than
+-- this clock could have put it off (by a lease, or by the longest pause $4 after a try) was put off by
+-- another clock, before a failover, and is due.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($3::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
 ), due AS MATERIALIZED (
     SELECT event_id FROM outbox
-    WHERE delivered_at IS NULL AND dead_reason IS NULL AND due_at <= (SELECT now FROM clock)
+    WHERE delivered_at IS NULL AND dead_reason IS NULL
+      AND (due_at <= (SELECT now FROM clock)
+           OR due_at > (SELECT now FROM clock) + make_interval(
+               secs => CASE WHEN tries = 0 THEN $2 ELSE greatest($2, $4::float8) END))
     ORDER BY position
     LIMIT $1
     FOR UPDATE SKIP LOCKED
@@ -339,14 +375,20 @@ WHERE pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot());
 -- name: enrol
 -- Make deliveries of events that were not seen before: of those whose transactions were running then,
 -- and of the next $1 at least, with all of the last one's transaction. Then this snapshot has seen
--- them, as far as we have come. $2 is now. Needs no durability: all is lost together.
+-- them, as far as we have come. $2 is now. Needs no durability: all is lost together. Where the clock
+-- has gone back, as after a failover, what was put off goes back with it: by as much as the webhook was
+-- served in the future, which is known to a minute.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($2::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
 ), turn AS MATERIALIZED (
     -- Another process may have moved it since our snapshot: what we see beyond is still new, and what
     -- was running for us is at worst sent twice.
-    SELECT seen FROM webhook WHERE disabled_at IS NULL FOR UPDATE SKIP LOCKED
+    SELECT seen, CASE WHEN served_at > now + interval '1 minute' THEN served_at - now
+                      ELSE '0' END AS set_back
+    FROM webhook, clock WHERE disabled_at IS NULL FOR UPDATE OF webhook SKIP LOCKED
+), moved AS (
+    UPDATE webhook_delivery SET due_at = due_at - set_back FROM turn WHERE set_back > '0'
 ), late AS MATERIALIZED (
     SELECT event_id FROM outbox
     WHERE position = ANY (ARRAY(SELECT pg_snapshot_xip(seen) FROM turn))
@@ -373,10 +415,10 @@ WITH clock AS MATERIALIZED (
     GROUP BY xmax
 )
 UPDATE webhook
-SET seen = place.seen, served_at = clock.now
+SET seen = place.seen, served_at = clock.now, paused_until = paused_until - set_back
 FROM clock, turn, place, (SELECT count(*) AS events FROM found) AS stretch
 -- An idle webhook writes once a minute, and not at every look.
-WHERE events > 0 OR served_at < clock.now - interval '1 minute'
+WHERE events > 0 OR served_at < clock.now - interval '1 minute' OR set_back > '0'
 RETURNING events;
 
 -- name: take_deliveries

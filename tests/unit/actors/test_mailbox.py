@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from stretto.actors.mailbox import Mailbox
@@ -15,6 +17,35 @@ async def test_what_has_arrived_is_the_next_batch() -> None:
         mailbox.ask(number)
     assert [0, 1, 2] == [envelope.message for envelope in await mailbox.take(3)]
     assert [3, 4] == [envelope.message for envelope in await mailbox.take(3)]
+
+
+async def test_a_batch_is_bounded_by_weight_and_keeps_the_order() -> None:
+    """What does not fit begins the next batch; a single heavy message is a batch of its own."""
+    mailbox: Mailbox[int, str] = Mailbox(10)
+    for weight in (2, 2, 1, 3, 9, 1, 5):
+        mailbox.ask(weight)
+    batches = [[envelope.message for envelope in await mailbox.take(10, int, 5)] for _ in range(4)]
+    assert [[2, 2, 1], [3], [9], [1]] == batches
+    assert [5] == [envelope.message for envelope in await mailbox.take(10, int, 5)]
+
+
+async def test_whoever_waits_gets_what_another_has_left() -> None:
+    """Two actors wait, two messages come at once, and one of them fits into a batch."""
+    mailbox: Mailbox[int, str] = Mailbox(10)
+    actors = [asyncio.ensure_future(mailbox.take(10, int, 5)) for _ in range(2)]
+    await asyncio.sleep(0)
+    mailbox.ask(5)
+    mailbox.ask(4)
+    batches = [[envelope.message for envelope in await actor] for actor in actors]
+    assert [[5], [4]] == batches
+    # One that was woken for nothing waits for the next.
+    actors = [asyncio.ensure_future(mailbox.take(10)) for _ in range(2)]
+    await asyncio.sleep(0)
+    mailbox.ask(1)
+    await actors[0]
+    assert not actors[1].done()
+    mailbox.ask(2)
+    assert [2] == [envelope.message for envelope in await actors[1]]
 
 
 async def test_an_answer_reaches_the_one_who_asked() -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 import pytest
 
 from stretto.actors.mailbox import Mailbox
-from stretto.actors.writer import TRIES_MAX, GroupWriter
-from stretto.domain import NewGroup, UserId
+from stretto.actors.writer import ROWS_MAX, ROWS_OF_GROUP, TRIES_MAX, GroupWriter
+from stretto.domain import MEMBERS_MAX, NewGroup, UserId
 from stretto.errors import Failure
 from stretto.protocol.ports import (
     BatchWritten,
     Event,
+    InDoubt,
     Led,
+    Locked,
+    Misconfigured,
     NotLed,
     OutcomeUnknown,
     Refused,
@@ -49,6 +53,7 @@ class ScriptedStore:
         self.calls: list[Call] = []
         self.lost: set[int] = set()
         self.fenced: set[int] = set()
+        self.held: set[int] = set()
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         self._called("claim", writes)
@@ -57,6 +62,10 @@ class ScriptedStore:
     async def lead(self, writes: Sequence[Write]) -> set[UUID]:
         self._called("lead", writes)
         return {w.claim_token for w in writes if w.group_id.int not in self.fenced}
+
+    async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
+        self._called("unlocked", writes)
+        return {w.claim_token for w in writes if w.group_id.int not in self.held}
 
     async def fail(self, write: Write, failure: Failure) -> bool:
         self._called("fail", [write])
@@ -169,11 +178,120 @@ async def test_after_an_unknown_claim_the_fence_tells_which_were_ours() -> None:
 
 
 async def test_a_key_that_is_held_up_delays_no_other() -> None:
-    """Where a batch's claim runs into a lock, each is claimed by itself."""
-    store = ScriptedStore(lambda c: Transient("lock") if c[0] == "claim" and 1 in c[1] else None)
-    held_up, free = await answers(store, write(1), write(2))
-    assert isinstance(held_up, Transient)
-    assert free == Led()
+    """Where a batch's claim runs into a lock, each is claimed by itself; what is held follows."""
+    store = ScriptedStore(lambda c: Locked("row") if c[0] == "claim" and 2 in c[1] else None)
+    assert [Led(), NotLed(), Led()] == await answers(store, write(1), write(2), write(3))
+    expected = [("claim", [1, 2, 3]), ("claim", [1]), ("claim", [2]), ("claim", [3])]
+    assert [*expected, ("lead", [1, 3])] == store.calls
+    assert [NotLed()] == await answers(store, write(2))
+
+
+ALONE = [Transient("deadlock"), Refused(FAILURE), InDoubt("XX000"), Misconfigured("42703")]
+
+
+@pytest.mark.parametrize("error", ALONE)
+async def test_a_claim_that_fails_fails_alone(error: StoreError) -> None:
+    """Whatever the server says: the others are claimed one by one, and led together."""
+    store = ScriptedStore(lambda c: error if c[0] == "claim" and 2 in c[1] else None)
+    first, poisoned, last = await answers(store, write(1), write(2), write(3))
+    assert (Led(), error, Led()) == (first, poisoned, last)
+    assert [("claim", [1, 2, 3]), ("claim", [1]), ("claim", [2]), ("claim", [3])] == store.calls[:4]
+    assert [("lead", [1, 3])] == store.calls[4:]
+    assert [error] == await answers(store, write(2))
+
+
+@pytest.mark.parametrize("error", [InDoubt("XX000"), Misconfigured("42703")])
+async def test_a_lead_that_the_server_refuses_without_settling_it_fails_alone(
+    error: StoreError,
+) -> None:
+    """At once, for it would be refused again; its neighbours have one more try each."""
+    store = ScriptedStore(lambda c: error if c[0] == "lead" and 2 in c[1] else None)
+    assert [Led(), error, Led()] == await answers(store, write(1), write(2), write(3))
+    assert [[1, 2, 3], [1], [2], [3]] == [ids for name, ids in store.calls if name == "lead"]
+    assert "fail" not in {name for name, _ in store.calls}
+
+
+async def test_a_lead_that_costs_the_connection_again_and_again_fails_alone() -> None:
+    """The batch is led again, as the failure is mostly the connection's; then each alone, once."""
+    lost = OutcomeUnknown("reset")
+    store = ScriptedStore(lambda c: lost if c[0] == "lead" and 2 in c[1] else None)
+    assert [Led(), lost, Led()] == await answers(store, write(1), write(2), write(3))
+    leads = [ids for name, ids in store.calls if name == "lead"]
+    assert [*[[1, 2, 3]] * TRIES_MAX, [1], [2], [3]] == leads
+
+
+async def test_what_fails_slowly_is_not_tried_for_every_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rest stays pending: it would keep those in the mailbox waiting."""
+    monkeypatch.setattr("stretto.actors.writer.APART_SECONDS_MAX", 0.0)
+    lost = OutcomeUnknown("reset")
+    store = ScriptedStore(lambda c: lost if c[0] == "lead" and 2 in c[1] else None)
+    assert [Led(), lost, lost] == await answers(store, write(1), write(2), write(3))
+
+
+async def test_a_database_that_goes_away_meanwhile_is_not_asked_for_every_request() -> None:
+    """Each would take a time-out."""
+    away, refused = Unreachable("away"), Refused(FAILURE)
+
+    def trouble(call: Call) -> StoreError | None:
+        if call[0] != "lead" or call[1] == [1]:
+            return None
+        return refused if len(call[1]) > 1 else away
+
+    store = ScriptedStore(trouble)
+    assert [Led(), away, away] == await answers(store, write(1), write(2), write(3))
+    assert [("lead", [1]), ("lead", [2])] == store.calls[-2:]
+
+
+async def test_a_failure_that_cannot_be_written_is_its_own_requests_trouble() -> None:
+    """The neighbours behind it are led; its key stays pending."""
+    doubt = InDoubt("XX000")
+
+    def trouble(call: Call) -> StoreError | None:
+        if call == ("fail", [2]):
+            return doubt
+        return Refused(FAILURE) if call[0] == "lead" and 2 in call[1] else None
+
+    store = ScriptedStore(trouble)
+    assert [Led(), doubt, Led()] == await answers(store, write(1), write(2), write(3))
+
+
+@pytest.mark.parametrize("numbers", [[1], [1, 2, 3]])
+async def test_a_row_that_another_holds_is_left_to_its_request_to_follow(
+    numbers: list[int],
+) -> None:
+    """The others are led together, after one time-out for all of them."""
+    store = ScriptedStore(lambda c: Locked("row") if c[0] == "lead" and 1 in c[1] else None)
+    store.held = {1}
+    expected = [NotLed(), Led(), Led()][: len(numbers)]
+    assert expected == await answers(store, *map(write, numbers))
+    assert [("lead", numbers), ("unlocked", numbers), ("lead", numbers[1:])] == store.calls[1:]
+
+
+async def test_a_locked_table_is_waited_for_together() -> None:
+    """It is no key's fault: nothing is written request by request."""
+    locked = Locked("table")
+    store = ScriptedStore(lambda c: locked if c[0] == "lead" else None)
+    assert [locked] * 2 == await answers(store, write(1), write(2))
+    leads = [ids for name, ids in store.calls if name == "lead"]
+    assert [[1, 2]] * TRIES_MAX == leads
+
+
+async def test_a_batch_is_bounded_by_its_rows() -> None:
+    """Giants go few at a time, and a small one behind them does not wait for all."""
+    members = [f"user{number}" for number in range(MEMBERS_MAX)]
+    giant = NewGroup.parse(UserId("alice"), {"name": "Giant", "members": members})
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    writer = GroupWriter(mailbox, ScriptedStore(), lambda _: None, batch_max=100)
+    rows = ROWS_OF_GROUP + MEMBERS_MAX
+    together = ROWS_MAX // rows
+    assert together > 1
+    for number in range(together + 1):
+        mailbox.ask(replace(write(number), new_group=giant))
+    for number in range(100, 110):
+        mailbox.ask(write(number))
+    assert [together, 11] == [await writer.run_once() for _ in range(2)]
 
 
 @pytest.mark.parametrize("step", ["claim", "lead"])

@@ -1,0 +1,182 @@
+"""No key harms another (G6): neighbours are created while one key is held up, or poisons its batch."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from stretto.assembly import ComponentSettings, open_component
+from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
+from stretto.errors import AttemptFailed, DatabaseUnavailable
+from stretto.protocol.attempt import AnswerStatus, AttemptStatus
+from stretto.protocol.creator import Answer, CreatorSettings
+from stretto.protocol.ports import BatchWritten, ConnectionLost, WriteTrouble
+from stretto.storage.queries import QUERIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import asyncpg
+
+    from stretto.assembly import Component
+    from stretto.protocol.ports import Event
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+ALICE: Final = UserId("alice")
+TEAM: Final = NewGroup.parse(ALICE, {"name": "Team"})
+# One writer, so that all requests of a moment are neighbours in its batch.
+ONE_WRITER: Final = ComponentSettings(writers=1, creator=CreatorSettings(lease_seconds=600))
+LEAVES_OUT: Final = "AND NOT EXISTS (SELECT FROM attempt WHERE attempt.group_id = claim.group_id)"
+
+
+def keys(name: str, count: int) -> list[IdempotencyKey]:
+    """Return so many keys."""
+    return [IdempotencyKey(f"{name}{number}") for number in range(count)]
+
+
+async def created(component: Component, wanted: Iterable[IdempotencyKey]) -> list[Answer]:
+    """Create a group for each key, all at once."""
+    return await asyncio.gather(*(component.creator.create(key, TEAM) for key in wanted))
+
+
+def troubles(events: list[Event]) -> list[str]:
+    """Return what did not go through."""
+    return [type(event.error).__name__ for event in events if isinstance(event, WriteTrouble)]
+
+
+async def beside_a_held_leader(database_url: str) -> tuple[list[Event], list[Answer]]:
+    """Hold a leader at one replica in the host's hook; repeat its keys, and create others, at another.
+
+    The others are answered while the leader is held. Returns what the other replica has observed by
+    then, and the answers to the repeated requests.
+    """
+    reached, released = asyncio.Event(), asyncio.Event()
+    events: list[Event] = []
+
+    async def hold(*_: object) -> None:
+        reached.set()
+        await released.wait()
+
+    async with (
+        open_component(database_url, settings=ONE_WRITER, on_create=hold) as one,
+        open_component(database_url, settings=ONE_WRITER, observe=events.append) as other,
+    ):
+        held = keys("held", 8)
+        leading = asyncio.ensure_future(created(one, held))
+        await reached.wait()
+        repeated = asyncio.ensure_future(created(other, held))
+        answers = await created(other, keys("free", 24))
+        assert {AnswerStatus.CREATED} == {answer.status for answer in answers}
+        assert not leading.done()
+        assert not repeated.done()
+        seen = list(events)
+        released.set()
+        await leading
+        return seen, await repeated
+
+
+async def test_keys_that_are_led_elsewhere_hold_up_no_other(database_url: str) -> None:
+    """Their requests follow without waiting for a row; each finds the group in the end."""
+    events, repeated = await beside_a_held_leader(database_url)
+    assert [] == troubles(events)
+    assert {AnswerStatus.REPLAYED} == {answer.status for answer in repeated}
+
+
+async def test_a_claim_that_meets_rows_under_way_waits_for_them(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin: without leaving out what exists, each of them costs the others a lock time-out."""
+    assert LEAVES_OUT in QUERIES["claim"]
+    waiting = {**QUERIES, "claim": QUERIES["claim"].replace(LEAVES_OUT, "")}
+    monkeypatch.setattr("stretto.storage.attempts.QUERIES", waiting)
+    events, repeated = await beside_a_held_leader(database_url)
+    assert "Locked" in troubles(events)
+    # Even then no request is answered 503 by a database that lives.
+    assert {AnswerStatus.REPLAYED} == {answer.status for answer in repeated}
+
+
+async def test_a_claim_that_another_backend_has_not_committed_holds_up_no_other(
+    database_url: str, connection: Connection
+) -> None:
+    """No statement can see it, so the claim waits, briefly; its request follows, the others lead."""
+    held = IdempotencyKey("held")
+    async with open_component(database_url, settings=ONE_WRITER) as component:
+        async with connection.transaction():
+            await connection.execute(
+                """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+                   VALUES ($1, 'alice', $2, gen_random_uuid())""",
+                group_id(ALICE, held),
+                TEAM.fingerprint(),
+            )
+            following = asyncio.ensure_future(component.creator.create(held, TEAM))
+            free = await created(component, keys("free", 8))
+            assert {AnswerStatus.CREATED} == {answer.status for answer in free}
+            assert not following.done()
+            await connection.execute("DELETE FROM attempt")
+        assert AnswerStatus.CREATED is (await following).status
+
+
+async def poison(connection: Connection, table: str, state: str) -> None:
+    """Have the database raise a state for every row of a poisoned group."""
+    await connection.execute(
+        f"""CREATE FUNCTION poison() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN RAISE EXCEPTION 'poison' USING ERRCODE = '{state}'; END$$;
+            CREATE TRIGGER poison BEFORE INSERT ON {table} FOR EACH ROW
+            WHEN (NEW.owner_id = 'mallory') EXECUTE FUNCTION poison()"""
+    )
+
+
+@pytest.mark.parametrize("table", ["attempt", "chat_group"])
+@pytest.mark.parametrize("state", ["XX000", "58030", "08006", "08P01", "40003", "42703", "55000"])
+async def test_a_poisoned_key_fails_alone_whatever_its_error(
+    state: str, table: str, database_url: str, connection: Connection
+) -> None:
+    """Three among 48: neighbours are created, nothing is forgotten, and no connection is dropped."""
+    await poison(connection, table, state)
+    events: list[Event] = []
+    poisoned = NewGroup.parse(UserId("mallory"), {"name": "Team"})
+    async with open_component(
+        database_url, settings=ONE_WRITER, observe=events.append
+    ) as component:
+        (before,) = await created(component, keys("before", 1))
+        create = component.creator.create
+        clients = [create(key, poisoned) for key in keys("p", 3)]
+        clients += [create(key, TEAM) for key in keys("k", 45)]
+        results = await asyncio.gather(*clients, return_exceptions=True)
+        assert [DatabaseUnavailable] * 3 == [type(result) for result in results[:3]]
+        assert {AnswerStatus.CREATED} == {
+            result.status for result in results[3:] if isinstance(result, Answer)
+        }
+        assert 46 == component.creator.outcomes
+        assert ConnectionLost() not in events
+        # One batch for the first, one for all: each neighbour had one more try, and no more.
+        assert [1, 48] == [event.writes for event in events if isinstance(event, BatchWritten)]
+        assert 1 + 3 == len(troubles(events))
+        assert before.document == (await created(component, keys("before", 1)))[0].document
+        if table == "chat_group":
+            # Their outcome stays unknown: neither failed nor forgotten.
+            report = await component.lookup.look_up(UserId("mallory"), keys("p", 1)[0], 0)
+            assert AttemptStatus.PENDING is report.status
+
+
+async def test_a_failure_lasts_as_long_as_its_attempt(
+    database_url: str, connection: Connection
+) -> None:
+    """Refused at one replica, truncated, created at the other: the first says what the database says."""
+    await poison(connection, "chat_group", "23514")
+    key = IdempotencyKey("k")
+    mallory = NewGroup.parse(UserId("mallory"), {"name": "Team"})
+    async with open_component(database_url) as one, open_component(database_url) as other:
+        for _ in range(2):
+            with pytest.raises(AttemptFailed):
+                await one.creator.create(key, mallory)
+        await connection.execute("TRUNCATE attempt; DROP TRIGGER poison ON chat_group")
+        there = await other.creator.create(key, mallory)
+        assert AnswerStatus.CREATED is there.status
+        here = await one.creator.create(key, mallory)
+        assert (there.document, AnswerStatus.REPLAYED) == (here.document, here.status)
+        report = await one.lookup.look_up(mallory.owner, key, 0)
+        assert AttemptStatus.SUCCEEDED is report.status
