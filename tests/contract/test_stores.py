@@ -235,6 +235,83 @@ async def test_a_lease_runs_on_the_given_clock(stores: Stores, store: WriteStore
     assert not await attempts.reclaim(ours.group_id, ours.claim_token, uuid4(), LEASE_SECONDS)
 
 
+@pytest.mark.parametrize("token_is_known", [True, False])
+async def test_only_the_token_that_was_seen_is_taken_over(
+    token_is_known: bool, stores: Stores, store: WriteStore
+) -> None:
+    """Two followers saw the same dead leader: the second must not take over from the first."""
+    ours, first, second = write("k"), uuid4(), uuid4()
+    await store.claim([ours])
+    assert await stores.attempts.reclaim(ours.group_id, ours.claim_token, first, 0)
+    seen_token = first if token_is_known else ours.claim_token
+    assert token_is_known is await stores.attempts.reclaim(ours.group_id, seen_token, second, 0)
+    assert (second if token_is_known else first) == (await seen(stores, ours)).claim_token
+
+
+async def test_a_settled_attempt_is_not_reclaimed(stores: Stores, store: WriteStore) -> None:
+    """Its token is still there, its lease long over."""
+    ours = write("k")
+    await store.claim([ours])
+    await store.lead([ours])
+    assert not await stores.attempts.reclaim(ours.group_id, ours.claim_token, uuid4(), 0)
+
+
+async def test_a_reclaim_begins_a_whole_lease(stores: Stores, store: WriteStore) -> None:
+    """However long ago the first claim was; it is over when the new leader's time is over."""
+    ours, token = write("k"), uuid4()
+    await store.claim([ours])
+    later = (await seen(stores, ours)).claimed_at + timedelta(days=1)
+    stores.set_clock(later)
+    assert await stores.attempts.reclaim(ours.group_id, ours.claim_token, token, LEASE_SECONDS)
+    assert later == (await seen(stores, ours)).claimed_at
+    stores.set_clock(later + timedelta(seconds=LEASE_SECONDS, microseconds=-1))
+    assert not (await seen(stores, ours)).lease_over
+    assert not await stores.attempts.reclaim(ours.group_id, token, uuid4(), LEASE_SECONDS)
+
+
+async def test_a_lease_that_begins_further_ahead_than_it_lasts_is_over(
+    stores: Stores, store: WriteStore
+) -> None:
+    """Another clock wrote it, of a primary that is gone: this one need not catch up with it."""
+    ours, token = write("k"), uuid4()
+    await store.claim([ours])
+    claimed_at = (await seen(stores, ours)).claimed_at
+    stores.set_clock(claimed_at - timedelta(seconds=LEASE_SECONDS, microseconds=-1))
+    assert not (await seen(stores, ours)).lease_over
+    assert not await stores.attempts.reclaim(ours.group_id, ours.claim_token, token, LEASE_SECONDS)
+    behind = claimed_at - timedelta(seconds=LEASE_SECONDS)
+    stores.set_clock(behind)
+    assert (await seen(stores, ours)).lease_over
+    assert await stores.attempts.reclaim(ours.group_id, ours.claim_token, token, LEASE_SECONDS)
+    assert (behind, False) == (
+        (await seen(stores, ours)).claimed_at,
+        (await seen(stores, ours)).lease_over,
+    )
+
+
+async def test_a_claim_waits_for_no_row_that_is_being_written(
+    stores: Stores, store: WriteStore
+) -> None:
+    """The key is another's; its neighbour is claimed."""
+    theirs, free = write("a"), write("b")
+    await store.claim([theirs])
+    async with stores.holding(theirs):
+        assert {free.claim_token} == await store.claim([write("a"), free])
+
+
+async def test_only_attempts_that_are_ours_and_held_by_no_other_are_unlocked(
+    stores: Stores, store: WriteStore
+) -> None:
+    """What a lead would not wait for, and would settle."""
+    held, free, led, gone = (write(key) for key in "abcd")
+    await store.claim([held, free, led])
+    await store.lead([led])
+    others = replace(free, claim_token=uuid4())
+    async with stores.holding(held):
+        assert {free.claim_token} == await store.unlocked([held, free, led, gone, others])
+    assert {held.claim_token, free.claim_token} == await store.unlocked([held, free, led, gone])
+
+
 async def test_a_leader_that_is_writing_is_not_reclaimed(stores: Stores, store: WriteStore) -> None:
     """The row lock says that it lives, however long ago its lease has run out."""
     ours = write("k")
@@ -262,6 +339,30 @@ async def test_healing_settles_a_pending_attempt_and_restores_a_deleted_one(
             healed.conversation_id,
             healed.fingerprint,
         )
+
+
+async def test_healing_leaves_a_settled_attempt_alone(stores: Stores, store: WriteStore) -> None:
+    """It would have nothing to say, and a settled attempt cannot change."""
+    ours = write("k")
+    await store.claim([ours])
+    await store.lead([ours])
+    before = await seen(stores, ours)
+    await stores.attempts.heal(ours.group_id)
+    assert before == await seen(stores, ours)
+
+
+async def test_healing_waits_for_no_row_that_is_held(stores: Stores, store: WriteStore) -> None:
+    """The group is the answer; the record heals the next time."""
+    ours = write("k")
+    await store.claim([ours])
+    await store.lead([ours])
+    await stores.delete_attempts()
+    await stores.pend(ours)
+    async with stores.holding(ours):
+        await stores.attempts.heal(ours.group_id)
+    assert AttemptStatus.PENDING is (await seen(stores, ours)).status
+    await stores.attempts.heal(ours.group_id)
+    assert AttemptStatus.SUCCEEDED is (await seen(stores, ours)).status
 
 
 async def test_healing_without_a_group_does_nothing(stores: Stores, store: WriteStore) -> None:
