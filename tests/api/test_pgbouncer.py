@@ -14,6 +14,7 @@ import pytest
 
 from api_client import connected_api
 from command_process import stretto
+from contract.harness import write
 from pgbouncer import (
     SERVER_CONNECTIONS,
     give_settings,
@@ -22,8 +23,9 @@ from pgbouncer import (
     url_through,
 )
 from service_process import ServiceProcess
-from stretto.protocol.ports import Unreachable
+from stretto.protocol.ports import InDoubt, OutcomeUnknown, Unreachable
 from stretto.provision import START_SECONDS
+from stretto.storage.attempts import PostgresWriteStore
 from stretto.storage.check import check_database
 from stretto.storage.database import PREPARED_MAX, Database
 from stretto.storage.migrate import read_steps
@@ -149,3 +151,29 @@ async def test_with_prepared_statements_it_would_break(url: str, server_url: str
         broken = "SQLSTATE 26000|SQLSTATE 42P05"
         with pytest.raises(Unreachable, match=f"({broken})"):
             await asyncio.gather(*(ask(database) for _ in range(4)))
+
+
+async def test_behind_a_pooler_the_same_words_are_not_believed(
+    url: str, server_url: str, connection: Connection
+) -> None:
+    """PgBouncer says 08P01 of a server that it has lost; the next one may be another."""
+    await give_settings(server_url)
+    lost: list[str] = []
+    async with Database(url) as database:
+        store = PostgresWriteStore(database, on_lost=lambda: lost.append("lost"))
+        ours = write("k")
+        await store.claim([ours])
+        await connection.execute(
+            """CREATE FUNCTION doubt() RETURNS trigger LANGUAGE plpgsql AS
+               $$BEGIN RAISE EXCEPTION 'doubt' USING ERRCODE = '08P01'; END$$;
+               CREATE TRIGGER doubt BEFORE INSERT ON chat_group FOR EACH ROW
+               EXECUTE FUNCTION doubt()"""
+        )
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await store.lead([ours])
+        assert not isinstance(unknown.value, InDoubt)
+        assert store._connection is None
+        # Its listeners are called by the loop.
+        await asyncio.sleep(0)
+        assert ["lost"] == lost
+        await store.close()

@@ -13,6 +13,8 @@ from chaos.server import OwnServer, dsn_of, standby_of
 from chaos.steps import apis, first_row, settled_create, sound
 from service_process import ServiceProcess
 from stretto.domain import group_id
+from stretto.protocol.ports import Unreachable
+from stretto.storage.database import Database, Lane
 
 if TYPE_CHECKING:
     import asyncpg
@@ -20,6 +22,24 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
 STREAMING = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
+
+
+async def test_a_standby_is_never_taken_for_a_primary(
+    server: OwnServer, beside: Connection
+) -> None:
+    """Not for a writer, a reader or the upkeep, although it is named first and answers."""
+    async with standby_of(server) as standby:
+        await first_row(beside, STREAMING)
+        async with Database(dsn_of(standby, server)) as database:
+            connection = await database.lend()
+            assert not await connection.fetchval("SELECT pg_is_in_recovery()")
+            await database.give_back(connection)
+            for lane in Lane:
+                async with database.reading(lane) as connection:
+                    assert not await connection.fetchval("SELECT pg_is_in_recovery()")
+        async with Database(dsn_of(standby)) as database:
+            with pytest.raises(Unreachable):
+                await database.lend()
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])

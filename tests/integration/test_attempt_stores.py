@@ -14,7 +14,14 @@ import pytest_asyncio
 
 from contract.harness import write
 from stretto.errors import Failure, GroupRejected
-from stretto.protocol.ports import OutcomeUnknown, Refused, Transient, Unreachable
+from stretto.protocol.ports import (
+    InDoubt,
+    Locked,
+    Misconfigured,
+    OutcomeUnknown,
+    Refused,
+    Transient,
+)
 from stretto.storage.attempts import PostgresWriteStore
 from stretto.storage.database import Database
 
@@ -73,6 +80,35 @@ async def test_a_connection_that_breaks_during_a_write_leaves_its_outcome_unknow
     await store.close()
 
 
+async def doubt(connection: Connection, state: str) -> None:
+    """Have the database raise that state for every group."""
+    await connection.execute(
+        f"""CREATE FUNCTION doubt() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN RAISE EXCEPTION 'doubt' USING ERRCODE = '{state}'; END$$;
+            CREATE TRIGGER doubt BEFORE INSERT ON chat_group FOR EACH ROW EXECUTE FUNCTION doubt()"""
+    )
+
+
+@pytest.mark.parametrize("state", ["XX000", "58030", "08P01"])
+async def test_a_connection_that_leads_to_the_same_backend_is_kept(
+    state: str, database: Database, connection: Connection
+) -> None:
+    """Whatever the server has said on it: nothing of ours is left under way there."""
+    lost: list[str] = []
+    store = PostgresWriteStore(database, on_lost=lambda: lost.append("lost"))
+    ours = write("k")
+    await store.claim([ours])
+    kept = store._connection
+    await doubt(connection, state)
+    with pytest.raises(InDoubt):
+        await store.lead([ours])
+    assert kept is store._connection
+    assert [] == lost
+    await connection.execute("DROP TRIGGER doubt ON chat_group")
+    assert {ours.claim_token} == await store.lead([ours])
+    await store.close()
+
+
 async def test_a_table_that_is_locked_is_passing_trouble(
     store: PostgresWriteStore, connection: Connection
 ) -> None:
@@ -81,8 +117,10 @@ async def test_a_table_that_is_locked_is_passing_trouble(
     await store.claim([ours])
     async with connection.transaction():
         await connection.execute("LOCK TABLE conversation IN SHARE MODE")
-        with pytest.raises(Transient):
+        with pytest.raises(Locked):
             await store.lead([ours])
+        # It is not the attempt's row.
+        assert {ours.claim_token} == await store.unlocked([ours])
     assert {ours.claim_token} == await store.lead([ours])
 
 
@@ -104,7 +142,7 @@ async def test_a_missing_table_is_nobodys_failure(
     ours = write("k")
     await store.claim([ours])
     await connection.execute("ALTER TABLE outbox RENAME TO gone")
-    with pytest.raises(Unreachable):
+    with pytest.raises(Misconfigured):
         await store.lead([ours])
 
 
@@ -184,22 +222,36 @@ async def test_tokens_from_the_driver_equal_our_own(store: PostgresWriteStore) -
     assert ours.claim_token == token
 
 
+async def flushes(store: PostgresWriteStore) -> int:
+    """Count the flushes of the store's very connection so far."""
+    connection = store._connection
+    assert connection is not None
+    await connection.execute("SELECT pg_stat_force_next_flush()")
+    count: int = await connection.fetchval(
+        """SELECT sum(fsyncs)::int FROM pg_stat_get_backend_io(pg_backend_pid())
+           WHERE object = 'wal'"""
+    )
+    return count
+
+
+async def test_a_failure_waits_for_the_disk(store: PostgresWriteStore) -> None:
+    """It is durable before it is reported (G4)."""
+    failures = 10
+    await store.claim([write("warm")])
+    before = await flushes(store)
+    for number in range(failures):
+        ours = write(f"k{number}")
+        await store.claim([ours])
+        assert await store.fail(ours, Failure("full", "No more groups."))
+    # The server's own WAL writer may now and then have been faster.
+    assert await flushes(store) - before >= failures // 2
+
+
 async def test_only_the_lead_waits_for_the_disk(
     store: PostgresWriteStore, connection: Connection
 ) -> None:
     """A claim flushes nothing, a lead flushes the WAL once, whatever the size of its batch."""
     rounds, claims, leads = 10, 0, 0
-
-    async def flushes() -> int:
-        """Count this very connection's flushes so far."""
-        connection = store._connection
-        assert connection is not None
-        await connection.execute("SELECT pg_stat_force_next_flush()")
-        count: int = await connection.fetchval(
-            """SELECT sum(fsyncs)::int FROM pg_stat_get_backend_io(pg_backend_pid())
-               WHERE object = 'wal'"""
-        )
-        return count
 
     await store.claim([write("warm")])
     counted, numbers = 0, itertools.count()
@@ -207,11 +259,11 @@ async def test_only_the_lead_waits_for_the_disk(
         segment = await connection.fetchval(SEGMENT)
         number = next(numbers)
         batch = [write(f"{number}-{key}") for key in range(32)]
-        before = await flushes()
+        before = await flushes(store)
         assert 32 == len(await store.claim(batch))
-        between = await flushes()
+        between = await flushes(store)
         assert 32 == len(await store.lead(batch))
-        after = await flushes()
+        after = await flushes(store)
         # Whoever fills a segment of the WAL flushes it, whoever's records are in it.
         if segment == await connection.fetchval(SEGMENT):
             claims += between - before

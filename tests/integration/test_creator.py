@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import asyncpg
 import pytest
 
+from stretto.actors.mailbox import Mailbox
+from stretto.actors.writer import GroupWriter
 from stretto.assembly import ComponentSettings, open_component
 from stretto.documents import parse_json
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
@@ -25,17 +27,18 @@ from stretto.errors import (
     RateLimited,
 )
 from stretto.protocol.attempt import AnswerStatus, AttemptStatus
-from stretto.protocol.creator import CreatorSettings
+from stretto.protocol.creator import CreatorSettings, GroupCreator
 from stretto.protocol.ports import ConnectionLost, GuaranteeBroken, OutcomeUnknown
-from stretto.storage.attempts import PostgresWriteStore
+from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
 from stretto.storage.check import check_database
+from stretto.storage.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from uuid import UUID
 
     from stretto.assembly import Component
-    from stretto.protocol.ports import Event, Write
+    from stretto.protocol.ports import Event, Write, WriteResult
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
@@ -444,14 +447,55 @@ async def test_looking_up_tells_what_became_of_an_attempt(
 
 
 async def test_one_creation_costs_two_round_trips(
+    database_url: str, connection: Connection
+) -> None:
+    """Claim and lead, also for the first one: counted by the server, with nothing else at work."""
+    count = """SELECT sum(calls)::int FROM pg_stat_statements
+               WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(Database(database_url))
+        mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
+        store = PostgresWriteStore(database, on_lost=lambda: None)
+        # Connects, and has its statements planned, before anything is counted.
+        await store.open()
+        writer = GroupWriter(mailbox, store, lambda _: None, batch_max=10)
+        creator = await stack.enter_async_context(
+            GroupCreator(mailbox, PostgresAttemptStore(database), CreatorSettings(), lambda _: None)
+        )
+        counted = await connection.fetchval(count)
+        price_of_counting = await connection.fetchval(count) - counted
+        counted = await connection.fetchval(count)
+        creating = asyncio.ensure_future(creator.create(KEY, TEAM))
+        assert 1 == await writer.run_once()
+        await creating
+        assert 2 == await connection.fetchval(count) - counted - price_of_counting
+        await store.close()
+
+
+async def test_a_second_body_does_not_outwait_its_own_patience(
     component: Component, connection: Connection
 ) -> None:
-    """Claim and lead, also for the first one; only the relay sends more: counted by the server."""
-    count = """SELECT sum(calls)::int FROM pg_stat_statements
-               WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
-                     AND query NOT LIKE '%UPDATE outbox%'"""
-    counted = await connection.fetchval(count)
-    price_of_counting = await connection.fetchval(count) - counted
-    counted = await connection.fetchval(count)
-    await component.creator.create(KEY, TEAM)
-    assert 2 == await connection.fetchval(count) - counted - price_of_counting
+    """With `wait=0` it is told to come again while the first body's request is still under way."""
+    async with locked(connection, "chat_group"):
+        first = asyncio.ensure_future(component.creator.create(KEY, TEAM))
+        while not component.creator.flights:
+            await asyncio.sleep(0)
+        with pytest.raises(AttemptPending):
+            await component.creator.create(KEY, OTHER, wait_seconds=0)
+        assert not first.done()
+    assert (await first).status is AnswerStatus.CREATED
+
+
+async def test_what_was_found_before_the_last_loss_is_not_remembered_after_it(
+    component: Component, connection: Connection
+) -> None:
+    """It may be of a server that has been replaced since; what is found after it is remembered."""
+    async with locked(connection, "chat_group"):
+        creating = asyncio.ensure_future(component.creator.create(KEY, TEAM))
+        while await connection.fetchval("SELECT count(*) FROM attempt") == 0:
+            await asyncio.sleep(0)
+        component.creator.forget()
+    first = await creating
+    assert component.creator.outcomes == 0
+    assert first.group == (await component.creator.create(KEY, TEAM)).group
+    assert component.creator.outcomes == 1

@@ -4,7 +4,9 @@
 - cut: the connection breaks while the statement runs, which then commits or is rolled back; this is
   the lost acknowledgement too;
 - unreachable: no connection is to be had; transient: the statement is rolled back for a reason that
-  passes (lock time-out, deadlock, full disk); veto: the host's hook rejects the group;
+  passes (deadlock, full disk); locked: it has waited for another's lock too long; in doubt: it is
+  rolled back with an error that settles nothing, while the connection lives; veto: the host's hook
+  rejects the group;
 - crash: a process is gone, with its tasks and its queue, and a new one takes its place; what it has
   sent goes on like any statement whose connection broke;
 - database crash: nothing that runs is committed, every connection breaks, and some of the last
@@ -17,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from stretto.errors import Failure
-from stretto.protocol.ports import Refused, Transient, Unreachable
+from stretto.protocol.ports import InDoubt, Locked, Refused, Transient, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +32,7 @@ VETO: Final = Failure("quota", "Ten groups are enough.")
 CONNECTION: Final = ("lost", "late", "cut")
 DATABASE: Final = ("unreachable", "transient", "database crash")
 ALL: Final = (*CONNECTION, *DATABASE, "veto", "crash", "patience")
+NEIGHBOURS: Final = ("cut", "locked", "in doubt")
 _LEADERS: Final = ("claim", "lead", "fail")
 
 
@@ -60,6 +63,9 @@ def _faults_of(statement: Statement) -> Iterator[str]:
         yield "cut"
         if statement.name in _LEADERS:
             yield "transient"
+            yield "in doubt"
+            if statement.is_blocked:
+                yield "locked"
         if statement.name == "lead":
             yield "veto"
     else:
@@ -96,6 +102,10 @@ def _strike(world: World, kind: str, statement: Statement) -> None:
             statement.fail(Unreachable("no connection"))
         case "transient":
             statement.fail(Transient("in a moment"))
+        case "locked":
+            statement.fail(Locked("waited too long"))
+        case "in doubt":
+            statement.fail(InDoubt("who knows"))
         case "veto":
             statement.fail(Refused(VETO))
     world.hear(statement)

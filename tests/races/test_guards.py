@@ -13,6 +13,7 @@ left, in a broken guarantee. What the guards are called elsewhere, and what they
 | one key per batch | `GroupCreator` has one flight per key, registered before it can run |
 | the primary key | of `chat_group` |
 | "unknown is not failed" | `GroupWriter` leads again with the same token and never fails it |
+| "held is not failed" | what another transaction holds is left to its request to follow |
 """
 
 from __future__ import annotations
@@ -88,6 +89,15 @@ class HastyWriter(GroupWriter):
         return await super()._lead_persistently(batch, ())
 
 
+class BlindWriter(GroupWriter):
+    """Takes what another transaction holds for a failure."""
+
+    async def _leave_out_locked(self, batch: Sequence[Any]) -> list[Any]:
+        for request in batch:
+            request.answer(SettledAsFailed(faults.VETO))
+        return []
+
+
 LEASE_ENDS: Final = Scenario(requests=TWO_PROCESSES)
 
 
@@ -133,6 +143,13 @@ LEASE_ENDS: Final = Scenario(requests=TWO_PROCESSES)
             "G4: told failed, and the group exists",
             Scenario(requests=(Request(),), faults=("late",), faults_max=1, writer=HastyWriter),
             id="unknown is not failed",
+        ),
+        pytest.param(
+            "G4: told failed, and the group exists",
+            Scenario(
+                requests=(Request(),), faults=("cut", "locked"), faults_max=2, writer=BlindWriter
+            ),
+            id="held is not failed",
         ),
     ],
 )

@@ -33,6 +33,8 @@ VETOES: Final = Scenario(requests=(), faults=("veto", "late", "cut", "crash"), f
 # Two processes reach fewer kinds in the same time: these leave a statement on its way.
 STRAYS: Final = Scenario(requests=(), faults=("cut", "crash"), faults_max=2, leases_max=0)
 
+HELD: Final = Scenario(requests=(), faults=faults.NEIGHBOURS, faults_max=2, leases_max=0)
+
 SCENARIOS: Final = {
     "2 requests, 1 process, 2 losses": (500_000, replace(LOSSES, requests=(HERE, HERE))),
     "2 requests, 1 process, 2 vetoes or losses": (
@@ -48,6 +50,11 @@ SCENARIOS: Final = {
     "3 requests, 2 processes, 1 loss": (
         5_000_000,
         replace(LOSSES, requests=(HERE, HERE, THERE), faults_max=1),
+    ),
+    "2 requests, 2 processes, 2 held or in doubt": (1_000, replace(HELD, requests=(HERE, THERE))),
+    "2 keys in one batch, 2 held or in doubt": (
+        1_000,
+        replace(HELD, requests=(Request(0, "a"), Request(0, "b")), together=True),
     ),
     "2 bodies, 1 process, 1 fault": (1_000, replace(ANY, requests=(HERE, OTHER_HERE))),
     "2 bodies, 2 processes, 1 fault": (50_000, replace(ANY, requests=(HERE, OTHER_THERE))),

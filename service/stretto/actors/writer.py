@@ -213,6 +213,8 @@ class GroupWriter:
                         led = await self._store.lead([request.message for request in batch])
                 except Locked:
                     batch = await self._leave_out_locked(batch)
+                    if not batch:
+                        return 0
                     raise
         for request in batch:
             request.answer(Led() if request.message.claim_token in led else NotLed())

@@ -1,0 +1,66 @@
+"""What a flight does in turns, and how long it pauses in between."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+
+from stretto.domain import NewGroup, UserId
+from stretto.errors import AttemptPending
+from stretto.protocol.attempt import Sighting
+from stretto.protocol.flight import Flight
+from stretto.protocol.follower import (
+    POLL_SECONDS_FIRST,
+    POLL_SECONDS_MAX,
+    TURNS_MAX,
+    Follower,
+    new_write,
+)
+from stretto.protocol.ports import NotLed, Write, WriteResult
+
+if TYPE_CHECKING:
+    from stretto.protocol.ports import AttemptStore
+
+
+class Vanishing:
+    """Stores and writers in which every claim is taken away again."""
+
+    async def look(self, *_: object) -> Sighting:
+        """See nothing."""
+        return Sighting(None, None)
+
+    async def heal(self, *_: object) -> None:
+        """Unused."""
+
+    async def reclaim(self, *_: object) -> bool:
+        """Unused."""
+        return False
+
+    def ask(self, _: Write) -> asyncio.Future[WriteResult]:
+        """Never lead."""
+        answered: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+        answered.set_result(NotLed())
+        return answered
+
+
+async def test_a_key_that_is_taken_away_again_and_again_comes_back_ever_later() -> None:
+    """Each turn costs the writers' batch a wait; in the end the attempt is pending."""
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    world = Vanishing()
+    attempts: AttemptStore = world
+    new_group = NewGroup.parse(UserId("alice"), {"name": "Team"})
+    flight = Flight(UUID(int=1), new_group, new_group.fingerprint(), b"")
+    follower = Follower(world, attempts, 5.0, lambda _: None, pause)
+    with pytest.raises(AttemptPending):
+        await follower.pursue(flight, new_write(flight))
+    longest = [min(POLL_SECONDS_FIRST * 2**turn, POLL_SECONDS_MAX) for turn in range(1, TURNS_MAX)]
+    assert all(
+        bound / 2 <= seconds <= bound for bound, seconds in zip(longest, pauses, strict=True)
+    )
