@@ -62,6 +62,7 @@ from stretto.storage.database import Database
 from stretto.storage.groups import PostgresGroupStore
 from stretto.storage.history import PostgresHistoryStore
 from stretto.storage.outbox import PostgresOutboxStore
+from stretto.storage.readiness import Readiness
 from stretto.storage.retention import Retention, sweep
 from stretto.storage.webhooks import PostgresWebhookStore
 from stretto.telemetry import Metrics, flush_log, log_event
@@ -193,14 +194,7 @@ async def open_component(
             lambda progress: sweep(database.tending, settings.retention, None, progress), observe
         )
         await stack.enter_async_context(_upkeep(sweeper, "stretto sweeper"))
-        webhook = None
-        if settings.webhook is not None:
-            webhook_store = PostgresWebhookStore(database)
-            # Before anything is created: that is where it begins.
-            await webhook_store.open()
-            endpoint = await stack.enter_async_context(WebhookEndpoint(settings.webhook))
-            webhook = WebhookSender(webhook_store, endpoint, observe)
-            await stack.enter_async_context(_upkeep(webhook, "stretto webhook"))
+        webhook = await stack.enter_async_context(_webhook(database, settings.webhook, observe))
 
         def observe_writer(event: Event) -> None:
             if isinstance(event, BatchWritten) and event.led:
@@ -210,7 +204,9 @@ async def open_component(
             observe(event)
 
         mailbox: Mailbox[Write, WriteResult] = Mailbox(settings.mailbox_max)
-        reads = await stack.enter_async_context(_reads(database, observe))
+        write_stores: list[PostgresWriteStore] = []
+        readiness = Readiness(database, write_stores)
+        reads = await stack.enter_async_context(_reads(database, readiness, observe))
         creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe)
 
         def on_lost() -> None:
@@ -219,6 +215,7 @@ async def open_component(
 
         for number in range(settings.writers):
             write_store = PostgresWriteStore(database, on_lost, on_create)
+            write_stores.append(write_store)
             stack.push_async_callback(write_store.close)
             with suppress(StoreError):
                 await write_store.open()
@@ -248,10 +245,29 @@ async def open_component(
 
 
 @asynccontextmanager
-async def _reads(database: Database, observe: Observer) -> AsyncIterator[Reads]:
+async def _webhook(
+    database: Database, settings: WebhookSettings | None, observe: Observer
+) -> AsyncIterator[WebhookSender | None]:
+    """Run the webhook's sender, if there is an endpoint."""
+    if settings is None:
+        yield None
+        return
+    store = PostgresWebhookStore(database)
+    # Before anything is created: that is where it begins.
+    await store.open()
+    async with WebhookEndpoint(settings) as endpoint:
+        sender = WebhookSender(store, endpoint, observe)
+        async with _upkeep(sender, "stretto webhook"):
+            yield sender
+
+
+@asynccontextmanager
+async def _reads(
+    database: Database, readiness: Readiness, observe: Observer
+) -> AsyncIterator[Reads]:
     """Run the readers; in the end, what still waits for them is answered with an error."""
     attempts, groups = PostgresAttemptStore(database), PostgresGroupStore(database)
-    reads = Reads(attempts, groups, database.ping, observe)
+    reads = Reads(attempts, groups, readiness.check, observe)
     async with AsyncExitStack() as stack:
         for reader in reads.readers:
             await stack.enter_async_context(_running(reader.run(), f"stretto {reader.name}"))

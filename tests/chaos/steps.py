@@ -78,3 +78,15 @@ LEADER = """SELECT pid FROM pg_stat_activity
 async def sound(connection: Connection) -> bool:
     """Whether the whole database keeps its guarantees."""
     return (await check_database(connection, retention_days=30)).faults == []
+
+
+END_OURS = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+          WHERE datname = current_database() AND application_name = 'stretto'"""
+
+
+async def set_read_only(connection: Connection, *, is_read_only: bool) -> None:
+    """Have new sessions of the database refuse writes, or take them again."""
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    setting = "default_transaction_read_only"
+    change = f"SET {setting} = on" if is_read_only else f"RESET {setting}"
+    await connection.execute(f"ALTER DATABASE {name} {change}")

@@ -15,7 +15,7 @@ async def livez(_: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """`GET /readyz`: the database answers and we are neither draining nor stopping; else 503."""
+    """`GET /readyz`: the database takes our writes and we are neither draining nor stopping; else 503."""
     service = request.app[SERVICE]
     if service.draining.is_set() or service.creator.is_stopping:
         raise Overloaded.while_stopping()

@@ -54,6 +54,8 @@ class PostgresWriteStore:
         self._on_create = on_create
         self._connection: Connection | None = None
         self._is_writing = False
+        self.is_cut_off = False
+        """Whether the last try to connect has failed, or goes on."""
 
     async def open(self) -> None:
         """Connect and have both statements planned: the first request need not wait for it.
@@ -119,7 +121,9 @@ class PostgresWriteStore:
         """Lend our connection; errors on it come out as the store's own."""
         if self._connection is None or is_lost(self._connection):
             await self._drop()
+            self.is_cut_off = True
             self._connection = await self._database.lend()
+            self.is_cut_off = False
             self._connection.add_termination_listener(self._told_of_loss)
         connection = self._connection
         self._is_writing = True

@@ -1,10 +1,10 @@
 """Where connections come from: the configured database, or a pool that a host hands in.
 
 A writer keeps one for itself. Everything else shares a few, in lanes: each kind of work has its own, so
-that none holds up another. A connection always leads to a primary. A statement is bounded by the server's
-own time-outs, and where the server does not answer at all, the connection is terminated, which is an
-error for its caller. Actors wait for a connection without a time-out, which would count the lag of our
-own event loop: few of them share a lane, and each needs one connection at a time.
+that none holds up another. A connection always leads to a primary that takes writes. A statement is
+bounded by the server's own time-outs, and where the server does not answer at all, the connection is
+terminated, which is an error for its caller. Actors wait for a connection without a time-out, which would
+count the lag of our own event loop: few of them share a lane, and each needs one connection at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
+from asyncpg.exceptions import TargetServerAttributeNotMatched
 
 from stretto.protocol.ports import ReadCancelled, Unreachable
 from stretto.storage.driver_errors import DRIVER_ERRORS, in_words
@@ -48,6 +49,7 @@ TRANSACTION_SECONDS: Final = 30.0
 # What the server is given to cancel a read by itself before we cut the connection.
 GRACE_SECONDS: Final = 1.0
 DEFAULT_PORT: Final = 5432
+READ_ONLY: Final = "the database is read-only: a standby, or default_transaction_read_only is on"
 # asyncpg's own default; behind a pooler the next transaction may not have what this one prepared.
 PREPARED_MAX: Final = 100
 
@@ -193,9 +195,10 @@ class Database:
             raise Unreachable(message)
 
     async def ping(self) -> None:
-        """Raise `Unreachable` unless the database answers and has the tables."""
+        """Raise `Unreachable` unless the database answers, has the tables and takes writes."""
         async with self.reading(Lane.PROBE) as connection:
             await self.require_tables(connection)
+            await require_read_write(connection)
 
     async def inspect(self) -> None:
         """Raise `Unreachable` unless the database answers, and has a schema that we can serve."""
@@ -238,7 +241,7 @@ class Database:
     async def _connect(
         self, *, may_take_long: bool = False, **more: str
     ) -> asyncpg.Connection[asyncpg.Record]:
-        """Try each host for a primary, the one that served last first."""
+        """Try each host for a primary that takes writes, the one that served last first."""
         server_settings = _SERVER_SETTINGS | {"search_path": self._schema} | more
         trouble: Exception | None = None
         # A copy: others connect meanwhile and change the order.
@@ -249,24 +252,43 @@ class Database:
                     host=host.name,
                     port=host.port,
                     timeout=CONNECT_SECONDS,
-                    target_session_attrs=SessionAttribute.primary,
+                    target_session_attrs=SessionAttribute.any
+                    if self.is_pooled
+                    else SessionAttribute.read_write,
                     server_settings=_NAME if self.is_pooled else server_settings,
                     statement_cache_size=self._prepared_max,
                 )
-                if not (may_take_long or self.is_pooled):
+                if self.is_pooled:
+                    # What a pooler reports of its server may be long past.
+                    await require_read_write(connection)
+                elif not may_take_long:
                     await _bound_transactions(connection)
-            except DRIVER_ERRORS as error:
+            except TargetServerAttributeNotMatched as error:
+                trouble = Unreachable(READ_ONLY)
+                trouble.__cause__ = error
+            except (*DRIVER_ERRORS, Unreachable) as error:
                 trouble = error
             else:
                 self._hosts.remove(host)
                 self._hosts.insert(0, host)
                 return connection
         assert trouble is not None, "a DSN names one host at least"
+        if isinstance(trouble, Unreachable):
+            raise trouble
         message = in_words(trouble)
         # PostgreSQL itself takes these settings; what else speaks its protocol may not.
         if isinstance(trouble, asyncpg.ProtocolViolationError) and not self.is_pooled:
             message = f"{message}; {ADD_PARAMETER}"
         raise Unreachable(message) from trouble
+
+
+async def require_read_write(connection: Connection) -> None:
+    """Raise `Unreachable` where the server refuses writes; the connection is then of no use."""
+    with watchdog(connection, CONNECT_SECONDS):
+        is_read_only = await connection.fetchval(QUERIES["is_read_only"])
+    if is_read_only:
+        terminate(connection)
+        raise Unreachable(READ_ONLY)
 
 
 async def _bound_transactions(connection: Connection) -> None:

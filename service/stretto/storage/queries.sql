@@ -264,6 +264,10 @@ SELECT format('ALTER DEFAULT PRIVILEGES IN SCHEMA %I'
               ' GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO %I', $1, role)
 FROM unnest($2) AS role;
 
+-- name: is_read_only
+-- Ask whether the server refuses writes of this session: a standby, or default_transaction_read_only.
+SELECT current_setting('transaction_read_only')::boolean AS is_read_only;
+
 -- name: ping_pooled
 -- Ask the same behind PgBouncer, and whether the role leads to the schema $1, does not wait for locks
 -- for ever, and lets no write be cancelled.
