@@ -21,6 +21,6 @@ USER stretto
 EXPOSE 8080
 HEALTHCHECK --interval=5s --timeout=3s --start-period=10s \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz')"]
-# The service stops by itself within 10 s of SIGTERM.
+# At SIGTERM the service drains for STRETTO_DRAIN_SECONDS (10), then stops by itself within 10 s.
 STOPSIGNAL SIGTERM
 CMD ["stretto", "serve"]

@@ -22,6 +22,7 @@ PROCESSES ?= 2
 SCENARIOS ?=
 SEED ?= 1
 MINUTES ?= 5
+RESTARTS ?= 10
 
 # Of the mutants: a list, one of it, or a part of a file's name.
 ONLY ?=
@@ -73,6 +74,10 @@ chaos: $(VENV)/.dev ## Break everything while clients ask, then check (SEED= MIN
 .PHONY: mutants
 mutants: $(VENV)/.dev ## Change the code in small ways: do the tests notice? (ONLY=storage ARGS=--list)
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+.PHONY: rolling
+rolling: $(VENV)/.dev ## Restart two replicas in turn behind haproxy, under clients that never retry (RESTARTS=)
+	@PYTHONPATH=tests $(BIN)/python -m rolling --restarts $(RESTARTS)
 
 .PHONY: load
 load: $(VENV)/.run $(LOAD_VENV)/.load ## Load a service with locust and check (USERS= SECONDS= SCENARIOS= HOST=)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import yaml
 
+from stretto.config import Settings
+from stretto.supervisor import STOP_SECONDS
+
 COMPOSE_FILE = Path(__file__).parents[2] / "docker-compose.yml"
 
 
@@ -41,7 +44,7 @@ def test_misspelt_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_replicas_share_one_database_and_one_bus() -> None:
-    """The same addresses, each of a service that is there, and a NATS that keeps streams."""
+    """The same addresses, each of a service that is there, a NATS that keeps streams, and time to stop."""
     services = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
     first, second = services["replica-1"], services["replica-2"]
     assert first["environment"] == second["environment"]
@@ -50,5 +53,7 @@ def test_two_replicas_share_one_database_and_one_bus() -> None:
         assert host in services
         assert host == "postgres" or host in first["depends_on"]
     assert "--jetstream" in services["nats"]["command"]
+    grace_seconds = int(first["stop_grace_period"].removesuffix("s"))
+    assert grace_seconds >= Settings.model_fields["drain_seconds"].default + STOP_SECONDS
     password = next(o for o in services["nats"]["command"] if o.startswith("--pass="))
     assert password.removeprefix("--pass=") in first["environment"]["STRETTO_NATS_URL"]

@@ -1,12 +1,17 @@
-"""How many connections there are file descriptors for."""
+"""How many connections there are file descriptors for, and what signals do."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import resource
+import signal
+import socket
 
 import pytest
 
-from stretto.server import FILES_OWN, _connections_max
+from stretto.server import FILES_OWN, _connections_max, _reserved_port, _stop_on_signals
+from stretto.stop import Stop
 
 ANY = resource.RLIM_INFINITY
 
@@ -33,3 +38,41 @@ def test_as_many_descriptors_as_needed_are_asked_for(
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: asked.append(both))
     assert (expected, set_to) == (_connections_max(1000), asked[-1])
+
+
+@pytest.mark.parametrize("is_worker", [True, False], ids=["worker", "service"])
+async def test_one_signal_more_than_there_are_steps_ends_a_service_but_no_worker(
+    is_worker: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker gets a terminal's signals twice, and has a supervisor that ends it by force."""
+
+    taken: list[signal.Signals] = []
+    take = Stop.take
+
+    def note(stop: Stop, number: signal.Signals) -> bool:
+        taken.append(number)
+        return take(stop, number)
+
+    monkeypatch.setattr(Stop, "take", note)
+
+    async def serve() -> None:
+        _stop_on_signals(10, is_worker=is_worker)
+        for count in (1, 2):
+            os.kill(os.getpid(), signal.SIGINT)
+            while len(taken) < count:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    serving = asyncio.create_task(serve())
+    await asyncio.wait((serving,))
+    assert is_worker is not serving.cancelled()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().remove_signal_handler(number)
+
+
+def test_a_reserved_port_can_be_shared_and_taken_beside_old_connections() -> None:
+    """Both are asked of every socket on it, or the port is taken."""
+    with _reserved_port("127.0.0.1", 0) as port, socket.socket() as worker:
+        worker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        worker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        worker.bind(("127.0.0.1", port))

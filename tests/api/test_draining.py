@@ -1,0 +1,96 @@
+"""How each connection ends while the service drains: with an answer that says so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import pytest
+
+from api_client import token_of
+from live_service import live_service
+from raw_client import creation, raw_clients
+from stretto.http.service import SERVICE
+
+if TYPE_CHECKING:
+    from live_service import LiveService
+    from raw_client import RawClient
+
+DEADLINE_SECONDS = 60
+TOKEN = token_of("alice")
+READ = f"GET /v1/groups HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+# Each with the status of its answer.
+REQUESTS = {
+    "created": (201, creation(TOKEN, "new")),
+    "replayed on the fast path": (201, creation(TOKEN, "known")),
+    "shed on the fast path": (503, creation(TOKEN, "shed")),
+    "read": (200, READ),
+    "rejected": (401, READ.replace(b"Bearer", b"Basic")),
+    "unknown": (404, READ.replace(b"/v1", b"/v2")),
+    "document": (200, READ.replace(b"/v1/groups", b"/openapi.json")),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("is_draining", [True, False], ids=["draining", "serving"])
+async def test_every_answer_of_a_drain_is_the_last_of_its_connection(
+    is_draining: bool, request_: tuple[int, bytes], database_url: str
+) -> None:
+    """Before, none is: the connection answers once more."""
+    expected, sent = request_
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        live_service(database_url) as live,
+        raw_clients(live.api.url) as raw,
+    ):
+        client = await raw.connect(creation(TOKEN, "known"))
+        await client.answer()
+        service = live.app[SERVICE]
+        if is_draining:
+            service.draining.set()
+        with patch.object(service.shedder, "admit", return_value=expected != 503):
+            client.send(sent)
+            status, headers, _ = await client.answer()
+        assert (expected, "close" if is_draining else None) == (status, headers.get("connection"))
+        if is_draining:
+            assert b"" == await client.closed()
+        else:
+            client.send(READ)
+            assert 200 == (await client.answer())[0]
+
+
+async def test_of_requests_that_were_sent_together_the_last_answer_says_so(
+    database_url: str,
+) -> None:
+    """All of them have been read, so all of them are answered."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        live_service(database_url) as live,
+        raw_clients(live.api.url) as raw,
+    ):
+        live.app[SERVICE].draining.set()
+        client = await raw.connect(READ * 3)
+        said = [(await client.answer())[1].get("connection") for _ in range(3)]
+        assert [None, None, "close"] == said
+        await client.closed()
+
+
+async def test_what_is_idle_stays_until_the_stop(database_url: str) -> None:
+    """A request may still come, also on a connection that was made before the drain."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        async with live_service(database_url) as live, raw_clients(live.api.url) as raw:
+            idle = [await raw.connect(), await _used(live, await raw.connect())]
+            live.app[SERVICE].draining.set()
+            for client in idle:
+                client.send(READ)
+                assert 200 == (await client.answer())[0]
+            left = await raw.connect()
+        await left.closed()
+
+
+async def _used(live: LiveService, client: RawClient) -> RawClient:
+    client.send(READ)
+    await client.answer()
+    assert not live.app[SERVICE].draining.is_set()
+    return client
