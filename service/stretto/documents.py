@@ -40,6 +40,7 @@ STATUS: Final[Mapping[str, int]] = {
     "internal_error": 500,
     "overloaded": 503,
     "database_unavailable": 503,
+    "hook_failed": 503,
 }
 
 _FIELDS: Final = (b'"name"', b'"description"', b'"members"')

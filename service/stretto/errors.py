@@ -174,9 +174,15 @@ class Overloaded(StrettoError):
 
 
 class DatabaseUnavailable(StrettoError):
-    """The database did not answer; what became of the attempt is found out by the same request."""
+    """The database did not answer or could not do it; the same request finds out what became of it."""
 
     code = "database_unavailable"
+
+
+class HookFailed(StrettoError):
+    """The host's own code failed while the group was created; the attempt is still open."""
+
+    code = "hook_failed"
 
 
 class GroupRejected(Exception):

@@ -15,7 +15,6 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from stretto.errors import GroupRejected
 from stretto.log_folding import LogFolder
 from stretto.protocol.ports import (
     ActorCrashed,
@@ -31,6 +30,7 @@ from stretto.protocol.ports import (
     EventsMissed,
     EventsRelayed,
     GuaranteeBroken,
+    HookError,
     RowsSwept,
     SessionEnded,
     UpkeepTrouble,
@@ -264,7 +264,8 @@ def log_event(event: Event) -> None:
                 kind=type(error).__name__,
                 cause=str(error),
                 writes=writes,
-                exc_info=error.__cause__ if _is_foreign(error.__cause__) else None,
+                # The hook is the host's program: its traceback says where to mend it.
+                exc_info=error.__cause__ if isinstance(error, HookError) else None,
             )
         case ConnectionLost():
             logger.warning("writer.connection_lost")
@@ -317,10 +318,3 @@ def configure_logging(*, level: str, as_json: bool | None = None) -> None:
 
 def _json(event: object, **_: object) -> str:
     return orjson.dumps(event, default=str).decode()
-
-
-def _is_foreign(cause: BaseException | None) -> bool:
-    """Whether a traceback helps: for a bug in a host's hook, but not for its veto or the network."""
-    if cause is None or isinstance(cause, (OSError, GroupRejected)):
-        return False
-    return not type(cause).__module__.startswith("asyncpg")

@@ -20,6 +20,7 @@ from stretto.assembly import serving
 from stretto.errors import (
     AttemptPending,
     DatabaseUnavailable,
+    HookFailed,
     InternalError,
     Overloaded,
     RateLimited,
@@ -147,6 +148,7 @@ AGAIN: dict[str, Step] = {
     "500": telling(InternalError()),
     "503": telling(Overloaded(retry_after_seconds=1)),
     "503 of the database": telling(DatabaseUnavailable(retry_after_seconds=1)),
+    "503 of a host's hook": telling(HookFailed(retry_after_seconds=1)),
     "connection cut": cut,
     "a proxy's HTML 502": answering(502, HTML),
     "a proxy's JSON 504": answering(504, b'{"message": "time-out"}'),

@@ -15,6 +15,7 @@ import pytest
 from api_client import connected_api
 from command_process import stretto
 from contract.harness import write
+from hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by
 from pgbouncer import (
     SERVER_CONNECTIONS,
     give_settings,
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import asyncpg
+
+    from hooked_stores import Created
+    from stretto.storage.database import Connection as InnerConnection
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
@@ -177,3 +181,35 @@ async def test_behind_a_pooler_the_same_words_are_not_believed(
         await asyncio.sleep(0)
         assert ["lost"] == lost
         await store.close()
+
+
+async def test_a_hook_that_leaves_its_session_alone_behind_pgbouncer_too(
+    pgbouncer: Path, server_url: str, connection: Connection
+) -> None:
+    """The session there belongs to all who share it: it is reset before the commit."""
+    await give_settings(server_url)
+    seen: list[tuple[str, ...]] = []
+
+    async def hook(inner: InnerConnection, _: Created) -> None:
+        row = await inner.fetchrow(
+            "SELECT current_user::text, current_setting('search_path'),"
+            " current_setting('work_mem'), count(*) FROM pg_locks WHERE locktype = 'advisory'"
+        )
+        assert row is not None
+        seen.append(tuple(row))
+        await inner.execute(
+            "SET search_path = public; SET work_mem = '7MB'; SET ROLE pg_monitor;"
+            "SELECT pg_advisory_lock(7); CREATE TEMP TABLE attempt (x int)"
+        )
+
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        Database(url_through(pgbouncer, server_url)) as database,
+    ):
+        stores = Stores(database)
+        store = stores(hook)
+        for number in range(2 * SERVER_CONNECTIONS):
+            assert len(await led_by(store, f"k{number}")) == 1
+        await store.close()
+    assert len(set(seen)) == 1
+    assert 2 * SERVER_CONNECTIONS == await groups(connection)

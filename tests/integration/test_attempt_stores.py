@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import asyncpg
 import pytest
 import pytest_asyncio
 
 from contract.harness import write
-from stretto.errors import Failure, GroupRejected
+from stretto.errors import Failure
 from stretto.protocol.ports import (
     InDoubt,
     Locked,
     Misconfigured,
     OutcomeUnknown,
     Refused,
-    Transient,
 )
 from stretto.storage.attempts import PostgresWriteStore
 from stretto.storage.database import Database
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
+
+    import asyncpg
 
     from stretto.domain import CreatedGroup, NewGroup
     from stretto.storage.database import Connection as InnerConnection
-    from stretto.storage.hook import OnCreate
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
@@ -144,51 +142,6 @@ async def test_a_missing_table_is_nobodys_failure(
     await connection.execute("ALTER TABLE outbox RENAME TO gone")
     with pytest.raises(Misconfigured):
         await store.lead([ours])
-
-
-async def _reject(*_: object) -> None:
-    raise GroupRejected("quota", "Ten groups are enough.")
-
-
-async def _crash(*_: object) -> None:
-    raise RuntimeError
-
-
-async def _swallow_an_error(connection: InnerConnection, _: object) -> None:
-    with pytest.raises(asyncpg.DivisionByZeroError):
-        await connection.execute("SELECT 1 / 0")
-
-
-async def _hang(*_: object) -> None:
-    await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize(
-    ("expected", "hook"),
-    [
-        (Refused, lambda: _reject),
-        (Transient, lambda: _hang),
-        (Transient, lambda: _crash),
-        # PostgreSQL answers COMMIT of an aborted transaction without an error: only the tag tells.
-        (Transient, lambda: _swallow_an_error),
-    ],
-)
-async def test_a_hook_that_fails_takes_the_group_back(
-    expected: type[Exception],
-    hook: Callable[[], OnCreate],
-    database: Database,
-    connection: Connection,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whatever goes wrong in the host's part, nothing of the group is left, and it is known."""
-    monkeypatch.setattr("stretto.storage.hook.HOOK_SECONDS", 0.1)
-    store = PostgresWriteStore(database, on_lost=lambda: None, on_create=hook())
-    ours = write("k")
-    await store.claim([ours])
-    with pytest.raises(expected):
-        await store.lead([ours])
-    assert (1, 0, 0, 0, 0) == await counts(connection)
-    await store.close()
 
 
 async def test_a_hooks_rows_are_committed_with_the_group(

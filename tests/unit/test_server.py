@@ -45,7 +45,6 @@ async def test_one_signal_more_than_there_are_steps_ends_a_service_but_no_worker
     is_worker: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker gets a terminal's signals twice, and has a supervisor that ends it by force."""
-
     taken: list[signal.Signals] = []
     take = Stop.take
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import orjson
 import pytest
 
-from stretto.errors import GroupRejected
+from logged_events import logged
+from stretto.errors import Failure, GroupRejected
 from stretto.protocol.ports import (
     ActorCrashed,
     AttemptAnswered,
@@ -19,6 +18,10 @@ from stretto.protocol.ports import (
     EventDelivered,
     EventsRelayed,
     GuaranteeBroken,
+    HookError,
+    HookInterrupted,
+    OutcomeUnknown,
+    Refused,
     RowsSwept,
     SessionEnded,
     Transient,
@@ -29,25 +32,10 @@ from stretto.protocol.ports import (
     WriteTrouble,
 )
 from stretto.protocol.sessions import CloseCode
-from stretto.telemetry import Metrics, configure_logging, log_event
+from stretto.telemetry import Metrics
 
 if TYPE_CHECKING:
-    from stretto.protocol.ports import Event
-
-
-def logged(capsys: pytest.CaptureFixture[str], event: Event) -> list[dict[str, Any]]:
-    """Return what a service logs of an event, line by line."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    # What is configured before is closed: the test runner's own handlers must not be.
-    root.handlers.clear()
-    try:
-        configure_logging(level="info", as_json=True)
-        log_event(event)
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-    return [orjson.loads(line) for line in capsys.readouterr().err.splitlines()]
+    from stretto.protocol.ports import Event, StoreError
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Any:
@@ -86,21 +74,29 @@ def test_the_normal_case_is_not_logged(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("has_traceback", "cause"),
+    ("has_traceback", "error", "cause"),
     [
-        (True, KeyError("x")),
-        (False, GroupRejected("quota", "x")),
-        (False, OSError()),
-        (False, None),
+        (True, HookError("on_create raised"), KeyError("x")),
+        (True, HookInterrupted("on_create raised"), OSError()),
+        (False, HookError("on_create took longer"), None),
+        (False, Refused(Failure("quota", "x")), GroupRejected("quota", "x")),
+        (False, OutcomeUnknown("OSError"), OSError()),
     ],
 )
 def test_only_a_bug_is_logged_with_its_traceback(
-    has_traceback: bool, cause: Exception | None, capsys: pytest.CaptureFixture[str]
+    has_traceback: bool,
+    error: StoreError,
+    cause: Exception | None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A host's veto and the network's troubles need none; and no variables are shown."""
-    trouble = WriteTrouble(raised(Transient("on_create raised"), cause and raised(cause)), 3)
-    (line,) = logged(capsys, trouble)
-    assert ("write.trouble", "Transient", 3) == (line["event"], line["kind"], line["writes"])
+    """A host's veto and the network's failures need none; and no variables are shown."""
+    failure = WriteTrouble(raised(error, cause and raised(cause)), 3)
+    (line,) = logged(capsys, failure)
+    assert ("write.trouble", type(error).__name__, 3) == (
+        line["event"],
+        line["kind"],
+        line["writes"],
+    )
     assert has_traceback == ("Traceback" in line.get("exception", ""))
     assert "a token" not in str(line).replace('secret = "a token"', "")
 

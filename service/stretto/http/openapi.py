@@ -152,7 +152,7 @@ def _create_group() -> Document:
     errors = (
         *(KeyMissing(), KeyInvalid(), examples.BODY_INVALID, BodyTooLarge()),
         *(UnsupportedMediaType(), examples.ATTEMPT_PENDING, examples.ATTEMPT_FAILED, KeyReused()),
-        *(examples.RATE_LIMITED, *_WITH_TOKEN),
+        *(examples.RATE_LIMITED, examples.HOOK_FAILED, *_WITH_TOKEN),
     )
     parameters = (_KEY, _prefer(WAIT_SECONDS_DEFAULT))
     summary = "Create a group, exactly once per key"

@@ -10,6 +10,7 @@ from stretto.errors import (
     AttemptPending,
     DatabaseUnavailable,
     Failure,
+    HookFailed,
     Overloaded,
     RateLimited,
     StrettoError,
@@ -110,3 +111,4 @@ ATTEMPT_FAILED: Final = AttemptFailed(_FAILURE)
 RATE_LIMITED: Final = RateLimited(retry_after_seconds=RETRY_AFTER_SECONDS)
 OVERLOADED: Final = Overloaded(retry_after_seconds=RETRY_AFTER_SECONDS)
 DATABASE_UNAVAILABLE: Final = DatabaseUnavailable(retry_after_seconds=RETRY_AFTER_SECONDS)
+HOOK_FAILED: Final = HookFailed(retry_after_seconds=RETRY_AFTER_SECONDS)

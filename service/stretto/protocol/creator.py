@@ -29,6 +29,7 @@ from stretto.errors import (
     AttemptPending,
     DatabaseUnavailable,
     Failure,
+    HookFailed,
     InternalError,
     Overloaded,
     StrettoError,
@@ -38,7 +39,7 @@ from stretto.protocol.flight import RETRY_AFTER_SECONDS, Flight, Waiter
 from stretto.protocol.follower import Follower, new_write, outcome_of
 from stretto.protocol.limiter import OwnerLimiter
 from stretto.protocol.memory import NO_BODY, OutcomeMemory
-from stretto.protocol.ports import AttemptAnswered, StoreError
+from stretto.protocol.ports import AttemptAnswered, HookError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -160,7 +161,7 @@ class GroupCreator:
         """Create the group, or find the one that this owner and key have created already.
 
         Cancelling the call leaves the attempt to go on; call again with the same key. Raises
-        `KeyReused`, `AttemptFailed`, `AttemptPending`, `RateLimited`, `Overloaded` or
+        `KeyReused`, `AttemptFailed`, `AttemptPending`, `RateLimited`, `Overloaded`, `HookFailed` or
         `DatabaseUnavailable`.
         """
         return await self._told(key, new_group, NO_BODY, wait_seconds)
@@ -308,7 +309,9 @@ def _told(error: BaseException) -> StrettoError:
     if isinstance(error, StrettoError):
         return error
     told: StrettoError = InternalError()
-    if isinstance(error, StoreError):
+    if isinstance(error, HookError):
+        told = HookFailed(retry_after_seconds=RETRY_AFTER_SECONDS)
+    elif isinstance(error, StoreError):
         told = DatabaseUnavailable(retry_after_seconds=RETRY_AFTER_SECONDS)
     told.__cause__ = error
     return told

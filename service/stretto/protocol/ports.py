@@ -1,7 +1,8 @@
 """What the protocol needs from the world: stores, writers, and somebody who is told.
 
-A store's write ends in one of five ways, and never in a guess: it returns (committed), or raises
-`Refused`, `Transient` or `Unreachable` (not committed), or `OutcomeUnknown` (nobody can know yet).
+A store's write ends in one of six ways, and never in a guess: it returns (committed), or raises
+`Refused`, `Transient`, `HookError` or `Unreachable` (not committed), or `OutcomeUnknown` (nobody can
+know yet).
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ class Transient(StoreError):
 
 class Locked(Transient):
     """A row or a table was held by another for longer than a statement waits."""
+
+
+class HookError(StoreError):
+    """The host's hook did not let the write through, and it was no veto; nothing was committed."""
+
+
+class HookInterrupted(HookError, Transient):
+    """The hook met a lock, a deadlock or a full disk; the same write may succeed in a moment."""
 
 
 class Unreachable(StoreError):

@@ -23,7 +23,7 @@ from stretto.storage.database import (
     watchdog,
 )
 from stretto.storage.driver_errors import DRIVER_ERRORS, READ_ONLY, store_error
-from stretto.storage.hook import lead_with_hook
+from stretto.storage.hook import HookedLead
 from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from stretto.storage.database import Connection
-    from stretto.storage.hook import OnCreate
+    from stretto.storage.hook import Lead, OnCreate
 
 # A claim waits for a row only while another claim of its key commits, which takes a few milliseconds.
 # Whatever takes longer is not claimed, and holds up the other keys of the batch no longer.
@@ -51,11 +51,14 @@ class PostgresWriteStore:
     ) -> None:
         self._database = database
         self._on_lost = on_lost
-        self._on_create = on_create
         self._connection: Connection | None = None
         self._is_writing = False
         self.is_cut_off = False
         """Whether the last try to connect has failed, or goes on."""
+        self._lead_writes: Lead = _lead
+        if on_create is not None:
+            hooked = HookedLead(on_create, _lead, self._discard, is_pooled=database.is_pooled)
+            self._lead_writes = hooked.lead
 
     async def open(self) -> None:
         """Connect and have both statements planned: the first request need not wait for it.
@@ -81,9 +84,7 @@ class PostgresWriteStore:
     async def lead(self, writes: Sequence[Write]) -> set[UUID]:
         """Write groups and settle their attempts; return the tokens that did."""
         async with self._writing() as connection:
-            if self._on_create is None:
-                return await _lead(connection, writes)
-            return await lead_with_hook(connection, writes, _lead, self._on_create)
+            return await self._lead_writes(connection, writes)
 
     async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
         """Return the tokens of the attempts that a lead would not have to wait for."""
@@ -140,6 +141,13 @@ class PostgresWriteStore:
             raise trouble from error
         finally:
             self._is_writing = False
+
+    async def _discard(self) -> None:
+        """Drop a connection whose session is not as it was; nothing that was remembered is wrong."""
+        connection = self._connection
+        if connection is not None and not is_lost(connection):
+            connection.remove_termination_listener(self._told_of_loss)
+        await self._drop()
 
     async def _drop(self) -> None:
         """Give up a connection whose state nobody knows."""

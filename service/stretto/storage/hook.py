@@ -1,17 +1,28 @@
-"""The host's hook `on_create`: what runs in the leader's transaction besides the lead itself."""
+"""The host's hook `on_create`: what runs in the leader's transaction besides the lead itself.
+
+The hook is the host's code on our connection, so nothing of it is taken for granted: neither that it
+ends, nor that the transaction is still ours afterwards, nor that the session is as it was. Its veto
+(`GroupRejected`) is the only thing that it says about the group; every other failure is a `HookError`,
+and the attempt stays pending. Costs two round trips beside those of the transaction and of the hook.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import asyncpg
 
 from stretto.domain import CreatedGroup, NewGroup
 from stretto.errors import GroupRejected
-from stretto.protocol.ports import Refused, Transient, Write
-from stretto.storage.database import WRITE_SECONDS, is_lost
+from stretto.protocol.ports import HookError, HookInterrupted, Refused, StoreError, Transient, Write
+from stretto.storage.database import WRITE_SECONDS, is_lost, terminate
+from stretto.storage.driver_errors import DRIVER_ERRORS, store_error
+from stretto.storage.hook_errors import cause_of, without_row_data
+from stretto.storage.pooler import RESET_SESSION
+from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -22,6 +33,8 @@ if TYPE_CHECKING:
 
 # Below the deadline of the write that the hook is a part of.
 HOOK_SECONDS: Final = WRITE_SECONDS - 1
+# A hook that is cancelled cleans up after itself; one that goes on is left alone, without connection.
+HOOK_CANCEL_SECONDS: Final = 0.5
 
 OnCreate: TypeAlias = Callable[
     ["Connection", Sequence[tuple[CreatedGroup, NewGroup]]], Awaitable[None]
@@ -29,36 +42,196 @@ OnCreate: TypeAlias = Callable[
 """A host's hook: runs inside the leader's transaction, for the groups that it creates together."""
 
 
-async def lead_with_hook(
-    connection: Connection, writes: Sequence[Write], lead: Lead, on_create: OnCreate
-) -> set[UUID]:
-    """Lead, and run the hook for what was led, in one transaction."""
-    await connection.execute("BEGIN")
-    try:
-        led = await lead(connection, writes)
-        if led:
-            created = [(_created(w), w.new_group) for w in writes if w.claim_token in led]
-            async with asyncio.timeout(HOOK_SECONDS):
-                await on_create(connection, created)
-    except Exception as error:
-        # Nothing is committed, since COMMIT was not sent.
-        if not is_lost(connection):
-            await connection.execute("ROLLBACK")
-        if isinstance(error, GroupRejected):
-            raise Refused(error.failure) from error
-        if isinstance(error, asyncpg.PostgresError):
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """The transaction that a session is in, and what can be left behind in it."""
+
+    transaction_id: str | None
+    state: tuple[object, ...]
+
+
+class HookedLead:
+    """Leads and runs the hook for what was led, in one transaction.
+
+    `discard` drops the connection: it is called where the hook has left something in its session.
+    Behind a pooler the session is reset instead, because there it is not ours.
+    """
+
+    def __init__(
+        self,
+        on_create: OnCreate,
+        lead: Lead,
+        discard: Callable[[], Awaitable[None]],
+        *,
+        is_pooled: bool,
+    ) -> None:
+        self._on_create = on_create
+        self._lead = lead
+        self._discard = discard
+        self._is_pooled = is_pooled
+
+    async def lead(self, connection: Connection, writes: Sequence[Write]) -> set[UUID]:
+        """Return the tokens that led. Raises `HookError`, `Refused`, and errors of the driver."""
+        # Begun by the driver, so that the hook's `connection.transaction()` is a savepoint in it.
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            led = await self._lead(connection, writes)
+            before = await _session(connection)
+        except Exception:
+            if not is_lost(connection):
+                await transaction.rollback()
             raise
-        # The host's own trouble says nothing about the group: nothing is failed for good.
-        message = f"on_create raised {type(error).__name__}"
-        raise Transient(message) from error
-    # An aborted transaction is "committed" without an error: only the tag tells (the host's
-    # hook may have swallowed a failed statement).
-    tag = await connection.execute("COMMIT")
-    if tag != "COMMIT":
-        message = f"the transaction ended in {tag}: on_create swallowed a database error"
-        raise Transient(message)
-    return led
+        if not led:
+            await transaction.rollback()
+            return led
+        created = [
+            (CreatedGroup(write.group_id, write.conversation_id), write.new_group)
+            for write in writes
+            if write.claim_token in led
+        ]
+        try:
+            after = await self._run(connection, created)
+        except Exception as error:
+            is_gone = await self._roll_back(connection, transaction, before)
+            if is_gone and isinstance(error, DRIVER_ERRORS):
+                # The database has gone; the hook only met that. What it means is for the store to say.
+                raise
+            if isinstance(error, HookError):
+                raise
+            raise _verdict(error) from without_row_data(error)
+        if after.transaction_id != before.transaction_id:
+            return await self._ended_by_hook(connection, transaction, before, led)
+        await self._commit(connection, transaction, before, after)
+        return led
+
+    async def _run(
+        self, connection: Connection, created: Sequence[tuple[CreatedGroup, NewGroup]]
+    ) -> _Session:
+        """Run the hook, for a bounded time; return the session as the hook has left it."""
+
+        async def call() -> None:
+            await self._on_create(connection, created)
+
+        # A task of its own: what cancels the hook from within does not cancel the writer.
+        hook = asyncio.create_task(call(), name="stretto on_create")
+        try:
+            is_in_time = bool((await asyncio.wait({hook}, timeout=HOOK_SECONDS))[0])
+        finally:
+            if not hook.done():
+                hook.cancel()
+                await asyncio.wait({hook}, timeout=HOOK_CANCEL_SECONDS)
+            if not hook.done():
+                # It must not write into the transactions that come after this one.
+                terminate(connection)
+        if not is_in_time:
+            message = f"on_create took longer than {HOOK_SECONDS:g} s"
+            raise HookError(message)
+        if hook.cancelled():
+            message = "on_create was cancelled by something that it waited for"
+            raise HookError(message)
+        error = hook.exception()
+        if isinstance(error, Exception):
+            raise error
+        if error is not None:
+            message = cause_of(error)
+            raise HookError(message) from without_row_data(error)
+        try:
+            return await _session(connection)
+        except asyncpg.InFailedSQLTransactionError as error:
+            # The driver would not say so: it takes the ROLLBACK that answers COMMIT for a commit.
+            message = (
+                "on_create swallowed a database error, which has aborted the transaction;"
+                " catch it outside of `async with connection.transaction()`"
+            )
+            raise HookError(message) from error
+
+    async def _commit(
+        self,
+        connection: Connection,
+        transaction: asyncpg.transaction.Transaction,
+        before: _Session,
+        after: _Session,
+    ) -> None:
+        """Commit; the session is then as it was, or not used again."""
+        if self._is_pooled and after.state != before.state:
+            await connection.execute(RESET_SESSION)
+            await connection.fetch(QUERIES["unlock_session"])
+        try:
+            # It cannot be an aborted transaction: the server has just answered a statement in it.
+            await transaction.commit()
+        except asyncpg.PostgresError as error:
+            # Only what is checked late fails here, and ours is not: it is the host's.
+            if isinstance(store_error(error, connection_lives=not is_lost(connection)), Refused):
+                await self._keep_if_unchanged(connection, before)
+                raise HookError(cause_of(error)) from without_row_data(error)
+            raise
+        if after.state != before.state:
+            # What was set for the transaction alone has gone with it.
+            await self._keep_if_unchanged(connection, before)
+
+    async def _roll_back(
+        self,
+        connection: Connection,
+        transaction: asyncpg.transaction.Transaction,
+        before: _Session,
+    ) -> bool:
+        """End the transaction of a hook that has failed; return whether the connection was lost."""
+        try:
+            await transaction.rollback()
+        except DRIVER_ERRORS:
+            is_gone = is_lost(connection)
+            await self._discard()
+            return is_gone
+        await self._keep_if_unchanged(connection, before)
+        return False
+
+    async def _ended_by_hook(
+        self,
+        connection: Connection,
+        transaction: asyncpg.transaction.Transaction,
+        before: _Session,
+        led: set[UUID],
+    ) -> set[UUID]:
+        """Answer for a transaction that the hook has ended: the server knows how.
+
+        What the hook has begun since is rolled back.
+        """
+        await transaction.rollback()
+        status = await connection.fetchval(QUERIES["transaction_status"], before.transaction_id)
+        await self._discard()
+        if status != "committed":
+            message = (
+                "on_create ended the transaction: it must send neither COMMIT nor ROLLBACK;"
+                " `async with connection.transaction()` is a savepoint"
+            )
+            raise HookError(message)
+        return led
+
+    async def _keep_if_unchanged(self, connection: Connection, before: _Session) -> None:
+        """Drop the connection if something was left in its session; the outcome is known by now."""
+        if self._is_pooled:
+            return
+        try:
+            is_unchanged = (await _session(connection)).state == before.state
+        except DRIVER_ERRORS:
+            is_unchanged = False
+        if not is_unchanged:
+            await self._discard()
 
 
-def _created(write: Write) -> CreatedGroup:
-    return CreatedGroup(write.group_id, write.conversation_id)
+async def _session(connection: Connection) -> _Session:
+    row = await connection.fetchrow(QUERIES["session"])
+    assert row is not None
+    transaction_id, *state = row
+    return _Session(transaction_id, tuple(state))
+
+
+def _verdict(error: Exception) -> StoreError:
+    """Return what a hook's failure means for the group: only a veto says anything about it."""
+    if isinstance(error, GroupRejected):
+        return Refused(error.failure)
+    is_passing = isinstance(error, asyncpg.PostgresError) and isinstance(
+        store_error(error, connection_lives=True), Transient
+    )
+    return (HookInterrupted if is_passing else HookError)(cause_of(error))

@@ -21,6 +21,11 @@ ADD_PARAMETER: Final = (
     "if this is PgBouncer, STRETTO_DATABASE_URL needs the parameter pgbouncer=true"
     " (postgresql://…/database?pgbouncer=true)"
 )
+# Takes back what a host's hook has set in a session that others use next; in the same transaction,
+# because the next statement may be run by another server connection.
+RESET_SESSION: Final = (
+    "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; DISCARD TEMP"
+)
 
 
 def split_pooler(url: str) -> tuple[str, bool]:

@@ -62,6 +62,30 @@ SELECT claim_token FROM attempt
 WHERE group_id = ANY ($1::uuid[]) AND claim_token = ANY ($2::uuid[]) AND status = 'pending'
 FOR UPDATE SKIP LOCKED;
 
+-- name: session
+-- Read which transaction this is, and what a host's hook may leave behind in a session: roles,
+-- settings (but those of the transaction, and names that only the host knows), locks, temporary
+-- tables, statements, cursors; `decoded` shows whether the driver still reads a uuid as such.
+SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
+       '00000000-0000-0000-0000-000000000000'::uuid AS decoded,
+       session_user::text, current_user::text,
+       (SELECT md5(string_agg(name || '=' || setting, ',' ORDER BY name)) FROM pg_settings
+        WHERE name NOT IN ('transaction_isolation', 'transaction_read_only',
+                           'transaction_deferrable')) AS settings,
+       (SELECT count(*) FROM pg_locks
+        WHERE locktype = 'advisory' AND pid = pg_backend_pid()) AS locks,
+       (SELECT count(*) FROM pg_class WHERE relnamespace = pg_my_temp_schema()) AS temporary,
+       (SELECT count(*) FROM pg_prepared_statements WHERE from_sql) AS statements,
+       (SELECT count(*) FROM pg_cursors WHERE is_holdable) AS cursors;
+
+-- name: transaction_status
+-- Ask how the transaction $1 has ended.
+SELECT pg_xact_status($1::text::xid8);
+
+-- name: unlock_session
+-- Release what a host's hook has locked in a session that is not ours.
+SELECT pg_advisory_unlock_all();
+
 -- name: fail
 -- Settle one attempt as failed: only its leader may, and only where there is no group.
 UPDATE attempt

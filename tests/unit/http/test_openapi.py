@@ -36,7 +36,7 @@ CODES = {
     ("POST", "/v1/groups"): {
         *("key_missing", "key_invalid", "request_invalid", "body_too_large"),
         *("unsupported_media_type", "attempt_pending", "attempt_failed", "key_reused"),
-        *("rate_limited", *TOKEN),
+        *("rate_limited", "hook_failed", *TOKEN),
     },
     ("GET", "/v1/groups"): {"request_invalid", *TOKEN},
     ("GET", "/v1/groups/{group_id}"): {"not_found", *TOKEN},

@@ -1,0 +1,56 @@
+"""What is said about an error of a host's hook: enough to mend the hook, and no row of anybody's."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Messages of this class quote the data that is wrong (`invalid input syntax for integer: "alice"`);
+# what others quote are names of tables and constraints.
+_DATA_CLASS: Final = "22"
+_QUOTED: Final = re.compile(r'"[^"]*"')
+
+
+def cause_of(error: BaseException) -> str:
+    """Return one sentence: the exception's type; of a server's error its SQLSTATE and message too."""
+    cause = f"on_create raised {type(error).__name__}"
+    if isinstance(error, asyncpg.PostgresError):
+        cause += f" ({error.sqlstate}): {_message(error)}"
+    return cause
+
+
+def without_row_data(error: BaseException) -> BaseException:
+    """Return the error; servers' errors in its chain keep their message and lose their details.
+
+    A traceback shows each error's text, and PostgreSQL's `DETAIL` quotes whole rows.
+    """
+    for link in _chain(error):
+        if isinstance(link, asyncpg.PostgresError):
+            link.args = (_message(link),)
+            link.detail = link.hint = None
+    return error
+
+
+def _message(error: asyncpg.PostgresError) -> str:
+    text = str(error.args[0]) if error.args else ""
+    return _QUOTED.sub('"…"', text) if (error.sqlstate or "").startswith(_DATA_CLASS) else text
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, all that it came from, and all that it is a group of."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        link = left.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        yield link
+        left += [link.__cause__, link.__context__]
+        if isinstance(link, BaseExceptionGroup):
+            left += link.exceptions

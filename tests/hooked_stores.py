@@ -1,0 +1,71 @@
+"""Writers' stores whose leads run a hook, and hooks that are a few statements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from contract.harness import write
+from stretto.storage.attempts import PostgresWriteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    import asyncpg
+
+    from stretto.domain import CreatedGroup, NewGroup
+    from stretto.storage.database import Connection as InnerConnection
+    from stretto.storage.database import Database
+    from stretto.storage.hook import OnCreate
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+    Created = Sequence[tuple[CreatedGroup, NewGroup]]
+
+# Nothing here takes as long: a hook that hangs must not hang the suite.
+DEADLINE_SECONDS: Final = 30
+HOST_TABLES: Final = """
+    CREATE TABLE public.tenant (name text PRIMARY KEY);
+    CREATE TABLE public.channel (
+        group_id uuid PRIMARY KEY,
+        tenant text REFERENCES public.tenant DEFERRABLE INITIALLY IMMEDIATE
+    );
+"""
+
+
+class Stores:
+    """Makes writers' stores with a hook; closes them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.lost: list[str] = []
+        self.made: list[PostgresWriteStore] = []
+
+    def __call__(self, hook: OnCreate) -> PostgresWriteStore:
+        """Return a store whose leads run the hook."""
+        self.made.append(
+            PostgresWriteStore(self._database, lambda: self.lost.append("lost"), on_create=hook)
+        )
+        return self.made[-1]
+
+
+async def led_by(store: PostgresWriteStore, key: str = "k") -> set[UUID]:
+    """Claim and lead one write."""
+    ours = write(key)
+    await store.claim([ours])
+    return await store.lead([ours])
+
+
+async def groups(connection: Connection) -> int:
+    """How many groups there are."""
+    count: int = await connection.fetchval("SELECT count(*) FROM chat_group")
+    return count
+
+
+def running(*statements: str) -> OnCreate:
+    """Return a hook that runs these statements."""
+
+    async def hook(connection: InnerConnection, _: Created) -> None:
+        for statement in statements:
+            await connection.execute(statement)
+
+    return hook

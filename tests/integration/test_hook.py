@@ -1,0 +1,299 @@
+"""A host's hook `on_create` on a real PostgreSQL: its transaction, and what its mistakes come to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from contract.harness import write
+from hooked_stores import DEADLINE_SECONDS, HOST_TABLES, Stores, groups, led_by, running
+from stretto.errors import GroupRejected
+from stretto.protocol.ports import HookError, HookInterrupted, OutcomeUnknown, Refused, Transient
+from stretto.storage import hook as hook_module
+from stretto.storage.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hooked_stores import Created
+    from stretto.storage.database import Connection as InnerConnection
+    from stretto.storage.hook import OnCreate
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+
+@pytest_asyncio.fixture
+async def stores(database_url: str) -> AsyncIterator[Stores]:
+    """Stores on connections of the component's own."""
+    async with asyncio.timeout(DEADLINE_SECONDS), Database(database_url) as database:
+        stores = Stores(database)
+        yield stores
+        for store in stores.made:
+            await store.close()
+
+
+@pytest_asyncio.fixture
+async def tables(connection: Connection) -> None:
+    """Tables of the host's."""
+    await connection.execute(HOST_TABLES)
+
+
+async def _nothing(*_: object) -> None:
+    pass
+
+
+async def _crash(*_: object) -> None:
+    raise RuntimeError
+
+
+async def _many(*_: object) -> None:
+    message = "two"
+    raise ExceptionGroup(message, [RuntimeError(), GroupRejected("quota", "Enough.")])
+
+
+async def _base(*_: object) -> None:
+    message = "two"
+    raise BaseExceptionGroup(message, [asyncio.CancelledError()])
+
+
+async def _cancelled(*_: object) -> None:
+    raise asyncio.CancelledError
+
+
+async def _time_out(*_: object) -> None:
+    raise TimeoutError
+
+
+async def _network(*_: object) -> None:
+    raise ConnectionRefusedError
+
+
+async def _close_and_crash(connection: InnerConnection, _: Created) -> None:
+    await connection.close()
+    raise RuntimeError
+
+
+async def _swallow(connection: InnerConnection, _: Created) -> None:
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await connection.execute("SELECT 1 / 0")
+
+
+async def _hang(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+async def _hang_in_a_statement(connection: InnerConnection, _: Created) -> None:
+    await connection.execute("SELECT pg_sleep(60)")
+
+
+async def _hold_on(*_: object) -> None:
+    """Refuse to be cancelled, once."""
+    for _cancellation in ("ours", "the loop's"):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            continue
+
+
+async def _leave_a_statement_running(connection: InnerConnection, _: Created) -> None:
+    task = asyncio.ensure_future(connection.execute("SELECT pg_sleep(0.3)"))
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.sleep(0)
+
+
+def _not_async(*_: object) -> None:
+    """Forget `async`."""
+
+
+FAILING: Final[dict[str, object]] = {
+    "a bug": _crash,
+    "an exception group": _many,
+    "a base exception": _base,
+    "its own cancellation": _cancelled,
+    "its own time-out": _time_out,
+    "a network of its own": _network,
+    "a bug after closing": _close_and_crash,
+    "a swallowed error": _swallow,
+    "too long": _hang,
+    "too long a statement": _hang_in_a_statement,
+    "no end": _hold_on,
+    "a statement still running": _leave_a_statement_running,
+    "no coroutine": _not_async,
+    "division by zero": running("SELECT 1 / 0"),
+    "bad data": running("SELECT 'alice'::int"),
+    "own foreign key": running("INSERT INTO public.channel VALUES (gen_random_uuid(), 'nobody')"),
+    "own unique key": running(
+        "INSERT INTO public.tenant VALUES ('a')", "INSERT INTO public.tenant VALUES ('a')"
+    ),
+    "own trigger": running("DO $$BEGIN RAISE EXCEPTION 'no'; END$$"),
+    "missing table": running("SELECT * FROM nowhere"),
+    "an error that looks like a loss": running(
+        "DO $$BEGIN RAISE EXCEPTION 'remote' USING ERRCODE = '08006'; END$$"
+    ),
+    "an internal error": running(
+        "DO $$BEGIN RAISE EXCEPTION 'broken' USING ERRCODE = 'XX000'; END$$"
+    ),
+    "a deferred foreign key": running(
+        "SET CONSTRAINTS ALL DEFERRED",
+        "INSERT INTO public.channel VALUES (gen_random_uuid(), 'nobody')",
+    ),
+    "ROLLBACK": running("ROLLBACK"),
+    "ROLLBACK and BEGIN": running("ROLLBACK", "BEGIN"),
+    "ROLLBACK, BEGIN and rows": running(
+        "ROLLBACK", "BEGIN", "INSERT INTO public.tenant VALUES ('orphan')"
+    ),
+}
+
+
+@pytest.mark.parametrize("hook", FAILING.values(), ids=FAILING.keys())
+async def test_a_hook_that_fails_creates_nothing_and_burns_nothing(
+    hook: OnCreate,
+    stores: Stores,
+    tables: None,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither group nor rows of the host's; the key is still open, and the writer goes on."""
+    monkeypatch.setattr(hook_module, "HOOK_SECONDS", 0.5)
+    monkeypatch.setattr(hook_module, "HOOK_CANCEL_SECONDS", 0.1)
+    hooks = [hook]
+
+    async def call(inner: InnerConnection, created: Created) -> None:
+        await hooks[0](inner, created)
+
+    store = stores(call)
+    ours = write("k")
+    await store.claim([ours])
+    with pytest.raises(HookError):
+        await store.lead([ours])
+    for table in ("chat_group", "conversation", "conversation_member", "outbox", "tenant"):
+        assert await connection.fetchval(f"SELECT count(*) FROM {table}") == 0
+    assert "pending" == await connection.fetchval("SELECT status FROM attempt")
+    hooks[0] = _nothing
+    assert {ours.claim_token} == await store.lead([ours])
+
+
+async def test_a_veto_is_final_and_takes_the_hooks_rows_with_it(
+    stores: Stores, tables: None, connection: Connection
+) -> None:
+    """Raised in a savepoint as well: it is what the hook says about the group."""
+
+    async def hook(inner: InnerConnection, _: Created) -> None:
+        await inner.execute("INSERT INTO public.tenant VALUES ('a')")
+        async with inner.transaction():
+            raise GroupRejected("quota", "Ten groups are enough.")
+
+    store = stores(hook)
+    with pytest.raises(Refused) as refused:
+        await led_by(store)
+    assert "quota" == refused.value.failure.code
+    assert (0, 0) == (
+        await groups(connection),
+        await connection.fetchval("SELECT count(*) FROM tenant"),
+    )
+    assert [] == stores.lost
+
+
+@pytest.mark.parametrize(("is_caught", "tenants"), [(True, ["a"]), (False, [])])
+async def test_a_transaction_of_the_hooks_is_a_savepoint(
+    is_caught: bool, tenants: list[str], stores: Stores, tables: None, connection: Connection
+) -> None:
+    """What fails in it is taken back alone, where the hook catches it outside."""
+
+    async def hook(inner: InnerConnection, _: Created) -> None:
+        await inner.execute("INSERT INTO public.tenant VALUES ('a')")
+        try:
+            async with inner.transaction():
+                await inner.execute("INSERT INTO public.tenant VALUES ('b')")
+                await inner.execute("INSERT INTO public.tenant VALUES ('a')")
+        except asyncpg.UniqueViolationError:
+            if not is_caught:
+                raise
+
+    store = stores(hook)
+    if is_caught:
+        assert len(await led_by(store)) == 1
+    else:
+        with pytest.raises(HookError, match=r"UniqueViolationError \(23505\): duplicate key"):
+            await led_by(store)
+    assert tenants == [row[0] for row in await connection.fetch("SELECT name FROM tenant")]
+    assert is_caught == await groups(connection)
+
+
+async def test_what_our_own_statement_meets_stays_the_requests_own_fault(
+    stores: Stores, connection: Connection
+) -> None:
+    """The host's trigger on our table refuses the group for good; its hook is not even called."""
+    await connection.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN RAISE EXCEPTION 'no'; END$$;"
+        "CREATE TRIGGER refuse BEFORE INSERT ON chat_group FOR EACH ROW EXECUTE FUNCTION refuse()"
+    )
+    called: list[object] = []
+
+    async def hook(*created: object) -> None:
+        called.append(created)
+
+    with pytest.raises(Refused):
+        await led_by(stores(hook))
+    assert [] == called
+
+
+async def test_a_hook_that_meets_a_lock_may_be_tried_again(
+    stores: Stores, tables: None, connection: Connection
+) -> None:
+    """It passes, unlike a bug: the writer tries again by itself."""
+    async with connection.transaction():
+        await connection.execute("LOCK TABLE tenant")
+        with pytest.raises(HookInterrupted, match=r"\(55P03\)") as interrupted:
+            await led_by(stores(running("INSERT INTO public.tenant VALUES ('a')")))
+    assert isinstance(interrupted.value, Transient)
+
+
+async def test_a_server_that_dies_under_a_hook_is_not_the_hooks_failure(
+    stores: Stores, connection: Connection
+) -> None:
+    """What became of the write is unknown, and asked of the database."""
+
+    async def hook(inner: InnerConnection, _: Created) -> None:
+        pid = await inner.fetchval("SELECT pg_backend_pid()")
+        await connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+        await inner.execute("SELECT 1")
+
+    with pytest.raises(OutcomeUnknown):
+        await led_by(stores(hook))
+    assert ["lost"] == stores.lost
+
+
+@pytest.mark.parametrize(
+    "then", [[], ["BEGIN"], ["BEGIN", "INSERT INTO public.tenant VALUES ('a')"]]
+)
+async def test_a_hook_that_commits_has_created_the_group(
+    then: list[str], stores: Stores, tables: None, connection: Connection
+) -> None:
+    """The server knows how the transaction has ended; what the hook has begun since is taken back."""
+    store = stores(running("COMMIT", *then))
+    assert len(await led_by(store)) == 1
+    assert (1, 0) == (
+        await groups(connection),
+        await connection.fetchval("SELECT count(*) FROM tenant"),
+    )
+
+
+async def test_a_veto_after_a_commit_comes_too_late(stores: Stores, connection: Connection) -> None:
+    """The fence sees that the attempt has succeeded: it is not failed."""
+
+    async def hook(inner: InnerConnection, _: Created) -> None:
+        await inner.execute("COMMIT")
+        raise GroupRejected("quota", "Ten groups are enough.")
+
+    store, ours = stores(hook), write("k")
+    await store.claim([ours])
+    with pytest.raises(Refused) as refused:
+        await store.lead([ours])
+    assert not await store.fail(ours, refused.value.failure)
+    assert "succeeded" == await connection.fetchval("SELECT status FROM attempt")

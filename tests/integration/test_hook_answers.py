@@ -1,0 +1,142 @@
+"""What callers and operators learn of a host's hook that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from hooked_stores import DEADLINE_SECONDS, HOST_TABLES, groups, running
+from logged_events import logged
+from stretto.assembly import ComponentSettings, open_component
+from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
+from stretto.errors import HookFailed
+from stretto.protocol.creator import Answer, CreatorSettings
+from stretto.protocol.ports import ConnectionLost, HookError, WriteTrouble
+
+if TYPE_CHECKING:
+    from hooked_stores import Created
+    from stretto.protocol.ports import Event
+    from stretto.storage.database import Connection as InnerConnection
+    from stretto.storage.hook import OnCreate
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+ALICE: Final = UserId("alice")
+
+
+@pytest_asyncio.fixture
+async def tables(connection: Connection) -> None:
+    """Tables of the host's."""
+    await connection.execute(HOST_TABLES)
+
+
+async def test_only_the_key_whose_hook_fails_is_hit(
+    database_url: str, tables: None, connection: Connection
+) -> None:
+    """Its neighbours in the batch are created; it stays open, and is created once it can be."""
+    events: list[Event] = []
+    failing = {"Team 3"}
+    batches: list[int] = []
+
+    async def hook(inner: InnerConnection, created: Created) -> None:
+        batches.append(len(created))
+        for _, new_group in created:
+            if new_group.name in failing:
+                await inner.execute("SELECT 1 / 0")
+
+    settings = ComponentSettings(writers=1, creator=CreatorSettings(lease_seconds=0.1))
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        open_component(
+            database_url, settings=settings, on_create=hook, observe=events.append
+        ) as component,
+    ):
+
+        async def create(number: int) -> object:
+            new_group = NewGroup.parse(ALICE, {"name": f"Team {number}"})
+            return await component.creator.create(IdempotencyKey(f"k{number}"), new_group)
+
+        answers = await asyncio.gather(*map(create, range(8)), return_exceptions=True)
+        failed = [answer for answer in answers if isinstance(answer, Exception)]
+        assert [HookFailed] == [type(error) for error in failed]
+        assert answers[3] is failed[0]
+        assert max(batches) > 1
+        failing.clear()
+        answer = await create(3)
+        assert isinstance(answer, Answer)
+        assert group_id(ALICE, "k3") == answer.group.group_id
+    assert await groups(connection) == 8
+    kinds = {type(event.error) for event in events if isinstance(event, WriteTrouble)}
+    assert {HookError} == kinds
+    assert ConnectionLost() not in events
+
+
+async def test_a_hook_that_fails_is_tried_once_per_request(database_url: str) -> None:
+    """A bug does not go away by itself, and other keys wait for the writer meanwhile."""
+    calls: list[object] = []
+
+    async def hook(*created: object) -> None:
+        calls.append(created)
+        raise RuntimeError
+
+    async with open_component(database_url, on_create=hook) as component:
+        with pytest.raises(HookFailed) as failed:
+            await component.creator.create(
+                IdempotencyKey("k"), NewGroup.parse(ALICE, {"name": "Team"})
+            )
+    assert len(calls) == 1
+    assert failed.value.retry_after_seconds == 1
+
+
+async def _wrap(connection: InnerConnection, _: Created) -> None:
+    """Raise an error of the host's own that comes from the server's."""
+    try:
+        await connection.execute("SELECT 'secret alice'::int")
+    except asyncpg.PostgresError as error:
+        message = "no channel"
+        raise ExceptionGroup(message, [LookupError()]) from error
+
+
+@pytest.mark.parametrize(
+    ("expected", "hook"),
+    [
+        (
+            (
+                "on_create raised ForeignKeyViolationError (23503): insert or update on table"
+                ' "channel" violates foreign key constraint "channel_tenant_fkey"'
+            ),
+            running("INSERT INTO public.channel VALUES (gen_random_uuid(), 'secret alice')"),
+        ),
+        (
+            (
+                "on_create raised InvalidTextRepresentationError (22P02): invalid input syntax for"
+                ' type integer: "…"'
+            ),
+            running("SELECT 'secret alice'::int"),
+        ),
+        ("on_create raised ExceptionGroup", _wrap),
+    ],
+)
+async def test_the_log_says_what_to_mend_and_shows_no_rows(
+    expected: str,
+    hook: OnCreate,
+    database_url: str,
+    tables: None,
+    events: list[Event],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """SQLSTATE, message and traceback; the server's details quote rows, and are left out."""
+    async with open_component(database_url, on_create=hook, observe=events.append) as component:
+        with pytest.raises(HookFailed):
+            await component.creator.create(
+                IdempotencyKey("k"), NewGroup.parse(ALICE, {"name": "Team"})
+            )
+    (failure,) = (event for event in events if isinstance(event, WriteTrouble))
+    (line,) = logged(capsys, failure)
+    assert ("write.trouble", "HookError", expected) == (line["event"], line["kind"], line["cause"])
+    assert "in hook" in line["exception"] or "in _wrap" in line["exception"]
+    assert "secret" not in (line["cause"] + line["exception"]).replace("'secret alice'", "")

@@ -1,0 +1,158 @@
+"""What a host's hook leaves behind in a writer's session, and what the next creation sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from contract.harness import write
+from hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by, running
+from stretto.errors import GroupRejected
+from stretto.protocol.ports import HookError, Refused
+from stretto.storage.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from hooked_stores import Created
+    from stretto.storage.database import Connection as InnerConnection
+    from stretto.storage.hook import OnCreate
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+
+@pytest_asyncio.fixture
+async def stores(database_url: str) -> AsyncIterator[Stores]:
+    """Stores on connections of the component's own."""
+    async with asyncio.timeout(DEADLINE_SECONDS), Database(database_url) as database:
+        stores = Stores(database)
+        yield stores
+        for store in stores.made:
+            await store.close()
+
+
+async def _set_a_codec(connection: InnerConnection, _: Created) -> None:
+    await connection.set_type_codec(
+        "uuid", schema="pg_catalog", encoder=str, decoder=str, format="text"
+    )
+
+
+SESSION: Final = """
+    SELECT name, setting FROM pg_settings
+    UNION ALL VALUES ('user', current_user::text), ('session user', session_user::text)
+    UNION ALL SELECT 'temporary', relname FROM pg_class WHERE relnamespace = pg_my_temp_schema()
+    UNION ALL SELECT 'lock', objid::text FROM pg_locks
+              WHERE locktype = 'advisory' AND pid = pg_backend_pid()
+    UNION ALL SELECT 'statement', name FROM pg_prepared_statements WHERE from_sql
+    UNION ALL SELECT 'cursor', name FROM pg_cursors WHERE name <> ''
+"""
+LEFT_BEHIND: Final[dict[str, object]] = {
+    "search_path": running("SET search_path = public"),
+    "read only": running("SET default_transaction_read_only = on"),
+    "time-out": running("SET statement_timeout = '3s'"),
+    "no triggers": running("SET session_replication_role = replica"),
+    "no flush": running("SET synchronous_commit = off"),
+    "role": running("SET ROLE pg_monitor"),
+    "session": running("SET SESSION AUTHORIZATION pg_monitor"),
+    "temporary table": running("CREATE TEMP TABLE attempt (x int)"),
+    "lock": running("SELECT pg_advisory_lock(7)"),
+    "statement": running("PREPARE mine AS SELECT 1"),
+    "cursor": running("DECLARE mine CURSOR WITH HOLD FOR SELECT 1"),
+    "channel": running("LISTEN mine"),
+    "all": running("DISCARD SEQUENCES", "RESET ALL", "SET ROLE pg_monitor"),
+    "codec": _set_a_codec,
+}
+
+
+@pytest.mark.parametrize("hook", LEFT_BEHIND.values(), ids=LEFT_BEHIND.keys())
+async def test_what_a_hook_leaves_in_the_session_harms_no_other_creation(
+    hook: OnCreate, stores: Stores, connection: Connection
+) -> None:
+    """It is done each time, also where it fails the second time in one session."""
+    seen = []
+
+    async def look_and_leave(inner: InnerConnection, created: Created) -> None:
+        seen.append([tuple(row) for row in await inner.fetch(SESSION)])
+        await hook(inner, created)
+
+    store = stores(look_and_leave)
+    for key in ("a", "b", "c"):
+        assert len(await led_by(store, key)) == 1
+    assert await groups(connection) == 3
+    assert [seen[0]] * 3 == seen
+    # The connection was given up by us, not lost: what was learnt through it is still true.
+    assert [] == stores.lost
+
+
+@pytest.mark.parametrize("left", ["SET ROLE pg_monitor", "SELECT pg_advisory_lock(7)"])
+async def test_what_a_failing_hook_leaves_in_the_session_harms_nobody_either(
+    left: str, stores: Stores, connection: Connection
+) -> None:
+    """Locks of a session outlive the transaction that took them."""
+    ours = write("k")
+    for key, ended in (("a", "SELECT 1 / 0"), ("b", "ROLLBACK")):
+        store = stores(running(left, ended))
+        with pytest.raises(HookError):
+            await led_by(store, key)
+    store = stores(running(left, "COMMIT", left))
+    await store.claim([ours])
+    assert {ours.claim_token} == await store.lead([ours])
+    locks = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
+    while await connection.fetchval(locks):
+        await asyncio.sleep(0)
+
+
+async def test_a_hook_that_leaves_nothing_keeps_its_connection(stores: Stores) -> None:
+    """Also one that uses settings, locks, tables and savepoints of the transaction."""
+    pids: list[int] = []
+
+    async def hook(inner: InnerConnection, _: Created) -> None:
+        pids.append(await inner.fetchval("SELECT pg_backend_pid()"))
+        await inner.execute(
+            "SET LOCAL statement_timeout = '3s'; SELECT pg_advisory_xact_lock(7);"
+            "CREATE TEMP TABLE mine ON COMMIT DROP AS SELECT 1; SAVEPOINT mine;"
+            "DECLARE mine CURSOR FOR SELECT 1"
+        )
+        if len(pids) == 3:
+            raise GroupRejected("quota", "Three are enough.")
+
+    store = stores(hook)
+    for key in ("a", "b"):
+        await led_by(store, key)
+    with pytest.raises(Refused):
+        await led_by(store, "c")
+    await led_by(store, "d")
+    assert len(set(pids)) == 1
+
+
+async def test_a_hosts_pool_keeps_its_own_settings(database_url: str) -> None:
+    """Those that its `setup` has made by hand: a reset would take them away."""
+    seen: list[tuple[int, str]] = []
+
+    async def set_up(connection: InnerConnection) -> None:
+        await connection.execute("SET search_path = stretto, public; SET work_mem = '5MB'")
+
+    async def hook(inner: InnerConnection, created: Created) -> None:
+        row = await inner.fetchrow("SELECT pg_backend_pid(), current_setting('work_mem')")
+        assert row is not None
+        seen.append(tuple(row))
+        if len(seen) == 2:
+            await inner.execute("SET work_mem = '7MB'; SET search_path = public")
+
+    async with (
+        asyncpg.create_pool(database_url, min_size=0, max_size=4, setup=set_up) as pool,
+        Database(pool=pool) as database,
+    ):
+        stores = Stores(database)
+        store = stores(hook)
+        for key in ("a", "b", "c"):
+            assert len(await led_by(store, key)) == 1
+        await store.close()
+        assert pool.get_size() == pool.get_idle_size()
+    (first, *settings), (second, *again), (third, *at_last) = seen
+    assert [["5MB"]] * 3 == [settings, again, at_last]
+    assert (True, False) == (first == second, second == third)
