@@ -157,7 +157,9 @@ CREATE TABLE webhook_delivery (
     -- When it may be taken next, as in the outbox.
     due_at      timestamptz NOT NULL,
     tries       integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
-    dead_reason text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024)
+    dead_reason text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
+    -- When its event was committed: the oldest of them is how far the endpoint is behind.
+    owed_since  timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.02,
@@ -165,6 +167,8 @@ CREATE TABLE webhook_delivery (
 );
 
 CREATE INDEX webhook_delivery_due ON webhook_delivery (due_at) WHERE dead_reason IS NULL;
+
+CREATE INDEX webhook_delivery_owed ON webhook_delivery (owed_since) WHERE dead_reason IS NULL;
 
 -- inbox: messages a consumer has already dealt with, recorded in the consumer's own transaction.
 CREATE TABLE inbox (

@@ -383,12 +383,12 @@ def _gauges(component: Component) -> dict[str, tuple[str, Callable[[], int]]]:
         "stretto_mailbox_messages": ("Writes that wait for a writer.", lambda: len(mailbox)),
         "stretto_sessions": ("Live sessions.", lambda: len(component.hub)),
         "stretto_relay_lag_seconds": (
-            "Age of the oldest event that the relay took last.",
-            lambda: round(component.relay.lag_seconds),
+            "Age of the oldest event that is not on the bus yet.",
+            lambda: round(component.relay.lag.seconds),
         ),
         "stretto_webhook_lag_seconds": (
-            "Age of the oldest event that was last sent to the webhook for the first time.",
-            lambda: round(component.webhook.lag_seconds) if component.webhook else 0,
+            "Age of the oldest event that the webhook's endpoint still has to get.",
+            lambda: round(component.webhook.lag.seconds) if component.webhook else 0,
         ),
     }
 

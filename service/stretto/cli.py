@@ -322,9 +322,10 @@ def bus(
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Show this deployment's streams on NATS: their names, their subjects, and whether they are ours.
+    """Show the streams on NATS, and whose they are.
 
-    After a restore or an upgrade the database is another one: adopt the streams, all instances stopped.
+    Their names and subjects are what consumers read. After a restore or an upgrade the database is
+    another one to them: adopt them while all instances are stopped.
     """
     settings = read_settings(database_url=database_url, data_dir=data_dir)
 

@@ -49,6 +49,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
     async with database_place(settings, notify) as place, bus_place(settings) as nats_url:
         settings = settings.model_copy(update={"nats_url": nats_url})
         tokens = token_settings(settings)
+        component = ComponentSettings.of(settings)
         # Wait for the database here, where it is known that nobody is served yet.
         async with database_connection(place.dsn, settings.db_schema):
             pass
@@ -58,7 +59,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
         app = create_app(
             dsn=place.dsn,
             tokens=tokens,
-            settings=ComponentSettings.of(settings),
+            settings=component,
             streams=StreamSettings.of(settings),
         )
         limits = ConnectionLimits(

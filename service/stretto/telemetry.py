@@ -34,6 +34,7 @@ from stretto.protocol.ports import (
     RowsSwept,
     SessionEnded,
     UpkeepTrouble,
+    WebhookBlocked,
     WebhookDisabled,
     WebhookTried,
     WriterCrashed,
@@ -214,7 +215,7 @@ class Metrics:
                 self._sessions_ended.labels(int(code)).inc()
             case CommandHandled(end) | WebhookTried(end):
                 self._ends[type(event)].labels(end).inc()
-            case BusConnected():
+            case BusConnected() | WebhookBlocked():
                 pass
             case EventsRelayed(delivered, refused, seconds):
                 self._relayed.labels("delivered").inc(delivered)
@@ -241,6 +242,19 @@ class _Gauges:
     def collect(self) -> Iterable[GaugeMetricFamily]:
         for name, (meaning, read) in self._gauges.items():
             yield GaugeMetricFamily(name, meaning, value=read())
+
+
+# Why nothing comes to the webhook's endpoint, and what an operator can do.
+_WEBHOOK_STOPPED: Final[Mapping[type[Event], tuple[str, Mapping[str, str]]]] = {
+    WebhookDisabled: ("webhook.disabled", {}),
+    WebhookBlocked: (
+        "webhook.blocked",
+        {
+            "cause": "its address is not public",
+            "remedy": "STRETTO_WEBHOOK_ALLOW_PRIVATE=true allows it",
+        },
+    ),
+}
 
 
 def log_event(event: Event) -> None:
@@ -281,8 +295,9 @@ def log_event(event: Event) -> None:
             logger.warning("bus.events_missed")
         case EventBuried(event_id, reason):
             logger.error("event.dead", event_id=str(event_id), reason=reason)
-        case WebhookDisabled():
-            logger.error("webhook.disabled")
+        case WebhookDisabled() | WebhookBlocked():
+            name, fields = _WEBHOOK_STOPPED[type(event)]
+            logger.error(name, **fields)
         case UpkeepTrouble(actor, error):
             logger.warning(
                 "upkeep.trouble", actor=actor, kind=type(error).__name__, cause=str(error)

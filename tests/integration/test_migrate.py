@@ -179,6 +179,7 @@ UNDONE = {
           DROP TABLE history_start""",
     3: "DROP TABLE webhook, webhook_delivery",
     4: "ALTER TABLE outbox SET (fillfactor = 70)",
+    5: "ALTER TABLE webhook_delivery DROP COLUMN owed_since",
 }
 
 CATALOGUE = """

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from nats.aio.msg import Msg
+
     from stretto.protocol.ports import Event
 
 DEADLINE_SECONDS = 20
@@ -333,6 +335,51 @@ async def test_a_receiver_that_misses_a_message_reads_it_again(
         await one.until_got(*events)
         assert events == one.got
         assert not lost
+
+
+@pytest.mark.parametrize("events_before", [0, 3])
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_receiver_that_misses_the_last_message_reads_it_again(
+    server: NatsProcess, events_before: int, is_guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later number shows the gap; the heartbeat does, which without its count says nothing."""
+    real, control = receiver_module.Receiver._on_message, receiver_module.Receiver._control
+    lost: list[int] = []
+    heartbeats = asyncio.Semaphore(0)
+
+    async def on_message(self: receiver_module.Receiver, message: Msg) -> None:
+        headers = message.headers or {}
+        if "Nats-Msg-Id" in headers and not lost:
+            number = message.metadata.sequence.stream
+            if number == events_before + 1:
+                lost.append(number)
+                return
+        await real(self, message)
+
+    async def on_control(
+        self: receiver_module.Receiver, message: Msg, headers: dict[str, str]
+    ) -> None:
+        if not is_guarded:
+            headers = {name: text for name, text in headers.items() if "Last" not in name}
+        await control(self, message, headers)
+        if lost:
+            heartbeats.release()
+
+    monkeypatch.setattr(receiver_module.Receiver, "_on_message", on_message)
+    monkeypatch.setattr(receiver_module.Receiver, "_control", on_control)
+    before = [new_event(number) for number in range(events_before)]
+    last = new_event(events_before)
+    async with replica(server.url) as one, asyncio.timeout(DEADLINE_SECONDS):
+        if before:
+            await one.published(*before)
+            await one.until_got(*before)
+        await one.published(last)
+        for _ in range(3):
+            await heartbeats.acquire()
+        if is_guarded:
+            await one.until_got(last)
+        assert ([*before, last] if is_guarded else before) == one.got
+        assert lost
 
 
 async def test_without_the_count_a_message_that_was_missed_is_missed_for_good(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import orjson
@@ -11,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from conftest import connect
+from stretto.actors.lag import Lag
 from stretto.actors.relay import OutboxRelay, RelaySettings
 from stretto.protocol.events import BusUnavailable
 from stretto.protocol.outbox import RefusalLimits
@@ -140,7 +142,7 @@ async def test_a_lease_that_runs_out_while_publishing_only_repeats_the_event(
     store = PostgresOutboxStore(database)
     other = relay_of(database, other_bus)
     taken = await store.take(10, lease_seconds)
-    await bus.publish(taken.events)
+    await bus.publish(taken)
     await other.run_once()
     await store.mark(bus.ids)
     assert ids * times == bus.ids + other_bus.ids
@@ -156,7 +158,7 @@ async def test_a_relay_that_dies_before_it_marks_leaves_the_event_to_the_next(
     bus = RecordingBus()
     store = PostgresOutboxStore(database)
     taken = await store.take(10, NO_LEASE_SECONDS)
-    await bus.publish(taken.events)
+    await bus.publish(taken)
     if not dies:
         await store.mark(ids)
     await relay_of(database, bus).run_once()
@@ -213,17 +215,17 @@ async def test_an_event_under_way_holds_the_resume_position_back(
     """What another relay still has on lease may come yet; once marked it holds back nothing."""
     store = PostgresOutboxStore(database)
     first = await commit_events(connection)
-    (held,) = (await store.take(10, 30.0)).events
+    (held,) = await store.take(10, 30.0)
     await commit_events(connection)
     position = await connection.fetchval("SELECT position FROM outbox WHERE event_id = $1", *first)
     # Other tests' transactions hold the place back as well.
     while await oldest_running(connection) <= position:
         await asyncio.sleep(0)
-    (event,) = (await store.take(10, 30.0)).events
+    (event,) = await store.take(10, 30.0)
     assert position == event.resume_from >= held.resume_from
     await store.mark(first)
     await commit_events(connection)
-    (third,) = (await store.take(10, 30.0)).events
+    (third,) = await store.take(10, 30.0)
     assert third.resume_from > position
 
 
@@ -287,6 +289,56 @@ async def test_a_refused_event_waits_longer_each_time(
         )
     for pause, longest in zip(pauses, (100, 200, 300, 300), strict=True):
         assert longest / 2 - 10 < pause <= longest
+
+
+async def test_refused_events_do_not_come_back_together(
+    database: Database, connection: Connection
+) -> None:
+    """Refused in one statement, each is put off by a time of its own, within half of the pause."""
+    ids = await commit_events(connection, 50)
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    store = PostgresOutboxStore(database, lambda: now)
+    limits = RefusalLimits(pause_seconds_first=100, pause_seconds_max=300)
+    await store.refuse(dict.fromkeys(ids, "no"), limits)
+    pauses = {
+        (row["due_at"] - now).total_seconds()
+        for row in await connection.fetch("SELECT due_at FROM outbox")
+    }
+    assert len(pauses) > 25
+    assert min(pauses) >= 50
+    assert max(pauses) <= 100
+    assert max(pauses) - min(pauses) > 10
+
+
+async def test_the_lag_is_the_age_of_the_oldest_event_that_is_not_on_the_bus(
+    database: Database, connection: Connection
+) -> None:
+    """Leased or put off, it is owed still; what is published or dead is not."""
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    store = PostgresOutboxStore(database, lambda: now)
+    assert await store.oldest_seconds() is None
+    ids = await commit_events(connection, 3)
+    for event_id, minutes in zip(ids, (30, 20, 10), strict=True):
+        await connection.execute(
+            "UPDATE outbox SET created_at = $1 WHERE event_id = $2",
+            now - timedelta(minutes=minutes),
+            event_id,
+        )
+    assert 30 * 60 == await store.oldest_seconds()
+    assert ids[:1] == [event.event_id for event in await store.take(1, 3600)]
+    assert 30 * 60 == await store.oldest_seconds()
+    await store.mark(ids[:1])
+    assert 20 * 60 == await store.oldest_seconds()
+    await store.refuse({ids[1]: "no"}, RefusalLimits(tries_max=2))
+    assert 20 * 60 == await store.oldest_seconds()
+    await store.refuse({ids[1]: "no"}, RefusalLimits(tries_max=2))
+    assert 10 * 60 == await store.oldest_seconds()
+    relay = relay_of(database, RecordingBus())
+    relay._store = store
+    relay.lag = Lag(store.oldest_seconds)
+    assert 1 == await relay.run_once()
+    assert 10 * 60 <= relay.lag.seconds
+    assert await store.oldest_seconds() is None
 
 
 async def test_a_relay_that_is_cancelled_while_publishing_gives_its_events_back(

@@ -215,6 +215,27 @@ async def test_history_starts_behind_what_was_swept(
     assert last < await connection.fetchval("SELECT min(position) FROM outbox")
 
 
+async def test_the_start_of_history_never_goes_back(
+    component: Component, connection: Connection
+) -> None:
+    """An event that was delivered late is swept late, although it stands before others."""
+    await create(component, "first")
+    await create(component, "second")
+    first, second = [
+        row["position"] for row in await connection.fetch("SELECT position FROM outbox ORDER BY 1")
+    ]
+    assert first < second
+    for position in (second, first):
+        await connection.execute(
+            "UPDATE outbox SET delivered_at = '2020-01-01' WHERE position = $1", position
+        )
+        await connection.execute(
+            "UPDATE outbox SET delivered_at = clock_timestamp() WHERE position < $1", position
+        )
+        assert 1 == (await swept(connection, datetime.now(UTC)))["outbox"]
+        assert second + 1 == await connection.fetchval(QUERIES["history_start"])
+
+
 @pytest.mark.parametrize(("expected", "is_busy"), [(0, True), (1, False)])
 async def test_one_sweeper_works_at_a_time(
     expected: int,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from api_client import api_for, token_of
+from api_client import SECRET, Api, api_for, token_of
 from command_process import stretto
 from conftest import connect
 from stretto.actors.sender import UNDER_WAY_MAX, WebhookSender
@@ -32,11 +32,12 @@ from stretto.storage.webhooks import PostgresWebhookStore, disabled_at, enable
 from webhook_receiver import receiving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
     import asyncpg
 
+    from service_process import ServiceProcess
     from stretto.protocol.events import CommittedEvent
     from stretto.protocol.ports import Event
     from webhook_receiver import Receiver
@@ -385,6 +386,138 @@ async def test_an_endpoint_that_asks_for_a_pause_gets_it_from_every_sender(
         clock.move(2)
         await work(one, two)
     assert sorted([first, first, second]) == sorted(receiver.ids)
+
+
+async def test_a_shorter_pause_does_not_end_a_longer_one(
+    database: Database, clock: Clock, connection: Connection
+) -> None:
+    """Two replicas were asked for one, and the endpoint meant both."""
+    store = PostgresWebhookStore(database, clock)
+    await store.open()
+    await store.pause(100)
+    clock.move(10)
+    await store.pause(5)
+    paused = await connection.fetchval("SELECT paused_until FROM webhook")
+    assert clock.now + timedelta(seconds=90) == paused
+    await store.pause(95)
+    paused = await connection.fetchval("SELECT paused_until FROM webhook")
+    assert clock.now + timedelta(seconds=95) == paused
+
+
+async def test_the_lag_is_the_age_of_the_oldest_event_that_is_owed(
+    database: Database,
+    receiver: Receiver,
+    clock: Clock,
+    connection: Connection,
+    database_url: str,
+) -> None:
+    """Enrolled, under way, put off, or not even enrolled; neither what is dead nor what has come."""
+    async with opened(database, receiver, clock) as (sender, _):
+        store = sender._store
+        assert await store.oldest_seconds() is None
+        late = await connect(database_url)
+        transaction = late.transaction()
+        await transaction.start()
+        await commit_events(late)
+        await late.execute("UPDATE outbox SET created_at = $1", clock.now - timedelta(minutes=9))
+        await commit_events(connection)
+        await connection.execute(
+            "UPDATE outbox SET created_at = $1", clock.now - timedelta(minutes=3)
+        )
+        assert 180 == await store.oldest_seconds()
+        receiver.answers.append({"status": 500})
+        await work(sender)
+        clock.move(1)
+        # A turn that sends what is new does not make what is put off any younger.
+        await commit_events(connection)
+        await work(sender)
+        assert 181 == await store.oldest_seconds()
+        # It began before the place that was noted, and is not passed over.
+        await transaction.commit()
+        await late.close()
+        assert 541 == await store.oldest_seconds()
+        await work(sender)
+        assert 181 == await store.oldest_seconds()
+        clock.move(119)
+        await store.pause(3600)
+        assert 300 == await store.oldest_seconds()
+        await sender.lag.look()
+        assert 180 < sender.lag.seconds
+        await store.disable()
+        assert await store.oldest_seconds() is None
+        await enable(connection)
+        assert 300 == await store.oldest_seconds()
+        await connection.execute("UPDATE webhook_delivery SET dead_reason = 'x'")
+        assert await store.oldest_seconds() is None
+
+
+async def test_an_event_that_is_enrolled_late_is_as_old_as_it_is(
+    database: Database, receiver: Receiver, clock: Clock, connection: Connection
+) -> None:
+    """After a time in which no process looked after the webhook."""
+    async with opened(database, receiver, clock) as (sender, _):
+        await commit_events(connection)
+        await connection.execute("UPDATE outbox SET created_at = $1", clock.now)
+        clock.move(3600)
+        await sender._store.enrol(10)
+        assert 3600 == await sender._store.oldest_seconds()
+
+
+async def test_the_gauges_say_how_far_relay_and_webhook_are_behind(
+    database_url: str, receiver: Receiver, connection: Connection
+) -> None:
+    """While the endpoint only retries, too: that turn once said 0."""
+    settings = ComponentSettings(webhook=settings_of(receiver))
+    receiver.answers.extend({"status": 500} for _ in RETRY_SECONDS)
+    async with api_for(database_url, settings=settings) as api:
+        await api.create("k")
+        await receiver.until(1)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not await connection.fetchval("SELECT max(tries) FROM webhook_delivery"):
+                await asyncio.sleep(0)
+        await connection.execute(
+            "UPDATE webhook_delivery SET owed_since = clock_timestamp() - interval '300 s'"
+        )
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not (shown := await gauge(api, "stretto_webhook_lag_seconds")) >= 300:
+                await asyncio.sleep(0)
+        assert shown < 300 + DEADLINE_SECONDS
+        assert await gauge(api, "stretto_relay_lag_seconds") < 300
+
+
+async def test_a_service_says_at_its_start_that_its_webhook_is_not_called(
+    start_service: Callable[..., Awaitable[ServiceProcess]],
+    database_url: str,
+    receiver: Receiver,
+) -> None:
+    """An address of its own keeps it from starting; behind a name, it may be another one tomorrow."""
+    settings = {"WEBHOOK_URL": receiver.url, "WEBHOOK_SECRET": SECRET_SETTING}
+    for workers in ("1", "2"):
+        code, _, errors = await stretto(
+            "serve",
+            DATABASE_URL=database_url,
+            JWT_SECRET=SECRET,
+            WORKERS=workers,
+            PORT="0",
+            **settings,
+        )
+        assert code == 2
+        assert "STRETTO_WEBHOOK_ALLOW_PRIVATE=true allows it" in errors
+        assert "hidden" not in errors
+    settings["WEBHOOK_URL"] = receiver.url.replace("127.0.0.1", "localhost")
+    service = await start_service(**settings)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not any(b"webhook.blocked" in line for line in service.log):
+            await asyncio.sleep(0.01)
+    assert b"hidden" not in b"".join(service.log)
+    assert [] == receiver.requests
+
+
+async def gauge(api: Api, name: str) -> float:
+    """Return what a scrape says."""
+    async with api.session.get(f"{api.url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
 async def test_a_redirect_is_not_followed(

@@ -7,6 +7,7 @@ import os
 import pytest
 from pydantic import ValidationError
 
+from stretto.assembly import ComponentSettings
 from stretto.config import read_settings, require_token_settings
 from stretto.errors import ConfigurationError
 
@@ -231,6 +232,15 @@ def test_a_webhook_has_an_address_and_secrets(expected: str, given: dict[str, st
     with pytest.raises(ConfigurationError, match=expected):
         read_settings(**given)
     read_settings(webhook_url="https://x/", webhook_secret=f"{WEBHOOK_SECRET} {WEBHOOK_SECRET}")
+
+
+@pytest.mark.parametrize("prefix", ["a.b", "a b", "_x", "$JS", "x" * 33, "a\n"])
+def test_a_prefix_of_nats_names_is_one_token(prefix: str) -> None:
+    """It stands in subjects and in names of streams."""
+    with pytest.raises(ConfigurationError, match="STRETTO_NATS_PREFIX"):
+        read_settings(nats_prefix=prefix)
+    assert "Team-1" == ComponentSettings.of(read_settings(nats_prefix="Team-1")).nats_prefix
+    assert "stretto" == ComponentSettings.of(read_settings()).nats_prefix
 
 
 def test_settings_do_not_change() -> None:

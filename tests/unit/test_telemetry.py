@@ -26,6 +26,7 @@ from stretto.protocol.ports import (
     SessionEnded,
     Transient,
     UpkeepTrouble,
+    WebhookBlocked,
     WebhookDisabled,
     WebhookTried,
     WriterCrashed,
@@ -58,6 +59,9 @@ def test_an_event_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> Non
     )
     assert line["timestamp"].endswith("Z")
     assert "webhook.disabled" == logged(capsys, WebhookDisabled())[0]["event"]
+    (blocked,) = logged(capsys, WebhookBlocked())
+    assert ("webhook.blocked", "error") == (blocked["event"], blocked["level"])
+    assert "STRETTO_WEBHOOK_ALLOW_PRIVATE=true" in blocked["remedy"]
     assert "writer.connection_lost" == logged(capsys, ConnectionLost())[0]["event"]
 
 
@@ -117,6 +121,7 @@ def test_a_crashed_writer_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
         ("stretto_writer_connections_lost_total 1.0", ConnectionLost()),
         ("stretto_writers_crashed_total 1.0", WriterCrashed(ValueError())),
         ('stretto_webhook_tries_total{result="failed"} 1.0', WebhookTried("failed")),
+        ("stretto_webhook_disabled_total 0.0", WebhookBlocked()),
         ("stretto_webhook_disabled_total 1.0", WebhookDisabled()),
         ('stretto_events_relayed_total{result="delivered"} 7.0', EventsRelayed(7, 2, 0.1)),
         ('stretto_events_relayed_total{result="refused"} 2.0', EventsRelayed(7, 2, 0.1)),

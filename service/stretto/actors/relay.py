@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from stretto.actors.lag import Lag
 from stretto.protocol.events import BusUnavailable
 from stretto.protocol.outbox import RefusalLimits
 from stretto.protocol.ports import (
@@ -74,8 +75,7 @@ class OutboxRelay:
         self._gather = partial(pause, settings.gather_seconds)
         self._poked = asyncio.Event()
         self._is_stopping = False
-        self.lag_seconds = 0.0
-        """The age of the oldest event of the last batch; 0 where nothing waits."""
+        self.lag = Lag(store.oldest_seconds)
 
     def poke(self) -> None:
         """Say that there are new events."""
@@ -112,12 +112,12 @@ class OutboxRelay:
         Raises `BusUnavailable` or a `StoreError`; the events then come again.
         """
         started = time.perf_counter()
-        taken = await self._store.take(self._settings.batch_max, self._settings.lease_seconds)
-        self.lag_seconds = taken.oldest_seconds
-        if not taken.events:
+        await self.lag.look()
+        events = await self._store.take(self._settings.batch_max, self._settings.lease_seconds)
+        if not events:
             return 0
-        reasons = await self._publish(taken.events)
-        delivered = [event.event_id for event in taken.events if event.event_id not in reasons]
+        reasons = await self._publish(events)
+        delivered = [event.event_id for event in events if event.event_id not in reasons]
         if delivered:
             await self._store.mark(delivered)
         if reasons:
@@ -125,7 +125,7 @@ class OutboxRelay:
                 self._observe(EventBuried(event_id, reasons[event_id]))
         seconds = time.perf_counter() - started
         self._observe(EventsRelayed(len(delivered), len(reasons), seconds))
-        return len(taken.events)
+        return len(events)
 
     async def _publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
         """Publish on our lease; give it back where that did not work."""

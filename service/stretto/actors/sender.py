@@ -12,15 +12,18 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from stretto.actors.lag import Lag
 from stretto.protocol.ports import (
     ActorCrashed,
     EventBuried,
     StoreError,
     UpkeepTrouble,
+    WebhookBlocked,
     WebhookDisabled,
     WebhookTried,
 )
 from stretto.protocol.webhooks import (
+    Blocked,
     Gone,
     PutOff,
     Sent,
@@ -66,8 +69,8 @@ class WebhookSender:
         self._poked = asyncio.Event()
         self._is_stopping = False
         self._under_way: dict[asyncio.Task[Answer], Delivery] = {}
-        self.lag_seconds = 0.0
-        """The age of the oldest event that was last sent for the first time."""
+        self._is_blocked = False
+        self.lag = Lag(store.oldest_seconds)
 
     def poke(self) -> None:
         """Say that there are new events, or answers."""
@@ -81,6 +84,7 @@ class WebhookSender:
     async def run(self) -> None:
         """Send until stopped; then give back what has no answer."""
         try:
+            self._note_blocked(is_blocked=await self._endpoint.is_blocked())
             while not self._is_stopping:
                 # Before looking: a poke that comes meanwhile is about something newer.
                 self._poked.clear()
@@ -95,11 +99,9 @@ class WebhookSender:
         Raises a `StoreError`; what was answered is then settled at the next turn.
         """
         await self._settle()
+        await self.lag.look()
         room = UNDER_WAY_MAX - len(self._under_way)
         taken = await self._store.take(room, self._lease_seconds) if room else ()
-        if taken or not self._under_way:
-            ages = (each.age_seconds for each in taken if not each.tries)
-            self.lag_seconds = max(ages, default=0.0)
         for delivery in taken:
             task = asyncio.create_task(self._send(delivery), name="stretto webhook")
             self._under_way[task] = delivery
@@ -149,9 +151,16 @@ class WebhookSender:
         for task, _, verdict in done:
             del self._under_way[task]
             self._observe(WebhookTried(type(verdict).__name__.lower()))
+        self._note_blocked(is_blocked=any(isinstance(why, Blocked) for *_, why in done))
         for each in others:
             if each.dead_reason is not None:
                 self._observe(EventBuried(each.event_id, f"webhook: {each.dead_reason}"))
+
+    def _note_blocked(self, *, is_blocked: bool) -> None:
+        """Report that the endpoint may not be called: once, until it has been called again."""
+        if is_blocked and not self._is_blocked:
+            self._observe(WebhookBlocked())
+        self._is_blocked = is_blocked
 
     async def _wait(self) -> None:
         with suppress(TimeoutError):

@@ -7,20 +7,21 @@ to where the socket is made, so that it holds for the very address that is conne
 
 from __future__ import annotations
 
+import asyncio
 import errno
-import ipaddress
 import socket
 import time
 from contextlib import suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final, Self
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from stretto.errors import network_failure
 from stretto.protocol.events import CONTENT_TYPE
-from stretto.protocol.webhooks import Answered, Unanswered, sign
+from stretto.protocol.webhooks import Answered, NotCalled, Unanswered, is_public, sign
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 SEND_SECONDS: Final = 15.0
 # Nobody reads what is answered. What is no longer than this does not cost its connection.
 ANSWER_BYTES_MAX: Final = 16 * 1024
-# RFC 6052: an IPv4 address in the last 32 bits, which a gateway will connect to.
-_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
-_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 
 
 class AddressRefused(OSError):
@@ -89,28 +87,28 @@ class WebhookEndpoint:
                     response.status, _retry_after(response.headers.get("Retry-After", ""), now)
                 )
         except (aiohttp.ClientError, TimeoutError) as error:
+            if isinstance(getattr(error, "os_error", None), AddressRefused):
+                return NotCalled()
             # Their texts may hold the address, and that a secret.
-            refused = isinstance(getattr(error, "os_error", None), AddressRefused)
-            return Unanswered("address is not public" if refused else network_failure(error))
+            return Unanswered(network_failure(error))
+
+    async def is_blocked(self) -> bool:
+        """Whether it would not be called now, because no address of its is public."""
+        if self._settings.is_private_allowed:
+            return False
+        host = urlsplit(self._settings.url).hostname or ""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, None)
+        except (OSError, UnicodeError):
+            # What is not known now, a try will say.
+            return False
+        return not any(is_public(str(place[0])) for *_, place in found)
 
     def _socket(self, addr_info: AddrInfoType) -> socket.socket:
         family, kind, protocol, _, place = addr_info
         if not (self._settings.is_private_allowed or is_public(str(place[0]))):
             raise AddressRefused(errno.EACCES, "address is not public")
         return socket.socket(family, kind, protocol)
-
-
-def is_public(text: str) -> bool:
-    """Whether an address is one of the Internet's hosts, also if it is an IPv4 one in disguise."""
-    address = ipaddress.ip_address(text)
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if address in _NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-        if inner is not None:
-            return is_public(str(inner))
-        return address.is_global and address in _UNICAST
-    return address.is_global and not address.is_multicast
 
 
 def _retry_after(text: str, now: float) -> float | None:

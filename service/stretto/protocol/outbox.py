@@ -25,20 +25,14 @@ class RefusalLimits:
     pause_seconds_max: float = PAUSE_SECONDS_MAX
 
 
-@dataclass(frozen=True, slots=True)
-class TakenEvents:
-    """A batch on lease, in the order of history."""
-
-    events: Sequence[CommittedEvent]
-    oldest_seconds: float
-    """The age of the oldest of them."""
-
-
 class OutboxStore(Protocol):
     """Short statements, each a transaction of its own; each raises `Unreachable`."""
 
-    async def take(self, events_max: int, lease_seconds: float) -> TakenEvents:
-        """Lease due events: nobody else takes them until the lease is over."""
+    async def take(self, events_max: int, lease_seconds: float) -> Sequence[CommittedEvent]:
+        """Lease due events, in the order of history: no other relay takes them during the lease."""
+
+    async def oldest_seconds(self) -> float | None:
+        """Return the age of the oldest event that is still to be handed over, if there is one."""
 
     async def mark(self, event_ids: Collection[UUID]) -> None:
         """Note that these were handed over."""

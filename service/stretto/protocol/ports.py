@@ -264,6 +264,11 @@ class WebhookDisabled:
 
 
 @dataclass(frozen=True, slots=True)
+class WebhookBlocked:
+    """The webhook's endpoint is not called: none of its addresses is public."""
+
+
+@dataclass(frozen=True, slots=True)
 class RowsSwept:
     """The sweeper has deleted rows of a table."""
 
@@ -304,6 +309,7 @@ Event = (
     | EventBuried
     | WebhookTried
     | WebhookDisabled
+    | WebhookBlocked
     | RowsSwept
     | UpkeepTrouble
     | ActorCrashed

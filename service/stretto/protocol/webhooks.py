@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import binascii
 import hmac
+import ipaddress
 import random
 from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urlsplit
+
+from stretto.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -28,17 +32,52 @@ JITTER_RATIO_MAX: Final = 0.2
 THROTTLE_SECONDS: Final = 5.0
 # An endpoint can silence itself for a day at a time.
 THROTTLE_SECONDS_MAX: Final = 86_400.0
+# RFC 6052: an IPv4 address in the last 32 bits, which a gateway will connect to.
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """Where events are sent, and how."""
+    """Where events are sent, and how.
+
+    Raises `ConfigurationError` for an address that is not public, unless that is allowed; where a
+    name leads is only known when it is called.
+    """
 
     url: str = field(repr=False)
     secrets: tuple[bytes, ...] = field(repr=False)
     """Each request is signed with all of them: that is how a secret is replaced."""
     is_private_allowed: bool = False
     """Whether the endpoint may have an address that is not public."""
+
+    def __post_init__(self) -> None:
+        try:
+            is_callable = self.is_private_allowed or is_public(urlsplit(self.url).hostname or "")
+        except ValueError:
+            return
+        if not is_callable:
+            # Without the address, which may be a secret.
+            raise ConfigurationError(
+                "STRETTO_WEBHOOK_URL has an address that is not public, which is never called:"
+                " STRETTO_WEBHOOK_ALLOW_PRIVATE=true allows it"
+            )
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is one of the Internet's hosts, also if it is an IPv4 one in disguise.
+
+    Raises `ValueError` for what is no address.
+    """
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if inner is not None:
+            return is_public(str(inner))
+        return address.is_global and address in _UNICAST
+    return address.is_global and not address.is_multicast
 
 
 def parse_secrets(text: str) -> tuple[bytes, ...]:
@@ -75,7 +114,6 @@ class Delivery:
     body: bytes
     tries: int
     """How often it has failed."""
-    age_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +131,12 @@ class Unanswered:
     reason: str
 
 
-Answer = Answered | Unanswered
+@dataclass(frozen=True, slots=True)
+class NotCalled:
+    """Its address is not public: it was not called."""
+
+
+Answer = Answered | Unanswered | NotCalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +149,11 @@ class Failed:
     """It counts as a try."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked(Failed):
+    """The same, by a rule of our own: only an operator can mend it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +176,8 @@ def judge(answer: Answer) -> Verdict:
     match answer:
         case Unanswered(reason):
             return Failed(reason)
+        case NotCalled():
+            return Blocked("address is not public")
         case Answered(status) if 200 <= status < 300:
             return Sent()
         case Answered(410):
@@ -169,6 +219,9 @@ class Endpoint(Protocol):
     async def send(self, event_id: UUID, body: bytes) -> Answer:
         """Send an event; whatever goes wrong on the way is an answer too."""
 
+    async def is_blocked(self) -> bool:
+        """Whether it would not be called now, because no address of its is public."""
+
 
 class WebhookStore(Protocol):
     """Short statements, each a transaction of its own; each raises `Unreachable`."""
@@ -181,6 +234,9 @@ class WebhookStore(Protocol):
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> Sequence[Delivery]:
         """Lease due deliveries; none while the endpoint is paused or disabled."""
+
+    async def oldest_seconds(self) -> float | None:
+        """Return the age of the oldest event that the endpoint still has to get, if there is one."""
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
         """Forget deliveries that came about, put off the others."""

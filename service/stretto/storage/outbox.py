@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from stretto.protocol.events import CommittedEvent, Position
-from stretto.protocol.outbox import PAUSE_SECONDS_MAX, TakenEvents
+from stretto.protocol.outbox import PAUSE_SECONDS_MAX
 from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -48,17 +48,22 @@ class PostgresOutboxStore:
         self._database = database
         self._now = now
 
-    async def take(self, events_max: int, lease_seconds: float) -> TakenEvents:
+    async def take(self, events_max: int, lease_seconds: float) -> list[CommittedEvent]:
         """Lease due events, the oldest first."""
         async with self._database.tending() as connection:
             rows = await connection.fetch(
                 QUERIES["take"], events_max, lease_seconds, self._now(), PAUSE_SECONDS_MAX
             )
         rows.sort(key=lambda row: (row["position"], row["event_id"]))
-        return TakenEvents(
-            [_event(row) for row in rows],
-            max((row["age_seconds"] for row in rows), default=0.0),
-        )
+        return [_event(row) for row in rows]
+
+    async def oldest_seconds(self) -> float | None:
+        """Return the age of the oldest event that is still to be handed over, if there is one."""
+        async with self._database.tending() as connection:
+            age: float | None = await connection.fetchval(
+                QUERIES["oldest_unpublished"], self._now()
+            )
+        return age
 
     async def mark(self, event_ids: Collection[UUID]) -> None:
         """Note that these were handed over."""

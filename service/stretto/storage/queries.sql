@@ -329,7 +329,16 @@ SET due_at = clock.now + make_interval(secs => $2)
 FROM due, clock, place
 WHERE outbox.event_id = due.event_id
 RETURNING outbox.event_id, event_type, subject, recipients, payload, created_at, position,
-          resume_from, extract(epoch FROM clock.now - created_at)::float8 AS age_seconds;
+          resume_from;
+
+-- name: oldest_unpublished
+-- Read the age in seconds of the first event, in the order of history, that is still to be published;
+-- nothing where there is none. $1 is now.
+SELECT extract(epoch FROM coalesce($1::timestamptz, clock_timestamp()) - created_at)::float8
+FROM outbox
+WHERE delivered_at IS NULL AND dead_reason IS NULL
+ORDER BY position
+LIMIT 1;
 
 -- name: mark
 -- Note that these events were handed over. Needs no durability: what is lost is handed over again.
@@ -418,19 +427,19 @@ WITH clock AS MATERIALIZED (
 ), moved AS (
     UPDATE webhook_delivery SET due_at = due_at - set_back FROM turn WHERE set_back > '0'
 ), late AS MATERIALIZED (
-    SELECT event_id FROM outbox
+    SELECT event_id, created_at FROM outbox
     WHERE position = ANY (ARRAY(SELECT pg_snapshot_xip(seen) FROM turn))
 ), fresh AS MATERIALIZED (
-    SELECT event_id, position FROM outbox
+    SELECT event_id, created_at, position FROM outbox
     WHERE position >= (SELECT pg_snapshot_xmax(seen) FROM turn)
       AND position < pg_snapshot_xmax(pg_current_snapshot())
     ORDER BY position
     FETCH FIRST $1 ROWS WITH TIES
 ), found AS MATERIALIZED (
-    SELECT event_id FROM late UNION ALL SELECT event_id FROM fresh
+    SELECT event_id, created_at FROM late UNION ALL SELECT event_id, created_at FROM fresh
 ), enrolled AS (
-    INSERT INTO webhook_delivery (event_id, due_at)
-    SELECT event_id, clock.now FROM found, clock
+    INSERT INTO webhook_delivery (event_id, due_at, owed_since)
+    SELECT event_id, clock.now, created_at FROM found, clock
     ON CONFLICT DO NOTHING
 ), bound AS (
     SELECT CASE WHEN count(*) < $1 THEN pg_snapshot_xmax(pg_current_snapshot())
@@ -469,8 +478,22 @@ UPDATE webhook_delivery AS delivery
 SET due_at = clock.now + make_interval(secs => $2)
 FROM due, clock, outbox
 WHERE delivery.event_id = due.event_id AND outbox.event_id = due.event_id
-RETURNING outbox.event_id, event_type, subject, payload, created_at, delivery.tries,
-          extract(epoch FROM clock.now - created_at)::float8 AS age_seconds;
+RETURNING outbox.event_id, event_type, subject, payload, created_at, delivery.tries;
+
+-- name: oldest_undelivered
+-- Read the age in seconds of the oldest event that the endpoint still has to get, enrolled or not;
+-- nothing where there is none, or where the endpoint is disabled. $1 is now.
+SELECT extract(epoch FROM coalesce($1::timestamptz, clock_timestamp()) - least(
+    (SELECT owed_since FROM webhook_delivery AS delivery JOIN outbox USING (event_id)
+     WHERE delivery.dead_reason IS NULL
+     ORDER BY owed_since LIMIT 1),
+    (SELECT min(created_at) FROM outbox
+     WHERE position = ANY (ARRAY(SELECT pg_snapshot_xip(webhook.seen)))),
+    (SELECT created_at FROM outbox
+     WHERE position >= pg_snapshot_xmax(webhook.seen)
+     ORDER BY position LIMIT 1)))::float8
+FROM webhook
+WHERE disabled_at IS NULL;
 
 -- name: settle_deliveries
 -- Forget deliveries that came about ($1), put the others ($2) off by $3 seconds, count those of them

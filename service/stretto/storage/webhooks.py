@@ -43,10 +43,15 @@ class PostgresWebhookStore:
             rows = await connection.fetch(
                 QUERIES["take_deliveries"], deliveries_max, lease_seconds, self._now()
             )
-        return [
-            Delivery(row["event_id"], envelope(row), row["tries"], row["age_seconds"])
-            for row in rows
-        ]
+        return [Delivery(row["event_id"], envelope(row), row["tries"]) for row in rows]
+
+    async def oldest_seconds(self) -> float | None:
+        """Return the age of the oldest event that the endpoint still has to get, if there is one."""
+        async with self._database.tending() as connection:
+            age: float | None = await connection.fetchval(
+                QUERIES["oldest_undelivered"], self._now()
+            )
+        return age
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
         """Forget deliveries that came about, put off the others."""

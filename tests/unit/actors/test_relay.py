@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
@@ -15,7 +16,6 @@ from stretto.actors.relay import (
 )
 from stretto.bus.local import LocalBus
 from stretto.protocol.events import CommittedEvent, Position
-from stretto.protocol.outbox import TakenEvents
 from stretto.protocol.ports import ActorCrashed, EventsRelayed, Unreachable, UpkeepTrouble
 
 if TYPE_CHECKING:
@@ -40,12 +40,15 @@ class ScriptedStore:
         self.marked: list[UUID] = []
         self.looked = asyncio.Event()
 
-    async def take(self, events_max: int, lease_seconds: float) -> TakenEvents:
+    async def take(self, events_max: int, lease_seconds: float) -> list[CommittedEvent]:
         if self.errors:
             raise self.errors.pop(0)
         taken, self.waiting = self.waiting, []
         self.looked.set()
-        return TakenEvents(taken, 0.0)
+        return taken
+
+    async def oldest_seconds(self) -> float | None:
+        return None
 
     async def mark(self, event_ids: Collection[UUID]) -> None:
         self.marked += event_ids
@@ -124,6 +127,87 @@ async def test_no_error_ends_the_relay(expected: type[Event], error: Exception) 
         relay.stop()
         await task
     assert [expected] == [type(event) for event in told]
+
+
+@pytest.mark.parametrize("moment", ["take", "publish", "mark"])
+async def test_a_wake_up_during_a_turn_leads_to_another_turn(moment: str) -> None:
+    """At any moment of it: what it is about may be newer than what the turn has taken."""
+    store = ScriptedStore()
+    bus = LocalBus(lambda _: None)
+    relay = OutboxRelay(store, bus, lambda _: None, NO_POLL)
+    owner: object = bus if moment == "publish" else store
+    waking = getattr(owner, moment)
+
+    async def wake(*arguments: Any) -> Any:
+        result = await waking(*arguments)
+        if not store.waiting and store.looked.is_set() and TWO.event_id not in store.marked:
+            store.waiting.append(TWO)
+            relay.poke()
+        return result
+
+    store.waiting.append(ONE)
+    with patch.object(owner, moment, wake):
+        task = asyncio.create_task(relay.run())
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while TWO.event_id not in store.marked:
+                await asyncio.sleep(0)
+            relay.stop()
+            await task
+    assert [ONE.event_id, TWO.event_id] == store.marked[:2]
+
+
+async def test_the_pause_grows_with_failures_and_starts_anew_after_a_success(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One outage must not slow down what comes after it."""
+    failures: list[int] = []
+
+    def pause_seconds(count: int) -> float:
+        failures.append(count)
+        return 0.0
+
+    monkeypatch.setattr("stretto.actors.relay._pause_seconds", pause_seconds)
+    errors = [Unreachable(), Unreachable(), ZeroDivisionError(), None, Unreachable(), None]
+
+    class Store(ScriptedStore):
+        async def take(self, *_: object) -> list[CommittedEvent]:
+            if not errors:
+                relay.stop()
+                return []
+            error = errors.pop(0)
+            if error:
+                raise error
+            relay.poke()
+            return []
+
+    relay = OutboxRelay(Store(), LocalBus(lambda _: None), lambda _: None, NO_POLL)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await relay.run()
+    assert [0, 1, 2, 0] == failures
+
+
+async def test_a_wake_up_does_not_shorten_the_pause_but_a_stop_ends_it() -> None:
+    """Each creation would otherwise ask a bus that is away."""
+    store = ScriptedStore()
+    relay = OutboxRelay(store, LocalBus(lambda _: None), lambda _: None, NO_POLL)
+    pausing = asyncio.create_task(relay._pause(3600))
+    for _ in range(5):
+        relay.poke()
+        await asyncio.sleep(0)
+        assert not pausing.done()
+    relay.stop()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await pausing
+
+
+@pytest.mark.parametrize(("draw", "ratio"), [(0.0, 0.5), (1.0, 1.0)])
+def test_pauses_are_drawn_from_half_to_whole(
+    draw: float, ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All relays lose a bus at the same moment, and must not come back at the same one."""
+    monkeypatch.setattr("random.uniform", lambda low, high: low + draw * (high - low))
+    assert PAUSE_SECONDS_FIRST * 4 * ratio == _pause_seconds(2)
+    assert PAUSE_SECONDS_MAX * ratio == _pause_seconds(1000)
 
 
 def test_pauses_double_at_random_up_to_a_bound() -> None:

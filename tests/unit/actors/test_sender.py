@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
 
-from stretto.actors.sender import WebhookSender
-from stretto.protocol.ports import ActorCrashed, Unreachable, UpkeepTrouble, WebhookTried
-from stretto.protocol.webhooks import Answered, Delivery
+from stretto.actors.sender import UNDER_WAY_MAX, WebhookSender
+from stretto.protocol.ports import (
+    ActorCrashed,
+    Unreachable,
+    UpkeepTrouble,
+    WebhookBlocked,
+    WebhookTried,
+)
+from stretto.protocol.webhooks import Answered, Delivery, NotCalled
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -16,7 +24,7 @@ if TYPE_CHECKING:
     from stretto.protocol.ports import Event
     from stretto.protocol.webhooks import Answer, PutOff
 
-ONE = Delivery(UUID(int=1), b"{}", 0, 3.0)
+ONE = Delivery(UUID(int=1), b"{}", 0)
 DEADLINE_SECONDS = 10
 
 
@@ -45,6 +53,9 @@ class ScriptedStore:
         taken, self.due = self.due, []
         return taken
 
+    async def oldest_seconds(self) -> float | None:
+        return None
+
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
         self._fail("settle")
         self.sent += sent
@@ -68,6 +79,9 @@ class ScriptedEndpoint:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+    async def is_blocked(self) -> bool:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -99,13 +113,170 @@ async def test_a_fault_in_the_sending_fails_the_delivery_alone() -> None:
     store, told = ScriptedStore(), list["Event"]()
     sender = WebhookSender(store, ScriptedEndpoint(ZeroDivisionError()), told.append)
     await sender.run_once()
-    assert 3.0 == sender.lag_seconds
     await sender.answered()
     await sender.run_once()
-    assert 0.0 == sender.lag_seconds
     (put,) = store.others
     assert (ONE.event_id, True) == (put.event_id, put.is_try)
     assert [ActorCrashed, WebhookTried] == [type(event) for event in told]
+
+
+class FullStore(ScriptedStore):
+    """A store that always has as many deliveries as are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.count(1)
+        self.enrolments = 0
+        self.pauses: list[float] = []
+
+    async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
+        assert 0 < deliveries_max <= UNDER_WAY_MAX
+        return [Delivery(UUID(int=next(self.numbers)), b"{}", 0) for _ in range(deliveries_max)]
+
+    async def enrol(self, events_max: int) -> int:
+        self.enrolments += 1
+        return 1
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+class SilentEndpoint(ScriptedEndpoint):
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(Answered(204))
+        self.asked: dict[UUID, asyncio.Future[Answer]] = {}
+
+    async def send(self, event_id: UUID, body: bytes) -> Answer:
+        self.asked[event_id] = asyncio.get_running_loop().create_future()
+        return await self.asked[event_id]
+
+
+async def test_a_hanging_endpoint_has_a_bounded_number_of_requests() -> None:
+    """However much is due; a place that comes free is filled, and nothing is enrolled meanwhile."""
+    store, endpoint = FullStore(), SilentEndpoint()
+    sender = WebhookSender(store, endpoint, lambda _: None)
+    for _ in range(3):
+        assert not await sender.run_once()
+        await asyncio.sleep(0)
+        assert UNDER_WAY_MAX == len(endpoint.asked) == len(sender._under_way)
+    endpoint.asked[UUID(int=1)].set_result(Answered(204))
+    endpoint.asked[UUID(int=2)].set_result(Answered(204))
+    await asyncio.sleep(0)
+    await sender.run_once()
+    await asyncio.sleep(0)
+    assert UNDER_WAY_MAX + 2 == len(endpoint.asked)
+    assert UNDER_WAY_MAX == len(sender._under_way)
+    assert [UUID(int=1), UUID(int=2)] == store.sent
+    assert 0 == store.enrolments
+    sender.stop()
+    with patch("stretto.actors.sender.STOP_SECONDS", 0):
+        await sender.run()
+
+
+async def test_of_two_pauses_that_are_asked_for_the_longer_counts() -> None:
+    """In whichever order the answers have come."""
+    store, endpoint = FullStore(), SilentEndpoint()
+    sender = WebhookSender(store, endpoint, lambda _: None)
+    await sender.run_once()
+    await asyncio.sleep(0)
+    for number, seconds in enumerate((7.0, 100.0, 8.0), start=1):
+        endpoint.asked[UUID(int=number)].set_result(Answered(429, seconds))
+    await asyncio.sleep(0)
+    await sender.run_once()
+    assert [100.0] == store.pauses
+    sender.stop()
+    with patch("stretto.actors.sender.STOP_SECONDS", 0):
+        await sender.run()
+
+
+async def test_an_answer_wakes_the_sender() -> None:
+    """Or a fast endpoint would get its next event a second later."""
+    store = ScriptedStore()
+    sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), lambda _: None)
+    with patch("stretto.actors.sender.POLL_SECONDS", 3600):
+        running = asyncio.create_task(sender.run())
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await store.settled.wait()
+            sender.stop()
+            await running
+    assert [ONE.event_id] == store.sent
+
+
+async def test_a_wake_up_during_a_turn_leads_to_another_turn() -> None:
+    """What it is about may be newer than what the turn has taken."""
+    taken = asyncio.Event()
+
+    class Store(ScriptedStore):
+        async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
+            if taken.is_set():
+                return await super().take(deliveries_max, lease_seconds)
+            taken.set()
+            sender.poke()
+            return []
+
+    store = Store()
+    sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), lambda _: None)
+    with patch("stretto.actors.sender.POLL_SECONDS", 3600):
+        running = asyncio.create_task(sender.run())
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await store.settled.wait()
+            sender.stop()
+            await running
+    assert [ONE.event_id] == store.sent
+
+
+async def test_an_address_that_is_not_called_is_reported_once_until_it_is_called() -> None:
+    """At the start, and when it becomes so later; each try is counted, and costs one."""
+    store, told = FullStore(), list["Event"]()
+    endpoint = SilentEndpoint()
+    sender = WebhookSender(store, endpoint, told.append)
+    sender._note_blocked(is_blocked=True)
+    await sender.run_once()
+    await asyncio.sleep(0)
+    rounds: list[list[Answer]] = [
+        [NotCalled(), NotCalled()],
+        [NotCalled()],
+        [Answered(204)],
+        [NotCalled()],
+    ]
+    for answers in rounds:
+        for future, answer in zip(
+            [each for each in endpoint.asked.values() if not each.done()], answers, strict=False
+        ):
+            future.set_result(answer)
+        await asyncio.sleep(0)
+        await sender.run_once()
+        await asyncio.sleep(0)
+    blocked, tried = WebhookBlocked(), WebhookTried("blocked")
+    assert [blocked, tried, tried, tried, WebhookTried("sent"), tried, blocked] == told
+    assert [True] * 4 == [each.is_try for each in store.others]
+    sender.stop()
+    with patch("stretto.actors.sender.STOP_SECONDS", 0):
+        await sender.run()
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+async def test_a_blocked_endpoint_is_reported_at_the_start(is_blocked: bool) -> None:
+    """Before there is any event."""
+    store, told = ScriptedStore(), list["Event"]()
+    store.due = []
+    endpoint = ScriptedEndpoint(Answered(204))
+    sender = WebhookSender(store, endpoint, told.append)
+    looked = asyncio.Event()
+
+    async def look() -> bool:
+        looked.set()
+        return is_blocked
+
+    with patch.object(endpoint, "is_blocked", look):
+        running = asyncio.create_task(sender.run())
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await looked.wait()
+            sender.stop()
+            await running
+    assert [WebhookBlocked()] * is_blocked == told
 
 
 async def test_an_error_while_stopping_is_no_error() -> None:

@@ -10,8 +10,9 @@ from uuid import UUID
 import pytest
 from aiohttp import web
 
-from stretto.bus.webhook import SEND_SECONDS, WebhookEndpoint, _retry_after, is_public
-from stretto.protocol.webhooks import Answered, Unanswered, WebhookSettings
+from stretto.bus.webhook import SEND_SECONDS, WebhookEndpoint, _retry_after
+from stretto.errors import ConfigurationError
+from stretto.protocol.webhooks import Answered, NotCalled, Unanswered, WebhookSettings, is_public
 from webhook_receiver import Receiver, receiving
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from stretto.protocol.webhooks import Answer
 
 ONE = UUID(int=1)
-REFUSED = Unanswered("address is not public")
 
 
 @pytest.fixture
@@ -79,13 +79,22 @@ def test_only_hosts_of_the_internet_are_public(expected: bool, address: str) -> 
     assert expected == is_public(address)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"])
-async def test_an_address_that_is_not_public_is_not_connected_to(
-    host: str, receiver: Receiver
-) -> None:
-    """By its number, by a name that resolves to it, in disguise; the twin may, and does."""
-    url = receiver.url.replace("127.0.0.1", host)
-    assert REFUSED == await answer_of(url, is_private_allowed=False)
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "[::1]", "[::ffff:127.0.0.1]"])
+def test_an_address_that_is_never_called_is_refused_at_the_start(host: str) -> None:
+    """Without repeating it, and with the setting that allows it; the twins may be called."""
+    url = f"http://{host}:8080/hidden"
+    with pytest.raises(ConfigurationError, match="STRETTO_WEBHOOK_ALLOW_PRIVATE=true") as error:
+        WebhookSettings(url=url, secrets=())
+    assert "hidden" not in str(error.value)
+    WebhookSettings(url=url, secrets=(), is_private_allowed=True)
+    for other in ("1.1.1.1", "[2606:4700::1111]", "backend.example", "localhost"):
+        WebhookSettings(url=url.replace(host, other), secrets=())
+
+
+async def test_an_address_that_is_not_public_is_not_connected_to(receiver: Receiver) -> None:
+    """By a name that resolves to it; the twin may, and does."""
+    url = receiver.url.replace("127.0.0.1", "localhost")
+    assert NotCalled() == await answer_of(url, is_private_allowed=False)
     assert [] == receiver.requests
     assert Answered(204) == await answer_of(url)
     assert [ONE] == receiver.ids
@@ -97,12 +106,13 @@ async def test_an_address_in_a_form_of_old_is_not_connected_to(
 ) -> None:
     """Resolvers take such names for numbers."""
     url = receiver.url.replace("127.0.0.1", host)
-    assert isinstance(await answer_of(url, is_private_allowed=False), Unanswered)
+    assert not isinstance(await answer_of(url, is_private_allowed=False), Answered)
     assert [] == receiver.requests
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1"])
 async def test_a_name_that_changes_its_address_gains_nothing(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    address: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked is the address that is connected to, and not an answer of DNS from before."""
     settings = WebhookSettings(url=receiver.url.replace("127.0.0.1", "backend.example"), secrets=())
@@ -111,13 +121,44 @@ async def test_a_name_that_changes_its_address_gains_nothing(
     async def resolve(_: object, host: str, port: int, **__: object) -> list[dict[str, object]]:
         answers.append(host)
         more = {"hostname": host, "port": port, "proto": 0, "flags": 0}
-        return [{"host": "127.0.0.1", "family": 2, **more}]
+        return [{"host": address, "family": 10 if ":" in address else 2, **more}]
 
     monkeypatch.setattr("aiohttp.resolver.ThreadedResolver.resolve", resolve)
     async with WebhookEndpoint(settings) as endpoint:
-        assert REFUSED == await endpoint.send(ONE, b"{}")
+        assert NotCalled() == await endpoint.send(ONE, b"{}")
     assert ["backend.example"] == answers
     assert [] == receiver.requests
+
+
+@pytest.mark.parametrize(
+    ("expected", "addresses"),
+    [
+        (True, ["127.0.0.1"]),
+        (True, ["10.0.0.1", "fd00::1"]),
+        (False, ["10.0.0.1", "1.1.1.1"]),
+        (False, ["1.1.1.1"]),
+        (False, None),
+    ],
+)
+async def test_a_name_without_a_public_address_is_known_before_the_first_event(
+    expected: bool, addresses: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is said of one that cannot be resolved now; whoever allows all asks nothing."""
+
+    async def getaddrinfo(host: str, _: object) -> list[tuple[object, ...]]:
+        assert host == "backend.example"
+        if addresses is None:
+            raise OSError
+        return [(2, 1, 6, "", (address, 443)) for address in addresses]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    url = "https://backend.example/hidden"
+    async with WebhookEndpoint(WebhookSettings(url=url, secrets=())) as endpoint:
+        assert expected == await endpoint.is_blocked()
+    allowed = WebhookSettings(url=url, secrets=(), is_private_allowed=True)
+    monkeypatch.delattr(asyncio.get_running_loop(), "getaddrinfo")
+    async with WebhookEndpoint(allowed) as endpoint:
+        assert not await endpoint.is_blocked()
 
 
 async def test_a_redirect_is_an_answer(receiver: Receiver) -> None:

@@ -14,9 +14,11 @@ from stretto.protocol.webhooks import (
     THROTTLE_SECONDS_MAX,
     Answer,
     Answered,
+    Blocked,
     Delivery,
     Failed,
     Gone,
+    NotCalled,
     PutOff,
     Sent,
     Throttled,
@@ -81,6 +83,7 @@ def test_settings_do_not_show_their_secrets() -> None:
         (Throttled(THROTTLE_SECONDS_MAX), Answered(429, float("inf"))),
         (Gone(), Answered(410)),
         (Failed("TimeoutError"), Unanswered("TimeoutError")),
+        (Blocked("address is not public"), NotCalled()),
     ],
 )
 def test_an_answer_means(expected: Verdict, answer: Answer) -> None:
@@ -88,13 +91,30 @@ def test_an_answer_means(expected: Verdict, answer: Answer) -> None:
     assert expected == judge(answer)
 
 
+@pytest.mark.parametrize(("draw", "ratio"), [(0.0, 1.0), (1.0, 1.0 + JITTER_RATIO_MAX)])
+def test_a_pause_is_drawn_from_the_schedule_to_a_fifth_more(
+    draw: float, ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed together does not come back together."""
+    monkeypatch.setattr("random.uniform", lambda low, high: low + draw * (high - low))
+    put = put_off(
+        Delivery(
+            UUID(int=1),
+            b"",
+            1,
+        ),
+        Failed("x"),
+    )
+    assert RETRY_SECONDS[1] * ratio == put.seconds
+
+
 def test_what_fails_is_put_off_by_the_schedule_until_it_dies() -> None:
     """With some chance, so that not all of them come back together."""
     for tries, pause in enumerate(RETRY_SECONDS):
-        put = put_off(Delivery(UUID(int=1), b"", tries, 0.0), Failed("x"))
+        put = put_off(Delivery(UUID(int=1), b"", tries), Failed("x"))
         assert (True, None) == (put.is_try, put.dead_reason)
         assert pause <= put.seconds <= pause * (1 + JITTER_RATIO_MAX)
-    last = Delivery(UUID(int=1), b"", len(RETRY_SECONDS), 0.0)
+    last = Delivery(UUID(int=1), b"", len(RETRY_SECONDS))
     assert PutOff(UUID(int=1), is_try=True, dead_reason="x") == put_off(last, Failed("x"))
     # What is no fault of the event's costs it nothing, however often.
     assert PutOff(UUID(int=1), 7.0) == put_off(last, Throttled(7.0))
