@@ -46,7 +46,8 @@ async def count_groups(
 
     It runs inside the transaction, and a rejection rolls the count back together with the groups.
     One rejection does not fail the others of its batch: each is then tried alone. What must not be
-    rolled back (a mail, a call to another service) does not belong here.
+    rolled back (a mail, a call to another service) does not belong here. Any other exception leaves
+    the key open (503 `hook_failed`); `async with connection.transaction()` is a savepoint.
     """
     rows = await connection.fetch(COUNT, [new_group.owner for _, new_group in created])
     for row in rows:

@@ -39,6 +39,16 @@ from stretto.bus.local import LocalBus
 from stretto.bus.opening import open_nats
 from stretto.bus.webhook import WebhookEndpoint
 from stretto.errors import ListenError
+from stretto.host import (
+    require_hook,
+    require_kind,
+    require_one_source,
+    require_options,
+    require_pool,
+    require_positive,
+    require_prefix,
+    require_tables,
+)
 from stretto.http.app import build_app
 from stretto.http.auth import Authenticator, TokenSettings
 from stretto.http.event_streams import StreamSettings
@@ -162,13 +172,14 @@ async def open_component(
     """Run the component on a database of its own connections, or on a host's pool.
 
     A host's pool needs `settings.writers` connections for good and a few for short reads, and a
-    search_path that leads to the tables. Raises `Unreachable` when the database does not answer,
-    `ConfigurationError` where the names on NATS are another deployment's.
+    search_path that leads to the tables. Raises `TypeError` and `ConfigurationError` for what cannot
+    work, such as names on NATS that are another deployment's, and `Unreachable` when the database
+    does not answer.
     """
-    settings = settings or ComponentSettings()
+    settings = _component_settings(settings, dsn, pool, on_create)
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(Database(dsn, schema=settings.schema, pool=pool))
-        await database.inspect()
+        await require_tables(database, is_hosts_pool=pool is not None)
         store = PostgresHistoryStore(database)
         hub = SessionHub(await store.origin(), settings.hub, observe)
         nats = None
@@ -288,7 +299,11 @@ class AppOptions(TypedDict, total=False):
 
 
 def create_app(**options: Unpack[AppOptions]) -> web.Application:
-    """Return an application that serves the whole contract; `setup` mounts it on another."""
+    """Return an application that serves the whole contract; `setup` mounts it on another.
+
+    Raises `TypeError` for options that cannot be meant.
+    """
+    _require_options(options)
 
     @asynccontextmanager
     async def open_service() -> AsyncIterator[Service]:
@@ -331,7 +346,11 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
 
 
 def setup(app: web.Application, prefix: str, **options: Unpack[AppOptions]) -> None:
-    """Mount the contract on a host's application below `prefix` (such as "/chat")."""
+    """Mount the contract on a host's application below `prefix` (such as "/chat").
+
+    Raises `ConfigurationError` for another prefix, and as `create_app` does.
+    """
+    require_prefix(prefix)
     mounted = create_app(**options)
     app.add_subapp(prefix, mounted)
 
@@ -373,6 +392,36 @@ async def serving(
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
+
+
+def _component_settings(
+    given: ComponentSettings | None, dsn: str, pool: Pool | None, on_create: OnCreate | None
+) -> ComponentSettings:
+    """Return the settings, once everything that a host has handed in can work."""
+    settings = ComponentSettings() if given is None else given
+    require_one_source(dsn, pool)
+    require_kind("settings", settings, ComponentSettings)
+    require_positive(
+        writers=settings.writers, batch_max=settings.batch_max, mailbox_max=settings.mailbox_max
+    )
+    require_hook(on_create)
+    if pool is not None:
+        require_pool(pool, settings.writers)
+    return settings
+
+
+def _require_options(options: AppOptions) -> None:
+    require_options(options, known=tuple(AppOptions.__annotations__), required=("tokens",))
+    require_one_source(options.get("dsn", ""), options.get("pool"))
+    require_kind("tokens", options["tokens"], TokenSettings)
+    if "settings" in options:
+        require_kind("settings", options["settings"], ComponentSettings)
+    if "streams" in options:
+        require_kind("streams", options["streams"], StreamSettings)
+    if "pool" in options and not callable(options["pool"]):
+        message = "pool must be a function that returns the pool: `pool=lambda: app[POOL]`"
+        raise TypeError(message)
+    require_hook(options.get("on_create"))
 
 
 def _gauges(component: Component) -> dict[str, tuple[str, Callable[[], int]]]:

@@ -59,12 +59,12 @@ async def test_an_event_that_is_due_later_than_it_can_be_is_due(
     store = PostgresOutboxStore(database, lambda: NOW)
     latest = NOW + timedelta(seconds=seconds_max)
     await commit_event(connection, latest, tries)
-    assert [] == (await store.take(10, LEASE_SECONDS)).events
+    assert [] == await store.take(10, LEASE_SECONDS)
     beyond = await commit_event(connection, latest + MICROSECOND, tries)
-    taken = [event.event_id for event in (await store.take(10, LEASE_SECONDS)).events]
+    taken = [event.event_id for event in await store.take(10, LEASE_SECONDS)]
     assert [beyond] == taken
     # Its lease is of this clock now.
-    assert [] == (await store.take(10, LEASE_SECONDS)).events
+    assert [] == await store.take(10, LEASE_SECONDS)
 
 
 async def test_a_lease_longer_than_any_pause_is_waited_for_as_well(
@@ -73,8 +73,8 @@ async def test_a_lease_longer_than_any_pause_is_waited_for_as_well(
     """Also by an event that has been tried."""
     store = PostgresOutboxStore(database, lambda: NOW)
     await commit_event(connection, NOW + timedelta(seconds=PAUSE_SECONDS_MAX + 1), tries=1)
-    assert [] == (await store.take(10, PAUSE_SECONDS_MAX + 2)).events
-    assert 1 == len((await store.take(10, LEASE_SECONDS)).events)
+    assert [] == await store.take(10, PAUSE_SECONDS_MAX + 2)
+    assert 1 == len(await store.take(10, LEASE_SECONDS))
 
 
 class Webhook:

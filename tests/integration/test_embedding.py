@@ -284,16 +284,29 @@ def without_search_path(app: web.Application, dsn: str) -> stretto.AppOptions:
     return {"tokens": TOKENS, "pool": lambda: app[POOL]}
 
 
-@pytest.mark.parametrize("options", [without_tables, without_search_path])
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        (without_tables, Unreachable, "no stretto tables; run `stretto migrate`"),
+        (
+            without_search_path,
+            stretto.ConfigurationError,
+            r"search_path \(public\) .* in the schema stretto: open the pool with",
+        ),
+    ],
+)
 async def test_a_database_without_tables_stops_the_start_with_a_clear_error(
-    options: Callable[[web.Application, str], stretto.AppOptions], database_url: str
+    options: Callable[[web.Application, str], stretto.AppOptions],
+    error: type[Exception],
+    words: str,
+    database_url: str,
 ) -> None:
-    """It names the command that helps; what had been started is gone, the host's pool is closed."""
+    """It says what helps; what had been started is gone, the host's pool is closed."""
     before = asyncio.all_tasks()
     journal: list[str] = []
     app = host_with_pool(database_url, journal, search_path="public")
     stretto.setup(app, "/chat", **options(app, database_url))
-    with pytest.raises(Unreachable, match="no stretto tables; run `stretto migrate`"):
+    with pytest.raises(error, match=words):
         async with api_of(app):
             pass
     assert before == asyncio.all_tasks()

@@ -292,6 +292,17 @@ FROM unnest($2) AS role;
 -- Ask whether the server refuses writes of this session: a standby, or default_transaction_read_only.
 SELECT current_setting('transaction_read_only')::boolean AS is_read_only;
 
+-- name: ping_pool
+-- Ask whether the search_path of a host's pool leads to our tables, all in one schema; which schemas have
+-- them; and what the pool makes of a uuid.
+SELECT (SELECT count(*) = 3 AND count(DISTINCT relnamespace) = 1 FROM pg_class
+        WHERE oid IN (to_regclass('attempt'), to_regclass('chat_group'),
+                      to_regclass('conversation_member'))) AS is_led,
+       current_setting('search_path') AS search_path,
+       (SELECT string_agg(quote_ident(schemaname), ', ' ORDER BY schemaname) FROM pg_tables
+        WHERE tablename = 'conversation_member') AS schemas,
+       '00000000-0000-0000-0000-000000000000'::uuid AS decoded;
+
 -- name: ping_pooled
 -- Ask the same behind PgBouncer, and whether the role leads to the schema $1, does not wait for locks
 -- for ever, and lets no write be cancelled.

@@ -1,0 +1,202 @@
+"""What a host hands in wrongly is refused at the start, in words that say what to do."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+import pytest
+from aiohttp import web
+
+import stretto
+from api_client import SECRET
+from stretto.host import POOL_SPARE_MIN, require_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.storage.database import Connection
+
+TOKENS: Final = stretto.TokenSettings(secret=SECRET)
+DSN: Final = "postgresql://nowhere/chat"
+WRITERS: Final = 2
+SETTINGS: Final = stretto.ComponentSettings(writers=WRITERS)
+
+
+async def _hook(*_: object) -> None:
+    """Do nothing."""
+
+
+class _Hook:
+    """Is called like an async function."""
+
+    async def __call__(self, *_: object) -> None:
+        """Do nothing."""
+
+    async def run(self, *_: object) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("unknown option 'on_created': did you mean 'on_create'", {"on_created": _hook}),
+        ("unknown option 'colour': there are tokens, dsn, pool", {"colour": "red"}),
+        ("'tokens' is needed", {"tokens": None}),
+        ("tokens must be .*TokenSettings, not <class 'str'>", {"tokens": SECRET}),
+        ("neither was given", {"dsn": None}),
+        ("both were given", {"pool": lambda: None}),
+        ("pool must be a function", {"dsn": None, "pool": object()}),
+        ("settings must be .*ComponentSettings, not <class 'dict'>", {"settings": {"writers": 2}}),
+        ("streams must be .*StreamSettings", {"streams": TOKENS}),
+        ("on_create must be an async function", {"on_create": lambda *_: None}),
+        ("on_create must be an async function", {"on_create": "hook"}),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused(words: str, options: dict[str, Any]) -> None:
+    """As soon as the application is made: nothing runs yet."""
+    given: Any = {"tokens": TOKENS, "dsn": DSN} | options
+    given = {name: value for name, value in given.items() if value is not None}
+    with pytest.raises(TypeError, match=words):
+        stretto.create_app(**given)
+    with pytest.raises(TypeError, match=words):
+        stretto.setup(web.Application(), "/chat", **given)
+
+
+@pytest.mark.parametrize("hook", [None, _hook, partial(_hook, 1), _Hook(), _Hook().run])
+def test_whatever_is_called_like_an_async_function_is_a_hook(hook: object) -> None:
+    """A function, one with arguments bound, an object, a method; or no hook at all."""
+    require_hook(hook)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "right"),
+    [("chat", "/chat"), ("/chat/", "/chat"), ("", "/chat"), ("/", "/chat"), ("a/b", "/a/b")],
+)
+def test_a_prefix_has_a_slash_before_and_none_behind(prefix: str, right: str) -> None:
+    """The message has the right one."""
+    with pytest.raises(stretto.ConfigurationError, match=f"'{right}'$"):
+        stretto.setup(web.Application(), prefix, dsn=DSN, tokens=TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "arguments"),
+    [
+        (TypeError, "neither was given", {}),
+        (TypeError, "both were given", {"dsn": DSN, "pool": object()}),
+        (TypeError, "pool must be asyncpg.pool.Pool, not", {"pool": object()}),
+        (TypeError, "settings must be", {"dsn": DSN, "settings": {}}),
+        (TypeError, "on_create must be", {"dsn": DSN, "on_create": print}),
+        *(
+            (
+                stretto.ConfigurationError,
+                "must be at least 1, not 0",
+                {"dsn": DSN, "settings": settings},
+            )
+            for settings in (
+                stretto.ComponentSettings(writers=0),
+                stretto.ComponentSettings(batch_max=0),
+                stretto.ComponentSettings(mailbox_max=0),
+            )
+        ),
+    ],
+)
+async def test_a_component_that_cannot_work_does_not_start(
+    error: type[Exception], words: str, arguments: dict[str, Any]
+) -> None:
+    """Nothing has been connected by then: there is no database behind the address."""
+    with pytest.raises(error, match=words):
+        async with stretto.open_component(**arguments):
+            pass
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+async def test_a_pool_has_room_for_writers_and_for_everything_else(
+    missing: int, database_url: str
+) -> None:
+    """One connection less, and every read would wait for one that the writers keep."""
+    size = WRITERS + POOL_SPARE_MIN - missing
+    async with asyncpg.create_pool(
+        database_url,
+        min_size=0,
+        max_size=size,
+        server_settings={"search_path": "stretto"},
+    ) as pool:
+        if missing:
+            words = f"has {size} connections and needs {size + missing} .* max_size"
+            with pytest.raises(stretto.ConfigurationError, match=words):
+                async with stretto.open_component(pool=pool, settings=SETTINGS):
+                    pass
+        else:
+            async with stretto.open_component(pool=pool, settings=SETTINGS) as component:
+                owner = stretto.UserId("alice")
+                new_group = stretto.NewGroup.parse(owner, {"name": "Team"})
+                answer = await component.creator.create(stretto.IdempotencyKey("k"), new_group)
+                assert (
+                    await component.reads.groups.group_of_member(answer.group.group_id, owner)
+                    is not None
+                )
+
+
+async def _closed(pool: asyncpg.Pool[asyncpg.Record]) -> None:
+    await pool
+    await pool.close()
+
+
+async def _never_opened(_: object) -> None:
+    """Leave it as it is."""
+
+
+@pytest.mark.parametrize(
+    ("words", "prepare"), [("closed", _closed), ("not initialized", _never_opened)]
+)
+async def test_a_pool_that_is_not_open_is_refused(
+    words: str, prepare: Callable[[object], Any], database_url: str
+) -> None:
+    """It says which of both it is."""
+    pool = asyncpg.create_pool(database_url, min_size=0)
+    await prepare(pool)
+    with pytest.raises(stretto.ConfigurationError, match=words):
+        async with stretto.open_component(pool=pool):
+            pass
+
+
+async def _set_codec(connection: Connection) -> None:
+    await connection.set_type_codec(
+        "uuid", schema="pg_catalog", encoder=str, decoder=str, format="text"
+    )
+
+
+async def _leave(_: Connection) -> None:
+    """Change nothing."""
+
+
+@pytest.mark.parametrize(
+    ("words", "search_path", "init"),
+    [
+        (r"search_path \(public\).*in the schema stretto", "public", _leave),
+        # A table of the host's, called like one of ours, comes first.
+        (r"search_path \(public, stretto\)", "public, stretto", _leave),
+        ("reads a uuid as str", "stretto", _set_codec),
+    ],
+)
+async def test_a_pool_that_does_not_find_our_tables_is_refused(
+    words: str,
+    search_path: str,
+    init: Callable[[Connection], Any],
+    database_url: str,
+    connection: Connection,
+) -> None:
+    """Today's first request is not the one to find out."""
+    await connection.execute("CREATE TABLE public.attempt (x int)")
+    async with asyncpg.create_pool(
+        database_url,
+        min_size=0,
+        init=init,
+        server_settings={"search_path": search_path},
+    ) as pool:
+        with pytest.raises(stretto.ConfigurationError, match=words):
+            async with stretto.open_component(pool=pool):
+                pass
+        assert pool.get_size() == pool.get_idle_size()
