@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -38,6 +39,7 @@ from stretto.cli_help import (
     epilog,
     flag,
 )
+from stretto.cli_reports import attempt_text, group_line, unknown_attempt
 from stretto.config import Settings, read_settings
 from stretto.domain import IdempotencyKey, UserId
 from stretto.errors import (
@@ -58,6 +60,7 @@ from stretto.storage.attempts import PostgresAttemptStore
 from stretto.storage.check import check_database
 from stretto.storage.database import Database
 from stretto.storage.driver_errors import in_words
+from stretto.storage.groups import PostgresGroupStore
 from stretto.storage.history import PostgresHistoryStore
 from stretto.storage.migrate import grant
 from stretto.storage.migrate import migrate as migrate_database
@@ -83,6 +86,7 @@ _EXAMPLES: Final = (
 )
 # As many as an operator can read.
 DEAD_LETTERS_MAX: Final = 1000
+GROUPS_MAX: Final = 1000
 # What a command may end in that works on the database.
 _DATABASE_CODES: Final = (EXIT_DONE, EXIT_USAGE, EXIT_DATABASE, EXIT_EMBEDDED, EXIT_INTERRUPTED)
 
@@ -91,7 +95,6 @@ app = typer.Typer(
     epilog=f"{SETTINGS_HELP}\n\n{epilog(*_EXAMPLES)}",
     context_settings={"max_content_width": 100},
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -101,6 +104,24 @@ stderr = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_w
 
 DatabaseUrl = Annotated[str | None, flag("database_url")]
 DataDir = Annotated[Path | None, flag("data_dir")]
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        stdout.print(f"stretto {version('stretto')}")
+        raise typer.Exit
+
+
+@app.callback()
+def command(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that belong to no command."""
 
 
 @app.command(
@@ -187,10 +208,16 @@ def token(
 def attempt(
     owner: Annotated[str, typer.Argument(help="The user who made the attempt.")],
     key: Annotated[str, typer.Argument(help="The idempotency key.")],
+    heal: Annotated[
+        bool, typer.Option(help="Settle the attempt if it is pending although its group exists.")
+    ] = False,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Show what became of an attempt, as JSON."""
+    """Show what became of an attempt, as JSON; changes nothing.
+
+    `record` says whether the attempt's own row is kept, was swept, or was deleted too early.
+    """
     settings = read_settings(database_url=database_url, data_dir=data_dir)
     owner_id, parsed_key = _user_id(owner), _key(key)
 
@@ -201,8 +228,47 @@ def attempt(
             Database(place.dsn, schema=settings.db_schema) as database,
         ):
             lookup = AttemptLookup(PostgresAttemptStore(database), settings.lease_seconds)
-            report = await lookup.look_up(owner_id, parsed_key, wait_seconds=0)
-        stdout.print(orjson.dumps(report, default=str, option=orjson.OPT_INDENT_2).decode())
+            try:
+                report = await (
+                    lookup.look_up(owner_id, parsed_key, wait_seconds=0)
+                    if heal
+                    else lookup.look(owner_id, parsed_key)
+                )
+            except NotFound as error:
+                detail = unknown_attempt(owner_id, parsed_key, settings.retention_days)
+                raise NotFound(detail) from error
+        stdout.print(attempt_text(report, settings.retention_days))
+
+    _run(run(), settings)
+
+
+@app.command(epilog=epilog("stretto groups alice --limit 10", codes=_DATABASE_CODES))
+def groups(
+    owner: Annotated[str, typer.Argument(help="The user who owns the groups.")],
+    limit: Annotated[int, typer.Option(min=1, max=GROUPS_MAX, help="How many at most.")] = 100,
+    before: Annotated[
+        UUID | None, typer.Option(help="The conversation id of the last group of the list before.")
+    ] = None,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """List a user's own groups, newest first, as lines of JSON."""
+    settings = read_settings(database_url=database_url, data_dir=data_dir)
+    owner_id = _user_id(owner)
+
+    async def run() -> None:
+        async with (
+            database_place(settings, _say) as place,
+            database_connection(place.dsn, settings.db_schema),
+            Database(place.dsn, schema=settings.db_schema) as database,
+        ):
+            # One more than is shown says whether there are more.
+            store = PostgresGroupStore(database)
+            found = await store.groups_of_owner(owner_id, before, limit + 1)
+        for group in found[:limit]:
+            stdout.print(group_line(group))
+        if len(found) > limit:
+            _say(f"there are more: --before {found[limit - 1].conversation_id}")
 
     _run(run(), settings)
 

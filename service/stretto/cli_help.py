@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from stretto.config import PREFIX, Settings
+from stretto.config import FILE_SUFFIX, PREFIX, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,6 +46,13 @@ def flag(name: str) -> Any:
 
 
 SETTINGS_HELP: Final = "\b\nSettings, as environment variables:\n" + "\n".join(
-    f"  {PREFIX + name.upper():24} {field.description} ({field.default!s})".replace(" ()", "")
-    for name, field in Settings.model_fields.items()
+    [
+        *(
+            f"  {PREFIX + name.upper():24} {field.description} ({field.default!s})".replace(
+                " ()", ""
+            )
+            for name, field in Settings.model_fields.items()
+        ),
+        f"  {PREFIX}…{FILE_SUFFIX:15} a file that holds the value of any of them",
+    ]
 )

@@ -1,15 +1,17 @@
 """Settings: environment variables `STRETTO_*`, every fault of theirs told at once.
 
 Flags of the command line override them. A name that starts with STRETTO_ and is not known is an
-error too: a misspelt setting must not be silently ignored.
+error too: a misspelt setting must not be silently ignored. What stands in STRETTO_X may stand in a
+file instead, whose path is in STRETTO_X_FILE: that is how secrets are mounted.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PREFIX: Final = "STRETTO_"
+FILE_SUFFIX: Final = "_FILE"
 # RFC 7518, 3.2: an HS256 key has at least as many bits as the hash.
 SECRET_BYTES_MIN: Final = 32
 # The one NATS_URL that is no URL: a server of our own, in the data dir.
@@ -143,6 +146,10 @@ class Settings(BaseSettings):
         # What is no URL would be tried again and again, as if the database were away.
         if url and not _is_postgresql_url(url):
             raise ValueError("must look like postgresql://user:password@host:5432/database")
+        passfile = dict(parse_qsl(urlsplit(url).query)).get("passfile")
+        # The driver would connect without a password, and the server's refusal names no file.
+        if passfile is not None:
+            _require_passfile(Path(passfile))
         return url
 
     @field_validator("jwks_url")
@@ -187,19 +194,62 @@ def read_settings(**flags: Any) -> Settings:
     Raises `ConfigurationError` that lists every fault.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    faults = _faults_of_names(given)
+    files, faults = _read_files(given)
+    faults += _faults_of_names(given | files)
     settings = None
     try:
-        settings = Settings(**given)
+        settings = Settings(**(files | given))
     except ValidationError as error:
         for fault in error.errors():
-            name = "_".join(str(part) for part in fault["loc"]).upper()
+            name = "_".join(str(part) for part in fault["loc"])
             reason = fault["msg"].removeprefix("Value error, ")
-            faults.append(f"{PREFIX}{name}: {reason}" if name else reason)
+            faults.append(f"{_given_as(name, given, files)}: {reason}" if name else reason)
     if faults or settings is None:
         message = "these settings are wrong:\n  " + "\n  ".join(faults)
         raise ConfigurationError(message)
     return settings
+
+
+def _given_as(name: str, flags: Mapping[str, Any], files: Mapping[str, Any]) -> str:
+    """Return how the operator calls a setting: by its flag, its file's variable or its variable."""
+    if name in flags:
+        return f"--{name.replace('_', '-')}"
+    return PREFIX + name.upper() + (FILE_SUFFIX if name in files else "")
+
+
+def _read_files(flags: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return the settings that stand in files, and what is wrong with those files."""
+    values = {name.upper(): value for name, value in os.environ.items() if value}
+    files: dict[str, str] = {}
+    faults = []
+    for name in Settings.model_fields:
+        variable = PREFIX + name.upper()
+        path = values.get(variable + FILE_SUFFIX)
+        if path is None or name in flags:
+            continue
+        if variable in values:
+            faults.append(f"set only one of {variable}, {variable}{FILE_SUFFIX}")
+            continue
+        try:
+            files[name] = Path(path).read_text("utf-8").rstrip("\r\n")
+        except OSError as error:
+            faults.append(f"{variable}{FILE_SUFFIX}: {path} cannot be read ({error.strerror})")
+        except UnicodeDecodeError:
+            faults.append(f"{variable}{FILE_SUFFIX}: {path} is not UTF-8")
+        else:
+            if not files[name]:
+                faults.append(f"{variable}{FILE_SUFFIX}: {path} is empty")
+    return files, faults
+
+
+def environment_of(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment for another one, with other values of some settings.
+
+    Their variables go in whatever case they were written, and so do those that name their files.
+    """
+    gone = {*overrides, *(name + FILE_SUFFIX for name in overrides)}
+    kept = {name: value for name, value in os.environ.items() if name.upper() not in gone}
+    return {**kept, **overrides}
 
 
 def require_token_settings(settings: Settings) -> None:
@@ -218,6 +268,7 @@ def _faults_of_names(flags: Mapping[str, Any]) -> list[str]:
     values = {name.upper(): value for name, value in os.environ.items()}
     values |= {PREFIX + name.upper(): value for name, value in flags.items()}
     known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known |= {name + FILE_SUFFIX for name in known}
     unknown = sorted(name for name in values if name.startswith(PREFIX) and name not in known)
     faults = [f"{name}: unknown setting" for name in unknown]
     if sum(bool(values.get(way)) for way in _TOKEN_WAYS) > 1:
@@ -237,6 +288,19 @@ def _is_postgresql_url(url: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in ("postgresql", "postgres")
+
+
+def _require_passfile(path: Path) -> None:
+    """Raise `ValueError` for a password file that the driver would pass over without a word."""
+    try:
+        mode = path.stat().st_mode
+        path.read_bytes()
+    except OSError as error:
+        message = f"its passfile {path} cannot be read ({error.strerror})"
+        raise ValueError(message) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        message = f"its passfile {path} may be read by others, so it is not used: chmod 600 {path}"
+        raise ValueError(message)
 
 
 def _is_nats_url(url: str) -> bool:

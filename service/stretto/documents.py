@@ -7,6 +7,7 @@ Reads JSON strictly, and writes outcomes: a created group, or an error as a prob
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -68,7 +69,7 @@ def problem(error: StrettoError) -> dict[str, Any]:
         "retry": error.retry,
     }
     if isinstance(error, RequestInvalid):
-        document["errors"] = [{"pointer": e.pointer, "detail": e.detail} for e in error.errors]
+        document["errors"] = [asdict(fault) for fault in error.errors]
     if isinstance(error, AttemptFailed):
         document["failure"] = {"code": error.failure.code, "detail": error.failure.detail}
     return document

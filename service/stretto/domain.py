@@ -40,26 +40,35 @@ FAULTS_TOLD_MAX: Final = 20
 # Patterns are written so that JSON Schema (ECMA 262) reads them alike: they stand in the OpenAPI
 # document too; the look-ahead is for engines whose `$` also stands before a last line end. Control
 # characters and lone surrogates have no place in what people read.
-USER_ID_PATTERN: Final = r"^[ -~]+(?!\n)$"
-NAME_PATTERN: Final = r"^[^\u0000-\u001f\u007f-\u009f]+(?!\n)$"
+USER_ID_PATTERN: Final = r"^[!-~](?:[ -~]*[!-~])?(?!\n)$"
+# What shows as nothing: spaces of all widths, of none, and line ends. A name needs something else.
+_BLANKS: Final = r"\u0020\u00a0\u1680\u2000-\u200d\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
+_NOT_BLANK: Final = rf"(?=[{_BLANKS}]*[^{_BLANKS}])"
+NAME_PATTERN: Final = rf"^{_NOT_BLANK}[^\u0000-\u001f\u007f-\u009f]+(?!\n)$"
 DESCRIPTION_PATTERN: Final = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
 
-_USER_ID = re.compile(r"[ -~]{1,128}")
+_USER_ID = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 _KEY = re.compile(r"[!-~]{1,255}")
 _QUOTED_KEY = re.compile(r'"((?:[!#-\[\]-~]|\\["\\])+)"')
-_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}")
+_NAME = re.compile(_NOT_BLANK + r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}")
 _DESCRIPTION = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]{0,1024}")
 
 
 class UserId(str):
-    """A user as the token names him: 1 to 128 printable ASCII characters."""
+    """A user as the token's `sub`: 1 to 128 printable ASCII characters, no blank at either end.
+
+    Two ids that look the same would be two users.
+    """
 
     __slots__ = ()
 
     def __new__(cls, value: object) -> Self:
         """Raise `ValueError` for anything else."""
         if not isinstance(value, str) or _USER_ID.fullmatch(value) is None:
-            message = f"a user id has 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters"
+            message = (
+                f"a user id has 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters,"
+                " the first and the last no blank"
+            )
             raise ValueError(message)
         return str.__new__(cls, value)
 
@@ -189,7 +198,9 @@ def event_id(group: UUID) -> UUID:
     return uuid5(group, "group.created")
 
 
-_NAME_RULE = f"must be 1 to {NAME_CHARACTERS_MAX} characters without control characters"
+_NAME_RULE = (
+    f"must be 1 to {NAME_CHARACTERS_MAX} characters without control characters, and not only blanks"
+)
 _DESCRIPTION_RULE = (
     f"must be at most {DESCRIPTION_CHARACTERS_MAX} characters without control characters"
     " other than tab and line ends"

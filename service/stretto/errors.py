@@ -11,7 +11,10 @@ import os
 import ssl
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Retry(StrEnum):
@@ -38,6 +41,14 @@ class FieldError:
     """One fault of a request's body: where (a JSON pointer, RFC 6901) and what."""
 
     pointer: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterError:
+    """One fault of a query parameter or a header field: its name and what."""
+
+    parameter: str
     detail: str
 
 
@@ -84,9 +95,17 @@ class RequestInvalid(StrettoError):
     code = "request_invalid"
     retry = Retry.NEVER
 
-    def __init__(self, errors: list[FieldError], detail: str | None = None) -> None:
-        super().__init__(detail or "; ".join(f"{e.pointer or 'body'}: {e.detail}" for e in errors))
+    def __init__(
+        self, errors: Sequence[FieldError | ParameterError], detail: str | None = None
+    ) -> None:
+        super().__init__(detail or "; ".join(f"{_place(e)}: {e.detail}" for e in errors))
         self.errors = errors
+
+
+def _place(fault: FieldError | ParameterError) -> str:
+    if isinstance(fault, ParameterError):
+        return f"parameter {fault.parameter}"
+    return fault.pointer or "body"
 
 
 class Unauthenticated(StrettoError):

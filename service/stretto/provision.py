@@ -10,9 +10,12 @@ import asyncio
 import contextlib
 import os
 import secrets
+import stat
+import tempfile
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
@@ -30,7 +33,6 @@ from stretto.telemetry import logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
     from stretto.config import Settings
     from stretto.storage.database import Connection
@@ -144,20 +146,44 @@ def token_settings(settings: Settings) -> TokenSettings:
 
 
 def _own_secret(path: Path) -> str:
-    """Return the data dir's secret, made on first use and readable by its owner alone."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    """Return the data dir's secret, made on first use and readable by its owner alone.
+
+    What others could have put there, or could read, is refused: they could make tokens with it.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.touch(mode=0o600)
-        draft.write_text(secrets.token_urlsafe(48))
+        if not os.path.lexists(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_secret(path)
+        # A link that was planted may lead to a file whose content its planter knows.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                message = (
+                    f"{path} belongs to another user, or others may read it: whoever knows this"
+                    " secret can make tokens. Remove it, and the next start makes another one"
+                    " (tokens made with the old one end); or `chmod 600` and `chown` it if nobody"
+                    " has read it"
+                )
+                raise ConfigurationError(message)
+            return file.read()
+    except OSError as error:
+        message = (
+            f"{path} cannot be used ({error.strerror}): it must be a file of ours and no link. Set"
+            " STRETTO_DATABASE_URL for a database of your own, or STRETTO_DATA_DIR to a folder that"
+            " may be written"
+        )
+        raise ConfigurationError(message) from error
+
+
+def _make_secret(path: Path) -> None:
+    """Write a secret where there is none; of several processes one is first."""
+    # A name that cannot be foreseen, and a file that was not there: nothing planted is written to.
+    descriptor, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(48))
         # Linking fails where another process was first, and never shows half a secret.
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
-        draft.unlink()
-        return path.read_text()
-    except OSError as error:
-        message = (
-            f"{path} cannot be used ({error.strerror}): set STRETTO_DATABASE_URL for a database of"
-            " your own, or STRETTO_DATA_DIR to a folder that may be written"
-        )
-        raise ConfigurationError(message) from error
+    finally:
+        Path(draft).unlink()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import resource
 import signal
 import socket
@@ -14,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from stretto.assembly import ComponentSettings, create_app, serving
+from stretto.config import environment_of
 from stretto.domain import UserId
 from stretto.errors import ListenError
 from stretto.http.auth import make_token
@@ -71,7 +71,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
         ) as port:
             logger.info("service.started", host=settings.host, port=port)
             if settings.is_embedded:
-                notify(_welcome(settings.host, port, tokens))
+                notify(_welcome(settings.host, port, tokens, shows_token=sys.stderr.isatty()))
             _spare_the_collector()
             await stop.asked.wait()
             app[SERVICE].draining.set()
@@ -134,17 +134,18 @@ async def _supervise(
     Raises `ListenError` and `WorkersError`.
     """
     with _reserved_port(settings.host, settings.port) as port:
-        environment = {
-            **os.environ,
-            "STRETTO_WORKERS": "1",
-            "STRETTO_HOST": settings.host,
-            "STRETTO_PORT": str(port),
-            "STRETTO_DATABASE_URL": dsn,
-            "STRETTO_NATS_URL": settings.nats_url,
-            "STRETTO_JWT_SECRET": tokens.secret,
-        }
+        environment = environment_of(
+            {
+                "STRETTO_WORKERS": "1",
+                "STRETTO_HOST": settings.host,
+                "STRETTO_PORT": str(port),
+                "STRETTO_DATABASE_URL": dsn,
+                "STRETTO_NATS_URL": settings.nats_url,
+                "STRETTO_JWT_SECRET": tokens.secret,
+            }
+        )
         if settings.is_embedded:
-            notify(_welcome(settings.host, port, tokens))
+            notify(_welcome(settings.host, port, tokens, shows_token=sys.stderr.isatty()))
         command = (sys.executable, "-m", "stretto", "serve", "--share-port")
         await Supervisor(command, environment, stop).run(settings.workers)
 
@@ -171,29 +172,34 @@ def _reserved_port(host: str, port: int) -> Iterator[int]:
         yield reserved.getsockname()[1]
 
 
-def _welcome(host: str, port: int, tokens: TokenSettings) -> str:
-    """Return a line to paste, for a service that verifies tokens with a secret it knows."""
+def _welcome(host: str, port: int, tokens: TokenSettings, *, shows_token: bool) -> str:
+    """Return a line to paste, for a service that verifies tokens with a secret it knows.
+
+    Without a terminal the text ends in a log, where a token has no place: the line makes its own.
+    """
     url = f"http://{host}:{port}"
     if not tokens.secret:
         return f"stretto listens on {url}"
-    token = make_token(
-        tokens.secret,
-        UserId("alice"),
-        lifetime_seconds=WELCOME_TOKEN_SECONDS,
-        audience=tokens.audience,
-        issuer=tokens.issuer,
-    )
+    quote, source = '"', "$(stretto token alice)"
+    shown = "A token of the user alice: stretto token alice"
+    if shows_token:
+        source = make_token(
+            tokens.secret,
+            UserId("alice"),
+            lifetime_seconds=WELCOME_TOKEN_SECONDS,
+            audience=tokens.audience,
+            issuer=tokens.issuer,
+        )
+        quote, shown = "'", f"A token of the user alice, good for a day:\n\n  {source}"
     return f"""
 stretto listens on {url} (the API: {url}/docs)
 
-A token of the user alice, good for a day:
-
-  {token}
+{shown}
 
 Create a group; send it again and it is still one group:
 
   curl -i {url}/v1/groups \\
-    -H 'Authorization: Bearer {token}' \\
+    -H {quote}Authorization: Bearer {source}{quote} \\
     -H 'Idempotency-Key: {uuid.uuid4()}' \\
     -H 'Content-Type: application/json' \\
     -d '{{"name": "Team", "members": ["bob", "carol"]}}'

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api_client import TEAM, Api, api_for, token_of
 from stretto.domain import group_id
+from stretto.http.app import ROUTES
 
 if TYPE_CHECKING:
     import asyncpg
@@ -104,9 +105,53 @@ async def test_members_come_in_pages_by_id(api: Api) -> None:
     "query", ["limit=0", "limit=201", "limit=x", "limit=-1", "cursor=x", "limit=1&cursor="]
 )
 async def test_a_page_that_makes_no_sense_is_refused(query: str, api: Api) -> None:
-    """400, not an empty page."""
-    reply = await api.get(f"/v1/groups?{query}")
+    """400, not an empty page; the fault is the parameter's and points at no body."""
+    for path in ("/v1/groups", f"/v1/groups/{NOBODYS}/members"):
+        if query == "cursor=x" and path != "/v1/groups":
+            continue
+        reply = await api.get(f"{path}?{query}")
+        assert (400, "request_invalid") == (reply.status, reply.json["code"])
+        (fault,) = reply.json["errors"]
+        assert {"parameter": query.rsplit("&", maxsplit=1)[-1].partition("=")[0]} == {
+            name: value for name, value in fault.items() if name != "detail"
+        }
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        (route.method, route.path.format(group_id=NOBODYS).replace("{key:[^/]+}", "k"))
+        for route in ROUTES
+        if route.path.startswith("/v1/") and "{key" not in route.path
+    ]
+    + [("GET", "/v1/attempts/k")],
+)
+async def test_every_route_refuses_parameters_that_it_does_not_know(
+    method: str, path: str, api: Api, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """A misspelt one would be passed over; neither is one of two guessed, nor anything claimed."""
+    headers = {"Idempotency-Key": "k", "Accept": "text/event-stream"}
+    reply = await api.request(method, f"{path}?Limit=1&x=2", headers=headers, json=TEAM)
     assert (400, "request_invalid") == (reply.status, reply.json["code"])
+    assert reply.json["errors"] == [
+        {"parameter": name, "detail": "unknown parameter"} for name in ("Limit", "x")
+    ]
+    assert await connection.fetchval("SELECT count(*) FROM attempt") == 0
+
+
+@pytest.mark.parametrize(
+    ("expected", "query", "headers"),
+    [("since", "?since=x", {}), ("Last-Event-ID", "?since=x", {"Last-Event-ID": "y"})],
+)
+async def test_a_position_that_is_none_is_named(
+    expected: str, query: str, headers: dict[str, str], api: Api
+) -> None:
+    """By the parameter or the header field that it came in."""
+    reply = await api.get(f"/v1/events{query}", headers={"Accept": "text/event-stream", **headers})
+    assert (400, [expected]) == (
+        reply.status,
+        [fault["parameter"] for fault in reply.json["errors"]],
+    )
 
 
 @pytest.mark.parametrize(

@@ -334,11 +334,17 @@ async def test_healing_settles_a_pending_attempt_and_restores_a_deleted_one(
             await stores.pend(left)
         await stores.attempts.heal(ours.group_id)
         healed = await seen(stores, ours)
+        group = (await stores.attempts.look(ours.group_id, LEASE_SECONDS)).group
+        assert group is not None
         assert (AttemptStatus.SUCCEEDED, ours.conversation_id, ours.fingerprint) == (
             healed.status,
             healed.conversation_id,
             healed.fingerprint,
         )
+        # The times are those of the deed, not of the look; none ends before it began.
+        assert max(group.created_at, healed.claimed_at) == healed.settled_at
+        if left is None:
+            assert group.created_at == healed.claimed_at
 
 
 async def test_healing_leaves_a_settled_attempt_alone(stores: Stores, store: WriteStore) -> None:

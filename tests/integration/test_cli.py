@@ -26,15 +26,7 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
 COMMANDS = (
-    "serve",
-    "migrate",
-    "token",
-    "attempt",
-    "psql",
-    "sweep",
-    "events",
-    "bus",
-    "check",
+    *("serve", "migrate", "token", "attempt", "groups", "psql", "sweep", "events", "bus", "check"),
     "openapi",
 )
 
@@ -141,6 +133,84 @@ async def test_an_attempt_is_shown_or_missed(database_url: str, api: Api) -> Non
     assert code == 0
     assert {"status": "succeeded", **created}.items() <= orjson.loads(output).items()
     assert (await stretto("attempt", "alice", "other", DATABASE_URL=database_url))[0] == 1
+
+
+@pytest.mark.parametrize(("expected", "days"), [("swept", 31), ("deleted", 29)])
+async def test_showing_an_attempt_that_is_gone_writes_nothing(
+    expected: str, days: int, database_url: str, api: Api, connection: Connection
+) -> None:
+    """What is known comes from its group: the record is gone, by its age or before its time."""
+    created = (await api.create("k")).json
+    created_at = await connection.fetchval(
+        f"""WITH gone AS (DELETE FROM attempt)
+            UPDATE chat_group SET created_at = created_at - interval '{days} days'
+            RETURNING created_at"""
+    )
+    for more in ((), ("--heal",)):
+        code, output, _ = await stretto("attempt", "alice", "k", *more, DATABASE_URL=database_url)
+        assert code == 0
+        assert orjson.loads(output) == {
+            **created,
+            "status": "succeeded",
+            "record": expected,
+            "created_at": created_at.isoformat(),
+            "claimed_at": None,
+            "settled_at": None,
+            "failure": None,
+        }
+        assert await connection.fetchval("SELECT count(*) FROM attempt") == 0
+    looked_up = (await api.get("/v1/attempts/k")).json
+    assert {created_at.isoformat()} == {looked_up["claimed_at"], looked_up["settled_at"]}
+    assert await connection.fetchval("SELECT count(*) FROM attempt") == 0
+
+
+async def test_a_pending_attempt_is_healed_where_asked_and_else_only_shown(
+    database_url: str, api: Api, connection: Connection
+) -> None:
+    """Its group exists, so that it has succeeded either way."""
+    await api.create("k")
+    await connection.execute(
+        """DELETE FROM attempt;
+           INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+           SELECT group_id, owner_id, fingerprint, group_id FROM chat_group"""
+    )
+    for expected, more in (("pending", ()), ("succeeded", ("--heal",))):
+        code, output, _ = await stretto("attempt", "alice", "k", *more, DATABASE_URL=database_url)
+        assert (0, "succeeded", "kept") == (
+            code,
+            orjson.loads(output)["status"],
+            orjson.loads(output)["record"],
+        )
+        assert expected == await connection.fetchval("SELECT status FROM attempt")
+
+
+async def test_of_an_unknown_key_is_said_what_can_be_known(database_url: str) -> None:
+    """It never came, or its record is gone: without a group nobody can tell which."""
+    code, _, errors = await stretto("attempt", "alice", "k", DATABASE_URL=database_url)
+    assert code == 1
+    for words in (str(group_id("alice", "k")), "was ever accepted", "more than 30 days ago"):
+        assert words in errors
+
+
+async def test_an_owners_groups_are_listed_newest_first(database_url: str, api: Api) -> None:
+    """A line of JSON each; those that others own are not among them."""
+    created = [
+        (await api.create(f"k{n}", {"name": f"Group {n}", "members": ["bob"]})).json
+        for n in range(3)
+    ]
+    await api.create("other", {"name": "Not hers", "members": ["alice"]}, user="bob")
+    command = ("groups", "alice", "--limit", "2")
+    code, output, errors = await stretto(*command, DATABASE_URL=database_url)
+    first = [orjson.loads(line) for line in output.splitlines()]
+    assert (0, ["Group 2", "Group 1"]) == (code, [group["name"] for group in first])
+    assert created[2].items() <= first[0].items()
+    assert {"group_id", "conversation_id", "name", "created_at", "members_count"} == {*first[0]}
+    assert 2 == first[0]["members_count"]
+    assert f"--before {first[1]['conversation_id']}" in errors
+    more = ("--before", first[1]["conversation_id"])
+    code, output, errors = await stretto(*command, *more, DATABASE_URL=database_url)
+    assert (0, "Group 0", "") == (code, orjson.loads(output)["name"], errors)
+    assert (0, "", "") == await stretto("groups", "nobody", DATABASE_URL=database_url)
 
 
 async def test_check_finds_what_was_planted(

@@ -430,7 +430,7 @@ async def test_a_database_that_cannot_be_written_yet_is_no_reason_not_to_start(
 async def test_looking_up_tells_what_became_of_an_attempt(
     component: Component, connection: Connection
 ) -> None:
-    """It heals like a follower, and takes nothing over."""
+    """It takes nothing over, and puts nothing back: the group alone answers."""
     with pytest.raises(NotFound):
         await component.lookup.look_up(ALICE, KEY, 0)
     await pend(connection, seconds_ago=60)
@@ -438,11 +438,17 @@ async def test_looking_up_tells_what_became_of_an_attempt(
     assert (AttemptStatus.PENDING, None) == (pending.status, pending.settled_at)
     created = await component.creator.create(KEY, TEAM)
     await connection.execute("TRUNCATE attempt")
-    healed = await component.lookup.look_up(ALICE, KEY, 0)
+    swept = await component.lookup.look_up(ALICE, KEY, 0)
     assert (AttemptStatus.SUCCEEDED, created.group.conversation_id) == (
-        healed.status,
-        healed.conversation_id,
+        swept.status,
+        swept.conversation_id,
     )
+    assert await connection.fetchval("SELECT count(*) FROM attempt") == 0
+    await connection.execute(
+        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+           SELECT group_id, owner_id, fingerprint, group_id FROM chat_group"""
+    )
+    await component.lookup.look_up(ALICE, KEY, 0)
     assert await connection.fetchval("SELECT status FROM attempt") == "succeeded"
 
 

@@ -201,6 +201,67 @@ async def test_only_what_is_settled_and_past_its_retention_is_swept(
     assert answer.status is AnswerStatus.HEALED
 
 
+async def partition(connection: Connection, table: str, key: str) -> None:
+    """Put a table's rows into eight hash partitions, as an operator may."""
+    await connection.execute(
+        f"""ALTER TABLE {table} RENAME TO plain;
+            CREATE TABLE {table} (LIKE plain INCLUDING ALL) PARTITION BY HASH ({key})"""
+    )
+    for number in range(8):
+        await connection.execute(
+            f"""CREATE TABLE {table}_{number} PARTITION OF {table}
+                FOR VALUES WITH (MODULUS 8, REMAINDER {number})"""
+        )
+    await connection.execute(f"INSERT INTO {table} SELECT * FROM plain; DROP TABLE plain")
+
+
+@pytest.mark.parametrize("range_blocks", [1, 64])
+async def test_partitioned_tables_are_swept_as_counted(
+    range_blocks: int, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A parent has no blocks of its own; all the rest works on it as on a plain table."""
+    monkeypatch.setattr(retention, "RANGE_BLOCKS", range_blocks)
+    for table, key in (("attempt", "group_id"), ("outbox", "event_id"), ("inbox", "message_id")):
+        await partition(connection, table, key)
+    async with open_component(database_url) as component:
+        for number in range(100):
+            await create(component, f"k{number}")
+        component.relay.stop()
+    await connection.execute(
+        """UPDATE outbox SET delivered_at = clock_timestamp();
+           INSERT INTO inbox SELECT 'c', gen_random_uuid() FROM generate_series(1, 100)"""
+    )
+    future = datetime.now(UTC) + timedelta(days=2 * RETENTION_DAYS)
+    expected = {"attempt": 100, "outbox": 100, "inbox": 100}
+    assert expected == await sweepable(connection, RETENTION, future)
+    assert expected == await swept(connection, future)
+    assert dict.fromkeys(expected, 0) == await sweepable(connection, RETENTION, future)
+
+
+@pytest.mark.parametrize(("expected", "is_partitioned"), [(64, False), (8, True)])
+async def test_a_range_is_as_large_in_all_partitions_together(
+    expected: int, is_partitioned: bool, connection: Connection
+) -> None:
+    """Or one transaction would delete as many rows as there are partitions times a range."""
+    if is_partitioned:
+        await partition(connection, "inbox", "message_id")
+    await connection.execute(
+        "INSERT INTO inbox SELECT 'c', gen_random_uuid() FROM generate_series(1, 100000)"
+    )
+    size = await connection.fetchrow(QUERIES["table_blocks"], "inbox")
+    assert size is not None
+    batches: list[int] = []
+    future = datetime.now(UTC) + timedelta(days=2 * RETENTION_DAYS)
+    await sweep(
+        lambda: nullcontext(connection),
+        RETENTION,
+        future,
+        lambda table, rows: batches.append(rows) if table == "inbox" else None,
+    )
+    assert 100_000 == sum(batches)
+    assert -(-size["blocks"] // expected) == len(batches)
+
+
 async def test_history_starts_behind_what_was_swept(
     component: Component, connection: Connection
 ) -> None:

@@ -166,11 +166,11 @@ def heal(database: MemoryDatabase, mine: Transaction, group_id: UUID) -> Steps:
             mine.attempts[group_id] = AttemptRow(
                 group.fingerprint,
                 group_id,  # a token that nobody has
-                row.claimed_at if row else database.now,
+                row.claimed_at if row else group.created_at,
                 AttemptStatus.SUCCEEDED,
                 group.conversation_id,
                 None,
-                database.now,
+                max(row.claimed_at, group.created_at) if row else group.created_at,
             )
             yield
     mine.commit(durable=False)

@@ -70,6 +70,7 @@ REFUSE = """
         WHEN (NEW.name = 'Refused') EXECUTE FUNCTION refuse()"""
 # What has happened moves into the past: the clock that counts is the database's, and stands still.
 AGE = """
+    WITH aged AS (UPDATE chat_group SET created_at = created_at - $1::interval)
     UPDATE attempt SET claimed_at = claimed_at - $1::interval, settled_at = settled_at - $1::interval"""
 
 wishes = st.builds(

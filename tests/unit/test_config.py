@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import ValidationError
 
 from stretto.assembly import ComponentSettings
-from stretto.config import read_settings, require_token_settings
+from stretto.config import Settings, environment_of, read_settings, require_token_settings
 from stretto.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SECRET = "a secret for tests that is long enough"
 WEBHOOK_SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -141,7 +145,7 @@ def test_a_url_of_a_database_is_taken(url: str) -> None:
 )
 def test_what_is_no_url_of_a_database_is_refused_at_once(url: str) -> None:
     """Instead of being waited for as if it were away; and its password is not repeated."""
-    with pytest.raises(ConfigurationError, match="STRETTO_DATABASE_URL: must look like") as error:
+    with pytest.raises(ConfigurationError, match="--database-url: must look like") as error:
         read_settings(database_url=url)
     assert "hidden" not in str(error.value)
 
@@ -152,7 +156,7 @@ def test_what_is_no_url_of_a_database_is_refused_at_once(url: str) -> None:
 )
 def test_what_is_no_address_of_an_issuer_is_refused_at_once(url: str) -> None:
     """Instead of letting nobody in, as if the issuer were away."""
-    with pytest.raises(ConfigurationError, match="STRETTO_JWKS_URL: must look like"):
+    with pytest.raises(ConfigurationError, match="--jwks-url: must look like"):
         read_settings(jwks_url=url)
     assert read_settings(jwks_url="http://[::1]:8000/keys").jwks_url
 
@@ -168,7 +172,7 @@ def test_urls_of_nats_are_taken(urls: str) -> None:
 @pytest.mark.parametrize("urls", ["127.0.0.1:4222", "http://u:hidden@x", "nats://", "nats://x,"])
 def test_what_is_no_url_of_nats_is_refused_at_once(urls: str) -> None:
     """Instead of being waited for as if it were away; and its password is not repeated."""
-    with pytest.raises(ConfigurationError, match="STRETTO_NATS_URL: must look like") as error:
+    with pytest.raises(ConfigurationError, match="--nats-url: must look like") as error:
         read_settings(nats_url=urls)
     assert "hidden" not in str(error.value)
 
@@ -178,7 +182,7 @@ def test_what_is_no_url_of_nats_is_refused_at_once(urls: str) -> None:
     [
         ("only one of", {"jwt_secret": SECRET, "jwks_url": "http://127.0.0.1/keys"}),
         ("only one of", {"jwt_public_key": "PEM", "jwks_url": "http://127.0.0.1/keys"}),
-        ("STRETTO_JWT_SECRET: needs at least 32 bytes", {"jwt_secret": "short"}),
+        ("--jwt-secret: needs at least 32 bytes", {"jwt_secret": "short"}),
         ("at least 32 bytes", {"jwt_secret": "s" * 31}),
     ],
 )
@@ -221,8 +225,8 @@ def test_a_secret_that_is_refused_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("expected", "given"),
     [
-        ("STRETTO_WEBHOOK_URL: must look like https", {"webhook_url": "backend.example/hook"}),
-        ("STRETTO_WEBHOOK_SECRET: must be whsec_ and", {"webhook_secret": "a secret"}),
+        ("--webhook-url: must look like https", {"webhook_url": "backend.example/hook"}),
+        ("--webhook-secret: must be whsec_ and", {"webhook_secret": "a secret"}),
         ("needs STRETTO_WEBHOOK_SECRET", {"webhook_url": "https://x/", "webhook_secret": " "}),
         ("needs STRETTO_WEBHOOK_SECRET", {"webhook_url": "https://x/"}),
     ],
@@ -247,3 +251,106 @@ def test_settings_do_not_change() -> None:
     """What was checked at the start holds until the end."""
     with pytest.raises(ValidationError):
         read_settings().port = 1
+
+
+def test_a_fault_is_told_by_what_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A flag by its name, a file by its variable: that is where it is mended."""
+    monkeypatch.setenv("STRETTO_PORT", "9000")
+    file = tmp_path / "writers"
+    file.write_text("many")
+    monkeypatch.setenv("STRETTO_WRITERS_FILE", str(file))
+    with pytest.raises(ConfigurationError) as error:
+        read_settings(port=99999999)
+    assert "--port: " in str(error.value)
+    assert "STRETTO_WRITERS_FILE: " in str(error.value)
+    assert "STRETTO_PORT" not in str(error.value)
+
+
+@pytest.mark.parametrize("written", [SECRET, SECRET + "\n", SECRET + "\r\n"])
+def test_a_setting_may_stand_in_a_file(
+    written: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without the line end that editors add; a flag overrides it."""
+    file = tmp_path / "secret"
+    file.write_text(written)
+    monkeypatch.setenv("stretto_jwt_secret_file", str(file))
+    monkeypatch.setenv("STRETTO_JWT_SECRET", "")
+    assert SECRET == read_settings().jwt_secret
+    assert SECRET[::-1] == read_settings(jwt_secret=SECRET[::-1]).jwt_secret
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_may_stand_in_a_file(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One rule; one that is in a file and beside it is an error, since either could be meant."""
+    variable = f"STRETTO_{name.upper()}"
+    default = Settings.model_fields[name].default
+    file = tmp_path / "value"
+    file.write_text(str(default) or "x")
+    monkeypatch.setenv(f"{variable}_FILE", str(file))
+    if str(default):
+        assert default == getattr(read_settings(), name)
+    monkeypatch.setenv(variable, "x")
+    with pytest.raises(ConfigurationError, match=f"set only one of {variable}, {variable}_FILE"):
+        read_settings()
+
+
+@pytest.mark.parametrize(
+    ("expected", "content"), [("cannot be read", None), ("is empty", b"\n"), ("not UTF-8", b"\xff")]
+)
+def test_a_file_that_holds_no_setting_is_named(
+    expected: str, content: bytes | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An empty secret must not pass for none."""
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("STRETTO_JWT_SECRET_FILE", str(file))
+    with pytest.raises(ConfigurationError, match=f"STRETTO_JWT_SECRET_FILE: {file}.*{expected}"):
+        read_settings()
+
+
+def test_two_ways_to_verify_tokens_are_refused_from_files_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And a webhook's secret counts wherever it stands."""
+    file = tmp_path / "secret"
+    file.write_text(SECRET)
+    monkeypatch.setenv("STRETTO_JWT_SECRET_FILE", str(file))
+    monkeypatch.setenv("STRETTO_JWKS_URL", "http://127.0.0.1/keys")
+    with pytest.raises(ConfigurationError, match="set only one of STRETTO_JWT_SECRET"):
+        read_settings()
+    monkeypatch.delenv("STRETTO_JWKS_URL")
+    monkeypatch.setenv("STRETTO_WEBHOOK_URL", "https://x/")
+    file.write_text(WEBHOOK_SECRET)
+    monkeypatch.setenv("STRETTO_WEBHOOK_SECRET_FILE", str(file))
+    assert WEBHOOK_SECRET == read_settings().webhook_secret
+
+
+def test_a_worker_gets_what_its_supervisor_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a variable was written, and without the file that it came from."""
+    for name in ("stretto_port", "STRETTO_PORT_FILE", "Stretto_Host", "STRETTO_WRITERS_FILE"):
+        monkeypatch.setenv(name, "x")
+    environment = environment_of({"STRETTO_PORT": "1", "STRETTO_HOST": "h"})
+    assert {"STRETTO_PORT": "1", "STRETTO_HOST": "h", "STRETTO_WRITERS_FILE": "x"} == {
+        name: value for name, value in environment.items() if name.upper().startswith("STRETTO_")
+    }
+    assert os.environ["PATH"] == environment["PATH"]
+
+
+@pytest.mark.parametrize(("expected", "mode"), [("cannot be read", None), ("chmod 600", 0o640)])
+def test_a_password_file_that_would_be_passed_over_is_named(
+    expected: str, mode: int | None, tmp_path: Path
+) -> None:
+    """The driver connects without a password then, and the server's refusal names no file."""
+    file = tmp_path / "pgpass"
+    url = f"postgresql://u@127.0.0.1/x?passfile={file}"
+    if mode is not None:
+        file.write_text("*:*:*:*:secret")
+        file.chmod(mode)
+    with pytest.raises(ConfigurationError, match=expected):
+        read_settings(database_url=url)
+    file.touch()
+    file.chmod(0o600)
+    assert url == read_settings(database_url=url).database_url

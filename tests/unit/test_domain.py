@@ -19,7 +19,7 @@ from stretto.domain import (
     event_id,
     group_id,
 )
-from stretto.errors import KeyInvalid, RequestInvalid
+from stretto.errors import FieldError, KeyInvalid, RequestInvalid
 
 ALICE = UserId("alice")
 FULL: dict[str, Any] = {"name": "Team", "description": "Ours.", "members": ["bob", "carol"]}
@@ -36,7 +36,7 @@ def pointers_of_faults(document: object) -> list[str]:
     """Return where the parser finds fault."""
     with pytest.raises(RequestInvalid) as refusal:
         NewGroup.parse(ALICE, document)
-    return [error.pointer for error in refusal.value.errors]
+    return [e.pointer for e in refusal.value.errors if isinstance(e, FieldError)]
 
 
 def test_the_namespace_never_changes() -> None:
@@ -118,9 +118,9 @@ def test_anything_else_is_no_key(field: str) -> None:
         IdempotencyKey.parse(field)
 
 
-@pytest.mark.parametrize("value", ["a", " ", "~", "x" * USER_ID_CHARACTERS_MAX])
+@pytest.mark.parametrize("value", ["a", "a b", "~", "x" * USER_ID_CHARACTERS_MAX])
 def test_a_user_id_is_printable_ascii(value: str) -> None:
-    """The token's issuer chooses it; nothing but its characters is ours to judge."""
+    """The token's issuer chooses it; only its characters and its ends are ours to judge."""
     assert value == UserId(value)
 
 
@@ -178,6 +178,9 @@ def test_a_document_is_read_for_what_it_means(
         (["/name"], {"name": "a\nb"}),
         (["/name"], {"name": "a\n"}),
         (["/name"], {"name": "a\x00"}),
+        (["/name"], {"name": " "}),
+        (["/name"], {"name": " \u00a0\u2003\u200b\u3000\ufeff"}),
+        (["/members/0", "/members/1"], {"name": "x", "members": [" bob", "bob "]}),
         (["/name"], {"name": "a\x7f"}),
         (["/name"], {"name": "a\x9f"}),
         (["/name"], {"name": "a\ud800"}),
@@ -272,3 +275,20 @@ def test_another_request_has_another_fingerprint(other: dict[str, Any]) -> None:
     """Whatever people would see differ, differs."""
     expected = NewGroup.parse(ALICE, FULL).fingerprint()
     assert expected != NewGroup.parse(ALICE, other).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "name", [" a ", "\u00a0a", "\u200d!", "\U0001f600", "a" * NAME_CHARACTERS_MAX]
+)
+def test_a_name_that_shows_something_is_taken_as_it_is(name: str) -> None:
+    """Blanks around it are part of it: what was sent is what is stored, and its fingerprint."""
+    assert name == NewGroup.parse(UserId("alice"), {"name": name}).name
+
+
+@pytest.mark.parametrize("user", [" a", "a ", " ", "a\n", "\ta", "", "a" * 129])
+def test_a_user_id_neither_begins_nor_ends_with_a_blank(user: str) -> None:
+    """It would look like another user's."""
+    with pytest.raises(ValueError, match="no blank"):
+        UserId(user)
+    for taken in ("a", "a b", "a" * 128, "!~"):
+        assert taken == UserId(taken)

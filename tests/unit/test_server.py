@@ -1,4 +1,4 @@
-"""How many connections there are file descriptors for, and what signals do."""
+"""How many connections there are file descriptors for, what signals do, what a start prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import socket
 
 import pytest
 
-from stretto.server import FILES_OWN, _connections_max, _reserved_port, _stop_on_signals
+from stretto.http.auth import TokenSettings
+from stretto.server import (
+    FILES_OWN,
+    _connections_max,
+    _reserved_port,
+    _stop_on_signals,
+    _welcome,
+)
 from stretto.stop import Stop
 
 ANY = resource.RLIM_INFINITY
@@ -75,3 +82,12 @@ def test_a_reserved_port_can_be_shared_and_taken_beside_old_connections() -> Non
         worker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         worker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         worker.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("shows_token", [True, False])
+def test_a_token_is_printed_on_a_terminal_alone(shows_token: bool) -> None:
+    """Elsewhere the text ends in a log; the line to paste makes its own."""
+    text = _welcome("127.0.0.1", 1, TokenSettings(secret="s" * 32), shows_token=shows_token)
+    assert shows_token == ("Bearer ey" in text)
+    assert shows_token != ('"Authorization: Bearer $(stretto token alice)"' in text)
+    assert "listens on http://127.0.0.1:1" in text

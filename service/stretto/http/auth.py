@@ -68,6 +68,9 @@ class Verified:
     """When it ends; endless, if it names no end."""
 
 
+_UNKNOWN: Final[tuple[str, Verified | None]] = "", None
+
+
 class Authenticator:
     """Tells the owner of a request from its token; use as `async with`."""
 
@@ -79,7 +82,12 @@ class Authenticator:
         self._clock_seconds = clock_seconds
         self._key = _fixed_key(settings)
         self._key_set: KeySet | None = None
-        self._verified: dict[str, Verified] = {}
+        self._verified: dict[str, tuple[str, Verified]] = {}
+        """By what a token's signature signs; with the token as it was spelled when it was verified.
+
+        A signature has many spellings (unused bits of base64, a second one of ECDSA), what it signs
+        has one: so a token takes one place, however it comes.
+        """
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -107,18 +115,23 @@ class Authenticator:
         known = self.recall(authorization)
         if known is not None:
             return known
+        token = _bearer(authorization)
+        verified = await self._verify(token)
+        signed = _signed(token)
         # Once verified anew, it is the youngest again.
-        self._verified.pop(authorization, None)
-        verified = await self._verify(_bearer(authorization))
+        self._verified.pop(signed, None)
         if len(self._verified) >= VERIFIED_MAX:
             del self._verified[next(iter(self._verified))]
-        self._verified[authorization] = verified
+        self._verified[signed] = token, verified
         return verified
 
     def recall(self, authorization: str) -> Verified | None:
         """Return what the token of this Authorization header says, if it was verified and holds."""
-        known = self._verified.get(authorization)
-        return known if known is not None and self._clock_seconds() < known.until else None
+        scheme, _, token = authorization.partition(" ")
+        spelled, known = self._verified.get(_signed(token), _UNKNOWN)
+        if known is None or spelled != token or scheme.lower() != "bearer":
+            return None
+        return known if self._clock_seconds() < known.until else None
 
     async def _verify(self, token: str) -> Verified:
         key = self._key
@@ -134,7 +147,8 @@ class Authenticator:
         except ValueError as error:
             raise Unauthenticated(
                 "The token's subject (sub) must have"
-                f" 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters."
+                f" 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters, the first and the last"
+                " no blank."
             ) from error
         until = _valid_until(claims, self._clock_seconds())
         return Verified(owner, until, _time(claims, "exp") or math.inf)
@@ -199,6 +213,11 @@ def _bearer(authorization: str) -> str:
     if found is None:
         raise Unauthenticated
     return found[1]
+
+
+def _signed(token: str) -> str:
+    """Return the part of a token that its signature signs (RFC 7515, 5.1)."""
+    return token.rpartition(".")[0]
 
 
 def _key_id(token: str) -> str | None:

@@ -13,13 +13,14 @@ from aiohttp import hdrs, web
 
 from stretto.actors.history_reader import Replay
 from stretto.errors import (
-    FieldError,
     OriginRefused,
+    ParameterError,
     RequestInvalid,
     StrettoError,
     Unauthenticated,
 )
 from stretto.http.event_streams import SUBPROTOCOL, ServerSentEvents, WebSocketStream
+from stretto.http.requests import read_query
 from stretto.http.service import SERVICE
 from stretto.protocol.history import Bookmark, PositionLost
 from stretto.protocol.ports import StoreError
@@ -27,6 +28,8 @@ from stretto.protocol.sessions import CloseCode
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stretto.actors.session import Session
     from stretto.http.event_streams import EventStream, StreamSettings
     from stretto.protocol.sessions import OutgoingEvent
@@ -41,8 +44,9 @@ async def open_session(request: web.Request) -> web.StreamResponse:
     """`GET /v1/events`: tell the user's events until one of both ends it."""
     service = request.app[SERVICE]
     token = await service.authenticator.verify(_authorization(request))
+    query = read_query(request, "since")
     stream = _stream(request, service.streams)
-    bookmark = _bookmark(request)
+    bookmark = _bookmark(request, query)
     # Taking part comes before reading: what commits from now on comes live.
     with service.hub.session(token.owner, token.ends_at) as session:
         replay = Replay(service.history, session, service.hub.origin, bookmark)
@@ -163,13 +167,15 @@ def _authorization(request: web.Request) -> str | None:
     return fields[0] if fields else None
 
 
-def _bookmark(request: web.Request) -> Bookmark | None:
+def _bookmark(request: web.Request, query: Mapping[str, str]) -> Bookmark | None:
     """Return where to resume. A browser that comes back repeats its URL: the header is newer."""
-    told = request.headers.get("Last-Event-ID") or request.query.get("since")
+    header = request.headers.get("Last-Event-ID")
+    told = header or query.get("since")
     if not told:
         return None
     try:
         return Bookmark.parse(told)
     except ValueError as error:
-        fault = FieldError("", "since, or Last-Event-ID, is no position that was told here")
+        name = "Last-Event-ID" if header else "since"
+        fault = ParameterError(name, "is no position that was given out here")
         raise RequestInvalid([fault]) from error

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import orjson
 from aiohttp import web
 
-from stretto.domain import UserId
-from stretto.errors import FieldError, NotFound, RequestInvalid
-from stretto.http.requests import read_body, read_key, read_limit, read_wait_seconds
+from stretto.domain import USER_ID_CHARACTERS_MAX
+from stretto.errors import NotFound, ParameterError, RequestInvalid
+from stretto.http.requests import (
+    read_body,
+    read_key,
+    read_limit,
+    read_query,
+    read_wait_seconds,
+)
 from stretto.http.service import SERVICE, authenticate, json_response
 from stretto.protocol.creator import WAIT_SECONDS_DEFAULT
 
 if TYPE_CHECKING:
-    from stretto.domain import Group
+    from stretto.domain import Group, UserId
     from stretto.protocol.creator import Answer
+
+
+_CURSOR_INVALID: Final = ParameterError("cursor", "is not one of ours")
+# Any user id that was ever taken: some of old begin or end with a blank.
+_MEMBER_CURSOR: Final = re.compile(rf"[ -~]{{1,{USER_ID_CHARACTERS_MAX}}}")
 
 
 async def create_group(request: web.Request) -> web.Response:
     """`POST /v1/groups`: create the group, or tell which one this key has created."""
     owner = await authenticate(request)
+    read_query(request)
     key = read_key(request.headers)
     wait_seconds = read_wait_seconds(request.headers, WAIT_SECONDS_DEFAULT)
     body = await read_body(request)
@@ -50,17 +63,19 @@ def created_fields(path: str, answer: Answer) -> dict[str, str]:
 async def read_group(request: web.Request) -> web.Response:
     """`GET /v1/groups/{group_id}`: one group, for its members."""
     user = await authenticate(request)
+    read_query(request)
     return json_response(_group_document(await _group_of(request, user)))
 
 
 async def list_groups(request: web.Request) -> web.Response:
     """`GET /v1/groups`: the user's groups, newest first."""
     user = await authenticate(request)
-    limit = read_limit(request.query)
-    cursor = request.query.get("cursor")
+    query = read_query(request, "limit", "cursor")
+    limit = read_limit(query)
+    cursor = query.get("cursor")
     after = None if cursor is None else _uuid(cursor)
     if cursor is not None and after is None:
-        raise RequestInvalid([FieldError("", "cursor is not one of ours")])
+        raise RequestInvalid([_CURSOR_INVALID])
     # One more than asked tells whether there is a next page.
     groups = await request.app[SERVICE].reads.groups.groups_of_member(user, after, limit + 1)
     page = groups[:limit]
@@ -76,11 +91,11 @@ async def list_groups(request: web.Request) -> web.Response:
 async def list_members(request: web.Request) -> web.Response:
     """`GET /v1/groups/{group_id}/members`: who takes part, for its members."""
     user = await authenticate(request)
-    limit = read_limit(request.query)
-    try:
-        after = UserId(request.query["cursor"]) if "cursor" in request.query else None
-    except ValueError as error:
-        raise RequestInvalid([FieldError("", "cursor is not one of ours")]) from error
+    query = read_query(request, "limit", "cursor")
+    limit = read_limit(query)
+    after = query.get("cursor")
+    if after is not None and _MEMBER_CURSOR.fullmatch(after) is None:
+        raise RequestInvalid([_CURSOR_INVALID])
     group = await _group_of(request, user)
     members = await request.app[SERVICE].reads.groups.members_of_group(
         group.group_id, after, limit + 1

@@ -38,7 +38,7 @@ as you like: there is one group, and every success names it, with the same bytes
 Errors are problem documents (RFC 9457) whose `retry` says what to do: wait and send the same again,
 take a new key, or mend the program. Two of them can come from any path: `not_found` (404) for a path
 that does not exist, and `method_not_allowed` (405, with `Allow`) for one that does not know the
-method. Whatever answers GET answers HEAD too, without the body, but for `/v1/events`.
+method. A query parameter that is not listed here is refused (`request_invalid`). Whatever answers GET answers HEAD too, without the body, but for `/v1/events`.
 """.strip()
 
 _ALWAYS: Final = (InternalError(),)
@@ -97,10 +97,15 @@ _GROUP_ID: Final = _in_path(
 )
 
 
-_USER_ID: Final = {"$ref": "#/components/schemas/UserId"}
+_MEMBER_CURSOR: Final[Document] = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": USER_ID_CHARACTERS_MAX,
+    "pattern": r"^[ -~]+(?!\n)$",
+}
 
 
-def _page(cursor_example: str, **cursor_schema: str) -> tuple[Document, Document]:
+def _page(cursor_example: str, **cursor_schema: object) -> tuple[Document, Document]:
     limit = {
         "name": "limit",
         "in": "query",
@@ -187,7 +192,7 @@ def _read_group() -> Document:
         "groups",
         "A group, for its members",
         {"200": success("The group.", "Group", {"group": examples.GROUP})},
-        (NotFound(), *_WITH_TOKEN),
+        (examples.QUERY_INVALID, NotFound(), *_WITH_TOKEN),
         (_GROUP_ID,),
     )
 
@@ -199,7 +204,7 @@ def _list_members() -> Document:
         "Who takes part in a group, for its members",
         {"200": success("A page of them.", "Members", examples.MEMBERS)},
         (examples.PAGE_INVALID, NotFound(), *_WITH_TOKEN),
-        (_GROUP_ID, *_page(examples.MEMBERS_CURSOR, **_USER_ID)),
+        (_GROUP_ID, *_page(examples.MEMBERS_CURSOR, **_MEMBER_CURSOR)),
     )
 
 
@@ -210,7 +215,7 @@ def _read_attempt() -> Document:
         "attempts",
         "What became of my attempt",
         {"200": success("Where it stands.", "Attempt", examples.ATTEMPTS)},
-        (KeyInvalid(), NotFound(), *_WITH_TOKEN),
+        (KeyInvalid(), examples.QUERY_INVALID, NotFound(), *_WITH_TOKEN),
         (key, _prefer(0)),
     )
 
@@ -297,7 +302,8 @@ OPENAPI: Final[Document] = {
                 "bearerFormat": "JWT",
                 "description": (
                     "Its `sub` is the user: 1 to"
-                    f" {USER_ID_CHARACTERS_MAX} printable ASCII characters."
+                    f" {USER_ID_CHARACTERS_MAX} printable ASCII characters, the first and the last no"
+                    " blank."
                 ),
             },
         },

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from stretto.domain import event_id, group_id
-from stretto.errors import FieldError, OriginRefused, RequestInvalid
+from stretto.errors import OriginRefused, ParameterError, RequestInvalid
 from stretto.http import openapi_examples as examples
 from stretto.http.event_streams import SUBPROTOCOL
 from stretto.http.openapi_answers import Document, named, reference
@@ -106,7 +106,7 @@ PARAMETERS: Final[tuple[Document, ...]] = (
 )
 
 ERRORS: Final[tuple[StrettoError, ...]] = (
-    RequestInvalid([FieldError("", "since, or Last-Event-ID, is no position that was told here")]),
+    RequestInvalid([ParameterError("since", "is no position that was given out here")]),
     OriginRefused(),
     examples.RATE_LIMITED,
 )

@@ -12,7 +12,9 @@ from stretto.errors import (
     Failure,
     HookFailed,
     Overloaded,
+    ParameterError,
     RateLimited,
+    RequestInvalid,
     StrettoError,
 )
 from stretto.http.requests import read_limit
@@ -106,6 +108,7 @@ def _refusal(read: Callable[[], object]) -> StrettoError:
 
 BODY_INVALID: Final = _refusal(lambda: NewGroup.parse(_OWNER, {"title": "Team"}))
 PAGE_INVALID: Final = _refusal(lambda: read_limit({"limit": "0"}))
+QUERY_INVALID: Final = RequestInvalid([ParameterError("limits", "unknown parameter")])
 ATTEMPT_PENDING: Final = AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
 ATTEMPT_FAILED: Final = AttemptFailed(_FAILURE)
 RATE_LIMITED: Final = RateLimited(retry_after_seconds=RETRY_AFTER_SECONDS)

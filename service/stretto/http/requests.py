@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import hdrs, web
 
 from stretto.documents import BODY_BYTES_MAX
-from stretto.domain import IdempotencyKey
+from stretto.domain import FAULTS_TOLD_MAX, IdempotencyKey
 from stretto.errors import (
     BodyTooLarge,
     FieldError,
     KeyInvalid,
     KeyMissing,
+    ParameterError,
     RequestInvalid,
     UnsupportedMediaType,
 )
@@ -91,9 +92,22 @@ async def _read_arriving(content: StreamReader) -> bytes:
     return bytes(body)
 
 
+def read_query(request: web.Request, *known: str) -> Mapping[str, str]:
+    """Return the parameters of the query.
+
+    Raises `RequestInvalid` for those that the route does not know: a misspelt one would be passed
+    over, and the answer be another than the one that was asked for.
+    """
+    query = request.query
+    faults = [ParameterError(name, "unknown parameter") for name in query if name not in known]
+    if faults:
+        raise RequestInvalid(faults[:FAULTS_TOLD_MAX])
+    return query
+
+
 def read_limit(query: Mapping[str, str]) -> int:
     """Return the page size; raises `RequestInvalid`."""
     value = query.get("limit", str(PAGE_ITEMS_DEFAULT))
     if not re.fullmatch(r"[0-9]{1,9}", value) or not 1 <= int(value) <= PAGE_ITEMS_MAX:
-        raise RequestInvalid([FieldError("", f"limit must be 1 to {PAGE_ITEMS_MAX}")])
+        raise RequestInvalid([ParameterError("limit", f"must be 1 to {PAGE_ITEMS_MAX}")])
     return int(value)

@@ -133,12 +133,21 @@ SCHEMAS: Final[dict[str, Schema]] = {
             },
             "errors": {
                 "type": "array",
-                "items": _object(
-                    {
-                        "pointer": {"type": "string", "format": "json-pointer"},
-                        "detail": {"type": "string"},
-                    }
-                ),
+                "items": {
+                    "oneOf": [
+                        _object(
+                            {
+                                "pointer": {"type": "string", "format": "json-pointer"},
+                                "detail": {"type": "string"},
+                            },
+                            description="Of the body.",
+                        ),
+                        _object(
+                            {"parameter": {"type": "string"}, "detail": {"type": "string"}},
+                            description="Of a query parameter or a header field.",
+                        ),
+                    ]
+                },
                 "description": "The faults of the request, where there are some to point at.",
             },
             "failure": _reference("Failure"),

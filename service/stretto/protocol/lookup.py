@@ -1,6 +1,7 @@
 """AttemptLookup: tells an owner what became of an attempt, without taking part in it.
 
-It heals like a follower, but neither claims nor reclaims: asking changes nothing but metadata.
+It settles a pending attempt whose group exists, as a follower does, and changes nothing else: it
+neither claims nor reclaims, and an attempt that was swept is reported from its group, not put back.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ class AttemptReport:
     claimed_at: datetime
     settled_at: datetime | None
     failure: Failure | None
+    created_at: datetime | None
+    """When the group was created, if there is one."""
+    is_recorded: bool
+    """Whether the attempt itself is there; if not, all this is known from its group."""
 
 
 class AttemptLookup:
@@ -48,6 +53,14 @@ class AttemptLookup:
         self._attempts = attempts
         self._lease_seconds = lease_seconds
         self._pause = pause
+
+    async def look(self, owner: UserId, key: IdempotencyKey) -> AttemptReport:
+        """Report on the attempt and write nothing; raises as `look_up` does."""
+        id_ = group_id(owner, key)
+        report = _report(id_, await self._attempts.look(id_, self._lease_seconds))
+        if report is None:
+            raise NotFound
+        return report
 
     async def look_up(
         self, owner: UserId, key: IdempotencyKey, wait_seconds: float
@@ -76,8 +89,8 @@ class AttemptLookup:
 
 def _needs_healing(sighting: Sighting) -> bool:
     attempt = sighting.attempt
-    is_open = attempt is None or attempt.status is AttemptStatus.PENDING
-    return sighting.group is not None and is_open
+    is_pending = attempt is not None and attempt.status is AttemptStatus.PENDING
+    return sighting.group is not None and is_pending
 
 
 def _report(id_: UUID, sighting: Sighting) -> AttemptReport | None:
@@ -90,6 +103,8 @@ def _report(id_: UUID, sighting: Sighting) -> AttemptReport | None:
             claimed_at=attempt.claimed_at if attempt else row.created_at,
             settled_at=(attempt and attempt.settled_at) or row.created_at,
             failure=None,
+            created_at=row.created_at,
+            is_recorded=attempt is not None,
         )
     if attempt is None:
         return None
@@ -100,4 +115,6 @@ def _report(id_: UUID, sighting: Sighting) -> AttemptReport | None:
         claimed_at=attempt.claimed_at,
         settled_at=attempt.settled_at,
         failure=attempt.failure,
+        created_at=None,
+        is_recorded=True,
     )

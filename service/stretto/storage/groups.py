@@ -43,6 +43,12 @@ class PostgresGroupStore:
         rows = await self._fetch(QUERIES["groups_of_member"], wanted)
         return _pages(Group, rows, len(wanted))
 
+    async def groups_of_owner(self, owner: UserId, after: UUID | None, limit: int) -> list[Group]:
+        """Return up to `limit` groups of an owner, newest first, behind the conversation `after`."""
+        async with self._database.reading(Lane.GROUPS) as connection:
+            rows = await connection.fetch(QUERIES["groups_of_owner"], owner, after, limit)
+        return [Group(**row) for row in rows]
+
     async def members_of_group(
         self, wanted: Sequence[tuple[UUID, str | None, int]]
     ) -> list[list[Member]]:

@@ -117,13 +117,14 @@ LEFT JOIN chat_group USING (group_id)
 ORDER BY number;
 
 -- name: heal
--- Settle an attempt as succeeded because its group exists; put it back where it was deleted. A row
--- that another transaction holds is left alone: the answer does not need it. Needs no durability:
--- what is lost heals again.
+-- Settle an attempt as succeeded because its group exists; put it back where it was deleted, with the
+-- times of the group: it was settled when its group was created. A row that another transaction holds
+-- is left alone: the answer does not need it. Needs no durability: what is lost heals again.
 WITH healed AS (
     UPDATE attempt
     SET status = 'succeeded', fingerprint = chat_group.fingerprint, claim_token = $2,
-        conversation_id = chat_group.conversation_id, settled_at = clock_timestamp()
+        conversation_id = chat_group.conversation_id,
+        settled_at = greatest(attempt.claimed_at, chat_group.created_at)
     FROM set_config('synchronous_commit', 'off', true), chat_group
     WHERE chat_group.group_id = $1
       AND attempt.group_id = (
@@ -132,8 +133,8 @@ WITH healed AS (
       )
 )
 INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, status, conversation_id,
-                     settled_at)
-SELECT group_id, owner_id, fingerprint, $2, 'succeeded', conversation_id, clock_timestamp()
+                     claimed_at, settled_at)
+SELECT group_id, owner_id, fingerprint, $2, 'succeeded', conversation_id, created_at, created_at
 FROM set_config('synchronous_commit', 'off', true), chat_group
 WHERE group_id = $1 AND NOT EXISTS (SELECT FROM attempt WHERE attempt.group_id = $1)
 ON CONFLICT DO NOTHING;
@@ -185,6 +186,17 @@ CROSS JOIN LATERAL (
     LIMIT groups_max
 ) AS page
 ORDER BY number, conversation_id DESC;
+
+-- name: groups_of_owner
+-- Read a page of the groups that a user owns, newest first, as groups_of_member does.
+SELECT chat_group.group_id, conversation_id, owner_id, name, description, created_at,
+       (SELECT count(*) FROM conversation_member AS member
+        WHERE member.conversation_id = chat_group.conversation_id) AS members_count
+FROM conversation_member
+JOIN chat_group USING (conversation_id)
+WHERE user_id = $1 AND owner_id = $1 AND ($2::uuid IS NULL OR conversation_id < $2)
+ORDER BY conversation_id DESC
+LIMIT $3;
 
 -- name: members_of_group
 -- Read pages of groups' members by user id: of each group ($1) up to $3 behind the user id that the
@@ -550,8 +562,13 @@ ON CONFLICT DO NOTHING
 RETURNING message_id;
 
 -- name: table_blocks
--- Ask how many blocks a table has: the sweeper goes through it range by range.
-SELECT pg_relation_size(to_regclass($1)) / current_setting('block_size')::bigint;
+-- Ask how many blocks the largest part of a table has, and how many parts there are: the sweeper goes
+-- through all of them at once, range by range. A table that is not partitioned is its only part; a
+-- partitioned one has no blocks of its own.
+SELECT coalesce(max(pg_relation_size(relid)), 0) / current_setting('block_size')::bigint AS blocks,
+       greatest(count(*) FILTER (WHERE relid <> to_regclass($1)), 1) AS parts
+FROM (SELECT to_regclass($1) AS relid
+      UNION SELECT relid FROM pg_partition_tree(to_regclass($1)) WHERE isleaf) AS part;
 
 -- name: sweep_attempts
 -- Delete the attempts between two places of the table ($1, $2) that were settled more than $3 days

@@ -75,16 +75,19 @@ async def sweep(
         ("inbox", QUERIES["sweep_inbox"], retention.days),
     ):
         async with lend() as connection:
-            blocks: int = await connection.fetchval(QUERIES["table_blocks"], table)
-        first = 0
+            size = await connection.fetchrow(QUERIES["table_blocks"], table)
+        assert size is not None
+        # A range is one of every partition: together they have as many blocks as one of a plain table.
+        step = max(RANGE_BLOCKS // size["parts"], 1)
+        blocks, first = size["blocks"], 0
         while first < blocks:
             started = time.perf_counter()
             async with lend() as connection:
-                places = (first, 0), (first + RANGE_BLOCKS, 0)
+                places = (first, 0), (first + step, 0)
                 row = await connection.fetchrow(statement, *places, days, now)
             assert row is not None
             if row["is_ours"]:
-                first += RANGE_BLOCKS
+                first += step
                 deleted[table] += row["rows"]
                 progress(table, row["rows"])
                 worked_seconds = time.perf_counter() - started

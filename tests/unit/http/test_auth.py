@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hmac
 import math
+from contextlib import suppress
 from typing import Any
 
 import jwt
@@ -136,6 +137,9 @@ def tampered(place: int) -> str:
         ({}, bearer(nbf=NOW + LEEWAY_SECONDS + 1)),
         ({}, bearer(iat=NOW + LEEWAY_SECONDS + 1)),
         ({}, signed(SECRET, crit=["x"], x=1)),
+        # "MUST NOT be the empty list" (RFC 7515, 4.1.11).
+        ({}, signed(SECRET, crit=[])),
+        ({}, signed(SECRET, crit=None)),
         ({}, signed(SECRET, crit=["b64"], b64=True)),
         ({}, signed(SECRET, b"[" * 5000)),
         ({}, signed(SECRET, b'"alice"')),
@@ -218,7 +222,8 @@ async def test_a_token_that_is_verified_anew_takes_no_other_ones_place(
     await known.owner(second)
     now += VERIFIED_SECONDS_MAX
     await known.owner(second)
-    assert [first, second] == list(known._verified)
+    spelled = [token for token, _ in known._verified.values()]
+    assert [first, second] == [f"Bearer {token}" for token in spelled]
 
 
 async def test_a_verified_token_is_remembered_until_it_expires() -> None:
@@ -234,14 +239,58 @@ async def test_a_verified_token_is_remembered_until_it_expires() -> None:
         await known.owner(authorization)
 
 
-async def test_a_token_without_an_end_is_verified_again_after_a_while() -> None:
-    """So a key that is withdrawn counts for minutes, not for ever."""
-    now = float(NOW)
-    known = Authenticator(TokenSettings(secret=SECRET), clock_seconds=lambda: now)
+def spellings(token: str) -> set[str]:
+    """Return tokens that a lenient reader takes for this one: its signature spelled differently."""
+    rest, _, signature = token.rpartition(".")
+    digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    last = digits.index(signature[-1])
+    ends = {signature[:-1] + digits[last ^ bits] for bits in range(4)}
+    return {
+        *(f"{rest}.{end}" for end in ends),
+        f"{rest}.{signature}=",
+        f"{rest}.{signature.replace('-', '+').replace('_', '/')}",
+    }
+
+
+async def test_one_token_takes_one_place_however_it_is_spelled() -> None:
+    """Else one user could drop all others from memory; each spelling is judged by itself."""
+    known, now = authenticator(), float(NOW)
+    known._clock_seconds = lambda: now
+    token = bearer().removeprefix("Bearer ")
+    accepted = 0
+    for spelled in sorted(spellings(token)):
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            with suppress(Unauthenticated):
+                assert "alice" == await known.owner(f"{scheme} {spelled}")
+                assert known.recall(f"{scheme} {spelled}") is not None
+                accepted += 1
+    assert accepted > 3
+    assert len(known._verified) == 1
+
+
+async def test_what_was_verified_is_recalled_for_that_very_token_alone() -> None:
+    """Another signature, another scheme or no scheme is not the token that was verified."""
+    known = authenticator()
     authorization = bearer()
     await known.owner(authorization)
+    token = authorization.removeprefix("Bearer ")
+    assert known.recall(authorization) is not None
+    forged = token.rpartition(".")[0]
+    for other in (token, f"Basic {token}", f"Bearer {forged}.x", f"Bearer {forged}", "", "Bearer "):
+        assert known.recall(other) is None
+
+
+@pytest.mark.parametrize("claims", [{}, {"exp": NOW + 10**6}])
+async def test_a_token_is_verified_again_after_a_while(claims: dict[str, Any]) -> None:
+    """So a key that is withdrawn counts for minutes, not for ever, whatever end the token has."""
+    now = float(NOW)
+    known = Authenticator(TokenSettings(secret=SECRET), clock_seconds=lambda: now)
+    authorization = bearer(**claims)
+    await known.owner(authorization)
     known._key = VERIFIES_NOTHING
-    now += VERIFIED_SECONDS_MAX
+    now += VERIFIED_SECONDS_MAX - 1
+    assert await known.owner(authorization) == UserId("alice")
+    now += 1
     with pytest.raises(Unauthenticated):
         await known.owner(authorization)
 

@@ -1,0 +1,65 @@
+"""What the command prints of attempts and groups, as JSON: what is known, and how it is known."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import orjson
+
+from stretto.domain import group_id
+
+if TYPE_CHECKING:
+    from stretto.domain import Group, IdempotencyKey, UserId
+    from stretto.protocol.lookup import AttemptReport
+
+
+def attempt_text(report: AttemptReport, retention_days: int) -> str:
+    """Return what became of an attempt; `record` says whether its own row is still there.
+
+    Without the row, only what the group tells is known.
+    """
+    failure = report.failure
+    document = {
+        "status": report.status,
+        "record": _record(report, retention_days),
+        "group_id": str(report.group_id),
+        "conversation_id": report.conversation_id and str(report.conversation_id),
+        "created_at": report.created_at,
+        "claimed_at": report.claimed_at if report.is_recorded else None,
+        "settled_at": report.settled_at if report.is_recorded else None,
+        "failure": failure and {"code": failure.code, "detail": failure.detail},
+    }
+    return orjson.dumps(document, default=str, option=orjson.OPT_INDENT_2).decode()
+
+
+def _record(report: AttemptReport, retention_days: int) -> str:
+    """Return what became of the attempt's row: it is kept, or was swept, or is gone too early."""
+    if report.is_recorded:
+        return "kept"
+    assert report.created_at is not None, "what has no row is known from its group"
+    is_old = report.created_at < datetime.now(UTC) - timedelta(days=retention_days)
+    return "swept" if is_old else "deleted"
+
+
+def unknown_attempt(owner: UserId, key: IdempotencyKey, retention_days: int) -> str:
+    """Return what is known of a key that has neither an attempt nor a group."""
+    return (
+        f"neither an attempt nor a group has the id {group_id(owner, key)}, which follows from this"
+        " owner and key. Either no request with them was ever accepted (are both spelt as the client"
+        f" sent them?), or it failed more than {retention_days} days ago and its record was swept,"
+        " or its record was deleted by hand before it had a group"
+    )
+
+
+def group_line(group: Group) -> str:
+    """Return a group as one line of JSON."""
+    return orjson.dumps(
+        {
+            "group_id": str(group.group_id),
+            "conversation_id": str(group.conversation_id),
+            "name": group.name,
+            "created_at": group.created_at,
+            "members_count": group.members_count,
+        }
+    ).decode()

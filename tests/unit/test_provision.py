@@ -1,0 +1,74 @@
+"""The secret that an embedded service makes for itself: nobody else may have put or read it."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.errors import ConfigurationError
+from stretto.provision import _make_secret, _own_secret
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    """In a folder that is made as well; no draft stays behind."""
+    path = tmp_path / "data" / "jwt-secret"
+    with ThreadPoolExecutor(8) as threads:
+        made = set(threads.map(_own_secret, [path] * 8))
+    assert {path.read_text()} == made
+    assert len(path.read_text()) >= 64
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [path] == list(path.parent.iterdir())
+
+
+@pytest.mark.parametrize("is_dangling", [True, False])
+def test_a_planted_link_is_neither_read_nor_written_through(
+    is_dangling: bool, tmp_path: Path
+) -> None:
+    """Whoever planted it knows what it leads to."""
+    path, other = tmp_path / "jwt-secret", tmp_path / "other"
+    if not is_dangling:
+        other.write_text("known to others")
+        other.chmod(0o600)
+    path.symlink_to(other)
+    with pytest.raises(ConfigurationError, match=r"cannot be used .* no link"):
+        _own_secret(path)
+    assert is_dangling != other.exists()
+
+
+def test_a_planted_draft_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name cannot be foreseen, as the process's number can."""
+    path, other = tmp_path / "jwt-secret", tmp_path / "other"
+    (tmp_path / f"jwt-secret.{os.getpid()}").symlink_to(other)
+    _make_secret(path)
+    assert not other.exists()
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o660, 0o602])
+def test_a_secret_that_others_may_read_or_write_is_refused(mode: int, tmp_path: Path) -> None:
+    """With what to do; once it is its owner's alone, it is taken."""
+    path = tmp_path / "jwt-secret"
+    path.write_text("s" * 64)
+    path.chmod(mode)
+    with pytest.raises(ConfigurationError, match="Remove it"):
+        _own_secret(path)
+    path.chmod(0o600)
+    assert "s" * 64 == _own_secret(path)
+
+
+def test_a_secret_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He can make tokens with it."""
+    path = tmp_path / "jwt-secret"
+    _own_secret(path)
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(ConfigurationError, match="belongs to another user"):
+        _own_secret(path)
