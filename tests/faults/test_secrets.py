@@ -170,14 +170,20 @@ async def test_nothing_secret_is_logged_or_counted(
         assert (await api.create(KEY + "-unclaimed", document)).status == 503
         assert (await api.get(f"/v1/attempts/{KEY}-unclaimed")).status == 503
         metrics = b""
-        while b'stretto_webhook_tries_total{result="failed"}' not in metrics:
+        while b'stretto_webhook_tries_total{result="blocked"}' not in metrics:
             metrics = (await api.get("/metrics", user=None)).body
         service.signal(signal.SIGTERM)
         assert await service.exited() == 0
         await service._reading
     written = b"".join(service.log)
     # It did tell what happened.
-    for event in (b"request.unreadable", b"request.cut_off", b"write.trouble", b"service.stopped"):
+    for event in (
+        b"request.unreadable",
+        b"request.cut_off",
+        b"write.trouble",
+        b"webhook.blocked",
+        b"service.stopped",
+    ):
         assert event in written
     password = server_url.partition("@")[0].rpartition(":")[2]
     secrets = [*token.split("."), KEY, NAME, MEMBER, DESCRIPTION, SECRET, password, "mallory"]

@@ -200,6 +200,16 @@ async def test_an_event_that_comes_twice_waits_once(hub: SessionHub) -> None:
         assert [1] == ids(await session.take())
 
 
+async def test_an_event_that_comes_twice_to_a_full_queue_closes_nothing(hub: SessionHub) -> None:
+    """It is the only one for which there is room: its own."""
+    with hub.session(ALICE, 2000) as session:
+        assert session.go_live()
+        for number in (*range(EVENTS_MAX), 0):
+            hub.deliver(event(number))
+        assert session.close_code is None
+        assert list(range(EVENTS_MAX)) == ids(await session.take())
+
+
 async def test_what_was_replayed_is_not_told_again(hub: SessionHub) -> None:
     """Whether it had come before or comes after; once it has, it may come again."""
     with hub.session(ALICE, 2000) as session:
