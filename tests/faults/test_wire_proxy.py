@@ -32,7 +32,7 @@ async def broken(proxy: WireProxy) -> AsyncIterator[Connection]:
 
 async def claim(connection: Connection) -> int:
     """Run the claim with a key of its own; return how many rows it won."""
-    rows = await connection.fetch(QUERIES["claim"], [uuid4()], ["o"], [b"f" * 16], [uuid4()])
+    rows = await connection.fetch(QUERIES["claim"], [uuid4()], ["o"], [b"f" * 16], [uuid4()], "1s")
     return len(rows)
 
 

@@ -67,7 +67,7 @@ class Memory:
     """What one process knows."""
 
     settled: dict[Wish, int] = field(default_factory=dict)
-    """The body that succeeded or failed."""
+    """The body that succeeded."""
     silence: Silence | None = None
 
 
@@ -85,9 +85,7 @@ class Model:
         """Answer a request to a process that works."""
         known = memory.settled.get(wish)
         if known is not None:
-            if known != body:
-                return "reused"
-            return "failed" if body == REFUSED else "replayed"
+            return "replayed" if known == body else "reused"
         outcome = self._claim_or_follow(wish, body)
         self.told(memory, wish, body, outcome)
         return outcome
@@ -124,8 +122,8 @@ class Model:
         return outcome
 
     def told(self, memory: Memory, wish: Wish, body: int, outcome: Outcome) -> None:
-        """Remember what is settled."""
-        if outcome not in ("reused", "pending"):
+        """Remember a success."""
+        if outcome not in ("reused", "pending", "failed"):
             memory.settled[wish] = body
 
     def look_up(self, wish: Wish) -> Status | None:

@@ -273,7 +273,7 @@ def forget_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_that_a_group_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim the key of a group whose attempt was swept."""
-    guard = "WHERE NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = claim.group_id)"
+    guard = "NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = claim.group_id)\n  AND "
     without(guard, "claim", monkeypatch)
 
 
@@ -283,10 +283,8 @@ def forget_whose_memory_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def recall_blindly(memory: OutcomeMemory, id_: bytes, fingerprint: bytes) -> bytes | None:
         outcome = memory._outcome(id_)
-        if isinstance(outcome, bytes):
+        if outcome is not None:
             fingerprint = outcome[FINGERPRINT_BYTES : 2 * FINGERPRINT_BYTES]
-        elif outcome is not None:
-            fingerprint = outcome[0]
         return recall(memory, id_, fingerprint)
 
     monkeypatch.setattr(OutcomeMemory, "recall", recall_blindly)
