@@ -121,8 +121,7 @@ async def test_without_the_door_a_shed_request_costs_a_look_at_its_token(
     database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is shed where it would be queued, and claims nothing either."""
-    monkeypatch.setattr(LoadShedder, "admit", lambda _: True)
-    monkeypatch.setattr(LoadShedder, "arrived", lambda _: None)
+    monkeypatch.setattr(LoadShedder, "has_room", lambda _: True)
     async with full_service(database_url, connection) as service:
         client = await service.raw.connect(creation("no token of ours", "s"))
         assert (await client.answer())[0] == 401

@@ -1,21 +1,27 @@
-"""One client's connection: what it may send in which time, and what it is told when it may not.
+"""One client's connection: what it may send, and how long it may take to send and to read.
 
-aiohttp waits for ever for the rest of a request. Here a request has a bounded time to arrive in
-full. Whoever is cut off has not been worked for: nothing was claimed.
+aiohttp waits for ever for the rest of a request, and for a client that does not read its answer.
+Here both are bounded in time. A connection that is cut off while it sends has not been worked for:
+nothing was claimed.
+
+Bytes belong to a body as long as the body of the newest message is not complete; all others belong to
+a head. An answer that is the last one of its connection is followed by a half-close: closing a socket
+with unread bytes would reset the connection, and could destroy the answer on its way (RFC 9112, 9.6).
 """
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
+from stretto.documents import BODY_BYTES_MAX
 from stretto.errors import InternalError, RequestInvalid, StrettoError
 from stretto.http.door import CREATION, replay
 from stretto.http.plain_requests import PlainRequests
-from stretto.http.problems import problem_response
+from stretto.http.problems import COMMON_FIELDS, problem_response
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 
     from stretto.http.plain_requests import PlainRequest
     from stretto.http.runner import ContractServer
+    from stretto.http.service import Service
 
 UNREADABLE: Final = "This is not a request that can be read."
 # What a head may hold before it is complete: a token of 8 KiB and as much again thrice. aiohttp
@@ -33,52 +40,88 @@ UNREADABLE: Final = "This is not a request that can be read."
 HEAD_BYTES_MAX: Final = 32 * 1024
 # Between the status line of an answer and its header fields.
 CLOSE_LINE: Final = b"\r\nConnection: close\r\n"
+# What is read and dropped of a request that is answered already, so that a client that only reads
+# when it has sent everything sees its answer. It costs about 10 ms.
+DROPPED_BYTES_MAX: Final = 16 * 1024 * 1024
+# For a client to see the end of the last answer and to close: some round trips.
+LINGER_SECONDS: Final = 2.0
 
 
 class ClientConnection(RequestHandler):
     """aiohttp's side of a connection, with bounds."""
 
     __slots__ = (
-        "_begun",
-        "_body",
+        "_answered",
+        "_body_bytes",
         "_head_bytes",
         "_is_coming",
         "_is_shed",
+        "_left",
+        "_lingering",
         "_plain_requests",
         "_read_seconds",
         "_reading",
         "_server",
         "_service",
+        "_taken",
+        "_write_seconds",
+        "_writing",
     )
 
     def __init__(self, manager: ContractServer, **options: Any) -> None:
-        super().__init__(manager, **options)
+        # Reading the rest of an answered request is bounded as reading any request is.
+        super().__init__(manager, lingering_time=manager.limits.read_seconds, **options)
         self._server = manager
         self._service = manager.service
         self._plain_requests = PlainRequests()
-        self._begun = 0
-        """Requests that were ever worked for."""
+        self._answered = 0
+        """Requests whose answers were taken in full; the last one of a connection is not counted."""
         self._is_coming = False
-        """Whether a creation was let in that is not worked for yet."""
+        """Whether a creation was admitted that is not worked for yet."""
         self._is_shed = False
-        """Whether a request was shed and its client has not been told."""
+        """Whether a request was shed and its client has not been answered."""
         self._read_seconds = manager.limits.read_seconds
+        self._write_seconds = manager.limits.write_seconds
         self._reading: asyncio.TimerHandle | None = None
         """Runs while a request has begun to arrive and is not complete."""
+        self._writing: asyncio.TimerHandle | None = None
+        """Runs while something waits that the client does not take."""
+        self._lingering: asyncio.TimerHandle | None = None
+        """Runs after the last answer, until the client closes."""
+        self._left: asyncio.Future[None] | None = None
+        """Set when the client has closed after the last answer, or may be closed."""
         self._head_bytes = 0
-        self._body: StreamReader | None = None
-        """Of the request that arrived last."""
+        self._body_bytes = 0
+        """Of the newest request, with what came beside it."""
+        self._taken: StreamReader | None = None
+        """The body of the message that was taken from aiohttp's queue last."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a new client; `pause_writing` is called as soon as it does not take everything."""
+        cast("asyncio.Transport", transport).set_write_buffer_limits(high=0)
+        super().connection_made(transport)
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when we wait for a request of this client; nothing while one is worked for."""
+        """Since when we wait for this client, to send or to read; nothing while it waits for us."""
         if self._is_shed:
+            return None
+        if self._writing is not None:
+            return self._writing.when() - self._write_seconds
+        if self._lingering is not None:
+            return self._lingering.when() - LINGER_SECONDS
+        # A request that is not complete can be the newest only.
+        if self._request_count - self._answered > self._is_in_body:
             return None
         if self._reading is not None:
             return self._reading.when() - self._read_seconds
-        if self._waiter is not None and not self._waiter.done():
-            return self._next_keepalive_close_time - self._keepalive_timeout
-        return None
+        return self._next_keepalive_close_time - self._keepalive_timeout
+
+    @property
+    def _is_in_body(self) -> bool:
+        """Whether the body of the newest message is not complete."""
+        body = self._messages[-1][1] if self._messages else self._taken
+        return body is not None and not body.is_eof()
 
     @property
     def is_idle(self) -> bool:
@@ -102,40 +145,90 @@ class ClientConnection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived. Most requests arrive at once, and then no timer is needed."""
+        if self._left is not None:
+            self._drop(data)
+            return
         if self._is_shed and self._service is not None:
             # What comes next is answered next.
             self.tell(self._service.shedder.answer)
         request = self._plain_requests.read(data)
-        if request is not None and request.begins == CREATION and self._answer(request):
+        if request is not None and request.begins != CREATION:
+            request = None
+        if request is not None and self._answer(request):
             self._head_bytes = 0
             self._stop_reading()
             return
+        count = self._request_count
+        was_in_body = self._is_in_body
+        body = self._messages[-1][1] if self._messages else self._taken
         super().data_received(data)
-        if self._messages and self._messages[-1][1] is not self._body:
-            if self._body is not None and not self._body.is_eof():
-                self._break_off(self._body)
-            self._body = self._messages[-1][1] if self._messages else None
+        is_new = self._request_count > count
+        if is_new:
+            if request is not None and self._service is not None:
+                self._admit(self._service)
+            if was_in_body and body is not None and not body.is_eof():
+                self._break_off(body)
+            self._body_bytes = 0
+        if self._is_in_body:
             self._head_bytes = 0
-        if self._body is not None and not self._body.is_eof():
+            self._body_bytes += len(data)
             self._read_on()
-        elif data and not self._messages and self._current_request is None:
-            # Nobody works for this client: this is a part of a head.
-            self._head_bytes += len(data)
-            self._read_on()
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self._cut_off("head_too_large")
-        else:
+            if self._body_bytes > BODY_BYTES_MAX + DROPPED_BYTES_MAX:
+                self._cut_off("body_too_large")
+        elif is_new or was_in_body:
+            self._head_bytes = 0
             self._stop_reading()
+        else:
+            self._take_head(data)
+
+    def _take_head(self, data: bytes) -> None:
+        """Count a part of a head, unless it is one that the parser has not looked at."""
+        if self._close or self._upgraded or self._buffer_paused:
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self._cut_off("head_too_large")
+        elif data and self._answered == self._request_count:
+            self._read_on()
+
+    def take(self, body: StreamReader) -> None:
+        """Take note of the message that aiohttp has just taken from its queue."""
+        self._taken = body
+
+    def pause_writing(self) -> None:
+        """Bound the time in which the client takes what waits for it."""
+        super().pause_writing()
+        assert self.transport is not None
+        self._writing = self._loop.call_later(self._write_seconds, self._abandon, self.transport)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has taken everything."""
+        self._stop_writing()
+        super().resume_writing()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the client."""
         self._arrive()
         self._stop_reading()
+        self._stop_writing()
+        self._leave()
+        self._taken = None
         super().connection_lost(exc)
+
+    def force_close(self) -> None:
+        """Close without waiting for a request; what is admitted will not be worked for."""
+        self._arrive()
+        super().force_close()
+
+    def give_way(self) -> None:
+        """Close at once: what the client has not taken until now would keep the socket open."""
+        transport = self.transport
+        self.force_close()
+        if transport is not None:
+            transport.abort()
 
     def begin(self) -> None:
         """Take note that a request of this client is worked for."""
-        self._begun += 1
         if self._is_coming:
             self._arrive()
 
@@ -143,28 +236,84 @@ class ClientConnection(RequestHandler):
         """Read nothing more of a request that has been answered: a bomb would be unpacked for that."""
         self._lingering_time = 0.0
 
+    async def finish_response(
+        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer, and return when the client has taken it: no other is made before."""
+        if not resp.prepared:
+            resp.headers.update(COMMON_FIELDS)
+            if not (self._lingering_time or request.content.is_eof()):
+                resp.force_close()
+        resp, is_lost = await super().finish_response(request, resp, start_time)
+        if is_lost:
+            return resp, True
+        try:
+            await self._drain_helper()
+        except ConnectionError:
+            return resp, True
+        if self._close or not resp.keep_alive:
+            await self._linger()
+        else:
+            self._answered += 1
+            if self._head_bytes:
+                self._read_on()
+        return resp, False
+
+    async def _linger(self) -> None:
+        """Say that nothing more comes, and drop what still arrives until the client closes."""
+        transport = self.transport
+        if transport is None or transport.is_closing() or self._upgraded:
+            return
+        self._stop_reading()
+        self._body_bytes = 0
+        self._left = self._loop.create_future()
+        self._lingering = self._loop.call_later(LINGER_SECONDS, self._leave)
+        transport.write_eof()
+        # The parser may have held it.
+        transport.resume_reading()
+        await self._left
+
+    def _drop(self, data: bytes) -> None:
+        self._body_bytes += len(data)
+        if self._body_bytes > DROPPED_BYTES_MAX:
+            self._leave()
+
+    def _leave(self) -> None:
+        """End the time after the last answer."""
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
+
     def _answer(self, creation: PlainRequest) -> bool:
         """Answer a creation at the door, if nothing else is under way on this connection."""
-        service, transport = self._service, self.transport
+        service = self._service
         if (
-            # All that came before has been answered; the task behind this may not know it yet.
-            self._begun < self._request_count
-            or self._request_in_progress
+            # Go on only if every earlier request of this connection was answered.
+            self._answered != self._request_count
+            or self._close
             or service is None
-            or transport is None
-            # Who does not read is not answered any faster than he reads.
-            or transport.get_write_buffer_size()
+            # Back-pressure: do not write ahead of a client that is not reading.
+            or self._paused
         ):
             return False
         answer = replay(service, creation)
         if answer is not None:
             self._send(answer)
             return True
-        self._is_coming = service.shedder.admit()
-        if not self._is_coming:
-            service.shedder.shed(self)
-            self._is_shed = True
-        return self._is_shed
+        if service.shedder.has_room():
+            return False
+        service.shedder.shed(self)
+        self._is_shed = True
+        return True
+
+    def _admit(self, service: Service) -> None:
+        """Count a creation that the parser has accepted until it is worked for."""
+        message = self._messages[-1][0]
+        if not isinstance(message, _ErrInfo) and self._request_count == self._answered + 1:
+            service.shedder.admit()
+            self._is_coming = True
 
     def tell(self, answer: bytes) -> None:
         """Answer the request that was shed."""
@@ -184,7 +333,7 @@ class ClientConnection(RequestHandler):
             self.force_close()
 
     def _arrive(self) -> None:
-        """Give back the place of a request that was let in: it is worked for, or never will be."""
+        """Give back the place of a creation that was admitted: it is worked for, or never will be."""
         if self._is_coming and self._service is not None:
             self._is_coming = False
             self._service.shedder.arrived()
@@ -208,6 +357,17 @@ class ClientConnection(RequestHandler):
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
+
+    def _stop_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def _abandon(self, transport: asyncio.Transport) -> None:
+        """Cut off a client that does not read; closing alone would wait for it."""
+        logger.info("request.cut_off", reason="not_read")
+        self.force_close()
+        transport.abort()
 
     def _cut_off(self, reason: str) -> None:
         logger.info("request.cut_off", reason=reason)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import hdrs
 from aiohttp.helpers import rfc822_formatted_time
-from aiohttp.http import SERVER_SOFTWARE
 
 from stretto.http.groups import created_fields
+from stretto.http.problems import COMMON_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,11 +47,11 @@ def replay(service: Service, request: PlainRequest) -> bytes | None:
         return None
     service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)
     told = created_fields(CREATE_PATH, answer)
-    # Those that aiohttp adds, in its order.
+    # The rest comes in the order in which aiohttp and `connection.py` add it.
     told[hdrs.CONTENT_TYPE] = "application/json"
+    told.update(COMMON_FIELDS)
     told[hdrs.CONTENT_LENGTH] = str(len(answer.document))
     told[hdrs.DATE] = rfc822_formatted_time()
-    told[hdrs.SERVER] = SERVER_SOFTWARE
     return written(HTTPStatus.CREATED, told, answer.document)
 
 

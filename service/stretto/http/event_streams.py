@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import orjson
 from aiohttp import WebSocketError, WSMsgType, hdrs, web
 
+from stretto.http.problems import COMMON_FIELDS
 from stretto.protocol.sessions import CloseCode
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class WebSocketStream:
             max_msg_size=MESSAGE_BYTES_MAX,
             writer_limit=BUFFER_BYTES_MAX,
         )
+        self.response.headers.update(COMMON_FIELDS)
 
     @asynccontextmanager
     async def opened(self, request: web.Request, session: Session) -> AsyncIterator[None]:
@@ -151,6 +153,7 @@ class ServerSentEvents:
         self.silence_seconds = settings.heartbeat_seconds
         self.response = web.StreamResponse(
             headers={
+                **COMMON_FIELDS,
                 hdrs.CONTENT_TYPE: "text/event-stream",
                 hdrs.CACHE_CONTROL: "no-store",
                 # A proxy that gathers an answer before it passes it on would gather for ever.

@@ -22,10 +22,22 @@ _HEAD: Final = re.compile(
 # What the parser takes of a single line.
 _HEAD_BYTES_MAX: Final = 8_190
 _LENGTH: Final = re.compile(rb"0|[1-9][0-9]{0,8}")
-# They decide where a request ends, what its body is, or what comes behind it.
+# They decide where a request ends, what its body is, what comes behind it, or whether it is one.
 _UNUSUAL: Final = frozenset(
-    {b"content-encoding", b"expect", b"trailer", b"transfer-encoding", b"upgrade"}
+    {
+        b"content-encoding",
+        b"expect",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-connection",
+        b"sec-websocket-key1",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
 )
+_HOST: Final = re.compile(rb"[0-9A-Za-z._-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?")
 # Proxies add a line of their own; of all else there is one, or none.
 _REPEATED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for"})
 
@@ -85,7 +97,7 @@ def _fields(lines: bytes) -> dict[bytes, bytes] | None:
         if name in fields and name not in _REPEATED:
             return None
         fields[name] = value
-    if not _UNUSUAL.isdisjoint(fields):
+    if not _UNUSUAL.isdisjoint(fields) or not _HOST.fullmatch(fields.get(b"host", b"")):
         return None
     connection = fields.get(b"connection")
     if connection is not None and connection.lower() != b"keep-alive":

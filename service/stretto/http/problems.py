@@ -30,6 +30,12 @@ _OWN_ERRORS: Final[Mapping[int, type[StrettoError]]] = {
     415: UnsupportedMediaType,
 }
 
+# Of every answer. What serves is named without its version: that would only help an attacker.
+COMMON_FIELDS: Final[Mapping[str, str]] = {
+    "X-Content-Type-Options": "nosniff",
+    hdrs.SERVER: "stretto",
+}
+
 
 def problem_response(error: StrettoError) -> web.Response:
     """Return the answer that tells an error."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import HttpVersion11, hdrs, web
 
@@ -23,6 +23,9 @@ from stretto.http.service import SERVICE
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from aiohttp import StreamReader
     from aiohttp.web_protocol import RequestHandler
     from aiohttp.web_request import BaseRequest
 
@@ -40,6 +43,8 @@ class ConnectionLimits:
     """An idle one costs about 15 KiB."""
     read_seconds: float = 30.0
     """A request that takes longer to arrive in full is cut off; one of 256 KiB needs 70 kbit/s."""
+    write_seconds: float = 30.0
+    """A client that takes longer to take what waits for it is cut off: 64 KiB need 18 kbit/s."""
 
 
 class ContractRunner(web.AppRunner):
@@ -54,6 +59,13 @@ class ContractRunner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         handle = server.request_handler
+        make_request = server.request_factory
+
+        def take_request(
+            message: Any, body: StreamReader, client: ClientConnection, *others: Any
+        ) -> BaseRequest:
+            client.take(body)
+            return make_request(message, body, client, *others)
 
         async def handle_or_tell(request: BaseRequest) -> web.StreamResponse:
             client = request.protocol
@@ -77,7 +89,7 @@ class ContractRunner(web.AppRunner):
             self._limits,
             # A host that mounts the contract has a server of his own, and no door.
             self.app.get(SERVICE),
-            request_factory=server.request_factory,
+            request_factory=take_request,
             handler_cancellation=server.handler_cancellation,
             **server._kwargs,  # noqa: SLF001 aiohttp passes them on in no other way
         )
@@ -107,24 +119,22 @@ class ContractServer(web.Server):
         """Take a new client, at the price of another one where there are too many."""
         super().connection_made(handler, transport)
         if len(self._connections) > self.limits.connections_max:
+            assert isinstance(handler, ClientConnection)
             self._make_room(handler)
 
-    def _make_room(self, newcomer: RequestHandler) -> None:
-        """Close those that have owed us a request for longest; else, the newcomer."""
+    def _make_room(self, newcomer: ClientConnection) -> None:
+        """Close those for which we have waited longest; else, the newcomer."""
         waiting = [
             (since, number, handler)
-            for number, handler in enumerate(self._connections)
-            if isinstance(handler, ClientConnection)
-            and (since := handler.waiting_since) is not None
+            for number, handler in enumerate(cast("Iterable[ClientConnection]", self._connections))
+            if handler is not newcomer and (since := handler.waiting_since) is not None
         ]
         count = 1 + self.limits.connections_max // CLOSED_AT_ONCE_SHARE
-        closing: list[RequestHandler] = [
-            handler for _, _, handler in heapq.nsmallest(count, waiting)
-        ] or [newcomer]
+        closing = [handler for _, _, handler in heapq.nsmallest(count, waiting)] or [newcomer]
         for handler in closing:
             # Their loss is only noticed later, when more newcomers may already be here.
             del self._connections[handler]
-            handler.force_close()
+            handler.give_way()
         logger.warning("server.crowded", connections=len(self._connections), closed=len(closing))
 
     def pre_shutdown(self) -> None:

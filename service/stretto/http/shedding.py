@@ -25,7 +25,7 @@ from aiohttp import hdrs
 
 from stretto.errors import Overloaded
 from stretto.http.door import written
-from stretto.http.problems import problem_response
+from stretto.http.problems import COMMON_FIELDS, problem_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,8 +60,9 @@ class LoadShedder:
         self._queued_max = queued_max
         self._count = count
         self._coming = 0
-        """Creations that were let in, and are not in the mailbox yet: hundreds can be, since a loop
-        reads all that has arrived before it works for any of it."""
+        """Creations that the parser has accepted, and that are not worked for yet: hundreds can be,
+        since a loop reads all that has arrived before it works for any of it. Each connection counts
+        one at most, and gives its place back when it begins to work or closes."""
         self._clock_seconds = clock_seconds
         self._pause_seconds = PAUSE_SECONDS_MIN
         self._judge_at = float("-inf")
@@ -71,12 +72,14 @@ class LoadShedder:
         self.answer = _answer(self._pause_seconds)
         """What is told to whoever is shed."""
 
-    def admit(self) -> bool:
-        """Let a creation in, if there is room, until `arrived` is called for it."""
-        is_admitted = self._coming + self._queued() < self._queued_max
-        self._coming += is_admitted
-        self._let_in += is_admitted
-        return is_admitted
+    def has_room(self) -> bool:
+        """Return whether one more creation finds room in the mailbox."""
+        return self._coming + self._queued() < self._queued_max
+
+    def admit(self) -> None:
+        """Count a creation that will be worked for, until `arrived` is called for it."""
+        self._coming += 1
+        self._let_in += 1
 
     def shed(self, client: ShedClient) -> None:
         """Have a client be told in its turn that there is no room."""
@@ -117,5 +120,5 @@ def _answer(pause_seconds: int) -> bytes:
     """Return the answer as it is sent: the same as any other that tells of overload."""
     response = problem_response(Overloaded(retry_after_seconds=pause_seconds))
     assert isinstance(response.body, bytes)
-    fields = {**response.headers, hdrs.CONTENT_LENGTH: len(response.body)}
+    fields = {**response.headers, **COMMON_FIELDS, hdrs.CONTENT_LENGTH: len(response.body)}
     return written(SHED_STATUS, fields, response.body)

@@ -1,0 +1,167 @@
+"""Bytes of a body are never taken for a head, however a request is cut, and each has its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from api_client import Api, api_for, token_of
+from raw_client import RawClients, creation, creation_head, raw_clients
+from stretto.http import connection as front
+from stretto.http.connection import HEAD_BYTES_MAX, ClientConnection
+from stretto.http.runner import ConnectionLimits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+DEADLINE_SECONDS = 30
+LARGE = b'{"name": "Team"}' + b" " * 6 * HEAD_BYTES_MAX
+PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+LENGTH = b"Content-Length: %d\r\n\r\n" % len(LARGE)
+EARLY = {
+    "bad token": (401, creation_head("no token of ours", "k") + LENGTH),
+    "bad key": (400, creation_head(token_of("alice"), "") + LENGTH),
+    "unknown route": (404, b"POST /x HTTP/1.1\r\nHost: x\r\n" + LENGTH),
+}
+
+
+@pytest.fixture
+async def raw(api: Api) -> AsyncIterator[RawClients]:
+    """Clients of that service."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as clients:
+        yield clients
+
+
+@pytest.mark.parametrize("turns", range(8))
+@pytest.mark.parametrize("cut", [0, 10, HEAD_BYTES_MAX])
+async def test_the_rest_of_a_body_may_come_in_any_turn_of_the_loop(
+    cut: int, turns: int, raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between those in which aiohttp takes the message from its queue and begins to work."""
+    request = creation(token_of("alice"), "k", LARGE)
+    first = len(request) - len(LARGE) + cut
+    receive = ClientConnection.data_received
+    arrived = b""
+
+    def later(client: ClientConnection, left: int) -> None:
+        if left:
+            asyncio.get_running_loop().call_soon(later, client, left - 1)
+        else:
+            receive(client, request[first:])
+
+    def receive_in_two(client: ClientConnection, data: bytes) -> None:
+        nonlocal arrived
+        arrived += data
+        if not data:
+            receive(client, data)
+        elif len(arrived) == len(request):
+            receive(client, request[:first])
+            later(client, turns)
+
+    monkeypatch.setattr(ClientConnection, "data_received", receive_in_two)
+    client = await raw.connect(request)
+    assert (await client.answer())[0] == 201
+
+
+@pytest.mark.parametrize(("status", "head"), EARLY.values(), ids=EARLY)
+async def test_the_rest_of_a_body_may_come_after_the_answer(
+    status: int, head: bytes, raw: RawClients
+) -> None:
+    """It is no head, and the connection goes on behind it."""
+    client = await raw.connect(head + LARGE[:100])
+    assert (await client.answer())[0] == status
+    client.send(LARGE[100:])
+    client.send(PING)
+    assert (await client.answer())[0] == 200
+
+
+@pytest.mark.parametrize("is_bounded", [True, False])
+async def test_what_is_dropped_after_an_answer_is_bounded(
+    is_bounded: bool, raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin shows that it is this bound that ends the connection."""
+    if is_bounded:
+        monkeypatch.setattr(front, "BODY_BYTES_MAX", 0)
+        monkeypatch.setattr(front, "DROPPED_BYTES_MAX", len(LARGE) - 1)
+    client = await raw.connect(EARLY["bad token"][1])
+    assert (await client.answer())[0] == 401
+    client.send(LARGE)
+    if is_bounded:
+        await client.closed()
+    else:
+        client.send(PING)
+        assert (await client.answer())[0] == 200
+
+
+def noting(
+    losses: list[Exception | None], lost: Callable[[Exception | None], None]
+) -> Callable[[Exception | None], None]:
+    """Note how a connection ended, before the client learns of it."""
+
+    def note(error: Exception | None) -> None:
+        losses.append(error)
+        lost(error)
+
+    return note
+
+
+async def test_the_last_answer_arrives_although_more_is_sent(raw: RawClients) -> None:
+    """The client learns that nothing more comes, and the connection is not reset under the answer."""
+    losses: list[Exception | None] = []
+    for _ in range(20):
+        client = await raw.connect(b"no request at all\r\n\r\n" + LARGE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client, "connection_lost", noting(losses, client.connection_lost))
+            assert (await client.answer())[0] == 400
+            await client.closed()
+    assert [None] * 20 == losses
+
+
+async def test_after_the_last_answer_no_request_is_taken(api: Api, raw: RawClients) -> None:
+    """What follows it is dropped, unread."""
+    last = PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    client = await raw.connect(last + creation(token_of("alice"), "k"))
+    assert (await client.answer())[0] == 200
+    assert await client.closed() == b""
+    assert (await api.get("/v1/attempts/k")).status == 404
+
+
+async def test_a_client_that_stays_after_the_last_answer_is_closed(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not waited for, although it keeps its half of the connection open."""
+    monkeypatch.setattr(front, "LINGER_SECONDS", 0.01)
+    async with asyncio.timeout(DEADLINE_SECONDS), api_for(database_url) as api:
+        host, _, port = api.url.removeprefix("http://").partition(":")
+        lost = asyncio.Event()
+        lose = ClientConnection.connection_lost
+
+        def connection_lost(client: ClientConnection, error: BaseException | None) -> None:
+            lose(client, error)
+            lost.set()
+
+        monkeypatch.setattr(ClientConnection, "connection_lost", connection_lost)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        # Up to the end of what the service sends; our half stays open.
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        await lost.wait()
+        writer.close()
+
+
+async def test_a_head_behind_a_request_that_is_worked_for_is_timed_when_that_is_answered(
+    database_url: str,
+) -> None:
+    """Not before: it is we who let the client wait until then."""
+    limits = ConnectionLimits(read_seconds=0.01)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url, limits=limits) as api,
+        raw_clients(api.url) as raw,
+    ):
+        client = await raw.connect(PING + PING[:10])
+        assert (await client.answer())[0] == 200
+        client.send(PING[10:20])
+        assert await client.closed() == b""

@@ -1,0 +1,147 @@
+"""Clients that take nothing of their answers: they are not waited for, and they make room."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from api_client import api_for
+from raw_client import RawClient, RawClients, raw_clients
+from stretto.http.connection import ClientConnection
+from stretto.http.runner import ConnectionLimits
+
+if TYPE_CHECKING:
+    from stretto.http.runner import ContractServer
+
+DEADLINE_SECONDS = 60
+MUTE_MAX = 5
+LARGE = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n"
+PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Blocked:
+    """The connections that have been seen to wait for their clients to read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clients: set[ClientConnection] = set()
+        self.lost: set[ClientConnection] = set()
+        self.changed = asyncio.Event()
+        pause, lose = ClientConnection.pause_writing, ClientConnection.connection_lost
+
+        def pause_writing(client: ClientConnection) -> None:
+            pause(client)
+            self.clients.add(client)
+            self.changed.set()
+
+        def connection_lost(client: ClientConnection, error: BaseException | None) -> None:
+            lose(client, error)
+            self.lost.add(client)
+            self.changed.set()
+
+        monkeypatch.setattr(ClientConnection, "pause_writing", pause_writing)
+        monkeypatch.setattr(ClientConnection, "connection_lost", connection_lost)
+
+    async def until(self, seen: set[ClientConnection], count: int) -> None:
+        """Wait until so many were seen."""
+        while len(seen) < count:
+            self.changed.clear()
+            await self.changed.wait()
+
+
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Blocked:
+    """Watches them."""
+    return Blocked(monkeypatch)
+
+
+async def mute(raw: RawClients) -> RawClient:
+    """Ask for a large answer eight times, and read nothing."""
+    client = await raw.connect()
+    client.transport.pause_reading()
+    client.send(LARGE * 8)
+    return client
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_clients_that_do_not_read_make_room(
+    is_guarded: bool, database_url: str, blocked: Blocked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without their being waited for, the newcomer would be closed instead."""
+    if not is_guarded:
+        monkeypatch.setattr(ClientConnection, "waiting_since", None)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url, limits=ConnectionLimits(connections_max=MUTE_MAX)) as api,
+        raw_clients(api.url) as raw,
+    ):
+        clients = [await mute(raw) for _ in range(MUTE_MAX)]
+        await blocked.until(blocked.clients, MUTE_MAX)
+        newcomer = await raw.connect(PING)
+        if is_guarded:
+            assert (await newcomer.answer())[0] == 200
+            # Its socket is gone as well, not only its place.
+            await blocked.until(blocked.lost, 1)
+            assert blocked.lost < blocked.clients
+        else:
+            assert await newcomer.closed() == b""
+        for client in clients:
+            client.transport.abort()
+
+
+async def test_a_client_that_does_not_read_is_cut_off(database_url: str, blocked: Blocked) -> None:
+    """After a bounded time, and although the kernel would go on trying."""
+    limits = ConnectionLimits(write_seconds=0.01)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url, limits=limits) as api,
+        raw_clients(api.url) as raw,
+    ):
+        client = await mute(raw)
+        await blocked.until(blocked.lost, 1)
+        client.transport.resume_reading()
+        assert len(await client.closed()) < 8 * 1_000_000
+        assert (await (await raw.connect(PING)).answer())[0] == 200
+
+
+async def test_a_large_answer_waits_in_parts_for_its_reader(
+    database_url: str, blocked: Blocked
+) -> None:
+    """What lies in the process for one client is a part of the file; the rest comes as it reads."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as api,
+        raw_clients(api.url) as raw,
+    ):
+        whole = (await api.get("/docs/swagger-ui-bundle.js")).body
+        client = await mute(raw)
+        await blocked.until(blocked.clients, 1)
+        (connection,) = blocked.clients
+        assert connection.transport is not None
+        assert 0 < connection.transport.get_write_buffer_size() <= 2 * 64 * 1024
+        client.transport.resume_reading()
+        for _ in range(8):
+            await client.until(b"\r\n\r\n")
+            while len(client.answered) < len(whole):
+                await client._change()
+            assert client.answered[: len(whole)] == whole
+            client.answered = client.answered[len(whole) :]
+
+
+async def test_newcomers_of_one_turn_make_room_for_each_other(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that has never asked is not worked for, even before its task has begun."""
+    server: list[ContractServer] = []
+    made = ClientConnection.connection_made
+
+    def connection_made(client: ClientConnection, transport: asyncio.BaseTransport) -> None:
+        made(client, transport)
+        assert client.waiting_since is not None
+        server.append(client._manager)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ClientConnection, "connection_made", connection_made)
+    async with api_for(database_url) as api:
+        assert (await api.get("/livez")).status == 200
+    assert server
