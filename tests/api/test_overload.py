@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import pytest
 
 from api_client import SECRET, TEAM, Api, connected_api, token_of
 from chaos.steps import first_row, settled_create, sound, writes_held_up
 from raw_client import RawClients, creation, raw_clients
 from stretto.assembly import ComponentSettings, create_app, serving
 from stretto.http.auth import TokenSettings
+from stretto.http.connection import ClientConnection
 from stretto.http.service import SERVICE
 from stretto.http.shedding import LoadShedder
 
@@ -19,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     import asyncpg
-    import pytest
     from aiohttp import web
 
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -144,6 +147,55 @@ async def test_requests_of_one_connection_are_answered_in_their_order(
         assert [503, 200, 503, 503, 200, 503, 200] == answers
         client.send(create + ping + create)
         assert [503, 200, 503] == [(await client.answer())[0] for _ in range(3)]
+
+
+@pytest.mark.parametrize("is_read_as_plain", [False, True])
+async def test_what_the_parser_refuses_takes_no_place(
+    is_read_as_plain: bool, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where the reader before it should ever take it for plain, and its client reads nothing."""
+    if is_read_as_plain:
+        monkeypatch.setattr("stretto.http.plain_requests._HOST", re.compile(b".*"))
+    shedders: list[LoadShedder] = []
+    receive = ClientConnection.data_received
+
+    def data_received(client: ClientConnection, data: bytes) -> None:
+        receive(client, data)
+        assert client._service is not None
+        shedders.append(client._service.shedder)
+        assert shedders[-1]._coming == 0
+
+    monkeypatch.setattr(ClientConnection, "data_received", data_received)
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as raw:
+        client = await raw.connect(creation("x", "s").replace(b"Host: x\r\n", b""))
+        assert (await client.answer())[0] == 400
+    assert shedders
+
+
+@pytest.mark.parametrize("end", ["abort", "give_way", "force_close"])
+async def test_a_connection_that_ends_gives_its_place_back(
+    end: str, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the parser's yes and the first step of the work, whoever ends it."""
+    receive = ClientConnection.data_received
+    ended: list[LoadShedder] = []
+
+    def data_received(client: ClientConnection, data: bytes) -> None:
+        receive(client, data)
+        assert client._service is not None
+        assert client.transport is not None
+        ended.append(client._service.shedder)
+        assert ended[-1]._coming == 1
+        if end == "abort":
+            client.transport.abort()
+        else:
+            getattr(client, end)()
+            assert ended[-1]._coming == 0
+
+    monkeypatch.setattr(ClientConnection, "data_received", data_received)
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as raw:
+        assert await (await raw.connect(creation(token_of("alice"), "s"))).closed() == b""
+        assert ended[0]._coming == 0
 
 
 async def test_whoever_hangs_up_gives_back_his_place(

@@ -41,6 +41,17 @@ OTHERS = {
     "compressed": START + b"Content-Encoding: gzip\r\n" + LENGTH + b"\r\n" + BODY,
     "two lengths": START + LENGTH * 2 + b"\r\n" + BODY,
     "two hosts": START + b"Host: y\r\n" + LENGTH + b"\r\n" + BODY,
+    "no host": PLAIN.replace(b"Host: x", b"Accept: x"),
+    "an empty host": PLAIN.replace(b"Host: x", b"Host: "),
+    "a host with a path": PLAIN.replace(b"Host: x", b"Host: x/y"),
+    "hosts in a list": PLAIN.replace(b"Host: x", b"Host: x, y"),
+    "a host with its user": PLAIN.replace(b"Host: x", b"Host: a@x"),
+    "an old handshake": START + b"Sec-WebSocket-Key1: x\r\n" + LENGTH + b"\r\n" + BODY,
+    "a proxy's last": START + b"Proxy-Connection: close\r\n" + LENGTH + b"\r\n" + BODY,
+    "a kept connection": START + b"Keep-Alive: timeout=5\r\n" + LENGTH + b"\r\n" + BODY,
+    "settings of HTTP/2": START + b"HTTP2-Settings: x\r\n" + LENGTH + b"\r\n" + BODY,
+    "a field of the hop": START + b"Connection: keep-alive, x\r\n" + LENGTH + b"\r\n" + BODY,
+    "trailers": START + b"TE: trailers\r\n" + LENGTH + b"\r\n" + BODY,
     "a long head": START + b"X: %b\r\n" % (b"x" * 8_190) + LENGTH + b"\r\n" + BODY,
     "many fields": START + b"".join(b"X%d: x\r\n" % n for n in range(63)) + LENGTH + b"\r\n" + BODY,
     "two keys": START + b"Idempotency-Key: k\r\nidempotency-key: k\r\n" + LENGTH + b"\r\n" + BODY,
@@ -133,10 +144,12 @@ def test_a_request_within_a_body_is_none(
     assert is_guarded == (requests.read(INNER) is None)
 
 
-ODD_NAMES = b"""Connection Content-Encoding Content-Length Expect Host Idempotency-Key Server Te
-    Transfer-Encoding Upgrade Via content-length""".split()
+ODD_NAMES = b"""Connection Content-Encoding Content-Length Expect Host HTTP2-Settings Idempotency-Key
+    Keep-Alive Proxy-Connection Sec-WebSocket-Key1 Server Te Trailer Transfer-Encoding Upgrade Via
+    content-length""".split()
+HOSTS = [b"x", b"x:80", b"[::1]:80", b"a.example", b"", b"x y", b"a@x", b"x/y", b"x, y", b"x:y"]
 ODD_VALUES = b"x 0 5 16 +5 05 5,5 chunked identity gzip keep-alive close upgrade".split()
-ODD_VALUES += [b"100-continue", b"", b"a\nb", b"a\rb", b"\x80"]
+ODD_VALUES += [b"keep-alive, x", b"Keep-Alive", b"100-continue", b"", b"a\nb", b"a\rb", b"\x80"]
 STARTS = [b"POST /v1/groups", b"GET /", b"HEAD /x?y", b"PATCH /", b"post /", b"POST x", b"GET //"]
 BODIES = [b"", BODY, INNER, PLAIN, b"0\r\n\r\n", b"5\r\nabcde\r\n0\r\n\r\n", b"\r\n"]
 
@@ -150,7 +163,9 @@ def mostly(usual: bytes, *odd: bytes) -> st.SearchStrategy[bytes]:
 def requests(draw: st.DrawFn) -> bytes:
     """A request as a client or an attacker writes it."""
     body = draw(st.sampled_from(BODIES))
-    lines = [b"%b HTTP/1.1" % draw(st.sampled_from(STARTS[:3]) | mostly(*STARTS)), b"Host: x"]
+    lines = [b"%b HTTP/1.1" % draw(st.sampled_from(STARTS[:3]) | mostly(*STARTS))]
+    hosts = st.just(HOSTS[:1]) | st.lists(st.sampled_from(HOSTS), max_size=2)
+    lines += [b"Host: %b" % host for host in draw(hosts)]
     if body:
         lines.append(b"Content-Length: %d" % len(body))
     if draw(st.integers(0, 2)) == 0:
@@ -217,6 +232,25 @@ async def compare(pieces: Iterable[bytes]) -> int:
 def test_the_parser_reads_every_plain_request_as_the_same(pieces: list[bytes]) -> None:
     """Whatever came before it, in whatever pieces."""
     event(f"{asyncio.run(compare(pieces))} plain requests")
+
+
+FIELDS_OF_THE_PARSER: Mapping[str, tuple[str, object]] = {
+    "no host": ("_HOST", re.compile(b".*")),
+    "an old handshake": ("_UNUSUAL", frozenset()),
+    "a proxy's last": ("_UNUSUAL", frozenset()),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS_OF_THE_PARSER)
+def test_the_comparison_sees_what_the_parser_alone_judges(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails where the reader takes for plain what the parser refuses, or answers otherwise."""
+    assert asyncio.run(compare([OTHERS[name]])) == 0
+    guard, lax = FIELDS_OF_THE_PARSER[name]
+    monkeypatch.setattr(plain_requests, guard, lax)
+    with pytest.raises(AssertionError):
+        asyncio.run(compare([OTHERS[name]]))
 
 
 def test_the_comparison_sees_a_request_within_a_body(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,61 @@
+"""The private names of aiohttp that we stand on are there: an upgrade must not remove one unseen."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from aiohttp import web, web_protocol
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.web_protocol import RequestHandler
+
+import stretto
+from stretto.http.connection import ClientConnection
+from stretto.http.runner import ContractRunner, ContractServer
+
+HTTP = Path(stretto.__file__).parent / "http"
+# Whose private names these files may use, beside those that they define themselves.
+OURS = {"connection.py": ClientConnection, "runner.py": ContractServer}
+
+
+def private_names(source: str) -> set[str]:
+    """Return the private attributes and imports in a source, without those of Python itself."""
+    names = {
+        node.attr if isinstance(node, ast.Attribute) else node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute | ast.alias)
+    }
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+def known_names(ours: type) -> set[str]:
+    """Return what aiohttp gives its objects, and what our class adds."""
+    handler = {*dir(RequestHandler), *RequestHandler.__slots__, *BaseProtocol.__slots__}
+    server = {*dir(web.Server), *vars(web.Server(lambda _: None))}
+    defined = {*getattr(ours, "__slots__", ()), *vars(ours), *vars(ContractRunner)}
+    return handler | server | defined | set(dir(web_protocol))
+
+
+@pytest.mark.parametrize("file", OURS)
+async def test_every_private_name_is_there(file: str) -> None:
+    """Set in a constructor, in slots, or as a method."""
+    names = private_names((HTTP / file).read_text())
+    assert {"_connections", "_messages"} & names
+    own = {"_closed", "_logged_at", "_limits"}
+    assert names - known_names(OURS[file]) - own == set()
+
+
+async def test_a_name_that_is_gone_is_noticed() -> None:
+    """The comparison sees it."""
+    names = private_names("self._gone_with_the_next_minor")
+    assert names - known_names(ClientConnection) == {"_gone_with_the_next_minor"}
+
+
+@pytest.mark.parametrize("base", [RequestHandler, BaseProtocol])
+def test_what_is_overridden_is_still_called_so(base: type) -> None:
+    """A method of ours that overrides nothing would never be called."""
+    ours = {"data_received", "finish_response", "force_close", "connection_made"}
+    if base is BaseProtocol:
+        ours = {"pause_writing", "resume_writing", "_drain_helper"}
+    assert ours <= set(vars(base))
