@@ -18,6 +18,7 @@ from raw_client import RawClients, raw_clients
 from stretto.domain import MEMBERS_MAX, UserId
 from stretto.http.auth import Authenticator, make_token
 from stretto.http.connection import ClientConnection
+from stretto.http.plain_requests import PlainRequests
 from stretto.http.runner import ConnectionLimits
 
 if TYPE_CHECKING:
@@ -45,6 +46,20 @@ def request(fields: Mapping[str, str] = FIELDS, body: bytes = BODY, version: str
 
 
 REPEAT = request()
+HEADS = {
+    "one host": b"Host: x\r\n",
+    "no host": b"",
+    "two hosts": b"Host: x\r\nHost: x\r\n",
+    "an empty host": b"Host: \r\n",
+    "an odd host": b"Host: a@x/y\r\n",
+    "an old handshake": b"Host: x\r\nSec-WebSocket-Key1: x\r\n",
+    "a proxy's last": b"Host: x\r\nProxy-Connection: close\r\n",
+    "kept": b"Host: x\r\nKeep-Alive: timeout=5\r\nConnection: keep-alive, x\r\n",
+    "kept in capitals": b"Host: x\r\nConnection: Keep-Alive\r\n",
+    "HTTP/2": b"Host: x\r\nConnection: HTTP2-Settings\r\nHTTP2-Settings: x\r\nUpgrade: h2c\r\n",
+    "an upgrade alone": b"Host: x\r\nUpgrade: websocket\r\n",
+    "trailers": b"Host: x\r\nTE: trailers\r\n",
+}
 DEFLATED = request({**FIELDS, "Content-Encoding": "deflate"}, zlib.compress(BODY))
 OTHERS: Mapping[str, tuple[int, str, bytes]] = {
     "another body": (422, "key_reused", request(body=b'{"name": "Other"}')),
@@ -282,3 +297,49 @@ def read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
                 read(client, part)
 
     monkeypatch.setattr(ClientConnection, "data_received", read_all)
+
+
+@pytest.mark.parametrize("lines", HEADS.values(), ids=HEADS)
+async def test_both_ways_answer_the_same(
+    lines: bytes, raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the head says of hosts, hops and connections."""
+    answers = []
+    head, _, rest = REPEAT.partition(b"Host: x\r\n")
+    for reads in (PlainRequests.read, lambda *_: None):
+        monkeypatch.setattr(PlainRequests, "read", reads)
+        client = await raw.connect(head + lines + rest)
+        status, headers, document = await client.answer()
+        headers.pop("date")
+        answers.append((status, headers, document))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        REPEAT,
+        b"no request\r\n\r\n",
+        b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/groups HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"HEAD /docs/swagger-ui.css HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n"
+        b"Accept: text/event-stream\r\n\r\n" % TOKEN.encode(),
+        b"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n"
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n" % TOKEN.encode(),
+    ],
+    ids=["replay", "unreadable", "not found", "no token", "file", "stream", "WebSocket"],
+)
+async def test_every_answer_forbids_guessing_and_names_no_version(
+    data: bytes, raw: RawClients
+) -> None:
+    """Wherever it is made."""
+    client = await raw.connect(data)
+    # What cannot be read is answered in the older version.
+    await client.until(b"HTTP/1.")
+    while b"\r\n\r\n" not in client.answered:
+        await client._change()
+    head = client.answered.partition(b"\r\n\r\n")[0] + b"\r\n"
+    assert 1 == head.count(b"\r\nX-Content-Type-Options: nosniff\r\n")
+    assert 1 == head.count(b"\r\nServer: stretto\r\n")

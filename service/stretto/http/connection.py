@@ -5,23 +5,23 @@ Here both are bounded in time. A connection that is cut off while it sends has n
 nothing was claimed.
 
 Bytes belong to a body as long as the body of the newest message is not complete; all others belong to
-a head. An answer that is the last one of its connection is followed by a half-close: closing a socket
-with unread bytes would reset the connection, and could destroy the answer on its way (RFC 9112, 9.6).
+a head. What concerns the client's reading is in `writing.py`.
 """
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler, _ErrInfo
+from aiohttp.web_protocol import _ErrInfo
 
 from stretto.documents import BODY_BYTES_MAX
 from stretto.errors import InternalError, RequestInvalid, StrettoError
 from stretto.http.door import CREATION, replay
 from stretto.http.plain_requests import PlainRequests
 from stretto.http.problems import COMMON_FIELDS, problem_response
+from stretto.http.writing import DROPPED_BYTES_MAX, BoundedWriting
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
@@ -40,14 +40,9 @@ UNREADABLE: Final = "This is not a request that can be read."
 HEAD_BYTES_MAX: Final = 32 * 1024
 # Between the status line of an answer and its header fields.
 CLOSE_LINE: Final = b"\r\nConnection: close\r\n"
-# What is read and dropped of a request that is answered already, so that a client that only reads
-# when it has sent everything sees its answer. It costs about 10 ms.
-DROPPED_BYTES_MAX: Final = 16 * 1024 * 1024
-# For a client to see the end of the last answer and to close: some round trips.
-LINGER_SECONDS: Final = 2.0
 
 
-class ClientConnection(RequestHandler):
+class ClientConnection(BoundedWriting):
     """aiohttp's side of a connection, with bounds."""
 
     __slots__ = (
@@ -56,21 +51,20 @@ class ClientConnection(RequestHandler):
         "_head_bytes",
         "_is_coming",
         "_is_shed",
-        "_left",
-        "_lingering",
         "_plain_requests",
         "_read_seconds",
         "_reading",
         "_server",
         "_service",
         "_taken",
-        "_write_seconds",
-        "_writing",
     )
 
     def __init__(self, manager: ContractServer, **options: Any) -> None:
         # Reading the rest of an answered request is bounded as reading any request is.
-        super().__init__(manager, lingering_time=manager.limits.read_seconds, **options)
+        limits = manager.limits
+        super().__init__(
+            manager, limits.write_seconds, lingering_time=limits.read_seconds, **options
+        )
         self._server = manager
         self._service = manager.service
         self._plain_requests = PlainRequests()
@@ -81,35 +75,21 @@ class ClientConnection(RequestHandler):
         self._is_shed = False
         """Whether a request was shed and its client has not been answered."""
         self._read_seconds = manager.limits.read_seconds
-        self._write_seconds = manager.limits.write_seconds
         self._reading: asyncio.TimerHandle | None = None
         """Runs while a request has begun to arrive and is not complete."""
-        self._writing: asyncio.TimerHandle | None = None
-        """Runs while something waits that the client does not take."""
-        self._lingering: asyncio.TimerHandle | None = None
-        """Runs after the last answer, until the client closes."""
-        self._left: asyncio.Future[None] | None = None
-        """Set when the client has closed after the last answer, or may be closed."""
         self._head_bytes = 0
         self._body_bytes = 0
         """Of the newest request, with what came beside it."""
         self._taken: StreamReader | None = None
         """The body of the message that was taken from aiohttp's queue last."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a new client; `pause_writing` is called as soon as it does not take everything."""
-        cast("asyncio.Transport", transport).set_write_buffer_limits(high=0)
-        super().connection_made(transport)
-
     @property
     def waiting_since(self) -> float | None:
         """Since when we wait for this client, to send or to read; nothing while it waits for us."""
         if self._is_shed:
             return None
-        if self._writing is not None:
-            return self._writing.when() - self._write_seconds
-        if self._lingering is not None:
-            return self._lingering.when() - LINGER_SECONDS
+        if (since := self.not_read_since) is not None:
+            return since
         # A request that is not complete can be the newest only.
         if self._request_count - self._answered > self._is_in_body:
             return None
@@ -139,14 +119,14 @@ class ClientConnection(RequestHandler):
         return self._task_handler
 
     @property
-    def is_ending(self) -> bool:
+    def is_at_last_request(self) -> bool:
         """Whether the request that is worked for is the last one of this connection."""
         return self._server.is_draining and not self._messages
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived. Most requests arrive at once, and then no timer is needed."""
-        if self._left is not None:
-            self._drop(data)
+        if self.is_ending:
+            self.drop(data)
             return
         if self._is_shed and self._service is not None:
             # What comes next is answered next.
@@ -195,23 +175,10 @@ class ClientConnection(RequestHandler):
         """Take note of the message that aiohttp has just taken from its queue."""
         self._taken = body
 
-    def pause_writing(self) -> None:
-        """Bound the time in which the client takes what waits for it."""
-        super().pause_writing()
-        assert self.transport is not None
-        self._writing = self._loop.call_later(self._write_seconds, self._abandon, self.transport)
-
-    def resume_writing(self) -> None:
-        """Go on: the client has taken everything."""
-        self._stop_writing()
-        super().resume_writing()
-
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the client."""
         self._arrive()
         self._stop_reading()
-        self._stop_writing()
-        self._leave()
         self._taken = None
         super().connection_lost(exc)
 
@@ -219,13 +186,6 @@ class ClientConnection(RequestHandler):
         """Close without waiting for a request; what is admitted will not be worked for."""
         self._arrive()
         super().force_close()
-
-    def give_way(self) -> None:
-        """Close at once: what the client has not taken until now would keep the socket open."""
-        transport = self.transport
-        self.force_close()
-        if transport is not None:
-            transport.abort()
 
     def begin(self) -> None:
         """Take note that a request of this client is worked for."""
@@ -252,39 +212,13 @@ class ClientConnection(RequestHandler):
         except ConnectionError:
             return resp, True
         if self._close or not resp.keep_alive:
-            await self._linger()
+            self._stop_reading()
+            await self.linger()
         else:
             self._answered += 1
             if self._head_bytes:
                 self._read_on()
         return resp, False
-
-    async def _linger(self) -> None:
-        """Say that nothing more comes, and drop what still arrives until the client closes."""
-        transport = self.transport
-        if transport is None or transport.is_closing() or self._upgraded:
-            return
-        self._stop_reading()
-        self._body_bytes = 0
-        self._left = self._loop.create_future()
-        self._lingering = self._loop.call_later(LINGER_SECONDS, self._leave)
-        transport.write_eof()
-        # The parser may have held it.
-        transport.resume_reading()
-        await self._left
-
-    def _drop(self, data: bytes) -> None:
-        self._body_bytes += len(data)
-        if self._body_bytes > DROPPED_BYTES_MAX:
-            self._leave()
-
-    def _leave(self) -> None:
-        """End the time after the last answer."""
-        if self._lingering is not None:
-            self._lingering.cancel()
-            self._lingering = None
-        if self._left is not None and not self._left.done():
-            self._left.set_result(None)
 
     def _answer(self, creation: PlainRequest) -> bool:
         """Answer a creation at the door, if nothing else is under way on this connection."""
@@ -357,17 +291,6 @@ class ClientConnection(RequestHandler):
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
-
-    def _stop_writing(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
-
-    def _abandon(self, transport: asyncio.Transport) -> None:
-        """Cut off a client that does not read; closing alone would wait for it."""
-        logger.info("request.cut_off", reason="not_read")
-        self.force_close()
-        transport.abort()
 
     def _cut_off(self, reason: str) -> None:
         logger.info("request.cut_off", reason=reason)

@@ -80,7 +80,7 @@ class ContractRunner(web.AppRunner):
                 response = await handle(request)
             except web.HTTPException as exception:
                 response = problem_of_exception(exception)
-            if client.is_ending:
+            if client.is_at_last_request:
                 response.force_close()
             return response
 

@@ -13,10 +13,15 @@ from aiohttp.web_protocol import RequestHandler
 import stretto
 from stretto.http.connection import ClientConnection
 from stretto.http.runner import ContractRunner, ContractServer
+from stretto.http.writing import BoundedWriting
 
 HTTP = Path(stretto.__file__).parent / "http"
 # Whose private names these files may use, beside those that they define themselves.
-OURS = {"connection.py": ClientConnection, "runner.py": ContractServer}
+OURS = {
+    "connection.py": ClientConnection,
+    "writing.py": BoundedWriting,
+    "runner.py": ContractServer,
+}
 
 
 def private_names(source: str) -> set[str]:
@@ -33,7 +38,8 @@ def known_names(ours: type) -> set[str]:
     """Return what aiohttp gives its objects, and what our class adds."""
     handler = {*dir(RequestHandler), *RequestHandler.__slots__, *BaseProtocol.__slots__}
     server = {*dir(web.Server), *vars(web.Server(lambda _: None))}
-    defined = {*getattr(ours, "__slots__", ()), *vars(ours), *vars(ContractRunner)}
+    classes = (ours, BoundedWriting, ContractRunner)
+    defined = {name for kind in classes for name in (*getattr(kind, "__slots__", ()), *vars(kind))}
     return handler | server | defined | set(dir(web_protocol))
 
 
@@ -41,7 +47,7 @@ def known_names(ours: type) -> set[str]:
 async def test_every_private_name_is_there(file: str) -> None:
     """Set in a constructor, in slots, or as a method."""
     names = private_names((HTTP / file).read_text())
-    assert {"_connections", "_messages"} & names
+    assert {"_connections", "_loop"} & names
     own = {"_closed", "_logged_at", "_limits"}
     assert names - known_names(OURS[file]) - own == set()
 
