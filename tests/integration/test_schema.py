@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -15,7 +16,55 @@ ATTEMPT = """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, 
     conversation_id, failure_code, failure_detail, settled_at)
 VALUES ($1, 'alice', '0123456789abcdef', $1, $2, $3, $4, $5,
         CASE WHEN $6 THEN clock_timestamp() END)"""
+OWN_ATTEMPT = """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+    VALUES ($1, $2, $3, $1)"""
+OWN_GROUP = """INSERT INTO chat_group (group_id, owner_id, name, fingerprint, conversation_id)
+    VALUES ($1, 'alice', 'Team', $2, $1)"""
+CONVERSATION = "INSERT INTO conversation (conversation_id, kind, next_offset) VALUES ($1, $2, $3)"
+DELIVERY = """INSERT INTO webhook_delivery (event_id, due_at, tries, dead_reason)
+    VALUES ($1, clock_timestamp(), $2, $3)"""
+EVENT = """INSERT INTO outbox (event_id, event_type, subject, recipients, payload, tries,
+    delivered_at, dead_reason) VALUES ($1, $2, $1, $3, '{}', $4, $5::timestamptz, $6)"""
+MEMBER = "INSERT INTO conversation_member (conversation_id, user_id, role) VALUES ($1, $2, $3)"
+CREATED = "group.created"
+EPOCH = datetime.fromtimestamp(0, UTC)
 ONE, TWO = UUID(int=1), UUID(int=2)
+BEYOND: list[tuple[str, str, tuple[object, ...]]] = [
+    ("attempt_owner_id_check", OWN_ATTEMPT, (ONE, "", b"f" * 16)),
+    ("attempt_owner_id_check", OWN_ATTEMPT, (ONE, "o" * 129, b"f" * 16)),
+    ("attempt_fingerprint_check", OWN_ATTEMPT, (ONE, "alice", b"f" * 15)),
+    ("attempt_fingerprint_check", OWN_ATTEMPT, (ONE, "alice", b"f" * 17)),
+    ("chat_group_fingerprint_check", OWN_GROUP, (ONE, b"f" * 17)),
+    ("conversation_kind_check", CONVERSATION, (TWO, "public", 0)),
+    ("conversation_next_offset_check", CONVERSATION, (TWO, "direct", -1)),
+    ("conversation_member_user_id_check", MEMBER, (ONE, "", "member")),
+    ("conversation_member_user_id_check", MEMBER, (ONE, "u" * 129, "member")),
+    ("conversation_member_role_check", MEMBER, (ONE, "bob", "admin")),
+    ("outbox_event_type_check", EVENT, (ONE, "group.deleted", ["a"], 0, None, None)),
+    ("outbox_recipients_check", EVENT, (ONE, CREATED, [], 0, None, None)),
+    ("outbox_recipients_check", EVENT, (ONE, CREATED, ["a"] * 1002, 0, None, None)),
+    ("outbox_tries_check", EVENT, (ONE, CREATED, ["a"], -1, None, None)),
+    ("outbox_dead_reason_check", EVENT, (ONE, CREATED, ["a"], 0, None, "")),
+    ("outbox_dead_reason_check", EVENT, (ONE, CREATED, ["a"], 0, None, "r" * 1025)),
+    ("outbox_delivered_is_not_dead", EVENT, (ONE, CREATED, ["a"], 0, EPOCH, "refused")),
+    ("history_start_is_only_check", "INSERT INTO history_start VALUES ($1)", (False,)),
+    ("webhook_is_only_check", "INSERT INTO webhook (is_only) VALUES ($1)", (False,)),
+    ("webhook_delivery_tries_check", DELIVERY, (ONE, -1, None)),
+    ("webhook_delivery_dead_reason_check", DELIVERY, (ONE, 0, "")),
+    ("webhook_delivery_dead_reason_check", DELIVERY, (ONE, 0, "r" * 1025)),
+    ("inbox_consumer_check", "INSERT INTO inbox VALUES ($1, $2)", ("", ONE)),
+    ("inbox_consumer_check", "INSERT INTO inbox VALUES ($1, $2)", ("c" * 129, ONE)),
+]
+WITHIN: list[tuple[str, tuple[object, ...]]] = [
+    (OWN_ATTEMPT, (ONE, "o" * 128, b"f" * 16)),
+    (OWN_GROUP, (ONE, b"f" * 16)),
+    (CONVERSATION, (TWO, "direct", 0)),
+    (MEMBER, (ONE, "u" * 128, "owner")),
+    (EVENT, (ONE, CREATED, ["a"] * 1001, 0, None, "r" * 1024)),
+    (EVENT, (ONE, CREATED, ["a"], 0, EPOCH, None)),
+    (DELIVERY, (ONE, 0, "r" * 1024)),
+    ("INSERT INTO inbox VALUES ($1, $2)", ("c" * 128, ONE)),
+]
 
 
 async def conversation(connection: Connection, id_: UUID) -> None:
@@ -48,6 +97,9 @@ async def group(connection: Connection, id_: UUID, conversation_id: UUID, **valu
         ("attempt_settled_says_when", ("succeeded", TWO, None, None, False)),
         ("attempt_settled_says_when", ("pending", None, None, None, True)),
         ("attempt_status_check", ("done", None, None, None, True)),
+        ("attempt_failure_code_check", ("failed", None, "", "x", True)),
+        ("attempt_failure_code_check", ("failed", None, "c" * 65, "x", True)),
+        ("attempt_failure_detail_check", ("failed", None, "full", "x" * 1025, True)),
     ],
 )
 async def test_every_state_has_exactly_its_own_columns(
@@ -125,6 +177,45 @@ async def test_every_bound_holds_in_the_database(
     await conversation(connection, ONE)
     with pytest.raises(asyncpg.CheckViolationError):
         await group(connection, ONE, ONE, **values)
+
+
+async def test_no_row_is_beyond_its_bounds(connection: Connection) -> None:
+    """Whichever table it is in: statements of ours have bugs too."""
+    await conversation(connection, ONE)
+    for constraint, statement, values in BEYOND:
+        with pytest.raises(asyncpg.CheckViolationError) as error:
+            await connection.execute(statement, *values)
+        assert constraint == error.value.constraint_name
+
+
+async def test_what_is_within_its_bounds_is_stored(connection: Connection) -> None:
+    """The twin: it is the bound that refuses, and no other fault of the row."""
+    await conversation(connection, ONE)
+    for statement, values in WITHIN:
+        async with connection.transaction():
+            assert "INSERT 0 1" == await connection.execute(statement, *values)
+            await connection.execute("TRUNCATE attempt, chat_group, conversation_member, outbox")
+
+
+async def test_a_deleted_conversation_takes_its_group_and_members_along(
+    connection: Connection,
+) -> None:
+    """A host that deletes one leaves no part of a group behind."""
+    await conversation(connection, ONE)
+    await group(connection, ONE, ONE)
+    await connection.execute(MEMBER, ONE, "alice", "owner")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await connection.execute(MEMBER, ONE, "alice", "member")
+    with pytest.raises(asyncpg.ForeignKeyViolationError):
+        await connection.execute(MEMBER, TWO, "alice", "owner")
+    assert "DELETE 1" == await connection.execute("DELETE FROM conversation")
+    for table in ("chat_group", "conversation_member"):
+        assert 0 == await connection.fetchval(f"SELECT count(*) FROM {table}")
+
+
+async def test_history_begins_at_one_place(connection: Connection) -> None:
+    """At the very first, in a new database; the sweeper moves that one row on."""
+    assert [("0",)] == await connection.fetch("SELECT position::text FROM history_start")
 
 
 async def test_settling_an_attempt_stays_on_its_page(connection: Connection) -> None:
