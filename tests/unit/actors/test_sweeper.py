@@ -129,3 +129,16 @@ async def test_no_error_ends_the_sweeping(
     sweeper.stop()
     await ended(task)
     assert [expected] == [type(event) for event in told]
+
+
+async def test_a_batch_that_found_nothing_is_not_told() -> None:
+    """Most of a table is younger than its retention."""
+    told: list[Event] = []
+
+    async def sweep(progress: Callable[[str, int], None]) -> Mapping[str, int]:
+        for rows in (0, 3, 0):
+            progress("inbox", rows)
+        return {"inbox": 3}
+
+    assert 3 == await RetentionSweeper(sweep, told.append).run_once()
+    assert [RowsSwept("inbox", 3)] == told

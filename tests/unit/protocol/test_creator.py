@@ -19,12 +19,12 @@ from stretto.errors import (
     StrettoError,
 )
 from stretto.protocol.attempt import AnswerStatus, Attempt, AttemptStatus, GroupRow, Sighting
-from stretto.protocol.creator import CreatorSettings, GroupCreator
+from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
 from stretto.protocol.follower import POLL_SECONDS_FIRST, POLL_SECONDS_MAX, TURNS_MAX
 from stretto.protocol.ports import AttemptAnswered, GuaranteeBroken, Led, NotLed, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from stretto.protocol.ports import Event, Write, WriteResult
 
@@ -34,7 +34,8 @@ OTHER = NewGroup.parse(UserId("alice"), {"name": "Other"})
 TOKEN, CONVERSATION = uuid4(), uuid4()
 # Far beyond what any of these tests may take.
 LONG_SECONDS = 1000.0
-TEST_SECONDS = 20
+
+pytestmark = pytest.mark.timeout(20)
 
 
 def attempt(status: AttemptStatus, token: UUID = TOKEN, *, lease_over: bool = False) -> Attempt:
@@ -128,12 +129,16 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    """A running creator; a test that hangs fails before its stop would wait."""
+async def world() -> World:
+    """A creator that runs; it is not stopped, which might wait for what a test left open."""
     made = World()
-    async with asyncio.timeout(TEST_SECONDS):
-        await made.creator.__aenter__()
-        yield made
+    await made.creator.__aenter__()
+    return made
+
+
+def begin(creator: GroupCreator, key: IdempotencyKey = KEY) -> asyncio.Task[Answer]:
+    """Ask for TEAM, with all the patience in the world."""
+    return asyncio.ensure_future(creator.create(key, TEAM, wait_seconds=LONG_SECONDS))
 
 
 async def turns(number: int = 10) -> None:
@@ -152,7 +157,7 @@ async def test_a_request_that_does_not_wait_gets_its_own_write(world: World) -> 
 
 async def test_another_request_that_does_not_wait_is_told_pending(world: World) -> None:
     """The twin: only the request whose write it is may wait longer than it wants to."""
-    first = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    first = begin(world.creator)
     write, answered = await world.writers.take()
     for new_group in (TEAM, OTHER):
         with pytest.raises(AttemptPending) as pending:
@@ -167,7 +172,7 @@ async def test_answered_requests_leave_no_timer_behind(world: World) -> None:
     """Each would hold its request for as long as that wanted to wait."""
     loop = asyncio.get_running_loop()
     scheduled = [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
-    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    request = begin(world.creator)
     await world.writers.answer(Led())
     await request
     left = [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
@@ -176,7 +181,7 @@ async def test_answered_requests_leave_no_timer_behind(world: World) -> None:
 
 async def test_a_follower_ends_when_the_service_stops(world: World) -> None:
     """Another's attempt is not waited for; the stop does not take all of its time."""
-    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    request = begin(world.creator)
     await world.writers.answer(NotLed())
     await world.store.looked.wait()
     await world.creator.stop()
@@ -189,7 +194,7 @@ async def test_a_follower_that_hangs_is_given_up_when_the_stop_is_over(world: Wo
     """Its request is told to go elsewhere, and no task is left."""
     world.store.holds = asyncio.Event()
     async with world.made(0.01) as creator:
-        request = asyncio.ensure_future(creator.create(KEY, TEAM))
+        request = begin(creator)
         await world.writers.answer(NotLed())
         await world.store.looked.wait()
     with pytest.raises(Overloaded):
@@ -200,7 +205,7 @@ async def test_a_follower_that_hangs_is_given_up_when_the_stop_is_over(world: Wo
 async def test_a_write_that_hangs_is_given_up_when_the_stop_is_over(world: World) -> None:
     """Whatever comes of it later begins nothing: nobody is there to follow for."""
     async with world.made(0.01) as creator:
-        request = asyncio.ensure_future(creator.create(KEY, TEAM))
+        request = begin(creator)
         _, answered = await world.writers.take()
     with pytest.raises(Overloaded):
         await request
@@ -211,7 +216,7 @@ async def test_a_write_that_hangs_is_given_up_when_the_stop_is_over(world: World
 
 async def test_a_flight_that_nobody_waits_for_is_not_followed(world: World) -> None:
     """Watching another's attempt for nobody would cost the database a look each time."""
-    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    request = begin(world.creator)
     await world.writers.answer(NotLed())
     await world.store.looked.wait()
     request.cancel()
@@ -221,9 +226,9 @@ async def test_a_flight_that_nobody_waits_for_is_not_followed(world: World) -> N
 
 async def test_a_flight_goes_on_while_one_of_its_waiters_is_there(world: World) -> None:
     """The twin: others may leave."""
-    leaves = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    leaves = begin(world.creator)
     await world.writers.answer(NotLed())
-    stays = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    stays = begin(world.creator)
     await world.store.looked.wait()
     leaves.cancel()
     pauses = len(world.pauses)
@@ -235,7 +240,7 @@ async def test_a_flight_goes_on_while_one_of_its_waiters_is_there(world: World) 
 
 async def test_followers_look_again_at_random_and_ever_more_rarely(world: World) -> None:
     """Replicas that wait for the same attempt do not ask at the same moments."""
-    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    request = begin(world.creator)
     await world.writers.answer(NotLed())
     while len(world.pauses) < 60:
         await asyncio.sleep(0)
@@ -254,7 +259,7 @@ async def test_followers_look_again_at_random_and_ever_more_rarely(world: World)
 async def test_an_attempt_that_is_taken_away_each_time_ends_as_pending(world: World) -> None:
     """After so many turns the client is asked to come back."""
     world.store.sees = lambda _: Sighting(None, None)
-    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    request = begin(world.creator)
     tokens = {(await world.writers.answer(NotLed())).claim_token for _ in range(1 + TURNS_MAX)}
     with pytest.raises(AttemptPending):
         await request
@@ -264,7 +269,7 @@ async def test_an_attempt_that_is_taken_away_each_time_ends_as_pending(world: Wo
 async def test_an_attempt_that_vanished_is_claimed_again(world: World) -> None:
     """The next turn leads it."""
     world.store.sees = lambda _: Sighting(None, None)
-    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    request = begin(world.creator)
     await world.writers.answer(NotLed())
     again = await world.writers.answer(Led())
     assert not again.is_claimed
@@ -274,7 +279,7 @@ async def test_an_attempt_that_vanished_is_claimed_again(world: World) -> None:
 async def test_an_attempt_whose_lease_is_over_is_taken_over_and_led(world: World) -> None:
     """From the token that was seen, and without another claim."""
     world.store.sees = lambda _: Sighting(attempt(AttemptStatus.PENDING, lease_over=True), None)
-    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    request = begin(world.creator)
     await world.writers.answer(NotLed())
     write = await world.writers.answer(Led())
     assert write.is_claimed
@@ -287,7 +292,7 @@ async def test_a_write_of_ours_that_is_found_settled_is_told_as_created(world: W
     statuses = []
     for is_ours in (True, False):
         key = IdempotencyKey(f"k{is_ours}")
-        request = asyncio.ensure_future(world.creator.create(key, TEAM))
+        request = begin(world.creator, key)
         write, answered = await world.writers.take()
         token = write.claim_token if is_ours else TOKEN
         seen = Sighting(attempt(AttemptStatus.SUCCEEDED, token), None)
@@ -304,7 +309,7 @@ async def test_a_group_that_exists_is_answered_and_settles_its_attempt(
     """Unless it says failed, which is final and breaks G4: that is loud."""
     found = None if status is None else attempt(status)
     world.store.sees = lambda id_: Sighting(found, group(id_))
-    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    request = begin(world.creator)
     write = await world.writers.answer(NotLed())
     answer = await request
     assert (AnswerStatus.HEALED, CONVERSATION) == (answer.status, answer.group.conversation_id)
@@ -331,7 +336,7 @@ async def test_whatever_goes_wrong_is_told_to_everybody_who_waits(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: handled.append(context))
     world.store.sees = fails
     for is_write in (True, False):
-        requests = [asyncio.ensure_future(world.creator.create(KEY, TEAM)) for _ in range(2)]
+        requests = [begin(world.creator) for _ in range(2)]
         _, answered = await world.writers.take()
         if is_write:
             answered.set_exception(error)
@@ -348,7 +353,7 @@ async def test_whatever_goes_wrong_is_told_to_everybody_who_waits(
 
 async def test_the_stop_ends_as_soon_as_the_last_flight_has_landed(world: World) -> None:
     """However long it might take."""
-    request = asyncio.ensure_future(world.creator.create(KEY, TEAM))
+    request = begin(world.creator)
     _, answered = await world.writers.take()
     stopping = asyncio.ensure_future(world.creator.stop())
     await turns()
