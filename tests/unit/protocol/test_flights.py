@@ -20,7 +20,7 @@ from stretto.errors import (
 )
 from stretto.protocol.attempt import AnswerStatus, Attempt, AttemptStatus, GroupRow, Sighting
 from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
-from stretto.protocol.follower import POLL_SECONDS_FIRST, POLL_SECONDS_MAX, TURNS_MAX
+from stretto.protocol.follower import POLL_SECONDS_FIRST, POLL_SECONDS_MAX
 from stretto.protocol.ports import AttemptAnswered, GuaranteeBroken, Led, NotLed, Unreachable
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ TOKEN, CONVERSATION = uuid4(), uuid4()
 # Far beyond what any of these tests may take.
 LONG_SECONDS = 1000.0
 
-pytestmark = pytest.mark.timeout(20)
+# Where a test goes round itself, it has a time-out of its own: another one would end in the flight.
+TEST_SECONDS = 10
+pytestmark = pytest.mark.timeout(2 * TEST_SECONDS)
 
 
 def attempt(status: AttemptStatus, token: UUID = TOKEN, *, lease_over: bool = False) -> Attempt:
@@ -214,14 +216,26 @@ async def test_a_write_that_hangs_is_given_up_when_the_stop_is_over(world: World
     assert not world.store.looked.is_set()
 
 
+async def test_the_time_of_an_own_write_is_not_spent_on_waiting_for_anothers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the write has come back, a request that does not wait is told pending."""
+    monkeypatch.setattr("stretto.protocol.creator.OWN_WRITE_SECONDS", LONG_SECONDS)
+    request = asyncio.ensure_future(world.creator.create(KEY, TEAM, wait_seconds=0))
+    await world.writers.answer(NotLed())
+    with pytest.raises(AttemptPending):
+        await request
+
+
 async def test_a_flight_that_nobody_waits_for_is_not_followed(world: World) -> None:
     """Watching another's attempt for nobody would cost the database a look each time."""
     request = begin(world.creator)
     await world.writers.answer(NotLed())
     await world.store.looked.wait()
     request.cancel()
-    while world.creator.flights:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(TEST_SECONDS):
+        while world.creator.flights:
+            await asyncio.sleep(0)
 
 
 async def test_a_flight_goes_on_while_one_of_its_waiters_is_there(world: World) -> None:
@@ -257,13 +271,13 @@ async def test_followers_look_again_at_random_and_ever_more_rarely(world: World)
 
 
 async def test_an_attempt_that_is_taken_away_each_time_ends_as_pending(world: World) -> None:
-    """After so many turns the client is asked to come back."""
+    """After its first write and eight turns the client is asked to come back."""
     world.store.sees = lambda _: Sighting(None, None)
     request = begin(world.creator)
-    tokens = {(await world.writers.answer(NotLed())).claim_token for _ in range(1 + TURNS_MAX)}
+    tokens = {(await world.writers.answer(NotLed())).claim_token for _ in range(9)}
     with pytest.raises(AttemptPending):
         await request
-    assert 1 + TURNS_MAX == len(tokens)
+    assert 9 == len(tokens)
 
 
 async def test_an_attempt_that_vanished_is_claimed_again(world: World) -> None:
