@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,31 @@ async def test_a_larger_body_is_refused_by_its_length() -> None:
 async def test_a_larger_body_is_refused_without_a_length() -> None:
     """Its bytes are counted as they come."""
     assert await sent(in_parts(padded(BODY_BYTES_MAX + 1))) == "body_too_large"
+
+
+async def unfinished(*parts: bytes) -> bytes:
+    """Return the first line of what is answered to a request whose end never comes."""
+    async with echo() as client, asyncio.timeout(20):
+        assert client.port is not None
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        for part in parts:
+            writer.write(part)
+        answer = await reader.readuntil(b"body_too_large")
+        writer.transport.abort()
+        return answer.partition(b"\r\n")[0]
+
+
+async def test_a_larger_body_is_refused_before_it_comes() -> None:
+    """Its length is enough."""
+    length = f"Content-Length: {BODY_BYTES_MAX + 1}\r\n\r\n".encode()
+    assert b"HTTP/1.1 200 OK" == await unfinished(length)
+
+
+async def test_a_body_without_an_end_is_refused_once_it_is_too_large() -> None:
+    """What is beyond is not waited for."""
+    chunk = b"%x\r\n%b\r\n" % (BODY_BYTES_MAX + 1, padded(BODY_BYTES_MAX + 1))
+    assert b"HTTP/1.1 200 OK" == await unfinished(b"Transfer-Encoding: chunked\r\n\r\n", chunk)
 
 
 async def test_a_compressed_body_is_counted_decompressed() -> None:

@@ -69,3 +69,10 @@ def test_the_owner_that_was_not_seen_for_longest_is_forgotten(
     assert 0 == admitted(limiter, CAROL, 1)
     assert 0 == admitted(limiter, ALICE, 1)
     assert 1 == admitted(limiter, BOB, 1)
+
+
+def test_a_rate_of_nothing_is_no_limit() -> None:
+    """And remembers nobody."""
+    limiter = OwnerLimiter(0, Clock())
+    assert 100 == admitted(limiter, ALICE, 100)
+    assert 0 == len(limiter._buckets)
