@@ -231,3 +231,19 @@ async def test_settling_an_attempt_stays_on_its_page(connection: Connection) -> 
     await connection.execute("SELECT pg_stat_force_next_flush()")
     hot = "SELECT pg_stat_get_tuples_hot_updated('attempt'::regclass)"
     assert await connection.fetchval(hot) == 1
+
+
+async def test_many_attempts_that_are_settled_stay_on_their_pages(connection: Connection) -> None:
+    """Pages are half filled by claims: what settles them finds room there."""
+    await connection.execute(
+        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+           SELECT gen_random_uuid(), 'alice', '0123456789abcdef', gen_random_uuid()
+           FROM generate_series(1, 400)"""
+    )
+    await connection.execute(
+        """UPDATE attempt SET status = 'succeeded', conversation_id = group_id,
+               settled_at = clock_timestamp()"""
+    )
+    await connection.execute("SELECT pg_stat_force_next_flush()")
+    hot = "SELECT pg_stat_get_tuples_hot_updated('attempt'::regclass)"
+    assert 200 < await connection.fetchval(hot)

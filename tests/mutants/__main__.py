@@ -48,6 +48,8 @@ def main() -> int:
         sys.stdout.writelines(f"{each.name} {each.file}: {each.why}\n" for each in mutants)
         return 0
     report = Report(len(mutants), sys.stdout)
+    # A run in the background is made to ignore it, and so would be the tests that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         asyncio.run(_try_all(mutants, given.workers, report))
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -58,11 +58,12 @@ async def test_an_answer_reaches_the_one_who_asked() -> None:
 
 
 async def test_a_full_mailbox_refuses_at_once() -> None:
-    """Nobody waits for room."""
+    """Nobody waits for room; a second later there is some."""
     mailbox: Mailbox[int, str] = Mailbox(1)
     mailbox.ask(1)
-    with pytest.raises(Overloaded):
+    with pytest.raises(Overloaded) as full:
         mailbox.ask(2)
+    assert 1 == full.value.retry_after_seconds
     assert len(mailbox) == 1
 
 
