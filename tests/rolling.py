@@ -75,14 +75,14 @@ class Client:
         client.send(request)
         try:
             async with asyncio.timeout(DEADLINE_SECONDS):
-                status, headers, _ = await client.answer()
+                status, headers, document = await client.answer()
         except (AssertionError, TimeoutError, ValueError):
             # Closed, silent, or an error page of the load balancer's.
             client.transport.abort()
             return "failed"
         if headers.get("connection", "").lower() == "close":
             await client.closed()
-        return str(status)
+        return " ".join(filter(None, (str(status), document.get("code"))))
 
 
 @asynccontextmanager

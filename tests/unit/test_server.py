@@ -6,18 +6,11 @@ import asyncio
 import os
 import resource
 import signal
-import socket
 
 import pytest
 
 from stretto.http.auth import TokenSettings
-from stretto.server import (
-    FILES_OWN,
-    _connections_max,
-    _reserved_port,
-    _stop_on_signals,
-    _welcome,
-)
+from stretto.server import FILES_OWN, _connections_max, _stop_on_signals, _welcome
 from stretto.stop import Stop
 
 ANY = resource.RLIM_INFINITY
@@ -74,14 +67,6 @@ async def test_one_signal_more_than_there_are_steps_ends_a_service_but_no_worker
     assert is_worker is not serving.cancelled()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().remove_signal_handler(number)
-
-
-def test_a_reserved_port_can_be_shared_and_taken_beside_old_connections() -> None:
-    """Both are asked of every socket on it, or the port is taken."""
-    with _reserved_port("127.0.0.1", 0) as port, socket.socket() as worker:
-        worker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        worker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        worker.bind(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("shows_token", [True, False])

@@ -35,11 +35,11 @@ time.sleep(60)
 DRAINS = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: os.mkdir(sys.argv[1]))
-signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+signal.signal(signal.SIGINT, lambda *_: sys.exit(os.path.exists(sys.argv[3]) or os.mkdir(sys.argv[4])))
 os.mkdir(sys.argv[2])
 while True: time.sleep(60)
 """
-NEVER_ENDS = DRAINS.replace("sys.exit(0)", "None")
+NEVER_ENDS = DRAINS.replace("sys.exit(", "bool(")
 
 
 class Times:
@@ -112,15 +112,18 @@ async def appeared(folder: Path) -> None:
 async def test_workers_drain_as_long_as_their_supervisor(tmp_path: Path) -> None:
     """SIGTERM is passed on and nothing more, until a second signal skips the rest of the drain."""
     stop = Stop(drain_seconds=600)
-    command = (sys.executable, "-Sc", DRAINS, str(tmp_path / "drains"), str(tmp_path / "runs"))
+    folders = (str(tmp_path / name) for name in ("drains", "runs", "skipped", "cut short"))
+    command = (sys.executable, "-Sc", DRAINS, *folders)
     running = asyncio.create_task(Supervisor(command, {}, stop).run(1))
     await appeared(tmp_path / "runs")
     stop.take(signal.SIGTERM)
     await appeared(tmp_path / "drains")
     assert not running.done()
+    (tmp_path / "skipped").mkdir()
     stop.take(signal.SIGTERM)
     async with asyncio.timeout(20):
         await running
+    assert not (tmp_path / "cut short").exists()
 
 
 async def test_a_worker_that_ignores_everything_is_ended_by_force(
@@ -129,7 +132,8 @@ async def test_a_worker_that_ignores_everything_is_ended_by_force(
     """After its drain, and the time that stopping may take."""
     monkeypatch.setattr("stretto.supervisor.STOP_SECONDS", 0.1)
     stop = Stop(drain_seconds=0)
-    command = (sys.executable, "-Sc", NEVER_ENDS, str(tmp_path / "drains"), str(tmp_path / "runs"))
+    folders = (str(tmp_path / name) for name in ("drains", "runs", "skipped", "cut short"))
+    command = (sys.executable, "-Sc", NEVER_ENDS, *folders)
     running = asyncio.create_task(Supervisor(command, {}, stop).run(1))
     await appeared(tmp_path / "runs")
     stop.take(signal.SIGINT)
