@@ -268,6 +268,7 @@ async def test_stream_and_consumer_of_an_operator_stay_as_they_are(
         "$JS.API.STREAM.DELETE.x",
         "a b",
         "_INBOX.>",
+        "_INBOX.a.>",
         "other.replies.x",
         "",
     ],
