@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 import pytest_asyncio
@@ -17,7 +18,8 @@ from stretto.actors.mailbox import Mailbox
 from stretto.actors.relay import OutboxRelay, RelaySettings
 from stretto.bus.local import LocalBus
 from stretto.domain import UserId
-from stretto.protocol.history import Bookmark
+from stretto.protocol.events import Position
+from stretto.protocol.history import Bookmark, Cursor
 from stretto.protocol.sessions import OutgoingEvent
 from stretto.storage import history, outbox
 from stretto.storage.database import Database
@@ -26,7 +28,6 @@ from stretto.storage.queries import QUERIES
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from types import ModuleType
-    from uuid import UUID
 
     import asyncpg
 
@@ -239,3 +240,26 @@ async def test_the_first_place_of_a_session_is_not_behind_what_commits_late(
     assert 1 == await world.relay.run_once()
     async with world.session(place) as (_, missed):
         assert ([late_id] if is_guarded else []) == missed
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_full_page_of_others_events_is_not_the_end_of_history(
+    is_guarded: bool, database: Database, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last event comes whoever it is for; without that the scan would take it for the end."""
+    if not is_guarded:
+        without(monkeypatch, history, "history_page", " OR number = $4", "")
+    monkeypatch.setattr(history, "PAGE_EVENTS", 3)
+    others = [await commit_event(connection) for _ in range(3)]
+    own = await commit_event(connection)
+    await connection.execute(
+        "UPDATE outbox SET recipients = '{alice}' WHERE event_id = ANY ($1)", others
+    )
+    store = history.PostgresHistoryStore(database)
+    page = await store.page(Cursor(Position(0), UUID(int=0)), [BOB])
+    assert is_guarded == (page.end is not None)
+    if page.end is not None:
+        assert others[2:] == [str(past.event.event_id) for past in page.events]
+        rest = await store.page(page.end, [BOB])
+        assert [own] == [str(past.event.event_id) for past in rest.events]
+        assert rest.end is None
