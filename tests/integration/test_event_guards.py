@@ -179,8 +179,11 @@ async def test_a_place_told_live_is_not_behind_what_commits_late(
 ) -> None:
     """The relay tells where all is certain; by the event's own position the late one is skipped."""
     if not is_guarded:
-        own = "outbox.position AS resume_from,"
-        without(monkeypatch, outbox, "take", "resume_from, extract", f"{own} extract")
+        place, own = (
+            "position,\n          resume_from",
+            "position,\n  outbox.position AS resume_from",
+        )
+        without(monkeypatch, outbox, "take", place, own)
     async with world.session() as (_, missed), beside(database_url) as late:
         assert [] == missed
         late_id = await commit_event(late)
