@@ -6,8 +6,12 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -350,6 +354,54 @@ async def test_a_connection_that_breaks_under_a_command_is_told(
     assert code == 3
     assert "stretto: the " in errors
     assert (0, "up to date\n") == (await stretto("migrate", DATABASE_URL=database_url))[:2]
+
+
+async def test_the_version_is_printed() -> None:
+    """That of the package."""
+    assert (0, f"stretto {version('stretto')}\n", "") == await stretto("--version")
+
+
+async def test_a_shell_completes_commands() -> None:
+    """What `--show-completion` prints asks the command itself for them."""
+    process = await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).with_name("stretto")),
+        stdout=asyncio.subprocess.PIPE,
+        env={
+            **os.environ,
+            "_STRETTO_COMPLETE": "complete_bash",
+            "COMP_WORDS": "stretto se",
+            "COMP_CWORD": "1",
+        },
+    )
+    assert b"serve" == (await process.communicate())[0].strip()
+
+
+async def test_a_wrong_flag_is_told_as_the_flag() -> None:
+    """Not as a variable that was never set."""
+    code, _, errors = await stretto("serve", "--port", "99999999")
+    assert code == 2
+    assert "--port: " in errors
+    assert "STRETTO_PORT" not in errors
+
+
+async def test_secrets_come_from_files_for_every_worker(server_url: str, tmp_path: Path) -> None:
+    """Also the password of the database, from a passfile; a worker meets no setting twice."""
+    parts = urlsplit(server_url)
+    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
+    passfile, secret, url = (tmp_path / name for name in ("pgpass", "secret", "url"))
+    passfile.touch(mode=0o600)
+    passfile.write_text(f"*:*:*:*:{password}\n")
+    secret.write_text(f"{SECRET}\n")
+    place = f"{user}@{parts.netloc.rpartition('@')[2]}"
+    url.write_text(f"{parts._replace(netloc=place).geturl()}&passfile={passfile}\n")
+    settings = {"JWT_SECRET_FILE": str(secret), "JWT_SECRET": "", "DATABASE_URL_FILE": str(url)}
+    async with ServiceProcess({**settings, "WORKERS": "2"}) as service:
+        port = service.url.rpartition(":")[2]
+        assert port != "0"
+        async with connected_api(service.url) as api:
+            assert (await api.get("/v1/groups")).status == 200
+        service.signal(signal.SIGTERM)
+        assert await service.exited() == 0
 
 
 async def test_ctrl_c_ends_the_service_with_0(database_url: str) -> None:

@@ -36,7 +36,7 @@ def pointers_of_faults(document: object) -> list[str]:
     """Return where the parser finds fault."""
     with pytest.raises(RequestInvalid) as refusal:
         NewGroup.parse(ALICE, document)
-    return [e.pointer for e in refusal.value.errors if isinstance(e, FieldError)]
+    return [error.pointer for error in refusal.value.errors if isinstance(error, FieldError)]
 
 
 def test_the_namespace_never_changes() -> None:

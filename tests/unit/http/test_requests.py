@@ -185,7 +185,9 @@ def test_the_character_that_no_database_stores_is_refused_with_its_place(
     """It is valid JSON, so the group's own rules refuse it."""
     with pytest.raises(RequestInvalid) as refusal:
         NewGroup.parse(ALICE, parse_json(body))
-    assert [expected] == [e.pointer for e in refusal.value.errors if isinstance(e, FieldError)]
+    assert [expected] == [
+        error.pointer for error in refusal.value.errors if isinstance(error, FieldError)
+    ]
 
 
 def test_white_space_and_escapes_do_not_change_the_fingerprint() -> None:
