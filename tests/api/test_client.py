@@ -334,6 +334,20 @@ async def test_the_wait_that_a_service_asks_for_is_kept(
     assert 0 <= waits[0] - seconds <= client_module.BACKOFF_SECONDS_FIRST
 
 
+async def test_clients_that_were_refused_together_come_back_apart(
+    proxy: Proxy, client: StrettoClient
+) -> None:
+    """The pause that all of them were asked for is stretched by a part of a second, each by another."""
+    waits: list[float] = []
+    stamina.instrumentation.set_on_retry_hooks([lambda details: waits.append(details.wait_for)])
+    stamina.set_testing(False)
+    for _ in range(5):
+        proxy.script = [answering(503, headers={"Retry-After": "7"}), hang]
+        with pytest.raises(TimeoutError):
+            await client.create_group("Team", timeout_seconds=0.2)
+    assert len(set(waits)) > 1
+
+
 async def test_leaving_the_call_is_no_timeout(proxy: Proxy, client: StrettoClient) -> None:
     """A cancelled caller gets his cancellation."""
     proxy.script = [hang]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
@@ -175,6 +176,46 @@ async def test_a_hook_that_fails_creates_nothing_and_burns_nothing(
     assert "pending" == await connection.fetchval("SELECT status FROM attempt")
     hooks[0] = _nothing
     assert {ours.claim_token} == await store.lead([ours])
+
+
+async def _take_the_cancellation(*_: object) -> None:
+    """End well, but only because it was cancelled."""
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+
+
+async def test_a_hook_that_ends_well_but_too_late_has_failed(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has left out is not known."""
+    monkeypatch.setattr(hook_module, "HOOK_SECONDS", 0.1)
+    with pytest.raises(HookError, match=r"longer than 0\.1 s"):
+        await led_by(stores(_take_the_cancellation))
+
+
+async def test_a_hook_that_goes_on_loses_its_connection(
+    stores: Stores, tables: None, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot write into the transactions that come after its own."""
+    monkeypatch.setattr(hook_module, "HOOK_SECONDS", 0.1)
+    monkeypatch.setattr(hook_module, "HOOK_CANCEL_SECONDS", 0.1)
+    go_on, ended = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def hook(inner: InnerConnection, _: Created) -> None:
+        await _take_the_cancellation()
+        await go_on.wait()
+        try:
+            await inner.execute("INSERT INTO public.tenant VALUES ('late')")
+        except asyncpg.InterfaceError as error:
+            ended.set_result(error)
+        else:
+            ended.set_result(None)
+
+    with pytest.raises(HookError):
+        await led_by(stores(hook))
+    go_on.set()
+    assert "closed" in str(await ended)
+    assert await connection.fetchval("SELECT count(*) FROM tenant") == 0
 
 
 async def test_a_veto_is_final_and_takes_the_hooks_rows_with_it(
