@@ -189,8 +189,9 @@ async def test_a_hook_that_ends_well_but_too_late_has_failed(
 ) -> None:
     """What it has left out is not known."""
     monkeypatch.setattr(hook_module, "HOOK_SECONDS", 0.1)
-    with pytest.raises(HookError, match=r"longer than 0\.1 s"):
-        await led_by(stores(_take_the_cancellation))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        with pytest.raises(HookError, match=r"longer than 0\.1 s"):
+            await led_by(stores(_take_the_cancellation))
 
 
 async def test_a_hook_that_goes_on_loses_its_connection(
