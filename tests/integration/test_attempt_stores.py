@@ -107,6 +107,27 @@ async def test_a_connection_that_leads_to_the_same_backend_is_kept(
     await store.close()
 
 
+async def test_a_claim_waits_for_another_only_briefly(
+    store: PostgresWriteStore, connection: Connection
+) -> None:
+    """Also in a session that would wait for ever."""
+    ours = write("k")
+    await store.claim([])
+    assert store._connection is not None
+    await store._connection.execute("SET lock_timeout = 0")
+    async with connection.transaction():
+        await connection.execute(
+            """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+               VALUES ($1, 'alice', $2, $3)""",
+            ours.group_id,
+            ours.fingerprint,
+            ours.claim_token,
+        )
+        with pytest.raises(Locked):
+            await store.claim([ours])
+    assert "0" == await store._connection.fetchval("SHOW lock_timeout")
+
+
 async def test_a_table_that_is_locked_is_passing_trouble(
     store: PostgresWriteStore, connection: Connection
 ) -> None:
