@@ -55,9 +55,9 @@ async def commit_event(connection: Connection, due_at: datetime, tries: int = 0)
 async def test_an_event_that_is_due_later_than_it_can_be_is_due(
     tries: int, seconds_max: float, database: Database, connection: Connection
 ) -> None:
-    """A lease or a pause of this clock's is waited for, to the microsecond."""
+    """A lease or a pause of this clock's is waited for, and one lease more."""
     store = PostgresOutboxStore(database, lambda: NOW)
-    latest = NOW + timedelta(seconds=seconds_max)
+    latest = NOW + timedelta(seconds=LEASE_SECONDS + seconds_max)
     await commit_event(connection, latest, tries)
     assert [] == await store.take(10, LEASE_SECONDS)
     beyond = await commit_event(connection, latest + MICROSECOND, tries)
@@ -72,9 +72,20 @@ async def test_a_lease_longer_than_any_pause_is_waited_for_as_well(
 ) -> None:
     """Also by an event that has been tried."""
     store = PostgresOutboxStore(database, lambda: NOW)
-    await commit_event(connection, NOW + timedelta(seconds=PAUSE_SECONDS_MAX + 1), tries=1)
-    assert [] == await store.take(10, PAUSE_SECONDS_MAX + 2)
+    lease_seconds = 2 * PAUSE_SECONDS_MAX
+    await commit_event(connection, NOW + timedelta(seconds=2 * lease_seconds), tries=1)
+    assert [] == await store.take(10, lease_seconds)
     assert 1 == len(await store.take(10, LEASE_SECONDS))
+
+
+async def test_a_relay_that_read_the_clock_before_another_takes_nothing_from_it(
+    database: Database, connection: Connection
+) -> None:
+    """Statements that run side by side read it in any order; the lease is the other's."""
+    await commit_event(connection, NOW)
+    ahead = PostgresOutboxStore(database, lambda: NOW + timedelta(seconds=5))
+    assert 1 == len(await ahead.take(10, LEASE_SECONDS))
+    assert [] == await PostgresOutboxStore(database, lambda: NOW).take(10, LEASE_SECONDS)
 
 
 class Webhook:

@@ -239,6 +239,12 @@ class Machine(RuleBasedStateMachine):
         assert len(rows.events) == len(rows.conversations) == len(rows.groups)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take more than a second for a write; the model knows no such seconds."""
+    monkeypatch.setattr("stretto.protocol.creator.OWN_WRITE_SECONDS", 600.0)
+
+
 def machine_in(world: World) -> type[Machine]:
     """Return a machine that works on this database."""
     return type("MachineHere", (Machine,), {"world": world})

@@ -329,7 +329,8 @@ SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrat
 -- before that place was marked, or is dead, in the snapshot of this statement. Needs no durability:
 -- a lease lost in a crash only brings its events back sooner. $3 is now. An event that is due later than
 -- this clock could have put it off (by a lease, or by the longest pause $4 after a try) was put off by
--- another clock, before a failover, and is due.
+-- another clock, before a failover, and is due. One lease is added: another relay may have read the
+-- clock after this statement did.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($3::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
@@ -338,7 +339,7 @@ WITH clock AS MATERIALIZED (
     WHERE delivered_at IS NULL AND dead_reason IS NULL
       AND (due_at <= (SELECT now FROM clock)
            OR due_at > (SELECT now FROM clock) + make_interval(
-               secs => CASE WHEN tries = 0 THEN $2 ELSE greatest($2, $4::float8) END))
+               secs => $2 + CASE WHEN tries = 0 THEN $2 ELSE greatest($2, $4::float8) END))
     ORDER BY position
     LIMIT $1
     FOR UPDATE SKIP LOCKED
