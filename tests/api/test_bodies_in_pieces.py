@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from api_client import Api, api_for, token_of
-from raw_client import RawClients, creation, creation_head, raw_clients
+from raw_client import RawClient, RawClients, creation, creation_head, raw_clients
 from stretto.http import connection as front
 from stretto.http.connection import HEAD_BYTES_MAX, ClientConnection
 from stretto.http.runner import ConnectionLimits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
 DEADLINE_SECONDS = 30
 LARGE = b'{"name": "Team"}' + b" " * 6 * HEAD_BYTES_MAX
@@ -99,27 +99,22 @@ async def test_what_is_dropped_after_an_answer_is_bounded(
         assert (await client.answer())[0] == 200
 
 
-def noting(
-    losses: list[Exception | None], lost: Callable[[Exception | None], None]
-) -> Callable[[Exception | None], None]:
-    """Note how a connection ended, before the client learns of it."""
-
-    def note(error: Exception | None) -> None:
-        losses.append(error)
-        lost(error)
-
-    return note
-
-
-async def test_the_last_answer_arrives_although_more_is_sent(raw: RawClients) -> None:
+async def test_the_last_answer_arrives_although_more_is_sent(
+    raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client learns that nothing more comes, and the connection is not reset under the answer."""
     losses: list[Exception | None] = []
+    lose = RawClient.connection_lost
+
+    def connection_lost(client: RawClient, error: Exception | None) -> None:
+        losses.append(error)
+        lose(client, error)
+
+    monkeypatch.setattr(RawClient, "connection_lost", connection_lost)
     for _ in range(20):
         client = await raw.connect(b"no request at all\r\n\r\n" + LARGE)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(client, "connection_lost", noting(losses, client.connection_lost))
-            assert (await client.answer())[0] == 400
-            await client.closed()
+        assert (await client.answer())[0] == 400
+        await client.closed()
     assert [None] * 20 == losses
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import web, web_protocol
@@ -14,6 +15,10 @@ import stretto
 from stretto.http.connection import ClientConnection
 from stretto.http.runner import ContractRunner, ContractServer
 from stretto.http.writing import BoundedWriting
+
+if TYPE_CHECKING:
+    from aiohttp.web_request import BaseRequest
+    from aiohttp.web_response import StreamResponse
 
 HTTP = Path(stretto.__file__).parent / "http"
 # Whose private names these files may use, beside those that they define themselves.
@@ -34,10 +39,15 @@ def private_names(source: str) -> set[str]:
     return {name for name in names if name.startswith("_") and not name.startswith("__")}
 
 
+async def no_handler(_: BaseRequest) -> StreamResponse:
+    """Answer nothing: a server wants a handler."""
+    raise NotImplementedError
+
+
 def known_names(ours: type) -> set[str]:
     """Return what aiohttp gives its objects, and what our class adds."""
     handler = {*dir(RequestHandler), *RequestHandler.__slots__, *BaseProtocol.__slots__}
-    server = {*dir(web.Server), *vars(web.Server(lambda _: None))}
+    server = {*dir(web.Server), *vars(web.Server(no_handler))}
     classes = (ours, BoundedWriting, ContractRunner)
     defined = {name for kind in classes for name in (*getattr(kind, "__slots__", ()), *vars(kind))}
     return handler | server | defined | set(dir(web_protocol))
