@@ -93,7 +93,7 @@ def test_every_room_has_its_mutants() -> None:
     ],
 )
 def test_badly_written_list_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    """An unknown field would be a rule that nobody follows."""
+    """An unknown field would be a rule without effect."""
     (tmp_path / "list.toml").write_text(text)
     with pytest.raises(MutantInvalid) as caught:
         read_mutants(tmp_path)

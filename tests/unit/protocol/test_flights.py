@@ -193,7 +193,7 @@ async def test_a_follower_ends_when_the_service_stops(world: World) -> None:
 
 
 async def test_a_follower_that_hangs_is_given_up_when_the_stop_is_over(world: World) -> None:
-    """Its request is told to go elsewhere, and no task is left."""
+    """Its request is sent elsewhere, and no task is left."""
     world.store.holds = asyncio.Event()
     async with world.made(0.01) as creator:
         request = begin(creator)
@@ -205,7 +205,7 @@ async def test_a_follower_that_hangs_is_given_up_when_the_stop_is_over(world: Wo
 
 
 async def test_a_write_that_hangs_is_given_up_when_the_stop_is_over(world: World) -> None:
-    """Whatever comes of it later begins nothing: nobody is there to follow for."""
+    """Whatever comes of it later begins nothing: there is none to follow for."""
     async with world.made(0.01) as creator:
         request = begin(creator)
         _, answered = await world.writers.take()
@@ -219,7 +219,7 @@ async def test_a_write_that_hangs_is_given_up_when_the_stop_is_over(world: World
 async def test_the_time_of_an_own_write_is_not_spent_on_waiting_for_anothers(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the write has come back, a request that does not wait is told pending."""
+    """Once the write has come back, a request that does not wait is answered "pending"."""
     monkeypatch.setattr("stretto.protocol.creator.OWN_WRITE_SECONDS", LONG_SECONDS)
     request = asyncio.ensure_future(world.creator.create(KEY, TEAM, wait_seconds=0))
     await world.writers.answer(NotLed())
@@ -228,7 +228,7 @@ async def test_the_time_of_an_own_write_is_not_spent_on_waiting_for_anothers(
 
 
 async def test_a_flight_that_nobody_waits_for_is_not_followed(world: World) -> None:
-    """Watching another's attempt for nobody would cost the database a look each time."""
+    """Watching another's attempt for no request would cost the database a look each time."""
     request = begin(world.creator)
     await world.writers.answer(NotLed())
     await world.store.looked.wait()
@@ -341,7 +341,7 @@ async def test_a_group_that_exists_is_answered_and_settles_its_attempt(
 async def test_whatever_goes_wrong_is_told_to_everybody_who_waits(
     error: Exception, told: type[StrettoError], world: World
 ) -> None:
-    """In a write or in a look: nobody waits for what will never come."""
+    """In a write or in a look: no request waits for what never comes."""
 
     def fails(_: UUID) -> Sighting:
         raise error

@@ -72,7 +72,7 @@ def test_the_owner_that_was_not_seen_for_longest_is_forgotten(
 
 
 def test_a_rate_of_nothing_is_no_limit() -> None:
-    """And remembers nobody."""
+    """And remembers no owner."""
     limiter = OwnerLimiter(0, Clock())
     assert 100 == admitted(limiter, ALICE, 100)
     assert 0 == len(limiter._buckets)

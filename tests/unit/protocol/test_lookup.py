@@ -76,7 +76,7 @@ async def test_an_attempt_whose_group_exists_is_healed(attempt: Attempt | None) 
 
 
 async def test_a_settled_attempt_is_reported_at_once_with_its_own_times() -> None:
-    """Nothing is healed, and nobody waits, however long the wait."""
+    """Nothing is healed, and no wait, however long the wait."""
     store = Store(Sighting(SUCCEEDED, GROUP))
     told = await report(store, wait_seconds=1000)
     assert (CLAIMED, SETTLED, 1) == (told.claimed_at, told.settled_at, store.looks)
@@ -89,7 +89,7 @@ async def test_a_group_whose_attempt_is_gone_again_has_only_its_own_time() -> No
 
 
 async def test_a_failure_is_told_with_its_reason() -> None:
-    """As it is to whoever sends the request again."""
+    """As it is to a client that sends the request again."""
     told = await report(Store(Sighting(FAILED, None)))
     assert (AttemptStatus.FAILED, FAILED.failure, SETTLED) == (
         told.status,
