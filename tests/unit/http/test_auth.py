@@ -168,6 +168,16 @@ async def test_a_token_that_is_not_in_order_is_refused(
         assert len(piece) < 6 or piece not in str(refused.value)
 
 
+@pytest.mark.parametrize("crit", [[], None, ["exp"]])
+async def test_a_critical_extension_is_refused_whatever_the_library_makes_of_it(
+    crit: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older versions of PyJWT let all of them pass."""
+    monkeypatch.setattr(jwt.PyJWS, "_validate_crit", lambda *_: None)
+    with pytest.raises(Unauthenticated):
+        await authenticator().owner(signed(SECRET, crit=crit))
+
+
 @pytest.mark.parametrize(
     ("word", "settings", "authorization"),
     [
