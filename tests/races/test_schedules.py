@@ -52,9 +52,9 @@ SCENARIOS: Final = {
         replace(LOSSES, requests=(HERE, HERE, THERE), faults_max=1),
     ),
     "2 requests, 2 processes, 2 held or in doubt": (1_000, replace(HELD, requests=(HERE, THERE))),
-    "2 keys in one batch, 2 held or in doubt": (
-        1_000,
-        replace(HELD, requests=(Request(0, "a"), Request(0, "b")), together=True),
+    "2 keys in one batch, 1 in doubt": (
+        10,
+        replace(HELD, requests=(Request(0, "a"), Request(0, "b")), together=True, faults_max=1),
     ),
     "2 bodies, 1 process, 1 fault": (1_000, replace(ANY, requests=(HERE, OTHER_HERE))),
     "2 bodies, 2 processes, 1 fault": (50_000, replace(ANY, requests=(HERE, OTHER_THERE))),
