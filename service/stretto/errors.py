@@ -204,6 +204,17 @@ class HookFailed(StrettoError):
     code = "hook_failed"
 
 
+def drop_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error that has been answered, and of what caused it.
+
+    An error refers to every frame that it has passed, and variables of some of these refer to the
+    error: cycles of a hundred objects each, which only the garbage collector would free.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 class GroupRejected(Exception):
     """Raised by a host's `on_create` hook: this group must not be created.
 

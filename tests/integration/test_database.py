@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SLEEP = "SELECT pg_sleep(60)"
 SOON_SECONDS = 0.05
+# Nothing here takes as long: what hangs must not hang the suite.
+DEADLINE_SECONDS = 20
 
 
 @pytest.fixture
@@ -129,29 +131,53 @@ async def test_no_kind_of_work_takes_the_connections_of_another(database_url: st
         assert sum(CONNECTIONS_MAX.values()) == len(acquired) == 10
 
 
-@pytest.mark.parametrize("lane", [Lane.LOOKS, Lane.FOLLOWERS])
 async def test_only_followers_wait_for_a_connection_against_a_time_out(
-    database_url: str, monkeypatch: pytest.MonkeyPatch, lane: Lane
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are as many as keys; an actor is one, and its time-out would count our own lag."""
-    monkeypatch.setattr(database_module, "FOLLOWER_SECONDS", SOON_SECONDS)
 
-    async def ask() -> None:
+    async def ask(lane: Lane) -> None:
         async with database.reading(lane):
             pass
 
     async with Database(database_url) as database:
-        async with AsyncExitStack() as stack:
-            for _ in range(CONNECTIONS_MAX[lane]):
-                await stack.enter_async_context(database.reading(lane))
-            waiting = asyncio.create_task(ask())
-            await asyncio.wait((waiting,), timeout=4 * SOON_SECONDS)
-            assert waiting.done() == (lane is Lane.FOLLOWERS)
-        if lane is Lane.FOLLOWERS:
+        async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):
+            for lane in (Lane.LOOKS, Lane.FOLLOWERS):
+                for _ in range(CONNECTIONS_MAX[lane]):
+                    await stack.enter_async_context(database.reading(lane))
+            monkeypatch.setattr(database_module, "FOLLOWER_SECONDS", SOON_SECONDS)
+            actor = asyncio.create_task(ask(Lane.LOOKS))
             with pytest.raises(Unreachable, match="TimeoutError"):
-                await waiting
-        else:
-            await waiting
+                await ask(Lane.FOLLOWERS)
+            await asyncio.wait((actor,), timeout=2 * SOON_SECONDS)
+            assert not actor.done()
+        await actor
+
+
+async def test_health_is_asked_on_a_connection_of_its_own(database_url: str) -> None:
+    """However busy everything else is."""
+    async with Database(database_url) as database, AsyncExitStack() as stack:
+        for lane, connections_max in CONNECTIONS_MAX.items():
+            if lane is not Lane.PROBE:
+                for _ in range(connections_max):
+                    await stack.enter_async_context(database.reading(lane))
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await database.ping()
+
+
+async def test_a_hosts_pool_is_waited_for_against_a_time_out(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host may keep all its connections, and we cannot know for how long."""
+    monkeypatch.setattr(database_module, "CONNECT_SECONDS", SOON_SECONDS)
+    async with (
+        asyncpg.create_pool(database_url, min_size=1, max_size=1) as pool,
+        pool.acquire(),
+        Database(pool=pool) as database,
+        asyncio.timeout(DEADLINE_SECONDS),
+    ):
+        with pytest.raises(Unreachable, match="TimeoutError"):
+            await database.ping()
 
 
 async def test_a_read_that_the_server_cancels_is_known_as_one(database_url: str) -> None:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
-import stamina.instrumentation
-
 from races.invariants import Witness
 from races.likeness import digest
 from races.world import World
@@ -180,8 +178,7 @@ _ids = _Ids()
 
 @contextmanager
 def _determined() -> Iterator[None]:
-    """Take chance out of the code under test, and the logging out of its retries."""
-    stamina.instrumentation.set_on_retry_hooks([])
+    """Take chance out of the code under test."""
     # What is there already stays; worlds that are over are many, small and gone at once.
     thresholds = gc.get_threshold()
     gc.collect()
@@ -197,4 +194,3 @@ def _determined() -> Iterator[None]:
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
-        stamina.instrumentation.set_on_retry_hooks(None)

@@ -16,12 +16,12 @@ than the session can hold, it forgets that and is told it from history, in anoth
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
-import stamina
-
+from stretto.actors.backoff import pause_seconds
 from stretto.actors.mailbox import Envelope, Mailbox
 from stretto.actors.session import TOLD_MAX
 from stretto.errors import InternalError
@@ -145,23 +145,15 @@ class HistoryReader:
 
     async def _persistently(self, read: Callable[[], Awaitable[Read]]) -> Read:
         """Read, and read again after a failure, as long as the batch's clients wait."""
-        patience_seconds = self._patient_until - asyncio.get_running_loop().time()
-        async for attempt in stamina.retry_context(
-            on=StoreError,
-            attempts=None,
-            # None or 0 would be without end.
-            timeout=max(patience_seconds, BACKOFF_SECONDS_FIRST),
-            wait_initial=BACKOFF_SECONDS_FIRST,
-            wait_max=BACKOFF_SECONDS_MAX,
-            wait_jitter=BACKOFF_SECONDS_FIRST,
-        ):
-            with attempt:
-                try:
-                    return await read()
-                except StoreError as error:
-                    self._observe(UpkeepTrouble("history reader", error))
+        for failures in itertools.count():
+            try:
+                return await read()
+            except StoreError as error:
+                self._observe(UpkeepTrouble("history reader", error))
+                if asyncio.get_running_loop().time() >= self._patient_until:
                     raise
-        raise AssertionError  # the last try has returned or raised
+            await asyncio.sleep(pause_seconds(failures, BACKOFF_SECONDS_FIRST, BACKOFF_SECONDS_MAX))
+        raise AssertionError  # a read has returned or raised
 
     def _told(
         self, page: HistoryPage, served: Sequence[_Request], bounds: HistoryBounds

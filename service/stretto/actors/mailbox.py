@@ -33,9 +33,12 @@ class Envelope(Generic[Message, Reply]):
             self.answered.set_result(reply)
 
     def fail(self, error: Exception) -> None:
-        """Answer the sender with an error, unless it was answered or has stopped waiting."""
+        """Answer the sender with an error, unless it was answered or has stopped waiting.
+
+        Without its traceback: that refers to the actor's frame, where the error and all senders are.
+        """
         if not self.answered.done():
-            self.answered.set_exception(error)
+            self.answered.set_exception(error.with_traceback(None))
 
 
 def _weightless(_: object) -> int:

@@ -13,12 +13,12 @@ its request to follow, and a batch that fails is taken apart, whatever the error
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import stamina
-
+from stretto.actors.backoff import pause_seconds
 from stretto.actors.mailbox import Envelope, Mailbox
 from stretto.protocol.ports import (
     BatchWritten,
@@ -198,24 +198,21 @@ class GroupWriter:
         first committed is no longer pending, so the fence skips it; those requests get `NotLed`,
         follow, and find their own group. A row that stays locked is left out, and its request follows.
         """
-        async for attempt in stamina.retry_context(
-            # An error that the server itself gives for this write, it will give again.
-            on=lambda error: isinstance(error, retried) and not isinstance(error, InDoubt),
-            attempts=TRIES_MAX,
-            timeout=None,
-            wait_initial=BACKOFF_SECONDS_FIRST,
-            wait_max=BACKOFF_SECONDS_MAX,
-            wait_jitter=BACKOFF_SECONDS_FIRST,
-        ):
-            with attempt:
-                try:
-                    with self._telling(batch):
-                        led = await self._store.lead([request.message for request in batch])
-                except Locked:
-                    batch = await self._leave_out_locked(batch)
-                    if not batch:
-                        return 0
+        for failures in range(TRIES_MAX):
+            try:
+                with self._telling(batch):
+                    led = await self._store.lead([request.message for request in batch])
+                break
+            except retried as error:
+                # An error that the server itself gives for this write, it will give again.
+                if failures == TRIES_MAX - 1 or isinstance(error, InDoubt):
                     raise
+                is_locked = isinstance(error, Locked)
+            if is_locked:
+                batch = await self._leave_out_locked(batch)
+                if not batch:
+                    return 0
+            await asyncio.sleep(pause_seconds(failures, BACKOFF_SECONDS_FIRST, BACKOFF_SECONDS_MAX))
         for request in batch:
             request.answer(Led() if request.message.claim_token in led else NotLed())
         return len(led)

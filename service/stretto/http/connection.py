@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.web_protocol import _ErrInfo
 
 from stretto.documents import BODY_BYTES_MAX
-from stretto.errors import InternalError, RequestInvalid, StrettoError
+from stretto.errors import InternalError, RequestInvalid, StrettoError, drop_frames
 from stretto.http.door import CREATION, replay
 from stretto.http.plain_requests import PlainRequests
 from stretto.http.problems import COMMON_FIELDS, problem_response
@@ -179,8 +179,10 @@ class ClientConnection(BoundedWriting):
         """Forget the client."""
         self._arrive()
         self._stop_reading()
-        self._taken = None
         super().connection_lost(exc)
+        # Both refer back to us, and only the garbage collector would free us then. aiohttp leaves
+        # the first one with the WebSocket that was served here.
+        self._data_received_cb = self._taken = None
 
     def force_close(self) -> None:
         """Close without waiting for a request; what is admitted will not be worked for."""
@@ -305,6 +307,7 @@ class ClientConnection(BoundedWriting):
     ) -> web.StreamResponse:
         """Answer what could not be read. Its bytes, which may hold a token, are not logged."""
         logger.info("request.unreadable", kind=type(exc).__name__, status=status)
+        drop_frames(exc)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has been begun, there is no room for another")
         error: StrettoError = InternalError()

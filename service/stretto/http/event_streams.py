@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import orjson
 from aiohttp import WebSocketError, WSMsgType, hdrs, web
 
+from stretto.errors import drop_frames
 from stretto.http.problems import COMMON_FIELDS
 from stretto.protocol.sessions import CloseCode
 
@@ -113,6 +114,8 @@ class WebSocketStream:
         finally:
             reading.cancel()
             await asyncio.wait((reading,))
+            # Of a malformed frame; it has passed frames of the response, which keeps it.
+            drop_frames(self.response.exception())
 
     async def tell_position(self, bookmark: str) -> None:
         """Say where to resume."""

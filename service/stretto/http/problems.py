@@ -17,6 +17,7 @@ from stretto.errors import (
     StrettoError,
     Unauthenticated,
     UnsupportedMediaType,
+    drop_frames,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def problem_response(error: StrettoError) -> web.Response:
 
 def problem_of_exception(exception: web.HTTPException) -> web.StreamResponse:
     """Return aiohttp's own error as a problem document; a redirect stays what it is."""
+    # aiohttp keeps it with the request whose frames it holds.
+    drop_frames(exception)
     if exception.status < 400:
         return exception
     error: StrettoError

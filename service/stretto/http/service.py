@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 from aiohttp import hdrs, web
 
-from stretto.errors import DatabaseUnavailable, InternalError, StrettoError
+from stretto.errors import DatabaseUnavailable, InternalError, StrettoError, drop_frames
 from stretto.http.problems import problem_of_exception, problem_response
 from stretto.protocol.ports import Unreachable
 from stretto.telemetry import Metrics, logger
@@ -89,10 +89,12 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except StrettoError as error:
         if isinstance(error, InternalError):
             logger.error("request.crashed", exc_info=error.__cause__ or error)
+        drop_frames(error)
         return problem_response(error)
     except Unreachable as error:
         unavailable = DatabaseUnavailable(retry_after_seconds=1)
         logger.warning("request.database_unavailable", cause=str(error))
+        drop_frames(error)
         return problem_response(unavailable)
     except web.HTTPException as exception:
         return problem_of_exception(exception)

@@ -247,12 +247,14 @@ class GroupCreator:
         self, flight: Flight, deadline: float, patience_until: float | None = None
     ) -> bytes:
         waiter = Waiter(self._loop.create_future(), deadline)
-        flight.waiters.append(waiter)
+        flight.waiters[waiter] = None
         patience = self._loop.call_at(patience_until or deadline, waiter.give_up)
         try:
             return await waiter.landed
         finally:
             patience.cancel()
+            # An error would refer to itself by this frame, or by others that know the flight.
+            del flight.waiters[waiter], waiter
 
     def _written(self, flight: Flight, write: Write, written: asyncio.Future[WriteResult]) -> None:
         """Land the flight whose own write has settled the attempt; any other has to follow."""

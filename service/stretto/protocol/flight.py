@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RETRY_AFTER_SECONDS: Final = 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Waiter:
     """One request that waits for its document, until a deadline on the loop's clock."""
 
@@ -53,7 +53,8 @@ class Flight:
     """Of the request that took off."""
     memory_epoch: int = 0
     """Of the memory, when the request took off."""
-    waiters: list[Waiter] = field(default_factory=list)
+    waiters: dict[Waiter, None] = field(default_factory=dict)
+    """Those who still wait, in the order of their coming."""
     status: AnswerStatus = AnswerStatus.REPLAYED
     """How the outcome came about, for the request that took off."""
 

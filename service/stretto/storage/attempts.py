@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
+    from stretto.protocol.ports import StoreError
     from stretto.storage.database import Connection
     from stretto.storage.hook import Lead, OnCreate
 
@@ -132,15 +133,20 @@ class PostgresWriteStore:
             with watchdog(connection, WRITE_SECONDS):
                 yield connection
         except DRIVER_ERRORS as error:
-            trouble = store_error(error, connection_lives=not is_lost(connection))
-            if isinstance(trouble, InDoubt) and not await _is_same_backend(connection):
-                trouble = OutcomeUnknown(*trouble.args)
-            is_read_only = getattr(error, "sqlstate", "") == READ_ONLY
-            if is_read_only or type(trouble) is OutcomeUnknown:
-                await self._drop()
-            raise trouble from error
+            # Not named here: it would refer to itself, by its traceback and this frame.
+            raise await self._known_as(error, connection) from error
         finally:
             self._is_writing = False
+
+    async def _known_as(self, error: BaseException, connection: Connection) -> StoreError:
+        """Return what an error means for the write; drops the connection where it is of no use."""
+        meaning = store_error(error, connection_lives=not is_lost(connection))
+        if isinstance(meaning, InDoubt) and not await _is_same_backend(connection):
+            meaning = OutcomeUnknown(*meaning.args)
+        is_read_only = getattr(error, "sqlstate", "") == READ_ONLY
+        if is_read_only or type(meaning) is OutcomeUnknown:
+            await self._drop()
+        return meaning
 
     async def _discard(self) -> None:
         """Drop a connection whose session is not as it was; nothing that was remembered is wrong."""

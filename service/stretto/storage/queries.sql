@@ -96,10 +96,12 @@ RETURNING claim_token;
 
 -- name: look
 -- Read attempts and the groups of the same ids $1, a row for each, in their order. $2 are the leases in
--- seconds, $3 is now. A lease that began further ahead than it lasts was written by another clock,
--- before a failover, and is over. After a restart rows can be seen that a synchronous standby still
--- lacks. Where there is such a standby, an outcome is reported only after the standby has it: the
--- outcome is read with a word to the log, whose commit waits for it.
+-- seconds, $3 is now. Each row is a subquery with a limit, so that it is found by its key: a join that
+-- was planned while the tables were small would go on reading all of them. A lease that began further
+-- ahead than it lasts was written by another clock, before a failover, and is over. After a restart
+-- rows can be seen that a synchronous standby still lacks. Where there is such a standby, an outcome is
+-- reported only after the standby has it: the outcome is read with a word to the log, whose commit
+-- waits for it.
 SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.conversation_id,
        attempt.failure_code, attempt.failure_detail, attempt.claimed_at, attempt.settled_at,
        greatest(now - attempt.claimed_at, attempt.claimed_at - now)
@@ -112,8 +114,10 @@ SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.convers
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at
 FROM unnest($1::uuid[], $2::float8[]) WITH ORDINALITY AS wanted (group_id, lease_seconds, number)
 CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) AS clock
-LEFT JOIN attempt USING (group_id)
-LEFT JOIN chat_group USING (group_id)
+LEFT JOIN LATERAL (SELECT * FROM attempt WHERE group_id = wanted.group_id LIMIT 1) AS attempt ON true
+LEFT JOIN LATERAL (
+    SELECT * FROM chat_group WHERE group_id = wanted.group_id LIMIT 1
+) AS chat_group ON true
 ORDER BY number;
 
 -- name: heal
@@ -160,12 +164,19 @@ RETURNING group_id;
 
 -- name: group_of_member
 -- Read groups by id ($1), each if its user ($2) is a member of it; `number` is the question's place.
+-- By their keys, as in look.
 SELECT number, chat_group.group_id, conversation_id, owner_id, name, description, created_at,
        (SELECT count(*) FROM conversation_member AS member
         WHERE member.conversation_id = chat_group.conversation_id) AS members_count
 FROM unnest($1::uuid[], $2::text[]) WITH ORDINALITY AS wanted (group_id, user_id, number)
-JOIN chat_group USING (group_id)
-JOIN conversation_member USING (conversation_id, user_id);
+CROSS JOIN LATERAL (
+    SELECT * FROM chat_group WHERE group_id = wanted.group_id LIMIT 1
+) AS chat_group
+CROSS JOIN LATERAL (
+    SELECT role FROM conversation_member AS member
+    WHERE member.conversation_id = chat_group.conversation_id AND member.user_id = wanted.user_id
+    LIMIT 1
+) AS membership;
 
 -- name: groups_of_member
 -- Read pages of users' groups, newest first: of each user ($1) up to $3 behind the conversation id

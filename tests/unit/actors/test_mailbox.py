@@ -89,3 +89,17 @@ async def test_only_the_first_answer_counts() -> None:
         envelope.fail(RuntimeError())
     assert await answered == "first"
     assert left.cancelled()
+
+
+async def test_an_error_does_not_carry_the_actors_frames() -> None:
+    """They know the error and every sender: a cycle, which only the garbage collector would free."""
+    mailbox: Mailbox[int, str] = Mailbox(10)
+    answered = mailbox.ask(1)
+    try:
+        int("nothing")
+    except ValueError as error:
+        for envelope in await mailbox.take(1):
+            envelope.fail(error)
+    raised = answered.exception()
+    assert isinstance(raised, ValueError)
+    assert raised.__traceback__ is None

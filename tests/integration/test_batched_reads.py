@@ -1,0 +1,121 @@
+"""Statements that answer many questions at once: each gets its own answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
+from stretto.protocol.attempt import AttemptStatus
+from stretto.storage.attempts import PostgresAttemptStore
+from stretto.storage.database import Database, Lane
+from stretto.storage.groups import PostgresGroupStore
+from stretto.storage.queries import QUERIES
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    import asyncpg
+
+    from stretto.assembly import Component
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+ALICE, BOB, CAROL, DAVE = map(UserId, ("alice", "bob", "carol", "dave"))
+KEYS = ("a", "b", "c")
+
+
+@pytest_asyncio.fixture
+async def groups(component: Component) -> list[UUID]:
+    """Three groups of alice's: with bob and carol, with bob, and of hers alone."""
+    made = []
+    for key, members in zip(KEYS, (["bob", "carol"], ["bob"], []), strict=True):
+        new_group = NewGroup.parse(ALICE, {"name": key, "members": members})
+        answer = await component.creator.create(IdempotencyKey(key), new_group)
+        made.append(answer.group.group_id)
+    return made
+
+
+async def test_looks_come_back_in_the_order_of_their_questions(
+    component: Component, groups: list[UUID], connection: Connection
+) -> None:
+    """The same one twice, one that is nowhere, and each with its own lease."""
+    pending = group_id(ALICE, "pending")
+    await connection.execute(
+        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, claimed_at)
+           VALUES ($1, 'alice', decode(repeat('00', 16), 'hex'), gen_random_uuid(),
+                   clock_timestamp() - interval '1 minute')""",
+        pending,
+    )
+    store = PostgresAttemptStore(component.database)
+    nowhere = group_id(ALICE, "nowhere")
+    wanted = [groups[2], pending, nowhere, groups[0], pending, groups[2]]
+    leases = [1.0, 3600.0, 1.0, 1.0, 1.0, 1.0]
+    seen = await store.look_all(list(zip(wanted, leases, strict=True)))
+    found = [each.group and each.group.group.group_id for each in seen]
+    assert [groups[2], None, None, groups[0], None, groups[2]] == found
+    assert seen[2].attempt is None
+    pendings = [seen[1].attempt, seen[4].attempt]
+    assert [False, True] == [each and each.lease_over for each in pendings]
+    assert [AttemptStatus.PENDING] * 2 == [each and each.status for each in pendings]
+    assert seen[0] == seen[5]
+
+
+async def test_each_question_gets_its_own_groups_and_members(
+    component: Component, groups: list[UUID]
+) -> None:
+    """And nothing where the user takes no part."""
+    store = PostgresGroupStore(component.database)
+    asked = [(groups[1], CAROL), (groups[0], CAROL), (groups[2], ALICE), (groups[0], DAVE)]
+    shown = await store.group_of_member(asked)
+    assert [None, groups[0], groups[2], None] == [group and group.group_id for group in shown]
+    assert [3, 1] == [group.members_count for group in shown if group]
+    lists = await store.groups_of_member(
+        [(DAVE, None, 9), (BOB, None, 9), (CAROL, None, 9), (BOB, None, 9)]
+    )
+    assert [[], ["b", "a"], ["a"], ["b", "a"]] == [[g.name for g in page] for page in lists]
+    members = await store.members_of_group(
+        [(groups[2], None, 9), (group_id(ALICE, "x"), None, 9), (groups[0], None, 9)]
+    )
+    expected = [["alice"], [], ["alice", "bob", "carol"]]
+    assert expected == [[member.user_id for member in page] for page in members]
+
+
+async def test_pages_of_one_statement_go_on_where_each_has_ended(
+    component: Component, groups: list[UUID]
+) -> None:
+    """Each behind its own cursor, and each as long as it was asked for."""
+    store = PostgresGroupStore(component.database)
+    (newest,) = await store.groups_of_member([(ALICE, None, 1)])
+    cursor = newest[-1].conversation_id
+    lists = await store.groups_of_member([(ALICE, cursor, 1), (ALICE, cursor, 9), (ALICE, None, 2)])
+    assert [["b"], ["b", "a"], ["c", "b"]] == [[group.name for group in page] for page in lists]
+    members = await store.members_of_group(
+        [(groups[0], "alice", 1), (groups[0], "alice", 9), (groups[0], None, 2)]
+    )
+    expected = [["bob"], ["bob", "carol"], ["alice", "bob"]]
+    assert expected == [[member.user_id for member in page] for page in members]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("look", "ARRAY[gen_random_uuid()], ARRAY[5.0], NULL"),
+        ("group_of_member", "ARRAY[gen_random_uuid()], ARRAY['alice']"),
+    ],
+)
+async def test_rows_are_found_by_their_keys_however_small_the_tables_were(
+    database_url: str, name: str, arguments: str
+) -> None:
+    """A plan is kept: made on empty tables, it must not read the whole of large ones."""
+    async with Database(database_url) as database, database.reading(Lane.LOOKS) as connection:
+        await connection.execute("SET plan_cache_mode = force_generic_plan")
+        await connection.execute(f"PREPARE read AS {QUERIES[name]}")
+        rows = await connection.fetch(f"EXPLAIN EXECUTE read({arguments})")
+    plan = "\n".join(row[0] for row in rows)
+    assert plan.count("Index Scan") + plan.count("Index Only Scan") == plan.count("Index Cond"), (
+        plan
+    )
+    assert "Seq Scan" not in plan

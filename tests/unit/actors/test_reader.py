@@ -1,0 +1,155 @@
+"""Questions that share a statement, with a store of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.actors.reader import WAITING_BATCHES_MAX, BatchReader
+from stretto.errors import InternalError, Overloaded
+from stretto.protocol.ports import ActorCrashed, ReadCancelled, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stretto.protocol.ports import Event
+
+BATCH_MAX = 4
+
+
+class Store:
+    """Answers a number with its double; tests may have it fail."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.errors: list[Exception] = []
+        self.slow: set[int] = set()
+
+    async def read(self, questions: Sequence[int]) -> list[int]:
+        self.batches.append(list(questions))
+        if self.errors:
+            raise self.errors.pop(0)
+        if self.slow & set(questions):
+            raise ReadCancelled("QueryCanceledError")
+        return [2 * question for question in questions]
+
+
+class World:
+    """A reader, its store, and those who ask."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.observed: list[Event] = []
+        self.reader = BatchReader(
+            "reader of numbers", self.store.read, self.observed.append, batch_max=BATCH_MAX
+        )
+
+    async def ask(self, *questions: int) -> list[asyncio.Task[int]]:
+        """Have tasks ask these; return them when all have asked."""
+        tasks = [asyncio.create_task(self.reader.ask(question)) for question in questions]
+        await asyncio.sleep(0)
+        return tasks
+
+
+@pytest.fixture
+def world() -> World:
+    """A world of its own."""
+    return World()
+
+
+async def test_what_has_arrived_shares_a_statement(world: World) -> None:
+    """Each gets the answer to its own question, up to a bound."""
+    asked = await world.ask(1, 2, 3, 4, 5)
+    assert BATCH_MAX == await world.reader.run_once()
+    assert 1 == await world.reader.run_once()
+    assert [2, 4, 6, 8, 10] == await asyncio.gather(*asked)
+    assert [[1, 2, 3, 4], [5]] == world.store.batches
+
+
+async def test_who_has_left_is_not_read_for(world: World) -> None:
+    """A client that hangs up costs nothing any more."""
+    left, stayed = await world.ask(1, 2)
+    left.cancel()
+    await asyncio.sleep(0)
+    await world.reader.run_once()
+    assert 4 == await stayed
+    (gone,) = await world.ask(3)
+    gone.cancel()
+    await asyncio.sleep(0)
+    assert 1 == await world.reader.run_once()
+    assert [[2]] == world.store.batches
+
+
+async def test_more_than_can_wait_are_rejected_at_once(world: World) -> None:
+    """With the advice when to come again; those before them are answered."""
+    room = WAITING_BATCHES_MAX * BATCH_MAX
+    asked = await world.ask(*range(room))
+    with pytest.raises(Overloaded) as rejected:
+        await world.reader.ask(room)
+    assert rejected.value.retry_after_seconds == 1
+    for _ in range(WAITING_BATCHES_MAX):
+        await world.reader.run_once()
+    assert [2 * n for n in range(room)] == await asyncio.gather(*asked)
+
+
+async def test_a_question_that_takes_too_long_fails_alone(world: World) -> None:
+    """The server has cancelled the statement of all: each is read by itself, and nothing is a bug."""
+    world.store.slow = {2}
+    asked = await world.ask(1, 2, 3)
+    assert 3 == await world.reader.run_once()
+    one, two, three = await asyncio.gather(*asked, return_exceptions=True)
+    assert (2, 6) == (one, three)
+    assert isinstance(two, ReadCancelled)
+    assert [[1, 2, 3], [1], [2], [3]] == world.store.batches
+    assert [] == world.observed
+
+
+async def test_where_the_database_is_gone_all_who_wait_are_answered(world: World) -> None:
+    """One batch after the other would wait for the same time-out; who comes later is read for again."""
+    world.store.errors = [Unreachable("gone")]
+    asked = await world.ask(*range(2 * BATCH_MAX))
+    await world.reader.run_once()
+    failed = await asyncio.gather(*asked, return_exceptions=True)
+    assert [Unreachable] * 2 * BATCH_MAX == [type(each) for each in failed]
+    assert 1 == len(world.store.batches)
+    (later,) = await world.ask(7)
+    await world.reader.run_once()
+    assert 14 == await later
+
+
+async def test_a_bug_is_reported_and_fails_its_batch_alone(world: World) -> None:
+    """The next batch is read."""
+    world.store.errors = [KeyError("bug")]
+    asked = await world.ask(*range(BATCH_MAX + 1))
+    await world.reader.run_once()
+    await world.reader.run_once()
+    *failed, later = await asyncio.gather(*asked, return_exceptions=True)
+    assert [InternalError] * BATCH_MAX == [type(each) for each in failed]
+    assert 2 * BATCH_MAX == later
+    (crash,) = world.observed
+    assert isinstance(crash, ActorCrashed)
+    assert "reader of numbers" == crash.actor
+
+
+async def test_a_reader_that_stops_leaves_nobody_waiting(world: World) -> None:
+    """Neither those in its batch nor those behind it, nor who comes later."""
+    asked = await world.ask(*range(BATCH_MAX + 1))
+    hanging = asyncio.Event()
+
+    async def hang(_: Sequence[int]) -> list[int]:
+        hanging.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    world.reader._read = hang
+    running = asyncio.create_task(world.reader.run())
+    await hanging.wait()
+    world.reader.close()
+    running.cancel()
+    failed = await asyncio.gather(*asked, return_exceptions=True)
+    assert [InternalError] * BATCH_MAX + [Overloaded] == [type(each) for each in failed]
+    with pytest.raises(Overloaded):
+        await world.reader.ask(1)
+    await asyncio.gather(running, return_exceptions=True)

@@ -1,0 +1,64 @@
+"""A flight and those who wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.errors import AttemptPending, Overloaded
+from stretto.protocol.creator import CreatorSettings, GroupCreator
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from stretto.protocol.ports import Write, WriteResult
+
+ALICE = UserId("alice")
+TEAM = NewGroup.parse(ALICE, {"name": "Team"})
+KEY = IdempotencyKey("k")
+
+
+class SilentWriters:
+    """Writers that never answer."""
+
+    def ask(self, _: Write) -> asyncio.Future[WriteResult]:
+        return asyncio.get_running_loop().create_future()
+
+
+class NoAttempts:
+    """A store that is not asked."""
+
+    async def look(self, group_id: UUID, lease_seconds: float) -> object:
+        raise AssertionError
+
+    heal = reclaim = look
+
+
+async def test_a_flight_forgets_who_waits_no_more() -> None:
+    """Whether they were answered or have left; one who still waits keeps it from being abandoned."""
+    settings = CreatorSettings(stop_seconds=0)
+    creator = GroupCreator(SilentWriters(), NoAttempts(), settings, lambda _: None)  # type: ignore[arg-type]
+    async with creator:
+        first = asyncio.create_task(creator.create(KEY, TEAM, wait_seconds=10))
+        await asyncio.sleep(0)
+        with pytest.raises(AttemptPending):
+            await creator.create(KEY, TEAM, wait_seconds=0)
+        (flight,) = creator._flights.values()
+        assert 1 == len(flight.waiters)
+        assert not flight.is_abandoned
+        second = asyncio.create_task(creator.create(KEY, TEAM, wait_seconds=10))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert 1 == len(flight.waiters)
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        assert {} == flight.waiters
+        assert flight.is_abandoned
+        last = asyncio.create_task(creator.create(KEY, TEAM, wait_seconds=10))
+        await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await last

@@ -1,0 +1,87 @@
+"""Garbage is collected by the clock: also what has survived a collection already."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto import server
+from stretto.server import COLLECT_SECONDS, YOUNG_OBJECTS_MAX, _collect, _collecting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Cycle:
+    """An object that only the collector can free."""
+
+    def __init__(self) -> None:
+        self.itself: object = self
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    """The collector as it was, in the end; until then it does nothing by itself."""
+    thresholds = gc.get_threshold()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+async def collect_once(steps: list[float]) -> None:
+    """Let the clock strike once."""
+
+    async def pause(seconds: float) -> None:
+        steps.append(seconds)
+        if len(steps) > 1:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await _collect(pause)
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+async def test_a_cycle_is_freed_when_the_clock_strikes(is_older: bool) -> None:
+    """One that was made since, and one that outlived a collection, as a session's objects do."""
+    cycle = Cycle()
+    left = weakref.ref(cycle)
+    if is_older:
+        gc.collect(0)
+    del cycle
+    steps: list[float] = []
+    assert left() is not None
+    await collect_once(steps)
+    assert left() is None
+    assert [COLLECT_SECONDS] * 2 == steps
+
+
+async def test_a_bound_in_objects_alone_would_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: a few thousand objects are far below the threshold, and older ones farther."""
+    monkeypatch.setattr(server, "MIDDLE_GENERATION", 0)
+    gc.set_threshold(YOUNG_OBJECTS_MAX)
+    gc.enable()
+    cycle = Cycle()
+    left = weakref.ref(cycle)
+    gc.collect(0)
+    del cycle
+    burst = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+    await collect_once([])
+    assert left() is not None
+    assert len(burst) == 1000
+
+
+async def test_collecting_begins_and_ends_with_the_service() -> None:
+    """What is there at the start is passed over from then on; no task is left."""
+    before = gc.get_threshold()
+    async with _collecting():
+        names = {task.get_name() for task in asyncio.all_tasks()}
+        assert "stretto garbage collection" in names
+        assert (YOUNG_OBJECTS_MAX, *before[1:]) == gc.get_threshold()
+        assert gc.get_freeze_count() > 0
+    assert "stretto garbage collection" not in {t.get_name() for t in asyncio.all_tasks()}
