@@ -79,6 +79,10 @@ mutants: $(VENV)/.dev ## Change the code in small ways: do the tests notice? (ON
 rolling: $(VENV)/.dev ## Restart two replicas in turn behind haproxy, under clients that never retry (RESTARTS=)
 	@PYTHONPATH=tests $(BIN)/python -m rolling --restarts $(RESTARTS)
 
+.PHONY: soak
+soak: $(VENV)/.dev ## Run a steady mix for long, then judge memory, answers, log (MINUTES=40 ARGS=--busy)
+	@PYTHONPATH=loadtests $(BIN)/python -m soak --minutes $(MINUTES) $(ARGS)
+
 .PHONY: load
 load: $(VENV)/.run $(LOAD_VENV)/.load ## Load a service with locust and check (USERS= SECONDS= SCENARIOS= HOST=)
 	@$(LOAD_VENV)/bin/python loadtests/run.py $(if $(HOST),--host $(HOST)) \

@@ -37,6 +37,9 @@ class OwnService:
     url: str
     secret: str
     environment: dict[str, str]
+    pid: int
+    log: deque[str]
+    """What it has logged last, line by line."""
 
     def check_database(self) -> bool:
         """Run `stretto check` over the whole database; return whether it found nothing."""
@@ -47,7 +50,7 @@ class OwnService:
 
 
 @contextmanager
-def own_service() -> Iterator[OwnService]:
+def own_service(log_lines_max: int = LOG_LINES_MAX) -> Iterator[OwnService]:
     """Run a service in a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="stretto-load-", dir=FOLDERS) as folder:
         # Under root, PostgreSQL runs as another account, which must be able to get in.
@@ -56,14 +59,15 @@ def own_service() -> Iterator[OwnService]:
         clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
         given = {"DATA_DIR": str(data), "PORT": "0", "DRAIN_SECONDS": "0"}
         environment = clean | {f"STRETTO_{name}": value for name, value in given.items()}
-        with _running(environment) as url:
+        log: deque[str] = deque(maxlen=log_lines_max)
+        with _running(environment, log) as (url, pid):
             secret = (data / "jwt-secret").read_text().strip()
-            yield OwnService(url, secret, environment)
+            yield OwnService(url, secret, environment, pid, log)
 
 
 @contextmanager
-def _running(environment: dict[str, str]) -> Iterator[str]:
-    """Run the service and yield its URL; raises where it does not start or does not end well."""
+def _running(environment: dict[str, str], log: deque[str]) -> Iterator[tuple[str, int]]:
+    """Run the service; yield its URL and process. Raises where it does not start or end well."""
     process = subprocess.Popen(
         [STRETTO, "serve"], env=environment, stderr=subprocess.PIPE, text=True
     )
@@ -71,7 +75,6 @@ def _running(environment: dict[str, str]) -> Iterator[str]:
     watchdog = threading.Timer(START_SECONDS_MAX, process.kill)
     watchdog.start()
     assert process.stderr is not None
-    log: deque[str] = deque(maxlen=LOG_LINES_MAX)
     reader = threading.Thread(target=log.extend, args=(process.stderr,))
     try:
         url = ""
@@ -85,7 +88,7 @@ def _running(environment: dict[str, str]) -> Iterator[str]:
             raise SystemExit("the service did not start:\n" + "".join(log))
         # Somebody must go on reading, or the service would wait for room to write.
         reader.start()
-        yield url
+        yield url, process.pid
         process.send_signal(signal.SIGTERM)
         if process.wait(STOP_SECONDS_MAX) != 0:
             raise SystemExit(f"the service ended with {process.returncode}:\n" + "".join(log))

@@ -1,0 +1,1 @@
+"""A long run under a steady mix: what only time and hunger show. See `make soak`."""
