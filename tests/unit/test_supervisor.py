@@ -109,8 +109,11 @@ async def appeared(folder: Path) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_workers_drain_as_long_as_their_supervisor(tmp_path: Path) -> None:
+async def test_workers_drain_as_long_as_their_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGTERM is passed on and nothing more, until a second signal skips the rest of the drain."""
+    monkeypatch.setattr("stretto.supervisor.STOP_SECONDS", 600)
     stop = Stop(drain_seconds=600)
     folders = (str(tmp_path / name) for name in ("drains", "runs", "skipped", "cut short"))
     command = (sys.executable, "-Sc", DRAINS, *folders)
