@@ -49,7 +49,7 @@ async def test_every_answer_of_a_drain_is_the_last_of_its_connection(
         service = live.app[SERVICE]
         if is_draining:
             service.draining.set()
-        with patch.object(service.shedder, "admit", return_value=expected != 503):
+        with patch.object(service.shedder, "has_room", return_value=expected != 503):
             client.send(sent)
             status, headers, _ = await client.answer()
         assert (expected, "close" if is_draining else None) == (status, headers.get("connection"))

@@ -28,7 +28,7 @@ from stretto.protocol.ports import InDoubt, OutcomeUnknown, Unreachable
 from stretto.provision import START_SECONDS
 from stretto.storage.attempts import PostgresWriteStore
 from stretto.storage.check import check_database
-from stretto.storage.database import PREPARED_MAX, Database
+from stretto.storage.database import PREPARED_MAX, Database, Lane
 from stretto.storage.migrate import read_steps
 
 if TYPE_CHECKING:
@@ -145,16 +145,20 @@ async def test_with_prepared_statements_it_would_break(url: str, server_url: str
     await give_settings(server_url)
 
     async def ask(database: Database) -> None:
-        for _ in range(50):
-            await database.ping()
+        async def ask_in(lane: Lane) -> None:
+            for _ in range(50):
+                async with database.reading(lane) as connection:
+                    await database.require_tables(connection)
+
+        await asyncio.gather(*map(ask_in, Lane))
 
     async with Database(url) as database:
-        await asyncio.gather(*(ask(database) for _ in range(4)))
+        await ask(database)
     async with Database(url) as database:
         database._prepared_max = PREPARED_MAX
         broken = "SQLSTATE 26000|SQLSTATE 42P05"
         with pytest.raises(Unreachable, match=f"({broken})"):
-            await asyncio.gather(*(ask(database) for _ in range(4)))
+            await ask(database)
 
 
 async def test_behind_a_pooler_the_same_words_are_not_believed(

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import orjson
 import pytest
 
 from api_client import Api, connected_api, token_of
@@ -55,10 +56,16 @@ async def clients_of(service: ServiceProcess) -> AsyncIterator[tuple[Api, RawCli
         yield api, raw
 
 
+def counted(line: bytes) -> int:
+    """Return how many events a line of the log stands for."""
+    folded: int = orjson.loads(line).get("folded", 0)
+    return 1 + folded
+
+
 async def logged(service: ServiceProcess, event: bytes, times: int = 1) -> int:
-    """Wait until an event has been logged so often; return how often it was."""
+    """Wait until an event has been logged so often, folded lines included; return how often it was."""
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while (count := sum(event in line for line in service.log)) < times:
+        while (count := sum(counted(line) for line in service.log if event in line)) < times:
             await asyncio.sleep(0)
     return count
 

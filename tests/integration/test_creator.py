@@ -28,7 +28,7 @@ from stretto.errors import (
 )
 from stretto.protocol.attempt import AnswerStatus, AttemptStatus
 from stretto.protocol.creator import CreatorSettings, GroupCreator
-from stretto.protocol.ports import ConnectionLost, GuaranteeBroken, OutcomeUnknown
+from stretto.protocol.ports import ConnectionLost, GuaranteeBroken, OutcomeUnknown, Unreachable
 from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
 from stretto.storage.check import check_database
 from stretto.storage.database import Database
@@ -413,17 +413,18 @@ async def test_a_database_that_is_away_is_told_and_found_again(
         await admin.close()
 
 
-async def test_a_database_that_cannot_be_written_yet_is_no_reason_not_to_start(
+async def test_a_database_that_cannot_be_written_is_as_good_as_none(
     database_url: str, connection: Connection
 ) -> None:
-    """A standby that is to be promoted: reads are served, and creations as soon as it takes them."""
+    """A standby, or a primary that was fenced off: nothing is decided by what it holds."""
     name = await connection.fetchval("SELECT current_database()")
     read_only = f'ALTER DATABASE "{name}" SET default_transaction_read_only'
     await connection.execute(f"{read_only} = on")
+    with pytest.raises(Unreachable, match="read-only"):
+        async with open_component(database_url):
+            raise AssertionError
+    await connection.execute(f"{read_only} = off")
     async with open_component(database_url) as component:
-        with pytest.raises(DatabaseUnavailable):
-            await component.creator.create(KEY, TEAM)
-        await connection.execute(f"{read_only} = off")
         assert (await component.creator.create(KEY, TEAM)).status is AnswerStatus.CREATED
 
 

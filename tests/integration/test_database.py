@@ -147,7 +147,7 @@ async def test_only_followers_wait_for_a_connection_against_a_time_out(
                     await stack.enter_async_context(database.reading(lane))
             monkeypatch.setattr(database_module, "FOLLOWER_SECONDS", SOON_SECONDS)
             actor = asyncio.create_task(ask(Lane.LOOKS))
-            with pytest.raises(Unreachable, match="TimeoutError"):
+            with pytest.raises(Unreachable, match="no answer in time"):
                 await ask(Lane.FOLLOWERS)
             await asyncio.wait((actor,), timeout=2 * SOON_SECONDS)
             assert not actor.done()
@@ -176,7 +176,7 @@ async def test_a_hosts_pool_is_waited_for_against_a_time_out(
         Database(pool=pool) as database,
         asyncio.timeout(DEADLINE_SECONDS),
     ):
-        with pytest.raises(Unreachable, match="TimeoutError"):
+        with pytest.raises(Unreachable, match="no answer in time"):
             await database.ping()
 
 

@@ -61,6 +61,7 @@ async def test_a_role_that_was_granted_to_serves_and_looks_after_everything(
     settings = {
         "DATABASE_URL": role_url,
         "WEBHOOK_URL": "http://127.0.0.1:1/",
+        "WEBHOOK_ALLOW_PRIVATE": "true",
         "WEBHOOK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
     }
     async with ServiceProcess(settings) as service, connected_api(service.url) as api:

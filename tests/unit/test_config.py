@@ -241,7 +241,7 @@ def test_a_webhook_has_an_address_and_secrets(expected: str, given: dict[str, st
 @pytest.mark.parametrize("prefix", ["a.b", "a b", "_x", "$JS", "x" * 33, "a\n"])
 def test_a_prefix_of_nats_names_is_one_token(prefix: str) -> None:
     """It stands in subjects and in names of streams."""
-    with pytest.raises(ConfigurationError, match="STRETTO_NATS_PREFIX"):
+    with pytest.raises(ConfigurationError, match="--nats-prefix"):
         read_settings(nats_prefix=prefix)
     assert "Team-1" == ComponentSettings.of(read_settings(nats_prefix="Team-1")).nats_prefix
     assert "stretto" == ComponentSettings.of(read_settings()).nats_prefix

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from stretto.actors.backoff import pause_seconds
 from stretto.actors.mailbox import Envelope, Mailbox
+from stretto.errors import drop_frames
 from stretto.protocol.ports import (
     BatchWritten,
     InDoubt,
@@ -80,6 +81,8 @@ class GroupWriter:
         self._store = store
         self._observe = observe
         self._batch_max = batch_max
+        self._errors: list[StoreError] = []
+        """Of the batch that is under way."""
 
     async def run(self) -> None:
         """Write batch after batch, until cancelled; then give the connection back."""
@@ -112,6 +115,10 @@ class GroupWriter:
         finally:
             for envelope in batch:
                 envelope.fail(unanswered)
+            # Logged and answered by now. Their frames refer to the batch, and the batch to them.
+            for raised in self._errors:
+                drop_frames(raised)
+            self._errors.clear()
         self._observe(BatchWritten(len(batch), led, time.perf_counter() - started))
         return len(batch)
 
@@ -232,6 +239,7 @@ class GroupWriter:
         try:
             yield
         except StoreError as error:
+            self._errors.append(error)
             self._observe(WriteTrouble(error, len(batch)))
             raise
 

@@ -58,7 +58,7 @@ async def test_every_private_name_is_there(file: str) -> None:
     """Set in a constructor, in slots, or as a method."""
     names = private_names((HTTP / file).read_text())
     assert {"_connections", "_loop"} & names
-    own = {"_closed", "_logged_at", "_limits"}
+    own = {"_is_stopping", "_limits"}
     assert names - known_names(OURS[file]) - own == set()
 
 

@@ -63,10 +63,9 @@ async def report(store: Store, wait_seconds: float = 0) -> AttemptReport:
     return await AttemptLookup(store, 5).look_up(ALICE, KEY, wait_seconds)
 
 
-@pytest.mark.parametrize("attempt", [None, PENDING])
-async def test_an_attempt_whose_group_exists_is_healed(attempt: Attempt | None) -> None:
-    """And then reported as it is: gone and still open are one."""
-    store = Store(Sighting(attempt, GROUP), Sighting(SUCCEEDED, GROUP))
+async def test_a_pending_attempt_whose_group_exists_is_healed() -> None:
+    """And then reported as it is."""
+    store = Store(Sighting(PENDING, GROUP), Sighting(SUCCEEDED, GROUP))
     told = await report(store)
     assert (AttemptStatus.SUCCEEDED, GROUP.group.conversation_id) == (
         told.status,
@@ -82,9 +81,9 @@ async def test_a_settled_attempt_is_reported_at_once_with_its_own_times() -> Non
     assert (CLAIMED, SETTLED, 1) == (told.claimed_at, told.settled_at, store.looks)
 
 
-async def test_a_group_whose_attempt_is_gone_again_has_only_its_own_time() -> None:
-    """It was swept right after it was healed: the group is the truth."""
-    told = await report(Store(Sighting(None, GROUP), Sighting(None, GROUP)))
+async def test_a_group_whose_attempt_is_gone_has_only_its_own_time() -> None:
+    """It was swept, and a look puts nothing back."""
+    told = await report(Store(Sighting(None, GROUP)))
     assert (CREATED, CREATED) == (told.claimed_at, told.settled_at)
 
 
