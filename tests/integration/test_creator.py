@@ -330,8 +330,8 @@ async def test_a_commit_whose_acknowledgement_is_lost_is_found(
     losses = [1, 2]
 
     class LossyStore(PostgresWriteStore):
-        async def lead(self, writes: Sequence[Write]) -> set[UUID]:
-            led = await super().lead(writes)
+        async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+            led = await super().lead(writes, is_hasty=is_hasty)
             if losses:
                 losses.pop()
                 raise OutcomeUnknown("the answer was lost")

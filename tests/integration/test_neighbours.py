@@ -119,6 +119,57 @@ async def test_a_claim_that_another_backend_has_not_committed_holds_up_no_other(
         assert AnswerStatus.CREATED is (await following).status
 
 
+async def test_claims_that_are_never_committed_hold_up_a_batch_once(
+    database_url: str, connection: Connection
+) -> None:
+    """Their keys are known then, and come after the others, however often they are repeated."""
+    held = keys("held", 8)
+    events: list[Event] = []
+    async with (
+        open_component(database_url, settings=ONE_WRITER, observe=events.append) as component,
+        connection.transaction(),
+    ):
+        for key in held:
+            await connection.execute(
+                """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+                       VALUES ($1, $2, $3, gen_random_uuid())""",
+                group_id(ALICE, key),
+                ALICE,
+                TEAM.fingerprint(),
+            )
+        waiting = asyncio.ensure_future(created(component, held))
+        for wave in range(3):
+            answers = await created(component, keys(f"free{wave}-", 8))
+            assert {AnswerStatus.CREATED} == {answer.status for answer in answers}
+        shared = [e for e in events if isinstance(e, WriteTrouble) and e.writes > 1]
+        assert 1 == len(shared)
+        assert not waiting.done()
+        waiting.cancel()
+
+
+async def test_a_row_of_the_hosts_that_is_locked_fails_its_own_key_alone(
+    database_url: str, connection: Connection
+) -> None:
+    """A user who is being deleted, where the host's key refers to users: neighbours are created."""
+    await connection.execute(
+        """CREATE TABLE app_user (user_id text PRIMARY KEY);
+           INSERT INTO app_user VALUES ('alice'), ('mallory');
+           ALTER TABLE conversation_member ADD FOREIGN KEY (user_id) REFERENCES app_user"""
+    )
+    mallory = NewGroup.parse(UserId("mallory"), {"name": "Team"})
+    async with open_component(database_url, settings=ONE_WRITER) as component:
+        async with connection.transaction():
+            await connection.execute("SELECT FROM app_user WHERE user_id = 'mallory' FOR UPDATE")
+            create = component.creator.create
+            clients = [create(key, mallory) for key in keys("p", 3)]
+            clients += [create(key, TEAM) for key in keys("k", 45)]
+            results = await asyncio.gather(*clients, return_exceptions=True)
+        assert [DatabaseUnavailable] * 3 == [type(result) for result in results[:3]]
+        assert [AnswerStatus.CREATED] * 45 == [
+            result.status for result in results if isinstance(result, Answer)
+        ]
+
+
 async def poison(connection: Connection, table: str, state: str) -> None:
     """Have the database raise a state for every row of a poisoned group."""
     await connection.execute(

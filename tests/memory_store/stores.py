@@ -32,7 +32,7 @@ class MemoryWriteStore:
         won: set[UUID] = await self._write("claim", writes)
         return won
 
-    async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+    async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         """Write groups and settle their attempts; return the tokens that did."""
         led: set[UUID] = await self._write("lead", writes)
         return led
@@ -41,6 +41,10 @@ class MemoryWriteStore:
         """Return the tokens of the attempts that a lead would not have to wait for."""
         free: set[UUID] = await self._write("unlocked", writes)
         return free
+
+    async def are_tables_locked(self) -> bool:
+        """Tables cannot be locked here."""
+        return False
 
     async def fail(self, write: Write, failure: Failure) -> bool:
         """Settle as failed, durably, unless the attempt is no longer ours."""

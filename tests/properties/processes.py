@@ -41,8 +41,8 @@ class SilentStore(PostgresWriteStore):
         await self._pass("claimed")
         return won
 
-    async def lead(self, writes: Sequence[Write]) -> set[UUID]:
-        led = await super().lead(writes)
+    async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        led = await super().lead(writes, is_hasty=is_hasty)
         if led:
             await self._pass("committed")
         return led

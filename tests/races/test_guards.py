@@ -85,8 +85,10 @@ class HastyWriter(GroupWriter):
                 request.answer(SettledAsFailed(faults.VETO))
             return 0
 
-    async def _lead_persistently(self, batch: Sequence[Any], _: object) -> int:
-        return await super()._lead_persistently(batch, ())
+    async def _lead_persistently(
+        self, batch: Sequence[Any], _: object, *, is_hasty: bool = False
+    ) -> int:
+        return await super()._lead_persistently(batch, (), is_hasty=is_hasty)
 
 
 class BlindWriter(GroupWriter):

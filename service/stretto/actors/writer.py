@@ -14,15 +14,17 @@ its request to follow, and a batch that fails is taken apart, whatever the error
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from stretto.actors.backoff import pause_seconds
+from stretto.actors.contention import ContendedKeys
 from stretto.actors.mailbox import Envelope, Mailbox
-from stretto.errors import drop_frames
 from stretto.protocol.ports import (
     BatchWritten,
+    HookInterrupted,
     InDoubt,
     Led,
     Locked,
@@ -62,6 +64,9 @@ BACKOFF_SECONDS_MAX: Final = 0.5
 # server refuses at once costs a few milliseconds.
 APART_SECONDS_MAX: Final = 5.0
 
+# Keys that held up a batch before are claimed alone, after the others, for so long in each batch.
+CONTENDED_SECONDS_MAX: Final = 0.1
+
 _Request = Envelope[Write, WriteResult]
 Result = TypeVar("Result")
 
@@ -81,6 +86,7 @@ class GroupWriter:
         self._store = store
         self._observe = observe
         self._batch_max = batch_max
+        self._contended = ContendedKeys()
         self._errors: list[StoreError] = []
         """Of the batch that is under way."""
 
@@ -115,16 +121,35 @@ class GroupWriter:
         finally:
             for envelope in batch:
                 envelope.fail(unanswered)
-            # Logged and answered by now. Their frames refer to the batch, and the batch to them.
+            # Their frames refer to the batch, and the batch to them. What caused them may still be
+            # logged, with its own.
             for raised in self._errors:
-                drop_frames(raised)
+                raised.__traceback__ = None
             self._errors.clear()
         self._observe(BatchWritten(len(batch), led, time.perf_counter() - started))
         return len(batch)
 
     async def _write(self, batch: Sequence[_Request]) -> int:
+        """Write a batch; keys that held up a batch before come after the others, each alone."""
+        if not self._contended:
+            return await self._claim_and_lead(batch, self._claim)
+        shared: list[_Request] = []
+        contended: list[_Request] = []
+        for request in batch:
+            is_contended = request.message.group_id in self._contended
+            (contended if is_contended else shared).append(request)
+        led = await self._claim_and_lead(shared, self._claim)
+        # In any order: whatever there is no time for has its turn another time.
+        random.shuffle(contended)
+        return led + await self._claim_and_lead(contended, self._claim_contended)
+
+    async def _claim_and_lead(
+        self,
+        batch: Sequence[_Request],
+        claim: Callable[[Sequence[_Request]], Awaitable[set[UUID]]],
+    ) -> int:
         claims = [request for request in batch if not request.message.is_claimed]
-        won = await self._claim(claims) if claims else set()
+        won = await claim(claims) if claims else set()
         leads = []
         for request in batch:
             if request.message.is_claimed or request.message.claim_token in won:
@@ -141,6 +166,8 @@ class GroupWriter:
         except Locked:
             if len(batch) == 1:
                 # The key is its leader's, or another's that claims it at this moment: follow.
+                self._contended.add(batch[0].message.group_id)
+                batch[0].answer(NotLed())
                 return set()
         except StoreError as error:
             if _is_connection_lost(error):
@@ -149,6 +176,19 @@ class GroupWriter:
             if len(batch) == 1 or _is_away(error):
                 raise
         return set().union(*await self._take_apart(batch, lambda each: self._claim([each])))
+
+    async def _claim_contended(self, batch: Sequence[_Request]) -> set[UUID]:
+        """Claim each alone, for so long that the batches of others do not wait noticeably."""
+        won: set[UUID] = set()
+        started = time.perf_counter()
+        for request in batch:
+            if time.perf_counter() - started >= CONTENDED_SECONDS_MAX:
+                break
+            tokens = await self._claim([request])
+            if tokens:
+                self._contended.discard(request.message.group_id)
+            won |= tokens
+        return won
 
     async def _lead(self, batch: Sequence[_Request]) -> int:
         """Lead a batch together; where that does not go through, each request alone.
@@ -160,16 +200,20 @@ class GroupWriter:
         try:
             return await self._lead_persistently(batch, (OutcomeUnknown, Locked))
         except StoreError as error:
-            # What is still locked is no row of one request, but a table that all need.
-            if isinstance(error, Locked) or _is_away(error):
+            # A table that all need is locked, or the database is away: alone they would fail as well.
+            if _is_away(error) or (isinstance(error, Locked) and await self._are_tables_locked()):
                 raise
-        return sum(await self._take_apart(batch, self._lead_alone))
+        return sum(await self._take_apart(batch, self._lead_hastily))
+
+    async def _lead_hastily(self, request: _Request) -> int:
+        """Lead one of a batch that was taken apart: its neighbours wait."""
+        return await self._lead_alone(request, (Transient,), is_hasty=True)
 
     async def _lead_alone(
-        self, request: _Request, retried: tuple[type[StoreError], ...] = (Transient,)
+        self, request: _Request, retried: tuple[type[StoreError], ...], *, is_hasty: bool = False
     ) -> int:
         try:
-            return await self._lead_persistently([request], retried)
+            return await self._lead_persistently([request], retried, is_hasty=is_hasty)
         except Refused as refused:
             # The statement is over and rolled back, and none that carries this token can commit
             # once the attempt is failed: certain (G4).
@@ -197,28 +241,45 @@ class GroupWriter:
         return results
 
     async def _lead_persistently(
-        self, batch: Sequence[_Request], retried: tuple[type[StoreError], ...]
+        self,
+        batch: Sequence[_Request],
+        retried: tuple[type[StoreError], ...],
+        *,
+        is_hasty: bool = False,
     ) -> int:
         """Lead, and lead again with the same tokens after one of the `retried` errors.
 
         If the first statement may still be running, the second waits for its row locks. What the
         first committed is no longer pending, so the fence skips it; those requests get `NotLed`,
-        follow, and find their own group. A row that stays locked is left out, and its request follows.
+        follow, and find their own group. An attempt that stays locked is left out, and its request
+        follows. Another row that stays locked is waited for only while that keeps no other waiting.
         """
         for failures in range(TRIES_MAX):
+            is_first_of_many = len(batch) > 1 and not failures
             try:
                 with self._telling(batch):
-                    led = await self._store.lead([request.message for request in batch])
+                    led = await self._store.lead(
+                        [request.message for request in batch],
+                        is_hasty=is_hasty or is_first_of_many,
+                    )
                 break
             except retried as error:
+                is_locked, is_of_hook = (
+                    isinstance(error, Locked),
+                    isinstance(error, HookInterrupted),
+                )
                 # An error that the server itself gives for this write, it will give again.
                 if failures == TRIES_MAX - 1 or isinstance(error, InDoubt):
                     raise
-                is_locked = isinstance(error, Locked)
+                if is_of_hook and (is_hasty or len(self._mailbox)):
+                    raise
             if is_locked:
-                batch = await self._leave_out_locked(batch)
-                if not batch:
+                free = await self._leave_out_locked(batch)
+                if not free:
                     return 0
+                if len(free) == len(batch):
+                    await self._require_patience(batch, is_hasty=is_hasty)
+                batch = free
             await asyncio.sleep(pause_seconds(failures, BACKOFF_SECONDS_FIRST, BACKOFF_SECONDS_MAX))
         for request in batch:
             request.answer(Led() if request.message.claim_token in led else NotLed())
@@ -232,6 +293,17 @@ class GroupWriter:
             if request.message.claim_token not in free:
                 request.answer(NotLed())
         return [request for request in batch if request.message.claim_token in free]
+
+    async def _require_patience(self, batch: Sequence[_Request], *, is_hasty: bool) -> None:
+        """Raise `Locked` where a row of one request, such as a host's, would keep others waiting."""
+        keeps_waiting = is_hasty or len(batch) > 1 or len(self._mailbox) > 0
+        if keeps_waiting and not await self._are_tables_locked():
+            message = "a row that the group refers to is held by another transaction"
+            raise Locked(message)
+
+    async def _are_tables_locked(self) -> bool:
+        with self._telling(()):
+            return await self._store.are_tables_locked()
 
     @contextmanager
     def _telling(self, batch: Sequence[_Request]) -> Iterator[None]:

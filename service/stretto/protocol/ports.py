@@ -109,14 +109,18 @@ class WriteStore(Protocol):
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""
 
-    async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+    async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         """Write groups and settle their attempts in one commit; return the tokens that did.
 
-        A write whose token is not the attempt's, or whose attempt is not pending, writes nothing.
+        A write whose token is not the attempt's, or whose attempt is not pending, writes nothing. In
+        haste, a lock is waited for only as long as other requests can bear.
         """
 
     async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
         """Return the tokens of those whose attempts carry them, pending, and are held by no other."""
+
+    async def are_tables_locked(self) -> bool:
+        """Whether another holds, or waits for, a lock on a table that lets no group be written."""
 
     async def fail(self, write: Write, failure: Failure) -> bool:
         """Settle as failed if the token is still the attempt's and no group exists."""

@@ -15,6 +15,7 @@ from stretto.protocol.attempt import Attempt, AttemptStatus, GroupRow, Sighting
 from stretto.protocol.ports import InDoubt, OutcomeUnknown, Write
 from stretto.storage.database import (
     GRACE_SECONDS,
+    LOCK_SECONDS,
     WRITE_SECONDS,
     Database,
     Lane,
@@ -37,8 +38,13 @@ if TYPE_CHECKING:
     from stretto.storage.hook import Lead, OnCreate
 
 # A claim waits for a row only while another claim of its key commits, which takes a few milliseconds.
-# Whatever takes longer is not claimed, and holds up the other keys of the batch no longer.
+# Whatever takes longer is not claimed, and holds up the other keys of the batch no longer; one that is
+# claimed alone, because its batch was held up, gets less.
 CLAIM_LOCK_SECONDS: Final = 0.1
+CLAIM_ALONE_LOCK_SECONDS: Final = 0.02
+# Where other requests wait. A row that another lead holds is free in a few milliseconds, and a row of
+# the host's may be held for any time.
+HASTY_LOCK_SECONDS: Final = 0.25
 
 
 class PostgresWriteStore:
@@ -78,14 +84,16 @@ class PostgresWriteStore:
                 [write.new_group.owner for write in writes],
                 [write.fingerprint for write in writes],
                 [write.claim_token for write in writes],
-                f"{CLAIM_LOCK_SECONDS * 1000:.0f}ms",
+                _milliseconds(CLAIM_ALONE_LOCK_SECONDS if len(writes) == 1 else CLAIM_LOCK_SECONDS),
             )
         return {row["claim_token"] for row in rows}
 
-    async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+    async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         """Write groups and settle their attempts; return the tokens that did."""
         async with self._writing() as connection:
-            return await self._lead_writes(connection, writes)
+            return await self._lead_writes(
+                connection, writes, HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS
+            )
 
     async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
         """Return the tokens of the attempts that a lead would not have to wait for."""
@@ -96,6 +104,11 @@ class PostgresWriteStore:
                 [write.claim_token for write in writes],
             )
         return {row["claim_token"] for row in rows}
+
+    async def are_tables_locked(self) -> bool:
+        """Whether another holds, or waits for, a lock on a table that lets no group be written."""
+        async with self._writing() as connection:
+            return bool(await connection.fetchval(QUERIES["are_tables_locked"]))
 
     async def fail(self, write: Write, failure: Failure) -> bool:
         """Settle as failed, durably, unless the attempt is no longer ours."""
@@ -223,7 +236,7 @@ async def _is_same_backend(connection: Connection) -> bool:
     return bool(backend == connection.get_server_pid())
 
 
-async def _lead(connection: Connection, writes: Sequence[Write]) -> set[UUID]:
+async def _lead(connection: Connection, writes: Sequence[Write], lock_seconds: float) -> set[UUID]:
     recipients = [(write.new_group.owner, *write.new_group.members) for write in writes]
     rows = await connection.fetch(
         QUERIES["lead"],
@@ -235,8 +248,13 @@ async def _lead(connection: Connection, writes: Sequence[Write]) -> set[UUID]:
         [_array_literal(users) for users in recipients],
         [event_id(write.group_id) for write in writes],
         [_event_data(write) for write in writes],
+        _milliseconds(lock_seconds),
     )
     return {row["claim_token"] for row in rows}
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}ms"
 
 
 def _array_literal(users: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stretto.storage.database import Connection
 
-    Lead: TypeAlias = Callable[[Connection, Sequence[Write]], Awaitable[set[UUID]]]
+    Lead: TypeAlias = Callable[[Connection, Sequence[Write], float], Awaitable[set[UUID]]]
 
 # Below the deadline of the write that the hook is a part of.
 HOOK_SECONDS: Final = WRITE_SECONDS - 1
@@ -70,13 +70,18 @@ class HookedLead:
         self._discard = discard
         self._is_pooled = is_pooled
 
-    async def lead(self, connection: Connection, writes: Sequence[Write]) -> set[UUID]:
-        """Return the tokens that led. Raises `HookError`, `Refused`, and errors of the driver."""
+    async def lead(
+        self, connection: Connection, writes: Sequence[Write], lock_seconds: float
+    ) -> set[UUID]:
+        """Return the tokens that led. Raises `HookError`, `Refused`, and errors of the driver.
+
+        The hook's own statements wait for locks no longer than the lead's.
+        """
         # Begun by the driver, so that the hook's `connection.transaction()` is a savepoint in it.
         transaction = connection.transaction()
         await transaction.start()
         try:
-            led = await self._lead(connection, writes)
+            led = await self._lead(connection, writes, lock_seconds)
             before = await _session(connection)
         except Exception:
             if not is_lost(connection):

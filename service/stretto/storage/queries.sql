@@ -21,10 +21,12 @@ RETURNING claim_token;
 -- name: lead
 -- Settle the attempts that still carry our token and write their groups, in one commit. The update
 -- is the fence, the row lock and the settlement at once; everything else hangs on what it returned.
+-- A lock is waited for no longer than $9, until the transaction ends.
 WITH write AS (
     SELECT group_id, claim_token, conversation_id, name, description, recipients::text[], event_id,
            payload::json
-    FROM unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::uuid[],
+    FROM set_config('lock_timeout', $9, true) AS patience,
+         unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::text[], $5::text[], $6::text[], $7::uuid[],
                 $8::text[])
         AS write (group_id, claim_token, conversation_id, name, description, recipients, event_id,
                   payload)
@@ -62,16 +64,28 @@ SELECT claim_token FROM attempt
 WHERE group_id = ANY ($1::uuid[]) AND claim_token = ANY ($2::uuid[]) AND status = 'pending'
 FOR UPDATE SKIP LOCKED;
 
+-- name: are_tables_locked
+-- Ask whether another session holds, or waits for, a lock on one of our tables that lets nothing be
+-- inserted.
+SELECT EXISTS (
+    SELECT FROM pg_locks
+    WHERE locktype = 'relation' AND pid <> pg_backend_pid()
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND relation IN ('attempt'::regclass, 'chat_group'::regclass, 'conversation'::regclass,
+                       'conversation_member'::regclass, 'outbox'::regclass)
+      AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'));
+
 -- name: session
 -- Read which transaction this is, and what a host's hook may leave behind in a session: roles,
--- settings (but those of the transaction, and names that only the host knows), locks, temporary
--- tables, statements, cursors; `decoded` shows whether the driver still reads a uuid as such.
+-- settings (but those of the transaction, the lock time-out, which each write sets anew, and names
+-- that only the host knows), locks, temporary tables, statements, cursors; `decoded` shows whether the
+-- driver still reads a uuid as such.
 SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
        '00000000-0000-0000-0000-000000000000'::uuid AS decoded,
        session_user::text, current_user::text,
        (SELECT md5(string_agg(name || '=' || setting, ',' ORDER BY name)) FROM pg_settings
         WHERE name NOT IN ('transaction_isolation', 'transaction_read_only',
-                           'transaction_deferrable')) AS settings,
+                           'transaction_deferrable', 'lock_timeout')) AS settings,
        (SELECT count(*) FROM pg_locks
         WHERE locktype = 'advisory' AND pid = pg_backend_pid()) AS locks,
        (SELECT count(*) FROM pg_class WHERE relnamespace = pg_my_temp_schema()) AS temporary,

@@ -16,6 +16,7 @@ from stretto.errors import Failure
 from stretto.protocol.ports import (
     BatchWritten,
     Event,
+    HookInterrupted,
     InDoubt,
     Led,
     Locked,
@@ -52,6 +53,7 @@ class ScriptedStore:
         self.trouble = trouble
         self.calls: list[Call] = []
         self.lost: set[int] = set()
+        self.is_table_locked = False
         self.fenced: set[int] = set()
         self.held: set[int] = set()
 
@@ -59,13 +61,17 @@ class ScriptedStore:
         self._called("claim", writes)
         return {w.claim_token for w in writes if w.group_id.int not in self.lost}
 
-    async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+    async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         self._called("lead", writes)
         return {w.claim_token for w in writes if w.group_id.int not in self.fenced}
 
     async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
         self._called("unlocked", writes)
         return {w.claim_token for w in writes if w.group_id.int not in self.held}
+
+    async def are_tables_locked(self) -> bool:
+        self._called("are_tables_locked", ())
+        return self.is_table_locked
 
     async def fail(self, write: Write, failure: Failure) -> bool:
         self._called("fail", [write])
@@ -274,9 +280,79 @@ async def test_a_locked_table_is_waited_for_together() -> None:
     """It is no key's fault: nothing is written request by request."""
     locked = Locked("table")
     store = ScriptedStore(lambda c: locked if c[0] == "lead" else None)
+    store.is_table_locked = True
     assert [locked] * 2 == await answers(store, write(1), write(2))
     leads = [ids for name, ids in store.calls if name == "lead"]
     assert [[1, 2]] * TRIES_MAX == leads
+
+
+async def test_a_locked_row_beside_the_attempts_fails_its_request_alone() -> None:
+    """A row of the host's, such as a user's: it is tried once alone, and its neighbours are led."""
+    store = ScriptedStore(lambda c: Locked("row") if c[0] == "lead" and 2 in c[1] else None)
+    first, second, third = await answers(store, write(1), write(2), write(3))
+    assert (Led(), Led()) == (first, third)
+    assert isinstance(second, Locked)
+    leads = [ids for name, ids in store.calls if name == "lead"]
+    assert [[1, 2, 3], [1], [2], [3]] == leads
+
+
+@pytest.mark.parametrize("error", [Locked("row"), HookInterrupted("row")])
+@pytest.mark.parametrize("waiting", [0, 1])
+async def test_a_locked_row_is_waited_for_only_while_that_keeps_no_other_waiting(
+    waiting: int, error: StoreError
+) -> None:
+    """The other's turn comes after one time-out; alone, the request has all its tries."""
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
+    store = ScriptedStore(lambda c: error if c == ("lead", [1]) else None)
+    writer = GroupWriter(mailbox, store, lambda _: None, batch_max=1)
+    asked = mailbox.ask(write(1))
+    for number in range(waiting):
+        mailbox.ask(write(2 + number))
+    await writer.run_once()
+    assert isinstance(asked.exception(), type(error))
+    leads = [ids for name, ids in store.calls if name == "lead"]
+    assert [[1]] * (1 if waiting else TRIES_MAX) == leads
+
+
+async def test_a_key_whose_claim_was_held_up_is_claimed_after_the_others() -> None:
+    """Until its claim goes through: it then shares statements again."""
+    is_held = True
+
+    def trouble(call: Call) -> StoreError | None:
+        return Locked("claim") if is_held and call[0] == "claim" and 1 in call[1] else None
+
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
+    store = ScriptedStore(trouble)
+    writer = GroupWriter(mailbox, store, lambda _: None, batch_max=10)
+    seen = []
+    for numbers in ((1, 2), (1, 3), (1, 4), (1, 5)):
+        asked = [mailbox.ask(write(number)) for number in numbers]
+        store.calls.clear()
+        await writer.run_once()
+        seen.append([each.result() for each in asked])
+        claims = [ids for name, ids in store.calls if name == "claim"]
+        if numbers == (1, 2):
+            assert [[1, 2], [1], [2]] == claims
+        else:
+            assert {(1, 3): [[3], [1]], (1, 4): [[4], [1]], (1, 5): [[1, 5]]}[numbers] == claims
+        is_held = is_held and numbers != (1, 3)
+    assert [[NotLed(), Led()], [NotLed(), Led()], [Led(), Led()], [Led(), Led()]] == seen
+
+
+async def test_contended_keys_take_little_time_of_each_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that have no turn follow, and come again."""
+    store = ScriptedStore(lambda c: Locked("claim") if c[0] == "claim" and 1 in c[1] else None)
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
+    writer = GroupWriter(mailbox, store, lambda _: None, batch_max=10)
+    mailbox.ask(write(1))
+    await writer.run_once()
+    monkeypatch.setattr("stretto.actors.writer.CONTENDED_SECONDS_MAX", 0.0)
+    asked = mailbox.ask(write(1))
+    store.calls.clear()
+    await writer.run_once()
+    assert (NotLed(), []) == (asked.result(), store.calls)
 
 
 async def test_a_batch_is_bounded_by_its_rows() -> None:
@@ -311,7 +387,7 @@ async def test_a_stopped_writer_answers_what_it_held_and_closes_its_store() -> N
     reached = asyncio.Event()
 
     class HangingStore(ScriptedStore):
-        async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+        async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
             reached.set()
             await asyncio.Event().wait()
             return set()
@@ -334,7 +410,7 @@ async def test_a_bug_costs_its_batch_and_not_the_writer() -> None:
     events: list[Event] = []
 
     class BuggyStore(ScriptedStore):
-        async def lead(self, writes: Sequence[Write]) -> set[UUID]:
+        async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
             if not events:
                 raise ZeroDivisionError
             return await super().lead(writes)

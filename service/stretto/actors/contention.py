@@ -1,0 +1,46 @@
+"""ContendedKeys: which keys another transaction has held up a short while ago.
+
+A claim that meets an uncommitted one of its key waits for it, and all that share its statement wait
+with it. Such a claim may never end: its client may be gone without the server's knowing. So the key is
+kept out of the batches of others until it can be claimed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+# As many as many batches hold; each costs some 200 bytes.
+KEYS_MAX: Final = 4096
+# As long as the server lets a transaction run (`TRANSACTION_SECONDS`), after which the key is free.
+KEY_SECONDS: Final = 30.0
+
+
+class ContendedKeys:
+    """Group ids, for a bounded time and number; `clock_seconds` is for tests."""
+
+    def __init__(self, clock_seconds: Callable[[], float] = time.monotonic) -> None:
+        self._clock_seconds = clock_seconds
+        self._until: OrderedDict[UUID, float] = OrderedDict()
+
+    def __contains__(self, group_id: UUID) -> bool:
+        return self._until.get(group_id, 0.0) > self._clock_seconds()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, group_id: UUID) -> None:
+        """Keep the key apart from now on; the oldest goes where there are too many."""
+        self._until.pop(group_id, None)
+        self._until[group_id] = self._clock_seconds() + KEY_SECONDS
+        if len(self._until) > KEYS_MAX:
+            self._until.popitem(last=False)
+
+    def discard(self, group_id: UUID) -> None:
+        """Have the key share statements again."""
+        self._until.pop(group_id, None)
