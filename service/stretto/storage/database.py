@@ -21,6 +21,7 @@ from asyncpg.connect_utils import SessionAttribute
 from asyncpg.exceptions import TargetServerAttributeNotMatched
 
 from stretto.protocol.ports import ReadCancelled, Unreachable
+from stretto.storage.driver_connection import DriverConnection
 from stretto.storage.driver_errors import DRIVER_ERRORS, in_words
 from stretto.storage.pooler import ADD_PARAMETER, require_role_settings, split_pooler
 from stretto.storage.queries import QUERIES
@@ -257,6 +258,7 @@ class Database:
                     else SessionAttribute.read_write,
                     server_settings=_NAME if self.is_pooled else server_settings,
                     statement_cache_size=self._prepared_max,
+                    connection_class=DriverConnection,
                 )
                 if self.is_pooled:
                     # What a pooler reports of its server may be long past.

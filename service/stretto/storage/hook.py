@@ -137,7 +137,11 @@ class HookedLead:
             raise HookError(message)
         error = hook.exception()
         if isinstance(error, Exception):
-            raise error
+            try:
+                raise error
+            finally:
+                # Its traceback refers to this frame, which must not refer back.
+                del hook, error
         if error is not None:
             message = cause_of(error)
             raise HookError(message) from without_row_data(error)
