@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 import orjson
@@ -33,6 +34,8 @@ class ServiceProcess:
             *(sys.executable, "-m", "stretto", "serve"),
             stderr=asyncio.subprocess.PIPE,
             env=self._environment,
+            # Its workers are ended with it.
+            start_new_session=True,
         )
         assert self.process.stderr is not None
         while True:
@@ -46,9 +49,8 @@ class ServiceProcess:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self.process.returncode is None:
-            self.signal(signal.SIGCONT)
-            self.process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         await self.exited()
         await self._reading
 
@@ -60,6 +62,17 @@ class ServiceProcess:
         """Wait for the end; return the exit code."""
         async with asyncio.timeout(STOP_SECONDS):
             return await self.process.wait()
+
+    async def workers_ended(self) -> None:
+        """Wait until no process is left that could write to the log."""
+        async with asyncio.timeout(STOP_SECONDS):
+            await asyncio.shield(self._reading)
+
+    async def logged(self, event: bytes, times: int = 1) -> None:
+        """Wait until an event has been logged so often."""
+        async with asyncio.timeout(STOP_SECONDS):
+            while b"".join(self.log).count(b'"%b"' % event) < times:
+                await asyncio.sleep(0)
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         async for line in stream:

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import uuid
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from stretto.assembly import ComponentSettings, create_app, serving
@@ -46,12 +46,16 @@ MIDDLE_GENERATION: Final = 1
 
 
 async def serve(settings: Settings, notify: Callable[[str], None], *, share_port: bool) -> None:
-    """Serve until SIGTERM or SIGINT; raises what keeps the service from starting.
+    """Serve until SIGTERM, SIGHUP or SIGINT; raises what keeps the service from starting.
 
     A process that shares its port is a supervisor's worker.
     """
     stop = _stop_on_signals(settings.drain_seconds, is_worker=share_port)
-    async with database_place(settings, notify) as place, bus_place(settings) as nats_url:
+    async with AsyncExitStack() as stack:
+        if share_port:
+            stack.enter_context(_stop_without_supervisor(stop, sys.stdin.fileno()))
+        place = await stack.enter_async_context(database_place(settings, notify))
+        nats_url = await stack.enter_async_context(bus_place(settings))
         settings = settings.model_copy(update={"nats_url": nats_url})
         tokens = token_settings(settings)
         component = ComponentSettings.of(settings)
@@ -138,7 +142,33 @@ def _stop_on_signals(drain_seconds: float, *, is_worker: bool) -> Stop:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+    # A terminal that closes sends it to workers too, whose supervisor passes it on; `nohup` ignores it.
+    if is_worker:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, on_signal, signal.SIGHUP)
     return stop
+
+
+@contextmanager
+def _stop_without_supervisor(stop: Stop, lifeline: int) -> Iterator[None]:
+    """Begin the drain when the supervisor is gone: it alone holds the other end of the pipe.
+
+    A worker that outlived its supervisor would serve for good, and no service could end it.
+    """
+    loop = asyncio.get_running_loop()
+
+    def on_end() -> None:
+        loop.remove_reader(lifeline)
+        logger.warning("worker.orphaned")
+        stop.take(signal.SIGTERM)
+
+    # Nothing is ever written to it: that it can be read means its end.
+    loop.add_reader(lifeline, on_end)
+    try:
+        yield
+    finally:
+        loop.remove_reader(lifeline)
 
 
 async def _supervise(
@@ -171,20 +201,33 @@ async def _supervise(
 
 @contextmanager
 def _reserved_port(host: str, port: int) -> Iterator[int]:
-    """Hold a port that workers will share, without listening on it; 0 takes any free one.
+    """Hold a port that our workers alone will share, without listening on it; 0 takes any free one.
 
-    Raises `ListenError`.
+    Raises `ListenError`, also where another service's supervisor holds it.
     """
     with ExitStack() as stack:
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
+            found = stack.enter_context(socket.socket(family, kind, protocol))
             reserved = stack.enter_context(socket.socket(family, kind, protocol))
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             # Beside connections of an earlier process that are in TIME_WAIT for a minute.
-            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            reserved.bind(address)
+            for each in (found, reserved):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Linux keeps a port beyond the end of listening where it was named at the bind.
+            found.bind(address)
+            reserved.bind(found.getsockname())
+            if sys.platform == "linux":
+                # Of sockets that do not share a port one alone can listen.
+                reserved.listen()
+            # From here on only a socket that shares the port can be bound to it, as the workers' do.
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            found.close()
+            if sys.platform == "linux":
+                # It stays bound, and takes no connections itself.
+                reserved.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             message = f"cannot listen on {host}:{port} ({error.strerror}); choose another port"
             raise ListenError(message) from error

@@ -81,7 +81,10 @@ class Supervisor:
 
     async def _run_once(self, number: int) -> int | None:
         """Run one worker to its end; one that is told to stop has a while for it."""
-        worker = await asyncio.create_subprocess_exec(*self._command, env=self._environment)
+        # A pipe that ends with this process, however it ends: then the worker stops by itself.
+        worker = await asyncio.create_subprocess_exec(
+            *self._command, stdin=asyncio.subprocess.PIPE, env=self._environment
+        )
         ended = asyncio.create_task(worker.wait(), name=f"end of worker {number}")
         try:
             await self._first_of(ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from contextlib import AsyncExitStack
@@ -15,6 +16,7 @@ import pytest
 from api_client import Api, token_of
 from chaos.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
 from service_process import ServiceProcess
+from stretto.cli_help import EXIT_PORT
 from stretto.domain import group_id
 
 if TYPE_CHECKING:
@@ -226,4 +228,45 @@ async def test_workers_share_one_port_and_are_replaced_when_they_die(
         assert len({reply.body for reply in replies}) == 1
         service.signal(signal.SIGTERM)
         assert await service.exited() == 0
+    assert await sound(connection)
+
+
+async def test_workers_end_with_a_supervisor_that_was_killed(database_url: str) -> None:
+    """None is left to serve beside the next service: the port is free for it."""
+    settings = {"DATABASE_URL": database_url, "WORKERS": "2"}
+    async with ServiceProcess(settings) as service:
+        await service.logged(b"service.started", times=2)
+        service.signal(signal.SIGKILL)
+        await service.workers_ended()
+    assert 2 == b"".join(service.log).count(b'"worker.orphaned"')
+    assert 2 == b"".join(service.log).count(b'"service.stopped"')
+    with socket.create_server(("127.0.0.1", int(service.url.rpartition(":")[2]))):
+        pass
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_terminal_that_closes_stops_the_service(workers: str, database_url: str) -> None:
+    """SIGHUP is SIGTERM, for the workers as well."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    async with ServiceProcess({"DATABASE_URL": database_url, "WORKERS": workers}) as service:
+        await service.logged(b"service.started", times=int(workers))
+        os.killpg(service.process.pid, signal.SIGHUP)
+        assert 0 == await service.exited()
+        await service.workers_ended()
+    assert int(workers) == b"".join(service.log).count(b'"service.draining"')
+
+
+@pytest.mark.parametrize("first", ["1", "2"])
+@pytest.mark.parametrize("second", ["1", "2"])
+async def test_two_services_never_share_a_port(
+    first: str, second: str, database_url: str, connection: Connection
+) -> None:
+    """The second one ends with its own exit code, however many workers both have."""
+    settings = {"DATABASE_URL": database_url, "WORKERS": first}
+    async with ServiceProcess(settings) as service:
+        port = service.url.rpartition(":")[2]
+        late = ServiceProcess({**settings, "WORKERS": second, "PORT": port})
+        with pytest.raises(AssertionError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await late.__aenter__()
+        assert EXIT_PORT == await late.exited()
     assert await sound(connection)

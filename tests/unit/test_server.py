@@ -6,11 +6,21 @@ import asyncio
 import os
 import resource
 import signal
+import socket
+from signal import default_int_handler
 
 import pytest
 
+from stretto.errors import ListenError
 from stretto.http.auth import TokenSettings
-from stretto.server import FILES_OWN, _connections_max, _stop_on_signals, _welcome
+from stretto.server import (
+    FILES_OWN,
+    _connections_max,
+    _reserved_port,
+    _stop_on_signals,
+    _stop_without_supervisor,
+    _welcome,
+)
 from stretto.stop import Stop
 
 ANY = resource.RLIM_INFINITY
@@ -45,6 +55,7 @@ async def test_one_signal_more_than_there_are_steps_ends_a_service_but_no_worker
     is_worker: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker gets a terminal's signals twice, and has a supervisor that ends it by force."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     taken: list[signal.Signals] = []
     take = Stop.take
 
@@ -65,8 +76,54 @@ async def test_one_signal_more_than_there_are_steps_ends_a_service_but_no_worker
     serving = asyncio.create_task(serve())
     await asyncio.wait((serving,))
     assert is_worker is not serving.cancelled()
+    # A closing terminal sends this one to workers too: their supervisor passes it on.
+    assert is_worker is (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else default_int_handler)
+
+
+async def test_a_service_under_nohup_outlives_its_terminal() -> None:
+    """What its parent has had it ignore stays ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _stop_on_signals(10, is_worker=False)
+    assert signal.SIG_IGN is signal.getsignal(signal.SIGHUP)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().remove_signal_handler(number)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+async def test_a_worker_drains_once_its_supervisor_is_gone() -> None:
+    """The end of the pipe that its supervisor holds is a SIGTERM; until then nothing is asked."""
+    stop = Stop(drain_seconds=0)
+    lifeline, held = os.pipe()
+    with _stop_without_supervisor(stop, lifeline):
+        await asyncio.sleep(0)
+        assert not stop.asked.is_set()
+        os.close(held)
+        async with asyncio.timeout(20):
+            await stop.asked.wait()
+        assert not stop.at_once.is_set()
+    os.close(lifeline)
+
+
+def test_a_port_is_reserved_by_one_service_alone() -> None:
+    """Before any worker listens on it too; its own workers may, and they alone take connections."""
+    with _reserved_port("127.0.0.1", 0) as port:
+        with pytest.raises(ListenError, match="in use"), _reserved_port("127.0.0.1", port):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        with (
+            socket.create_server(("127.0.0.1", port), reuse_port=True),
+            socket.create_server(("127.0.0.1", port), reuse_port=True),
+            socket.create_connection(("127.0.0.1", port)),
+            pytest.raises(ListenError, match="in use"),
+            _reserved_port("127.0.0.1", port),
+        ):
+            pass
+    with _reserved_port("127.0.0.1", port) as again:
+        assert port == again
 
 
 @pytest.mark.parametrize("shows_token", [True, False])
