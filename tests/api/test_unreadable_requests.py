@@ -11,11 +11,13 @@ import orjson
 import pytest
 
 from api_client import token_of
-from raw_client import creation_head
+from raw_client import creation_head, raw_clients
+from stretto.http.connection import ClientConnection
 
 if TYPE_CHECKING:
     from api_client import Api
 
+DEADLINE_SECONDS = 30
 HEAD = creation_head(token_of("alice"), "k")
 BROKEN = b"\x78\x9c broken"
 
@@ -46,6 +48,9 @@ async def raw(api: Api, request: bytes) -> tuple[int, dict[str, str], bytes]:
         HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n{}",
         HEAD + b"Expect: miracles\r\nContent-Length: 2\r\n\r\n{}",
         b"GET /nothing HTTP/1.1\r\nHost: x\r\nExpect: miracles\r\n\r\n",
+        b"GET http://xn--a/livez HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET http://a@xn--a/ HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"CONNECT xn--a:80 HTTP/1.1\r\nHost: x\r\n\r\n",
         HEAD + b"Content-Encoding: deflate\r\nContent-Length: %d\r\n\r\n" % len(BROKEN) + BROKEN,
         HEAD
         + b"Content-Encoding: deflate\r\nContent-Length: 10\r\n\r\n"
@@ -62,6 +67,20 @@ async def test_an_unreadable_request_is_answered_with_a_problem(
     assert (400, "request_invalid", "never") == tuple(
         orjson.loads(body)[name] for name in ("status", "code", "retry")
     )
+
+
+async def test_a_connection_that_nothing_answers_any_more_is_closed(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever has ended the task that did: no time-out of aiohttp's would close it."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(ClientConnection, "take", fail)
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as clients:
+        client = await clients.connect(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await client.closed() == b""
 
 
 async def test_what_cannot_be_read_is_not_logged(

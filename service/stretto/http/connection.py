@@ -83,6 +83,21 @@ class ClientConnection(BoundedWriting):
         self._taken: StreamReader | None = None
         """The body of the message that was taken from aiohttp's queue last."""
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a new client."""
+        super().connection_made(transport)
+        if self._task_handler is not None:
+            self._task_handler.add_done_callback(self._end)
+
+    def _end(self, answering: asyncio.Task[None]) -> None:
+        """Close when nothing answers any more, whatever has ended that: no timer of aiohttp's would."""
+        if self.transport is None:
+            return
+        if not answering.cancelled() and (error := answering.exception()) is not None:
+            logger.error("request.crashed", exc_info=error)
+            drop_frames(error)
+        self.force_close()
+
     @property
     def waiting_since(self) -> float | None:
         """Since when we wait for this client, to send or to read; nothing while it waits for us."""

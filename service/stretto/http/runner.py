@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import HttpVersion11, hdrs, web
+from aiohttp.web_protocol import ERROR
 
 from stretto.errors import RequestInvalid
 from stretto.http.connection import UNREADABLE, ClientConnection, closing_response
@@ -65,12 +67,18 @@ class ContractRunner(web.AppRunner):
             message: Any, body: StreamReader, client: ClientConnection, *others: Any
         ) -> BaseRequest:
             client.take(body)
-            return make_request(message, body, client, *others)
+            try:
+                return make_request(message, body, client, *others)
+            except ValueError:
+                # The host is no name that can be decoded. aiohttp's task would die of this.
+                return make_request(ERROR, body, client, *others)
 
         async def handle_or_tell(request: BaseRequest) -> web.StreamResponse:
             client = request.protocol
             assert isinstance(client, ClientConnection)
             client.begin()
+            if request.method == ERROR.method:
+                return client.handle_error(request, HTTPStatus.BAD_REQUEST, UnicodeError())
             if hdrs.CONTENT_ENCODING in request.headers:
                 client.end_at_answer()
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
