@@ -138,6 +138,13 @@ async def _hang_up_in_the_body(world: World) -> None:
     (await world.connect(head + b'Content-Length: 99\r\n\r\n{"n')).reset()
 
 
+async def _hang_up_with_requests_queued(world: World) -> None:
+    waiting = await world.connect(creation(TOKEN, PENDING_KEY) + creation(TOKEN, world.key()) * 2)
+    while not world.app[SERVICE].creator.flights:
+        await asyncio.sleep(0.001)
+    waiting.reset()
+
+
 async def _send_garbage(world: World) -> None:
     await (await world.connect(b"GARBAGE\r\n\r\n")).closed()
 
@@ -254,6 +261,7 @@ GROUPS: dict[str, dict[str, Step]] = {
         "hung up while waiting": _hang_up_while_waiting,
         "hung up in the head": _hang_up_in_the_head,
         "hung up in the body": _hang_up_in_the_body,
+        "hung up with requests queued": _hang_up_with_requests_queued,
         "one request": _connect_for_one_request,
     },
     "reads": {

@@ -34,16 +34,18 @@ def collector() -> Iterator[None]:
     gc.set_threshold(*thresholds)
 
 
-async def collect_once(steps: list[float]) -> None:
-    """Let the clock strike once."""
+async def collect(times: int) -> list[float]:
+    """Let the clock strike so often; return the pauses before, and the one that is left."""
+    steps: list[float] = []
 
     async def pause(seconds: float) -> None:
         steps.append(seconds)
-        if len(steps) > 1:
+        if len(steps) > times:
             raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
         await _collect(pause)
+    return steps
 
 
 @pytest.mark.parametrize("is_older", [False, True])
@@ -54,11 +56,23 @@ async def test_a_cycle_is_freed_when_the_clock_strikes(is_older: bool) -> None:
     if is_older:
         gc.collect(0)
     del cycle
-    steps: list[float] = []
     assert left() is not None
-    await collect_once(steps)
+    steps = await collect(1)
     assert left() is None
     assert [COLLECT_SECONDS] * 2 == steps
+
+
+async def test_what_has_survived_for_long_is_freed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full collection comes now and then, and not each time."""
+    monkeypatch.setattr(server, "COLLECTIONS_TO_FULL", 2)
+    cycle = Cycle()
+    left = weakref.ref(cycle)
+    gc.collect()
+    del cycle
+    await collect(1)
+    assert left() is not None
+    await collect(2)
+    assert left() is None
 
 
 async def test_a_bound_in_objects_alone_would_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +85,7 @@ async def test_a_bound_in_objects_alone_would_leave_it(monkeypatch: pytest.Monke
     gc.collect(0)
     del cycle
     burst = [[] for _ in range(1000)]  # type: ignore[var-annotated]
-    await collect_once([])
+    await collect(1)
     assert left() is not None
     assert len(burst) == 1000
 

@@ -195,9 +195,10 @@ class ClientConnection(BoundedWriting):
         self._arrive()
         self._stop_reading()
         super().connection_lost(exc)
-        # Both refer back to us, and only the garbage collector would free us then. aiohttp leaves
-        # the first one with the WebSocket that was served here.
+        # They refer back to us, and only the garbage collector would free us then. aiohttp leaves
+        # the first one with the WebSocket that was served here, and bodies with what is queued.
         self._data_received_cb = self._taken = None
+        self._messages.clear()
 
     def force_close(self) -> None:
         """Close without waiting for a request; what is admitted will not be worked for."""
