@@ -87,8 +87,6 @@ class GroupWriter:
         self._observe = observe
         self._batch_max = batch_max
         self._contended = ContendedKeys()
-        self._errors: list[StoreError] = []
-        """Of the batch that is under way."""
 
     async def run(self) -> None:
         """Write batch after batch, until cancelled; then give the connection back."""
@@ -121,11 +119,6 @@ class GroupWriter:
         finally:
             for envelope in batch:
                 envelope.fail(unanswered)
-            # Their frames refer to the batch, and the batch to them. What caused them may still be
-            # logged, with its own.
-            for raised in self._errors:
-                raised.__traceback__ = None
-            self._errors.clear()
         self._observe(BatchWritten(len(batch), led, time.perf_counter() - started))
         return len(batch)
 
@@ -311,7 +304,6 @@ class GroupWriter:
         try:
             yield
         except StoreError as error:
-            self._errors.append(error)
             self._observe(WriteTrouble(error, len(batch)))
             raise
 
