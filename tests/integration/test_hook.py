@@ -215,7 +215,7 @@ async def test_a_hook_that_goes_on_loses_its_connection(
     with pytest.raises(HookError):
         await led_by(stores(hook))
     go_on.set()
-    assert "closed" in str(await ended)
+    assert "released" in str(await ended)
     assert await connection.fetchval("SELECT count(*) FROM tenant") == 0
 
 

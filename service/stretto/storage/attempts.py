@@ -12,7 +12,7 @@ from uuid_utils.compat import uuid4
 from stretto.domain import CreatedGroup, event_id
 from stretto.errors import Failure
 from stretto.protocol.attempt import Attempt, AttemptStatus, GroupRow, Sighting
-from stretto.protocol.ports import InDoubt, OutcomeUnknown, Write
+from stretto.protocol.ports import InDoubt, Misconfigured, OutcomeUnknown, Write
 from stretto.storage.database import (
     GRACE_SECONDS,
     LOCK_SECONDS,
@@ -63,6 +63,7 @@ class PostgresWriteStore:
         self.is_cut_off = False
         """Whether the last try to connect has failed, or goes on."""
         self._lead_writes: Lead = _lead
+        self._has_hook = on_create is not None
         if on_create is not None:
             hooked = HookedLead(on_create, _lead, self._discard, is_pooled=database.is_pooled)
             self._lead_writes = hooked.lead
@@ -134,6 +135,8 @@ class PostgresWriteStore:
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[Connection]:
         """Lend our connection; errors on it come out as the store's own."""
+        if self._connection is not None and _is_left_over(self._connection):
+            await self._discard()
         if self._connection is None or is_lost(self._connection):
             await self._drop()
             self.is_cut_off = True
@@ -159,6 +162,9 @@ class PostgresWriteStore:
         is_read_only = getattr(error, "sqlstate", "") == READ_ONLY
         if is_read_only or type(meaning) is OutcomeUnknown:
             await self._drop()
+        elif self._has_hook and isinstance(meaning, Misconfigured):
+            # The session may be misled, and not the database.
+            await self._discard()
         return meaning
 
     async def _discard(self) -> None:
@@ -219,6 +225,14 @@ class PostgresAttemptStore:
                 QUERIES["reclaim"], group_id, seen, claim_token, lease_seconds, self._now()
             )
         return reclaimed is not None
+
+
+def _is_left_over(connection: Connection) -> bool:
+    """Whether it is in a transaction, which is none of ours: ours have ended.
+
+    Something that a host's hook has left running has begun it; ours would be a savepoint in it.
+    """
+    return not is_lost(connection) and connection.is_in_transaction()
 
 
 async def _is_same_backend(connection: Connection) -> bool:

@@ -21,6 +21,7 @@ from stretto.protocol.ports import HookError, HookInterrupted, Refused, StoreErr
 from stretto.storage.database import WRITE_SECONDS, is_lost, terminate
 from stretto.storage.driver_errors import DRIVER_ERRORS, store_error
 from stretto.storage.hook_errors import cause_of, without_row_data
+from stretto.storage.hook_handle import HookHandle
 from stretto.storage.pooler import RESET_SESSION
 from stretto.storage.queries import QUERIES
 
@@ -69,6 +70,8 @@ class HookedLead:
         self._lead = lead
         self._discard = discard
         self._is_pooled = is_pooled
+        self._first: tuple[Connection, _Session] | None = None
+        """The session as it was when the connection was new to us."""
 
     async def lead(
         self, connection: Connection, writes: Sequence[Write], lock_seconds: float
@@ -87,6 +90,12 @@ class HookedLead:
             if not is_lost(connection):
                 await transaction.rollback()
             raise
+        if self._was_changed(connection, before):
+            # A statement that an earlier hook had prepared has run since: nobody knows on what it led.
+            await self._roll_back(connection, transaction, before)
+            await self._discard()
+            message = "something that an earlier on_create has left running has used its session"
+            raise Transient(message)
         if not led:
             await transaction.rollback()
             return led
@@ -110,13 +119,20 @@ class HookedLead:
         await self._commit(connection, transaction, before, after)
         return led
 
+    def _was_changed(self, connection: Connection, before: _Session) -> bool:
+        """Whether the session is another than at its first lead; behind a pooler each may be."""
+        if self._first is None or self._first[0] is not connection:
+            self._first = connection, before
+        return not self._is_pooled and self._first[1].state != before.state
+
     async def _run(
         self, connection: Connection, created: Sequence[tuple[CreatedGroup, NewGroup]]
     ) -> _Session:
         """Run the hook, for a bounded time; return the session as the hook has left it."""
+        handle = HookHandle(connection)
 
         async def call() -> None:
-            await self._on_create(connection, created)
+            await self._on_create(handle, created)
 
         # A task of its own: what cancels the hook from within does not cancel the writer.
         hook = asyncio.create_task(call(), name="stretto on_create")
@@ -129,6 +145,7 @@ class HookedLead:
             if not hook.done():
                 # It must not write into the transactions that come after this one.
                 terminate(connection)
+            handle.end()
         if not is_in_time:
             message = f"on_create took longer than {HOOK_SECONDS:g} s"
             raise HookError(message)

@@ -1,0 +1,131 @@
+"""What a hook has left running meets when it uses the connection after the hook has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from contract.harness import write
+from hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by
+from stretto.protocol.ports import Misconfigured, Transient
+from stretto.storage.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from hooked_stores import Created
+    from stretto.storage.database import Connection as InnerConnection
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+    Pool = asyncpg.Pool[asyncpg.Record]
+
+
+@pytest_asyncio.fixture(params=["own", "pool"])
+async def stores(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[Stores]:
+    """Stores on connections of the component's own, and on those of a host's pool."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        asyncpg.create_pool(
+            database_url, min_size=0, max_size=4, server_settings={"search_path": "stretto"}
+        ) as pool,
+        Database(pool=pool) if request.param == "pool" else Database(database_url) as database,
+    ):
+        stores = Stores(database)
+        yield stores
+        for store in stores.made:
+            await store.close()
+        assert pool.get_size() == pool.get_idle_size()
+
+
+class _Keeper:
+    """A hook that keeps its connection, and what it has made of it."""
+
+    def __init__(self, statement: str = "SELECT 1") -> None:
+        self._statement = statement
+        self.calls = 0
+
+    async def __call__(self, connection: InnerConnection, _: Created) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            self.connection = connection
+            self.transaction = connection.transaction()
+            self.prepared = await connection.prepare(self._statement)
+
+
+LATE: Final[dict[str, Callable[[InnerConnection], Awaitable[object]]]] = {
+    "execute": lambda connection: connection.execute("SET search_path = public"),
+    "executemany": lambda connection: connection.executemany("SELECT $1::int", [(1,)]),
+    "fetch": lambda connection: connection.fetch("SET ROLE pg_monitor"),
+    "copy": lambda connection: connection.copy_records_to_table("outbox", records=[]),
+    "prepare": lambda connection: connection.prepare("SELECT 1"),
+    "close": lambda connection: connection.close(),
+    "transaction": lambda connection: connection.transaction().start(),
+    "cursor": lambda connection: connection.cursor("SELECT 1").__aiter__().__anext__(),
+}
+
+
+@pytest.mark.parametrize("use", LATE.values(), ids=LATE.keys())
+async def test_a_hooks_connection_ends_with_the_hook(
+    use: Callable[[InnerConnection], Awaitable[object]], stores: Stores, connection: Connection
+) -> None:
+    """Late uses fail, and the next group is created as if there had been none."""
+    keeper = _Keeper()
+    store = stores(keeper)
+    await led_by(store, "a")
+    with pytest.raises(asyncpg.InterfaceError, match="released"):
+        await use(keeper.connection)
+    assert len(await led_by(store, "b")) == 1
+    assert await groups(connection) == 2
+
+
+async def test_a_hooks_connection_passes_for_a_connection(stores: Stores) -> None:
+    """Everything that a host does with one works, libraries that ask for its class included."""
+    seen: list[object] = []
+
+    async def hook(inner: InnerConnection, _: Created) -> None:
+        seen.append(isinstance(inner, asyncpg.Connection))
+        await inner.execute("CREATE TEMP TABLE mine (x int) ON COMMIT DROP")
+        async with inner.transaction():
+            await inner.executemany("INSERT INTO mine VALUES ($1)", [(1,), (2,)])
+        await inner.copy_records_to_table("mine", records=[(3,)])
+        seen.append([row["x"] async for row in inner.cursor("SELECT x FROM mine ORDER BY x")])
+        seen.append(await (await inner.prepare("SELECT sum(x) FROM mine")).fetchval())
+        seen.append(inner.is_in_transaction())
+
+    assert len(await led_by(stores(hook))) == 1
+    assert [True, [1, 2, 3], 6, True] == seen
+
+
+async def test_no_group_is_written_inside_a_transaction_that_a_hook_left(
+    stores: Stores, connection: Connection
+) -> None:
+    """It would be a savepoint that nobody commits: the group gone, and its client happy."""
+    keeper = _Keeper()
+    store = stores(keeper)
+    await led_by(store, "a")
+    await keeper.transaction.start()
+    assert len(await led_by(store, "b")) == 1
+    assert await groups(connection) == 2
+    assert [] == stores.lost
+
+
+@pytest.mark.parametrize("left", ["SET work_mem = '7MB'", "SET ROLE pg_monitor"])
+async def test_a_session_that_was_changed_between_two_hooks_is_not_written_in(
+    left: str, stores: Stores, connection: Connection
+) -> None:
+    """Nothing of it is committed, and the writer's second try has a session of its own."""
+    keeper = _Keeper(left)
+    store = stores(keeper)
+    await led_by(store, "a")
+    ours = write("b")
+    await store.claim([ours])
+    await keeper.prepared.fetch()
+    with pytest.raises((Transient, Misconfigured)):
+        await store.lead([ours])
+    assert await groups(connection) == 1
+    assert {ours.claim_token} == await store.lead([ours])
+    assert [] == stores.lost
