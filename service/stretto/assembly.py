@@ -92,6 +92,8 @@ KEEP_ALIVE_SECONDS: Final = 75.0
 HANDLERS_STOP_SECONDS: Final = 1.0
 # Relay and sweeper end the batch that they are at; a bus that hangs is not waited for any longer.
 UPKEEP_STOP_SECONDS: Final = 2.0
+# A cancelled task has nothing left to wait for but the driver; a stop does not wait for that any longer.
+CANCEL_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,4 +476,6 @@ async def _running(
         yield task
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        # Looked at, whenever it ends: what it raised as it was cancelled is of no interest.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        await asyncio.wait({task}, timeout=CANCEL_SECONDS)

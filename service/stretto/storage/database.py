@@ -134,12 +134,7 @@ class Database:
         if self._host_pool is not None:
             return
         pools, self._pools = self._pools, {}
-        for pool in pools.values():
-            try:
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    await pool.close()
-            except (*DRIVER_ERRORS, TimeoutError):
-                pool.terminate()
+        await asyncio.gather(*map(_close, pools.values()))
 
     async def lend(self, *, may_take_long: bool = False) -> Connection:
         """Return a connection to keep until `give_back`; raises `Unreachable`.
@@ -178,8 +173,14 @@ class Database:
             seconds = CONNECT_SECONDS
         try:
             async with self._pools[lane].acquire(timeout=seconds) as connection:
-                with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
-                    yield connection
+                try:
+                    with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
+                        yield connection
+                except asyncio.CancelledError:
+                    # The pool would wait until the server has cancelled the statement, for ever
+                    # where the server is frozen.
+                    terminate(connection)
+                    raise
         except asyncpg.QueryCanceledError as error:
             raise ReadCancelled(in_words(error)) from error
         except DRIVER_ERRORS as error:
@@ -260,11 +261,15 @@ class Database:
                     statement_cache_size=self._prepared_max,
                     connection_class=DriverConnection,
                 )
-                if self.is_pooled:
-                    # What a pooler reports of its server may be long past.
-                    await require_read_write(connection)
-                elif not may_take_long:
-                    await _bound_transactions(connection)
+                try:
+                    if self.is_pooled:
+                        # What a pooler reports of its server may be long past.
+                        await require_read_write(connection)
+                    elif not may_take_long:
+                        await _bound_transactions(connection)
+                except BaseException:
+                    terminate(connection)
+                    raise
             except TargetServerAttributeNotMatched as error:
                 trouble = Unreachable(READ_ONLY)
                 trouble.__cause__ = error
@@ -282,6 +287,17 @@ class Database:
         if isinstance(trouble, asyncpg.ProtocolViolationError) and not self.is_pooled:
             message = f"{message}; {ADD_PARAMETER}"
         raise Unreachable(message) from trouble
+
+
+async def _close(pool: Pool) -> None:
+    """Close our pool; what is not closed in time, or not to be waited for, is cut off."""
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await pool.close()
+    except (*DRIVER_ERRORS, TimeoutError):
+        pass
+    finally:
+        pool.terminate()
 
 
 async def require_read_write(connection: Connection) -> None:

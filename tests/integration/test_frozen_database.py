@@ -1,0 +1,91 @@
+"""A database that has stopped answering, and closes nothing either: everything still ends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+import stretto
+from frozen_server import Frozen
+from stretto.storage.database import Database, Lane
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+# Nothing here takes as long; without the mends it takes for ever.
+DEADLINE_SECONDS: Final = 30
+KEY: Final = stretto.IdempotencyKey("k")
+NEW_GROUP: Final = stretto.NewGroup.parse(stretto.UserId("alice"), {"name": "Team"})
+
+
+@pytest_asyncio.fixture
+async def way(database_url: str) -> AsyncIterator[Frozen]:
+    """A way to the database that still flows."""
+    async with Frozen(database_url).running() as way:
+        yield way
+
+
+async def _read(database: Database, began: asyncio.Event) -> None:
+    async with database.reading(Lane.LOOKS) as connection:
+        began.set()
+        await connection.execute("SELECT pg_sleep(60)")
+
+
+async def test_a_read_that_is_cancelled_ends_though_the_server_is_frozen(way: Frozen) -> None:
+    """The pool would wait until the server has cancelled the statement."""
+    began = asyncio.Event()
+    async with asyncio.timeout(DEADLINE_SECONDS), Database(way.url) as database:
+        reading = asyncio.create_task(_read(database, began))
+        await began.wait()
+        way.freeze()
+        reading.cancel()
+        await asyncio.wait({reading})
+        assert reading.cancelled()
+
+
+@pytest.mark.parametrize("source", ["dsn", "pool"])
+async def test_a_component_stops_though_the_server_is_frozen(source: str, way: Frozen) -> None:
+    """While one of its actors waits for an answer that does not come."""
+    async with asyncio.timeout(DEADLINE_SECONDS), AsyncExitStack() as stack:
+        pool = asyncpg.create_pool(
+            way.url, min_size=0, max_size=8, server_settings={"search_path": "stretto"}
+        )
+        if source == "pool":
+            await pool
+            stack.callback(pool.terminate)
+            opened = stretto.open_component(pool=pool)
+        else:
+            opened = stretto.open_component(way.url)
+        async with opened as component:
+            await component.creator.create(KEY, NEW_GROUP)
+            way.freeze()
+            await way.asked.wait()
+
+
+async def test_a_start_that_is_cancelled_leaves_no_connection(
+    way: Frozen, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection was there, and its first statement under way."""
+    connect = asyncpg.connect
+
+    async def connect_and_freeze(*arguments: object, **options: object) -> object:
+        opened = await connect(*arguments, **options)  # type: ignore[call-overload]
+        way.freeze()
+        made.append(opened)
+        return opened
+
+    made: list[Connection] = []
+    monkeypatch.setattr(asyncpg, "connect", connect_and_freeze)
+    async with asyncio.timeout(DEADLINE_SECONDS), Database(way.url) as database:
+        lending = asyncio.create_task(database.lend())
+        await way.asked.wait()
+        lending.cancel()
+        await asyncio.wait({lending})
+    assert [True] == [opened.is_closed() for opened in made]
