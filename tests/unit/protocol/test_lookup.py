@@ -63,8 +63,8 @@ async def report(store: Store, wait_seconds: float = 0) -> AttemptReport:
     return await AttemptLookup(store, 5).look_up(ALICE, KEY, wait_seconds)
 
 
-async def test_a_pending_attempt_whose_group_exists_is_healed() -> None:
-    """And then reported as it is."""
+async def test_an_attempt_whose_group_exists_is_healed() -> None:
+    """And then reported with its own times."""
     store = Store(Sighting(PENDING, GROUP), Sighting(SUCCEEDED, GROUP))
     told = await report(store)
     assert (AttemptStatus.SUCCEEDED, GROUP.group.conversation_id) == (
@@ -81,10 +81,10 @@ async def test_a_settled_attempt_is_reported_at_once_with_its_own_times() -> Non
     assert (CLAIMED, SETTLED, 1) == (told.claimed_at, told.settled_at, store.looks)
 
 
-async def test_a_group_whose_attempt_is_gone_has_only_its_own_time() -> None:
-    """It was swept, and a look puts nothing back."""
+async def test_an_attempt_that_was_swept_is_reported_from_its_group() -> None:
+    """With the only time that is left, and without putting the attempt back."""
     told = await report(Store(Sighting(None, GROUP)))
-    assert (CREATED, CREATED) == (told.claimed_at, told.settled_at)
+    assert (CREATED, CREATED, False) == (told.claimed_at, told.settled_at, told.is_recorded)
 
 
 async def test_a_failure_is_told_with_its_reason() -> None:
