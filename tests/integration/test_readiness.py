@@ -139,3 +139,19 @@ async def test_behind_pgbouncer_what_it_reported_once_does_not_count(
                     await readiness.check()
                     await store.claim([])
             await store.close()
+
+
+async def test_behind_pgbouncer_a_server_that_once_refused_writes_is_asked_again(
+    server_url: str, connection: Connection
+) -> None:
+    """PgBouncer greets clients with what its first connection was told, until an operator steps in."""
+    # It looks at each connection before it is used: one that has just ended is replaced.
+    with running_pgbouncer(server_url, "server_check_delay = 0") as folder:
+        await give_settings(server_url)
+        async with Database(url_through(folder, server_url)) as database:
+            await set_read_only(connection, is_read_only=True)
+            with pytest.raises(Unreachable, match=READ_ONLY):
+                await database.lend()
+            await set_read_only(connection, is_read_only=False)
+            await connection.execute(END_OURS)
+            await database.give_back(await database.lend())
