@@ -179,23 +179,26 @@ async def test_a_connection_that_ends_gives_its_place_back(
     """Between the parser's yes and the first step of the work, whoever ends it."""
     receive = ClientConnection.data_received
     ended: list[LoadShedder] = []
+    coming: list[int] = []
 
     def data_received(client: ClientConnection, data: bytes) -> None:
         receive(client, data)
         assert client._service is not None
         assert client.transport is not None
         ended.append(client._service.shedder)
-        assert ended[-1]._coming == 1
+        coming.append(ended[-1]._coming)
         if end == "abort":
             client.transport.abort()
         else:
             getattr(client, end)()
-            assert ended[-1]._coming == 0
+            coming.append(ended[-1]._coming)
 
     monkeypatch.setattr(ClientConnection, "data_received", data_received)
     async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as raw:
         assert await (await raw.connect(creation(token_of("alice"), "s"))).closed() == b""
         assert ended[0]._coming == 0
+    # Not judged above: what a protocol raises there closes its connection, and fails no test.
+    assert coming == ([1] if end == "abort" else [1, 0])
 
 
 async def test_whoever_hangs_up_gives_back_his_place(
