@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,7 @@ DEADLINE_SECONDS = 60
 MUTE_MAX = 5
 LARGE = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n"
 PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
 class Blocked:
@@ -81,9 +83,8 @@ async def test_clients_that_do_not_read_make_room(
         newcomer = await raw.connect(PING)
         if is_guarded:
             assert (await newcomer.answer())[0] == 200
-            # Its socket is gone as well, not only its place.
-            await blocked.until(blocked.lost, 1)
-            assert blocked.lost < blocked.clients
+            # Its socket is gone as well, not only its place; and before the newcomer was read.
+            assert 1 == len(blocked.lost & blocked.clients)
         else:
             assert await newcomer.closed() == b""
         for client in clients:
@@ -127,6 +128,36 @@ async def test_a_large_answer_waits_in_parts_for_its_reader(
                 await client._change()
             assert client.answered[: len(whole)] == whole
             client.answered = client.answered[len(whole) :]
+
+
+async def test_the_first_byte_that_a_client_does_not_take_is_noticed(
+    database_url: str, blocked: Blocked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little waits for it: many such clients would be much."""
+    made, linger = ClientConnection.connection_made, ClientConnection.linger
+
+    def connection_made(client: ClientConnection, transport: asyncio.BaseTransport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        made(client, transport)
+
+    async def linger_noted(client: ClientConnection) -> None:
+        # The last answer has been written, taken or not.
+        blocked.changed.set()
+        await linger(client)
+
+    monkeypatch.setattr(ClientConnection, "connection_made", connection_made)
+    monkeypatch.setattr(ClientConnection, "linger", linger_noted)
+    async with asyncio.timeout(DEADLINE_SECONDS), api_for(database_url) as api:
+        loop = asyncio.get_running_loop()
+        host, _, port = api.url.removeprefix("http://").partition(":")
+        with socket.socket() as client:
+            client.setblocking(False)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            await loop.sock_connect(client, (host, int(port)))
+            # Their answers are more than the kernel takes, and less than asyncio keeps by itself.
+            await loop.sock_sendall(client, PING * 100 + LAST)
+            await blocked.changed.wait()
+            assert blocked.clients
 
 
 async def test_newcomers_of_one_turn_make_room_for_each_other(
