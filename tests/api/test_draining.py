@@ -10,7 +10,9 @@ import pytest
 
 from api_client import token_of
 from live_service import live_service
-from raw_client import creation, raw_clients
+from raw_client import BODY, RawClients, creation, creation_head, raw_clients
+from stretto.http.connection import ClientConnection
+from stretto.http.runner import ContractServer
 from stretto.http.service import SERVICE
 
 if TYPE_CHECKING:
@@ -87,6 +89,33 @@ async def test_what_is_idle_stays_until_the_stop(database_url: str) -> None:
                 assert 200 == (await client.answer())[0]
             left = await raw.connect()
         await left.closed()
+
+
+async def test_a_stop_without_a_drain_ends_connections_alike(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has begun to arrive is answered, and the answer says that it is the last."""
+    begun = asyncio.Event()
+    begin, stop = ClientConnection.begin, ContractServer.pre_shutdown
+
+    def begin_noted(connection: ClientConnection) -> None:
+        begin(connection)
+        begun.set()
+
+    def send_the_rest(server: ContractServer) -> None:
+        stop(server)
+        client.send(BODY[1:])
+
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        async with live_service(database_url) as live:
+            monkeypatch.setattr(ClientConnection, "begin", begin_noted)
+            monkeypatch.setattr(ContractServer, "pre_shutdown", send_the_rest)
+            length = b"Content-Length: %d\r\n\r\n" % len(BODY)
+            head = creation_head(TOKEN, "slow") + length
+            client = await RawClients(live.api.url).connect(head + BODY[:1])
+            await begun.wait()
+        assert "close" == (await client.answer())[1].get("connection")
+        await client.closed()
 
 
 async def _used(live: LiveService, client: RawClient) -> RawClient:
