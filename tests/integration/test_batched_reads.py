@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 import pytest_asyncio
 
@@ -16,8 +17,6 @@ from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
     from uuid import UUID
-
-    import asyncpg
 
     from stretto.assembly import Component
 
@@ -109,8 +108,21 @@ async def test_pages_of_one_statement_go_on_where_each_has_ended(
 async def test_rows_are_found_by_their_keys_however_small_the_tables_were(
     database_url: str, name: str, arguments: str
 ) -> None:
-    """A plan is kept: made on empty tables, it must not read the whole of large ones."""
-    async with Database(database_url) as database, database.reading(Lane.LOOKS) as connection:
+    """A plan is kept: made on empty tables, it must not read the whole of large ones.
+
+    Nor may it where the settings are not ours: on a host's connections.
+    """
+    async with (
+        asyncpg.create_pool(database_url, min_size=1, max_size=1) as pool,
+        Database(pool=pool) as database,
+    ):
+        await _require_keys(database, name, arguments)
+    async with Database(database_url) as database:
+        await _require_keys(database, name, arguments)
+
+
+async def _require_keys(database: Database, name: str, arguments: str) -> None:
+    async with database.reading(Lane.LOOKS) as connection:
         await connection.execute("SET plan_cache_mode = force_generic_plan")
         await connection.execute(f"PREPARE read AS {QUERIES[name]}")
         rows = await connection.fetch(f"EXPLAIN EXECUTE read({arguments})")
