@@ -20,6 +20,7 @@ from stretto.errors import (
 )
 from stretto.protocol.attempt import AnswerStatus, Attempt, AttemptStatus, GroupRow, Sighting
 from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
+from stretto.protocol.flight import Waiter
 from stretto.protocol.follower import POLL_SECONDS_FIRST, POLL_SECONDS_MAX
 from stretto.protocol.ports import AttemptAnswered, GuaranteeBroken, Led, NotLed, Unreachable
 
@@ -250,6 +251,14 @@ async def test_a_flight_goes_on_while_one_of_its_waiters_is_there(world: World) 
         await asyncio.sleep(0)
     world.store.sees = lambda _: Sighting(attempt(AttemptStatus.SUCCEEDED), None)
     assert CONVERSATION == (await stays).group.conversation_id
+
+
+async def test_a_waiter_that_has_left_is_passed_over() -> None:
+    """It is still among the waiters in the turn of the loop in which it leaves."""
+    waiter = Waiter(asyncio.get_running_loop().create_future(), 0)
+    waiter.landed.cancel()
+    waiter.land(b"{}")
+    assert waiter.landed.cancelled()
 
 
 async def test_followers_look_again_at_random_and_ever_more_rarely(world: World) -> None:
