@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
 from chaos.steps import END_OURS, set_read_only
 from pgbouncer import give_settings, reconnect, running_pgbouncer, url_through
-from stretto.protocol.ports import Unreachable
+from stretto.protocol.ports import Misconfigured, Unreachable
 from stretto.storage.attempts import PostgresWriteStore
 from stretto.storage.database import READ_ONLY, Database, Lane
+from stretto.storage.migrate import grant
 from stretto.storage.readiness import PROBE_SECONDS, Readiness
 
 if TYPE_CHECKING:
@@ -155,3 +158,75 @@ async def test_behind_pgbouncer_a_server_that_once_refused_writes_is_asked_again
             await set_read_only(connection, is_read_only=False)
             await connection.execute(END_OURS)
             await database.give_back(await database.lend())
+
+
+@pytest.mark.parametrize(
+    ("change", "undo", "refusal"),
+    [
+        pytest.param(
+            "REVOKE INSERT ON chat_group FROM {role}",
+            "GRANT INSERT ON chat_group TO {role}",
+            "lacks rights on the tables chat_group; run",
+            id="right",
+        ),
+        pytest.param(
+            "ALTER TABLE conversation RENAME TO elsewhere",
+            "ALTER TABLE elsewhere RENAME TO conversation",
+            'relation "conversation" does not exist',
+            id="table",
+        ),
+        pytest.param(
+            "ALTER TABLE chat_group RENAME COLUMN name TO title",
+            "ALTER TABLE chat_group RENAME COLUMN title TO name",
+            'column "name" of relation "chat_group" does not exist',
+            id="column",
+        ),
+    ],
+)
+async def test_after_a_write_that_the_schema_refused_the_schema_is_asked(
+    change: str, undo: str, refusal: str, database_url: str, connection: Connection
+) -> None:
+    """Not ready until the writers' statements can be done; no client's write is needed for that."""
+    role = f"app_{uuid4().hex}"
+    await connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    await grant(connection, "stretto", [role])
+    parts = urlsplit(database_url)
+    url = parts._replace(netloc=f"{role}:secret@{parts.netloc.rpartition('@')[2]}").geturl()
+    clock = Clock()
+    async with Database(url) as database:
+        stores = [PostgresWriteStore(database, lambda: None) for _ in range(2)]
+        readiness = Readiness(database, stores, clock)
+        await readiness.check()
+        await connection.execute(change.format(role=role))
+        with pytest.raises(Misconfigured):
+            await stores[0].lead([])
+        for _ in range(2):
+            # A claim needs less, and succeeds meanwhile.
+            await stores[0].claim([])
+            with pytest.raises(Unreachable, match=refusal):
+                await readiness.check()
+        await connection.execute(undo.format(role=role))
+        clock.now += PROBE_SECONDS
+        await readiness.check()
+        assert not stores[0].is_misfit
+        for store in stores:
+            await store.close()
+    await connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_a_write_that_succeeds_again_makes_ready_at_once(
+    database_url: str, connection: Connection
+) -> None:
+    """No probe is needed then."""
+    async with Database(database_url) as database:
+        store = PostgresWriteStore(database, lambda: None)
+        readiness = Readiness(database, [store], Clock())
+        await connection.execute("ALTER TABLE chat_group RENAME TO elsewhere")
+        with pytest.raises(Misconfigured):
+            await store.lead([])
+        with pytest.raises(Unreachable):
+            await readiness.check()
+        await connection.execute("ALTER TABLE elsewhere RENAME TO chat_group")
+        await store.lead([])
+        await readiness.check()
+        await store.close()

@@ -62,6 +62,8 @@ class PostgresWriteStore:
         self._is_writing = False
         self.is_cut_off = False
         """Whether the last try to connect has failed, or goes on."""
+        self.is_misfit = False
+        """Whether the database has lacked what a statement needs, and no write has succeeded since."""
         self._lead_writes: Lead = _lead
         self._has_hook = on_create is not None
         if on_create is not None:
@@ -92,9 +94,12 @@ class PostgresWriteStore:
     async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         """Write groups and settle their attempts; return the tokens that did."""
         async with self._writing() as connection:
-            return await self._lead_writes(
+            led = await self._lead_writes(
                 connection, writes, HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS
             )
+        # Not after a claim: that needs less.
+        self.is_misfit = False
+        return led
 
     async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
         """Return the tokens of the attempts that a lead would not have to wait for."""
@@ -159,6 +164,7 @@ class PostgresWriteStore:
         meaning = store_error(error, connection_lives=not is_lost(connection))
         if isinstance(meaning, InDoubt) and not await _is_same_backend(connection):
             meaning = OutcomeUnknown(*meaning.args)
+        self.is_misfit |= isinstance(meaning, Misconfigured)
         is_read_only = getattr(error, "sqlstate", "") == READ_ONLY
         if is_read_only or type(meaning) is OutcomeUnknown:
             await self._drop()
