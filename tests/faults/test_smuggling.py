@@ -147,7 +147,6 @@ CLEAR = {
     "chunked": CHUNKED + b"\r\n" + WHOLE,
     "tab": b"Transfer-Encoding:\tCHUNKED\r\n\r\n" + WHOLE,
     "extension": CHUNKED + b"\r\n" + WHOLE.replace(b"10\r\n", b"10;a=b\r\n"),
-    "upgrade": LENGTH + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + BODY,
 }
 
 

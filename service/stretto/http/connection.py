@@ -21,7 +21,8 @@ from stretto.errors import InternalError, RequestInvalid, StrettoError, drop_fra
 from stretto.http.door import CREATION, replay
 from stretto.http.plain_requests import PlainRequests
 from stretto.http.problems import COMMON_FIELDS, problem_response
-from stretto.http.writing import DROPPED_BYTES_MAX, BoundedWriting
+from stretto.http.queueing import BoundedQueue
+from stretto.http.writing import DROPPED_BYTES_MAX
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
@@ -42,11 +43,10 @@ HEAD_BYTES_MAX: Final = 32 * 1024
 CLOSE_LINE: Final = b"\r\nConnection: close\r\n"
 
 
-class ClientConnection(BoundedWriting):
+class ClientConnection(BoundedQueue):
     """aiohttp's side of a connection, with bounds."""
 
     __slots__ = (
-        "_answered",
         "_body_bytes",
         "_head_bytes",
         "_is_coming",
@@ -56,7 +56,6 @@ class ClientConnection(BoundedWriting):
         "_reading",
         "_server",
         "_service",
-        "_taken",
     )
 
     def __init__(self, manager: ContractServer, **options: Any) -> None:
@@ -68,8 +67,6 @@ class ClientConnection(BoundedWriting):
         self._server = manager
         self._service = manager.service
         self._plain_requests = PlainRequests()
-        self._answered = 0
-        """Requests whose answers were taken in full; the last one of a connection is not counted."""
         self._is_coming = False
         """Whether a creation was admitted that is not worked for yet."""
         self._is_shed = False
@@ -80,8 +77,6 @@ class ClientConnection(BoundedWriting):
         self._head_bytes = 0
         self._body_bytes = 0
         """Of the newest request, with what came beside it."""
-        self._taken: StreamReader | None = None
-        """The body of the message that was taken from aiohttp's queue last."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new client."""
@@ -105,18 +100,11 @@ class ClientConnection(BoundedWriting):
             return None
         if (since := self.not_read_since) is not None:
             return since
-        # A request that is not complete can be the newest only.
-        if self._request_count - self._answered > self._is_in_body:
+        if self._owes_answers:
             return None
         if self._reading is not None:
             return self._reading.when() - self._read_seconds
         return self._next_keepalive_close_time - self._keepalive_timeout
-
-    @property
-    def _is_in_body(self) -> bool:
-        """Whether the body of the newest message is not complete."""
-        body = self._messages[-1][1] if self._messages else self._taken
-        return body is not None and not body.is_eof()
 
     @property
     def is_idle(self) -> bool:
@@ -136,12 +124,14 @@ class ClientConnection(BoundedWriting):
     @property
     def is_at_last_request(self) -> bool:
         """Whether the request that is worked for is the last one of this connection."""
-        return self._server.is_draining and not self._messages
+        return self._is_at_last or (self._server.is_draining and not self._messages)
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived. Most requests arrive at once, and then no timer is needed."""
         if self.is_ending:
             self.drop(data)
+            return
+        if self._has_all:
             return
         if self._is_shed and self._service is not None:
             # What comes next is answered next.
@@ -164,10 +154,12 @@ class ClientConnection(BoundedWriting):
             if was_in_body and body is not None and not body.is_eof():
                 self._break_off(body)
             self._body_bytes = 0
+        self._bound_queue(is_new=is_new and not self._has_all)
         if self._is_in_body:
             self._head_bytes = 0
             self._body_bytes += len(data)
-            self._read_on()
+            if not self._owes_answers:
+                self._read_on()
             if self._body_bytes > BODY_BYTES_MAX + DROPPED_BYTES_MAX:
                 self._cut_off("body_too_large")
         elif is_new or was_in_body:
@@ -185,6 +177,14 @@ class ClientConnection(BoundedWriting):
             self._cut_off("head_too_large")
         elif data and self._answered == self._request_count:
             self._read_on()
+
+    def eof_received(self) -> Any:
+        """Answer what was asked before the client closed its half; then close."""
+        if self._is_shed:
+            self._has_all = True
+            return True
+        self._stop_reading()
+        return super().eof_received()
 
     def take(self, body: StreamReader) -> None:
         """Take note of the message that aiohttp has just taken from its queue."""
@@ -222,6 +222,7 @@ class ClientConnection(BoundedWriting):
             resp.headers.update(COMMON_FIELDS)
             if not (self._lingering_time or request.content.is_eof()):
                 resp.force_close()
+        self._decline_upgrade(resp)
         resp, is_lost = await super().finish_response(request, resp, start_time)
         if is_lost:
             return resp, True
@@ -229,12 +230,14 @@ class ClientConnection(BoundedWriting):
             await self._drain_helper()
         except ConnectionError:
             return resp, True
-        if self._close or not resp.keep_alive:
+        if self._close or not resp.keep_alive or self._is_at_last:
+            self.close()
             self._stop_reading()
             await self.linger()
         else:
             self._answered += 1
-            if self._head_bytes:
+            # Until now it was the client that waited for us.
+            if not self._owes_answers and (self._head_bytes or self._is_in_body):
                 self._read_on()
         return resp, False
 
@@ -278,7 +281,7 @@ class ClientConnection(BoundedWriting):
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self.transport is None:
             return
-        if not self._server.is_draining:
+        if not (self._server.is_draining or self._has_all):
             self.transport.write(answer)
         else:
             self.transport.write(answer.replace(b"\r\n", CLOSE_LINE, 1))
@@ -296,8 +299,11 @@ class ClientConnection(BoundedWriting):
         What has come behind it is no request, but the parser's complaint.
         """
         self._messages.pop()
+        self._request_count -= 1
         # One request, one answer, and no other after it.
-        self.close()
+        self._has_all = True
+        if not self._messages:
+            self.close()
         body.set_exception(web.RequestPayloadError("the body breaks off"))
         body.feed_eof()
 
@@ -312,7 +318,10 @@ class ClientConnection(BoundedWriting):
 
     def _cut_off(self, reason: str) -> None:
         logger.info("request.cut_off", reason=reason)
-        self.force_close()
+        if self._owes_answers:
+            self._end_here()
+        else:
+            self.force_close()
 
     def handle_error(
         self,

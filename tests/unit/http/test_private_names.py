@@ -13,6 +13,7 @@ from aiohttp.web_protocol import RequestHandler
 
 import stretto
 from stretto.http.connection import ClientConnection
+from stretto.http.queueing import BoundedQueue
 from stretto.http.runner import ContractRunner, ContractServer
 from stretto.http.writing import BoundedWriting
 
@@ -24,6 +25,7 @@ HTTP = Path(stretto.__file__).parent / "http"
 # Whose private names these files may use, beside those that they define themselves.
 OURS = {
     "connection.py": ClientConnection,
+    "queueing.py": BoundedQueue,
     "writing.py": BoundedWriting,
     "runner.py": ContractServer,
 }
@@ -48,7 +50,7 @@ def known_names(ours: type) -> set[str]:
     """Return what aiohttp gives its objects, and what our class adds."""
     handler = {*dir(RequestHandler), *RequestHandler.__slots__, *BaseProtocol.__slots__}
     server = {*dir(web.Server), *vars(web.Server(no_handler))}
-    classes = (ours, BoundedWriting, ContractRunner)
+    classes = (ours, BoundedQueue, BoundedWriting, ContractRunner)
     defined = {name for kind in classes for name in (*getattr(kind, "__slots__", ()), *vars(kind))}
     return handler | server | defined | set(dir(web_protocol))
 
@@ -71,7 +73,7 @@ async def test_a_name_that_is_gone_is_noticed() -> None:
 @pytest.mark.parametrize("base", [RequestHandler, BaseProtocol])
 def test_what_is_overridden_is_still_called_so(base: type) -> None:
     """A method of ours that overrides nothing would never be called."""
-    ours = {"data_received", "finish_response", "force_close", "connection_made"}
+    ours = {"data_received", "eof_received", "finish_response", "force_close", "connection_made"}
     if base is BaseProtocol:
         ours = {"pause_writing", "resume_writing", "_drain_helper"}
     assert ours <= set(vars(base))

@@ -1,0 +1,179 @@
+"""Requests behind one that is worked for: bounded, and none that came in full loses its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+import pytest
+
+from api_client import Api, api_for, token_of
+from raw_client import BODY, RawClients, creation, creation_head, raw_clients
+from stretto.domain import group_id
+from stretto.http.connection import ClientConnection
+from stretto.http.queueing import QUEUED_BYTES_MAX, QUEUED_MAX
+from stretto.http.runner import ConnectionLimits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import asyncpg
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+DEADLINE_SECONDS = 60
+READ_BYTES_MAX = 256 * 1024
+TOKEN = token_of("alice")
+PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+# Waits for an attempt that is settled by no one, until its row is gone.
+LOOKUP = (
+    f"GET /v1/attempts/k HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+    "Prefer: wait=30\r\n\r\n"
+).encode()
+CHUNKED = creation_head(TOKEN, "c") + b"Transfer-Encoding: chunked\r\n\r\n5\r\n     \r\n"
+TROUBLE = {
+    "too slow": (creation_head(TOKEN, "c") + b"Content-Length: 99\r\n\r\n{", b""),
+    "broken body": (CHUNKED, b"zz\r\n"),
+    "large head": (
+        b"GET / HTTP/1.1\r\n",
+        b"".join(b"X-%d: %4000d\r\n" % (n, n) for n in range(20)),
+    ),
+}
+UPGRADES = {
+    "HTTP/2": b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+    "WebSocket elsewhere": (
+        b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    ),
+    "with a body": creation(TOKEN, "w").replace(
+        b"Host: x", b"Host: x\r\nConnection: Upgrade\r\nUpgrade: websocket"
+    ),
+    "WebSocket without a token": (
+        b"GET /v1/events HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    ),
+}
+
+
+@pytest.fixture
+async def raw(database_url: str) -> AsyncIterator[RawClients]:
+    """Clients of a service that waits for no request for long."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url, limits=ConnectionLimits(read_seconds=0.01)) as api,
+        raw_clients(api.url) as clients,
+    ):
+        yield clients
+
+
+@pytest.fixture
+async def made(monkeypatch: pytest.MonkeyPatch) -> list[ClientConnection]:
+    """The service's side of all connections."""
+    connections: list[ClientConnection] = []
+    make = ClientConnection.connection_made
+
+    def connection_made(client: ClientConnection, transport: asyncio.BaseTransport) -> None:
+        make(client, transport)
+        connections.append(client)
+
+    monkeypatch.setattr(ClientConnection, "connection_made", connection_made)
+    return connections
+
+
+@pytest.fixture
+async def pending(connection: Connection) -> UUID:
+    """An attempt that does not end."""
+    attempt = group_id("alice", "k")
+    await connection.execute(
+        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+           VALUES ($1, 'alice', 'another body....', $2)""",
+        *(attempt, uuid4()),
+    )
+    return attempt
+
+
+async def until_working(client: ClientConnection) -> None:
+    """Wait until a request is worked for."""
+    while client._current_request is None:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "request_bytes", [PING, creation(TOKEN, "h"), PING + creation(TOKEN, "h")], ids=str
+)
+async def test_a_client_that_has_closed_its_half_is_answered(
+    request_bytes: bytes, api: Api
+) -> None:
+    """It has sent all that it wants, and waits; then the connection closes."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        host, _, port = api.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request_bytes)
+        writer.write_eof()
+        answered = await reader.read()
+        assert request_bytes.count(b"HTTP/1.1\r\n") == answered.count(b"HTTP/1.1 2")
+        writer.close()
+
+
+@pytest.mark.parametrize(("first", "rest"), TROUBLE.values(), ids=TROUBLE)
+async def test_trouble_with_a_later_request_costs_no_earlier_one_its_answer(
+    first: bytes,
+    rest: bytes,
+    raw: RawClients,
+    made: list[ClientConnection],
+    pending: UUID,
+    connection: Connection,
+) -> None:
+    """They are answered in their order, and then the connection closes."""
+    client = await raw.connect(LOOKUP)
+    await until_working(made[0])
+    client.send(PING + first)
+    while not made[0]._messages:
+        await asyncio.sleep(0)
+    client.send(rest)
+    # A newcomer is read for later, and cut off.
+    await (await raw.connect(PING[:9])).closed()
+    await connection.execute("DELETE FROM attempt WHERE group_id = $1", pending)
+    assert [404, 200] == [(await client.answer())[0] for _ in range(2)]
+    await client.closed()
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES.values(), ids=UPGRADES)
+@pytest.mark.parametrize("is_at_once", [True, False])
+async def test_nothing_behind_an_upgrade_that_is_declined_is_read(
+    upgrade: bytes, is_at_once: bool, api: Api
+) -> None:
+    """It was meant for another protocol, and the rest of a body could look like a request."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as raw:
+        client = await raw.connect(upgrade + creation(TOKEN, "u") * is_at_once)
+        _, headers, _ = await client.answer()
+        assert headers["connection"] == "close"
+        if not is_at_once:
+            client.send(creation(TOKEN, "u"))
+        assert await client.closed() == b""
+        assert (await api.get("/v1/attempts/u")).status == 404
+
+
+@pytest.mark.parametrize("size", [len(BODY), 60_000, 250_000])
+async def test_what_queues_behind_a_request_is_bounded(
+    size: int,
+    api: Api,
+    made: list[ClientConnection],
+    pending: UUID,
+    connection: Connection,
+) -> None:
+    """The rest waits in the sockets, and has its answer too."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as raw:
+        client = await raw.connect(LOOKUP)
+        await until_working(made[-1])
+        count = 40
+        for number in range(count):
+            body = BODY + b" " * (size - len(BODY))
+            client.send(creation(TOKEN, f"q{number}", body))
+        while not (made[-1]._buffer_paused or made[-1]._reading_paused):
+            await asyncio.sleep(0)
+        assert len(made[-1]._messages) <= QUEUED_MAX
+        queued = sum(body.total_bytes for _, body in made[-1]._messages)
+        assert queued <= QUEUED_BYTES_MAX + READ_BYTES_MAX
+        await connection.execute("DELETE FROM attempt WHERE group_id = $1", pending)
+        answers = [(await client.answer())[0] for _ in range(count + 1)]
+        assert [404] + [201] * count == answers
