@@ -24,7 +24,7 @@ from uuid import UUID
 from stretto.actors.backoff import pause_seconds
 from stretto.actors.mailbox import Envelope, Mailbox
 from stretto.actors.session import TOLD_MAX
-from stretto.errors import InternalError
+from stretto.errors import InternalError, Overloaded
 from stretto.protocol.history import Bookmark, Cursor, PositionLost
 from stretto.protocol.ports import ActorCrashed, StoreError, UpkeepTrouble
 from stretto.protocol.sessions import OutgoingEvent
@@ -98,12 +98,13 @@ class HistoryReader:
         """Wait for those who ask, answer all of them; return how many there were."""
         batch = await self._mailbox.take(ASKS_MAX)
         self._patient_until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        unanswered: Exception = InternalError("the history's reader was stopped")
+        unanswered: Exception = Overloaded.while_stopping()
         try:
             await self._answer(batch)
         except StoreError as error:
             unanswered = error
         except Exception as error:  # noqa: BLE001 no bug may leave a service without its history
+            unanswered = InternalError()
             self._observe(ActorCrashed("history reader", error))
         finally:
             for request in batch:

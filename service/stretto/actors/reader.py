@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Generic
 
 from stretto.actors.mailbox import Mailbox, Message, Reply
-from stretto.errors import InternalError
+from stretto.errors import InternalError, Overloaded
 from stretto.protocol.ports import ActorCrashed, ReadCancelled, StoreError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class BatchReader(Generic[Message, Reply]):
     async def run_once(self) -> int:
         """Wait for questions, answer a batch; return how many there were."""
         batch = await self._mailbox.take(self._batch_max)
-        unanswered: Exception = InternalError("the reader was stopped")
+        unanswered: Exception = Overloaded.while_stopping()
         try:
             await self._answer(batch)
         except StoreError as error:
@@ -60,6 +60,7 @@ class BatchReader(Generic[Message, Reply]):
             # What waits would wait for the same connection, and be cut off one batch after the other.
             batch += self._mailbox.take_queued()
         except Exception as error:  # noqa: BLE001 no bug may leave a service without its reads
+            unanswered = InternalError()
             self._observe(ActorCrashed(self.name, error))
         finally:
             for request in batch:
