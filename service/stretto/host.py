@@ -8,6 +8,7 @@ show as answers that make no sense, when the first client comes. Wrong kinds of 
 from __future__ import annotations
 
 import inspect
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -16,16 +17,39 @@ import asyncpg
 
 from stretto.errors import ConfigurationError
 from stretto.protocol.ports import Unreachable
-from stretto.storage.database import Lane
+from stretto.storage.database import Lane, is_lost
+from stretto.storage.migrate import PRIVILEGES
 from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from stretto.storage.database import Database, Pool
+    from stretto.storage.database import Connection, Database, Pool
 
 # Beside the writers', which are kept for good: one for reads, one for relay, sweeper and webhook.
 POOL_SPARE_MIN: Final = 2
+DATA_CLASS: Final = "22"
+# What `ping_codecs` has in each type, as the driver takes and reads it. First those that it is sent.
+_ID: Final = UUID(int=7)
+SENT: Final[Mapping[str, object]] = {
+    "uuid": _ID,
+    "uuid[]": [_ID],
+    "text": "a",
+    "text[]": ["a", None],
+    "bytea": b"a",
+    "bytea[]": [b"a"],
+    "timestamptz": datetime(2000, 1, 2, 3, 4, 5, tzinfo=UTC),
+    "bool": True,
+    "int4": 7,
+    "int4[]": [7],
+    "int8": 7,
+    "float8": 7.5,
+    "float8[]": [7.5],
+    "xid8": 7,
+    "bool[]": [True],
+    "tid": (0, 7),
+}
+READ: Final[Mapping[str, object]] = {"name": "a", "name[]": ["a"], "json": '{"a": 1}', "pg_lsn": 7}
 
 
 def require_options(
@@ -108,7 +132,7 @@ def require_pool(pool: Any, writers: int) -> None:
 async def require_tables(database: Database, *, is_hosts_pool: bool) -> None:
     """Raise `Unreachable` unless the database answers and has our tables.
 
-    Raises `ConfigurationError` where a host's pool does not find them, or does not read our ids.
+    Raises `ConfigurationError` where a host's pool does not find them, or does not read our values.
     """
     if is_hosts_pool:
         await _require_right_pool(database)
@@ -118,24 +142,50 @@ async def require_tables(database: Database, *, is_hosts_pool: bool) -> None:
 async def _require_right_pool(database: Database) -> None:
     try:
         async with database.reading(Lane.PROBE) as connection:
-            pool = await connection.fetchrow(QUERIES["ping_pool"])
+            await _require_codecs(connection)
+            pool = await connection.fetchrow(QUERIES["ping_pool"], [*PRIVILEGES])
+            assert pool is not None
+            if not pool["is_led"] and pool["schemas"]:
+                message = (
+                    f"the pool's search_path ({pool['search_path']}) does not lead to all of stretto's"
+                    f" tables, which are in the schema {pool['schemas']}: open the pool with"
+                    f' server_settings={{"search_path": "{pool["schemas"]}"}}'
+                )
+                raise ConfigurationError(message)
+            # PgBouncer names a process that is none.
+            database.is_shared = pool["backend"] != connection.get_server_pid()
     except Unreachable as error:
         if isinstance(error.__cause__, asyncpg.InterfaceError):
             # The driver's own objection, such as a pool that was never opened.
             message = f"the pool cannot be used: {error.__cause__}; open it before stretto starts"
             raise ConfigurationError(message) from error
         raise
-    assert pool is not None
-    if not pool["is_led"] and pool["schemas"]:
-        message = (
-            f"the pool's search_path ({pool['search_path']}) does not lead to stretto's tables, which"
-            f" are in the schema {pool['schemas']}: open the pool with"
-            f' server_settings={{"search_path": "{pool["schemas"]}"}}'
-        )
+
+
+async def _require_codecs(connection: Connection) -> None:
+    """Raise `ConfigurationError` where the driver does not send and read our types as it is made to."""
+    advice = (
+        "leave the codecs of PostgreSQL's own types as they are, or give stretto a pool of its own"
+    )
+    try:
+        row = await connection.fetchrow(QUERIES["ping_codecs"], *SENT.values())
+    except Exception as error:
+        # A codec of the host's raises what it likes; class 22 is the server's word for bad data.
+        is_data = getattr(error, "sqlstate", DATA_CLASS).startswith(DATA_CLASS)
+        if not is_data or is_lost(connection) or isinstance(error, (OSError, TimeoutError)):
+            raise
+        message = f"the pool does not send or read values as the driver does ({error}): {advice}"
+        raise ConfigurationError(message) from error
+    assert row is not None
+    for name, value in {**SENT, **READ}.items():
+        if (type(row[name]), row[name]) != (type(value), value) and not _is_uuid(row[name], value):
+            message = f"the pool reads a {name} as {type(row[name]).__name__}: {advice}"
+            raise ConfigurationError(message)
+    if not row["is_sent"]:
+        message = f"the pool sends other values than it is given: {advice}"
         raise ConfigurationError(message)
-    if not isinstance(pool["decoded"], UUID):
-        message = (
-            f"the pool reads a uuid as {type(pool['decoded']).__name__}: leave the codec of uuid as it"
-            " is, or give stretto a pool of its own"
-        )
-        raise ConfigurationError(message)
+
+
+def _is_uuid(read: object, value: object) -> bool:
+    """Whether it is that UUID; the driver's own class is another than the standard library's."""
+    return isinstance(read, UUID) and read == value

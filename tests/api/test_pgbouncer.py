@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 
 from api_client import connected_api
@@ -24,17 +25,17 @@ from pgbouncer import (
     url_through,
 )
 from service_process import ServiceProcess
+from stretto.host import require_tables
 from stretto.protocol.ports import InDoubt, OutcomeUnknown, Unreachable
 from stretto.provision import START_SECONDS
 from stretto.storage.attempts import PostgresWriteStore
 from stretto.storage.check import check_database
 from stretto.storage.database import PREPARED_MAX, Database, Lane
 from stretto.storage.migrate import read_steps
+from stretto.storage.pooler import split_pooler
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import asyncpg
 
     from hooked_stores import Created
     from stretto.storage.database import Connection as InnerConnection
@@ -187,8 +188,9 @@ async def test_behind_a_pooler_the_same_words_are_not_believed(
         await store.close()
 
 
+@pytest.mark.parametrize("is_hosts_pool", [False, True])
 async def test_a_hook_that_leaves_its_session_alone_behind_pgbouncer_too(
-    pgbouncer: Path, server_url: str, connection: Connection
+    is_hosts_pool: bool, pgbouncer: Path, server_url: str, connection: Connection
 ) -> None:
     """The session there belongs to all who share it: it is reset before the commit."""
     await give_settings(server_url)
@@ -206,10 +208,15 @@ async def test_a_hook_that_leaves_its_session_alone_behind_pgbouncer_too(
             "SELECT pg_advisory_lock(7); CREATE TEMP TABLE attempt (x int)"
         )
 
+    through = url_through(pgbouncer, server_url)
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
-        Database(url_through(pgbouncer, server_url)) as database,
+        asyncpg.create_pool(
+            split_pooler(through)[0], min_size=0, max_size=4, statement_cache_size=0
+        ) as pool,
+        Database(pool=pool) if is_hosts_pool else Database(through) as database,
     ):
+        await require_tables(database, is_hosts_pool=is_hosts_pool)
         stores = Stores(database)
         store = stores(hook)
         for number in range(2 * SERVER_CONNECTIONS):

@@ -39,6 +39,7 @@ from stretto.bus.nats import NatsBus
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import ConfigurationError
 from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
+from stretto.storage.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from stretto.actors.session import Session
     from stretto.bus.connection import Link
     from stretto.protocol.ports import Event
+
+    Connection = asyncpg.Connection[asyncpg.Record]
 
 BOB = UserId("bob")
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
@@ -348,3 +351,20 @@ def test_no_two_prefixes_share_a_name() -> None:
         for name in (stream, *subjects)
     ]
     assert len(names) == len(set(names)) == 5 * (3 + 4)
+
+
+async def test_two_schemas_of_one_database_are_two_deployments(
+    database_url: str, connection: Connection
+) -> None:
+    """Whichever schema is the first of their pools' search_paths."""
+    origins = set()
+    for schema in ("chat_a", "chat_b"):
+        await migrate(connection, schema)
+        async with (
+            asyncpg.create_pool(
+                database_url, min_size=0, server_settings={"search_path": f"public,{schema}"}
+            ) as pool,
+            open_component(pool=pool) as component,
+        ):
+            origins.add(component.hub.origin)
+    assert len(origins) == 2

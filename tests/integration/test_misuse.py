@@ -11,7 +11,9 @@ from aiohttp import web
 
 import stretto
 from api_client import SECRET
-from stretto.host import POOL_SPARE_MIN, require_hook
+from stretto.host import POOL_SPARE_MIN, READ, SENT, require_hook
+from stretto.storage.migrate import PRIVILEGES
+from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,3 +202,68 @@ async def test_a_pool_that_does_not_find_our_tables_is_refused(
             async with stretto.open_component(pool=pool):
                 pass
         assert pool.get_size() == pool.get_idle_size()
+
+
+@pytest.mark.parametrize("table", sorted(PRIVILEGES))
+async def test_a_pool_whose_path_meets_a_hosts_table_first_is_refused(
+    table: str, database_url: str, connection: Connection
+) -> None:
+    """Each of our tables counts: what is written into another burns every key."""
+    await connection.execute(f"CREATE TABLE public.{table} (x int)")
+    async with asyncpg.create_pool(
+        database_url, min_size=0, server_settings={"search_path": "public,stretto"}
+    ) as pool:
+        with pytest.raises(stretto.ConfigurationError, match=r"search_path \(public,stretto\)"):
+            async with stretto.open_component(pool=pool):
+                pass
+
+
+TYPES: Final = sorted({name.removesuffix("[]") for name in {**SENT, **READ}})
+
+
+def _encode(_: object) -> str:
+    return "8"
+
+
+def _decode(text: str) -> object:
+    return {"read": text}
+
+
+def _crash(text: object) -> str:
+    raise LookupError(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder", "decoder"),
+    [
+        *((name, str, decoder) for name in TYPES for decoder in (_decode, _crash)),
+        *((name, _encode, str) for name in TYPES if name in SENT),
+    ],
+)
+async def test_a_pool_with_codecs_for_our_types_is_refused(
+    name: str, encoder: Callable[[Any], str], decoder: Callable[[str], Any], database_url: str
+) -> None:
+    """Answers, retries and events would be made of what the host's codec makes of it."""
+
+    async def set_codec(connection: Connection) -> None:
+        await connection.set_type_codec(
+            name, schema="pg_catalog", encoder=encoder, decoder=decoder, format="text"
+        )
+
+    async with asyncpg.create_pool(
+        database_url, min_size=0, init=set_codec, server_settings={"search_path": "stretto"}
+    ) as pool:
+        with pytest.raises(stretto.ConfigurationError, match="a pool of its own"):
+            async with stretto.open_component(pool=pool):
+                pass
+
+
+async def test_every_type_that_our_statements_use_is_tried(connection: Connection) -> None:
+    """A statement with another one gets its value into `ping_codecs`."""
+    taken, returned = set(), set()
+    for statement in QUERIES.values():
+        prepared = await connection.prepare(statement)
+        taken |= {type_.name for type_ in prepared.get_parameters()}
+        returned |= {attribute.type.name for attribute in prepared.get_attributes()}
+    assert set(SENT) >= taken
+    assert {*SENT, *READ} >= returned - {"void"}

@@ -67,7 +67,7 @@ class PostgresWriteStore:
         self._lead_writes: Lead = _lead
         self._has_hook = on_create is not None
         if on_create is not None:
-            hooked = HookedLead(on_create, _lead, self._discard, is_pooled=database.is_pooled)
+            hooked = HookedLead(on_create, _lead, self._discard, is_pooled=database.is_shared)
             self._lead_writes = hooked.lead
 
     async def open(self) -> None:

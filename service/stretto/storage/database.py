@@ -112,6 +112,8 @@ class Database:
 
     def __init__(self, dsn: str = "", *, schema: str = "stretto", pool: Pool | None = None) -> None:
         self._dsn, self.is_pooled = split_pooler(dsn)
+        self.is_shared = self.is_pooled
+        """Whether others use the sessions between our transactions; of a host's pool, found out."""
         self._prepared_max = 0 if self.is_pooled else PREPARED_MAX
         self._schema = schema
         self._host_pool = pool

@@ -241,9 +241,11 @@ CROSS JOIN LATERAL (
 ORDER BY number, user_id COLLATE "C";
 
 -- name: history_origin
--- Tell this database from every other: of this server and of its copies, and of this name.
-SELECT system_identifier || '/' || current_database() || '/' || current_schema()
-FROM pg_control_system();
+-- Tell this database from every other: of this server and of its copies, and of this name. The schema is
+-- the one of the tables, which need not be the first of a host's search_path.
+SELECT system_identifier || '/' || current_database() || '/' || nspname
+FROM pg_control_system(), pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE pg_class.oid = to_regclass('attempt');
 
 -- name: history_bounds
 -- Ask where history stands: see HistoryBounds in protocol/history.py.
@@ -330,15 +332,32 @@ FROM unnest($2) AS role;
 SELECT current_setting('transaction_read_only')::boolean AS is_read_only;
 
 -- name: ping_pool
--- Ask whether the search_path of a host's pool leads to our tables, all in one schema; which schemas have
--- them; and what the pool makes of a uuid.
-SELECT (SELECT count(*) = 3 AND count(DISTINCT relnamespace) = 1 FROM pg_class
-        WHERE oid IN (to_regclass('attempt'), to_regclass('chat_group'),
-                      to_regclass('conversation_member'))) AS is_led,
+-- Ask whether the search_path of a host's pool leads to our tables $1, all in one schema, and which
+-- schemas have them. A table that is not there at all is a matter of the schema's number.
+SELECT (SELECT count(DISTINCT relnamespace) = 1 AND bool_or(relname = 'conversation_member')
+        FROM unnest($1::text[]) AS name JOIN pg_class ON pg_class.oid = to_regclass(name)) AS is_led,
        current_setting('search_path') AS search_path,
        (SELECT string_agg(quote_ident(schemaname), ', ' ORDER BY schemaname) FROM pg_tables
         WHERE tablename = 'conversation_member') AS schemas,
-       '00000000-0000-0000-0000-000000000000'::uuid AS decoded;
+       pg_backend_pid() AS backend;
+
+-- name: ping_codecs
+-- Have a value of each type that our statements take or return come back twice: as the driver reads it,
+-- and whether it has arrived as it was sent.
+SELECT '00000000-0000-0000-0000-000000000007'::uuid AS uuid,
+       '{00000000-0000-0000-0000-000000000007}'::uuid[] AS "uuid[]",
+       'a'::text AS text, '{a,NULL}'::text[] AS "text[]", 'a'::name AS name, '{a}'::name[] AS "name[]",
+       '\x61'::bytea AS bytea, '{"\\x61"}'::bytea[] AS "bytea[]", '{"a": 1}'::json AS json,
+       '2000-01-02 03:04:05Z'::timestamptz AS timestamptz, true AS bool,
+       '{true}'::bool[] AS "bool[]", '(0,7)'::tid AS tid, '0/7'::pg_lsn AS pg_lsn, 7::int4 AS int4, '{7}'::int4[] AS "int4[]", 7::int8 AS int8,
+       7.5::float8 AS float8, '{7.5}'::float8[] AS "float8[]", '7'::xid8 AS xid8,
+       ($1::uuid, $2::uuid[], $3::text, $4::text[], $5::bytea, $6::bytea[], $7::timestamptz, $8::bool)
+       = ('00000000-0000-0000-0000-000000000007'::uuid,
+          '{00000000-0000-0000-0000-000000000007}'::uuid[], 'a'::text, '{a,NULL}'::text[],
+          '\x61'::bytea, '{"\\x61"}'::bytea[], '2000-01-02 03:04:05Z'::timestamptz, true)
+       AND ($9::int4, $10::int4[], $11::int8, $12::float8, $13::float8[], $14::xid8, $15::bool[], $16::tid)
+       = (7::int4, '{7}'::int4[], 7::int8, 7.5::float8, '{7.5}'::float8[], '7'::xid8, '{true}'::bool[],
+          '(0,7)'::tid) AS is_sent;
 
 -- name: ping_pooled
 -- Ask the same behind PgBouncer, and whether the role leads to the schema $1, does not wait for locks
