@@ -156,3 +156,21 @@ async def test_a_hosts_pool_keeps_its_own_settings(database_url: str) -> None:
     (first, *settings), (second, *again), (third, *at_last) = seen
     assert [["5MB"]] * 3 == [settings, again, at_last]
     assert (True, False) == (first == second, second == third)
+
+
+@pytest.mark.parametrize("scope", ["LOCAL", "SESSION"])
+async def test_a_hook_does_not_decide_whether_a_commit_waits_for_the_disk(
+    scope: str, stores: Stores, connection: Connection
+) -> None:
+    """A deferred trigger sees what holds as the commit begins: a crash after 201 loses no group."""
+    await connection.execute(
+        "CREATE TABLE public.seen (durability text);"
+        "CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN INSERT INTO"
+        " public.seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END$$;"
+        "CREATE CONSTRAINT TRIGGER see AFTER INSERT ON chat_group DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION public.see()"
+    )
+    usual = await connection.fetchval("SHOW synchronous_commit")
+    other = "local" if usual == "off" else "off"
+    assert len(await led_by(stores(running(f"SET {scope} synchronous_commit = {other}")))) == 1
+    assert usual == await connection.fetchval("SELECT durability FROM public.seen")

@@ -48,6 +48,7 @@ class _Session:
     """The transaction that a session is in, and what can be left behind in it."""
 
     transaction_id: str | None
+    durability: str
     state: tuple[object, ...]
 
 
@@ -183,6 +184,8 @@ class HookedLead:
         if self._is_pooled and after.state != before.state:
             await connection.execute(RESET_SESSION)
             await connection.fetch(QUERIES["unlock_session"])
+        if after.durability != before.durability:
+            await connection.fetch(QUERIES["commit_durably"], before.durability)
         try:
             # It cannot be an aborted transaction: the server has just answered a statement in it.
             await transaction.commit()
@@ -249,8 +252,8 @@ class HookedLead:
 async def _session(connection: Connection) -> _Session:
     row = await connection.fetchrow(QUERIES["session"])
     assert row is not None
-    transaction_id, *state = row
-    return _Session(transaction_id, tuple(state))
+    transaction_id, durability, *state = row
+    return _Session(transaction_id, durability, tuple(state))
 
 
 def _verdict(error: Exception) -> StoreError:

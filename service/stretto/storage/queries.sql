@@ -81,6 +81,7 @@ SELECT EXISTS (
 -- that only the host knows), locks, temporary tables, statements, cursors; `decoded` shows whether the
 -- driver still reads a uuid as such.
 SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
+       current_setting('synchronous_commit') AS durability,
        '00000000-0000-0000-0000-000000000000'::uuid AS decoded,
        session_user::text, current_user::text,
        (SELECT md5(string_agg(name || '=' || setting, ',' ORDER BY name)) FROM pg_settings
@@ -91,6 +92,11 @@ SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
        (SELECT count(*) FROM pg_class WHERE relnamespace = pg_my_temp_schema()) AS temporary,
        (SELECT count(*) FROM pg_prepared_statements WHERE from_sql) AS statements,
        (SELECT count(*) FROM pg_cursors WHERE is_holdable) AS cursors;
+
+-- name: commit_durably
+-- Have this transaction's commit wait for the disk as $1 says, whatever a host's hook has set for its own
+-- rows: an outcome is reported only when it is durable.
+SELECT set_config('synchronous_commit', $1, true);
 
 -- name: transaction_status
 -- Ask how the transaction $1 has ended.
