@@ -167,6 +167,16 @@ class Settings(BaseSettings):
             raise ValueError(f"must look like nats://user:password@host:4222, or be {EMBEDDED}")
         return urls
 
+    @field_validator("origins")
+    @classmethod
+    def _are_origins(cls, origins: str) -> str:
+        # What no browser sends as its origin would keep every page out, without a word.
+        if not all(map(_is_origin, filter(None, map(str.strip, origins.split(","))))):
+            raise ValueError(
+                "must look like https://chat.example,https://app.example:8443, or be *"
+            )
+        return origins
+
     @field_validator("webhook_url")
     @classmethod
     def _is_an_endpoint(cls, url: str) -> str:
@@ -301,6 +311,17 @@ def _require_passfile(path: Path) -> None:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         message = f"its passfile {path} may be read by others, so it is not used: chmod 600 {path}"
         raise ValueError(message)
+
+
+def _is_origin(text: str) -> bool:
+    """Whether a browser may name its page's origin so; a slash at the end is passed over."""
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        return False
+    is_origin = parts.scheme and parts.hostname and parts.path in ("", "/")
+    return text == "*" or bool(is_origin and not {"@", "?", "#"} & {*text})
 
 
 def _is_nats_url(url: str) -> bool:

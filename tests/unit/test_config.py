@@ -354,3 +354,31 @@ def test_a_password_file_that_would_be_passed_over_is_named(
     file.touch()
     file.chmod(0o600)
     assert url == read_settings(database_url=url).database_url
+
+
+@pytest.mark.parametrize(
+    "origins",
+    ["", "*", "https://chat.example", "https://a.test:8443/, http://[::1],capacitor://localhost"],
+)
+def test_origins_are_taken(origins: str) -> None:
+    """None, everybody's, one or several; some apps have schemes of their own."""
+    assert origins == read_settings(origins=origins).origins
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "chat.example",
+        "localhost:3000",
+        "https://",
+        "https://a.test/app",
+        "https://a.test?x",
+        "https://u@a.test",
+        "https://a.test:port",
+        "https://*.test https://b.test",
+    ],
+)
+def test_what_no_browser_sends_as_its_origin_is_refused_at_once(wrong: str) -> None:
+    """Instead of keeping every page out; one wrong origin among others is enough."""
+    with pytest.raises(ConfigurationError, match="--origins: must look like"):
+        read_settings(origins=f"https://a.test,{wrong}")
