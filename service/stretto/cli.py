@@ -62,7 +62,7 @@ from stretto.storage.database import Database
 from stretto.storage.driver_errors import in_words
 from stretto.storage.groups import PostgresGroupStore
 from stretto.storage.history import PostgresHistoryStore
-from stretto.storage.migrate import grant
+from stretto.storage.migrate import grant, require_roles
 from stretto.storage.migrate import migrate as migrate_database
 from stretto.storage.outbox import dead_letters
 from stretto.storage.outbox import replay as replay_events
@@ -87,6 +87,8 @@ _EXAMPLES: Final = (
 # As many as an operator can read.
 DEAD_LETTERS_MAX: Final = 1000
 GROUPS_MAX: Final = 1000
+# Ten years: for trying things out that is for ever, and every date after it can be written.
+TOKEN_HOURS_MAX: Final = 10 * 365 * 24
 # What a command may end in that works on the database.
 _DATABASE_CODES: Final = (EXIT_DONE, EXIT_USAGE, EXIT_DATABASE, EXIT_EMBEDDED, EXIT_INTERRUPTED)
 
@@ -171,6 +173,7 @@ def migrate(
             database_place(settings, _say) as place,
             database_connection(place.dsn, settings.db_schema, needs_tables=False) as connection,
         ):
+            await require_roles(connection, grant_to or ())
             numbers = await migrate_database(connection, settings.db_schema)
             if grant_to:
                 await grant(connection, settings.db_schema, grant_to)
@@ -182,7 +185,9 @@ def migrate(
 @app.command(epilog=epilog("stretto token alice --hours 8", codes=(EXIT_DONE, EXIT_USAGE)))
 def token(
     user: Annotated[str, typer.Argument(help="The user's id: becomes the token's `sub`.")],
-    hours: Annotated[float, typer.Option(min=0.01, help="How long it is good for.")] = 24,
+    hours: Annotated[
+        float, typer.Option(min=0.01, max=TOKEN_HOURS_MAX, help="How long it is good for.")
+    ] = 24,
     data_dir: DataDir = None,
 ) -> None:
     """Print a bearer token (HS256) for a user, for trying things out."""

@@ -119,6 +119,15 @@ async def test_a_database_without_tables_is_told_what_to_do(
     assert "stretto migrate" in errors
 
 
+@pytest.mark.parametrize("hours", ["inf", "nan", "1e306", "87601"])
+async def test_a_token_is_not_good_for_ever(hours: str) -> None:
+    """What cannot be written as a date is refused, and no traceback is shown."""
+    code, _, errors = await stretto("token", "alice", "--hours", hours, JWT_SECRET=SECRET)
+    assert code == 2
+    assert "Invalid value for '--hours'" in errors
+    assert 0 == (await stretto("token", "alice", "--hours", "87600", JWT_SECRET=SECRET))[0]
+
+
 async def test_a_made_token_is_accepted(database_url: str) -> None:
     """It names the user."""
     _, token, _ = await stretto("token", "alice", "--hours", "1", JWT_SECRET=SECRET)

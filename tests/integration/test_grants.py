@@ -75,6 +75,35 @@ async def test_a_role_that_was_granted_to_serves_and_looks_after_everything(
     assert (0, "") == (code, errors)
 
 
+async def test_a_role_that_cannot_grant_is_sent_to_the_owner(
+    role: str, role_url: str, connection: Connection
+) -> None:
+    """PostgreSQL only warns one that has rights itself; who has none is refused."""
+    other = f"other_{uuid4().hex}"
+    await connection.execute(f"CREATE ROLE {other}")
+    owner = await connection.fetchval("SELECT current_user")
+    await grant(connection, "stretto", [role])
+    command = ("migrate", "--grant-to", other)
+    code, output, errors = await stretto(*command, DATABASE_URL=role_url)
+    assert (2, "") == (code, output)
+    assert f"nothing could be granted to {other}; run it as the owner {owner}\n" in errors
+    # What is there already need not be granted by its owner.
+    await grant(connection, "stretto", [other])
+    assert 0 == (await stretto(*command, DATABASE_URL=role_url))[0]
+    await connection.execute(f"""DROP OWNED BY {other}, "{role}"; DROP ROLE {other}""")
+
+
+async def test_a_role_that_there_is_not_is_a_usage_error(
+    database_url: str, connection: Connection
+) -> None:
+    """Before anything is changed."""
+    await connection.execute("DROP SCHEMA stretto CASCADE")
+    code, _, errors = await stretto("migrate", "--grant-to", "nosuch", DATABASE_URL=database_url)
+    assert code == 2
+    assert "there is no role nosuch" in errors
+    assert not await connection.fetchval("SELECT to_regnamespace('stretto') IS NOT NULL")
+
+
 async def test_a_role_gets_no_more_than_the_service_needs(
     role: str, role_url: str, connection: Connection
 ) -> None:
@@ -171,10 +200,3 @@ async def test_a_host_is_answered_the_same(
         with pytest.raises(Unreachable, match="has schema 1"):
             async with open_component(pool=pool):
                 pass
-
-
-async def test_an_unknown_role_is_named(database_url: str) -> None:
-    """By the server's own words and its SQLSTATE."""
-    code, _, errors = await stretto("migrate", "--grant-to", "nobody", DATABASE_URL=database_url)
-    assert code == 3
-    assert 'role "nobody" does not exist (SQLSTATE 42704)' in errors

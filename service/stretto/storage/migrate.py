@@ -12,6 +12,8 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+import asyncpg
+
 from stretto.errors import ConfigurationError
 from stretto.storage.queries import QUERIES, schema_file
 
@@ -96,14 +98,43 @@ async def grant(connection: Connection, schema: str, roles: Sequence[str]) -> No
     """Let the roles do what the service does, also with tables that later migrations add.
 
     Default privileges count for tables that the present role makes: it should be the one that
-    migrates.
+    migrates. Raises `ConfigurationError` where a role does not get its rights.
     """
-    async with connection.transaction():
-        # Two grants at once on one table end in an error.
-        await _wait_for_other_runners(connection)
-        tables = [*PRIVILEGES], [*PRIVILEGES.values()]
-        for (statement,) in await connection.fetch(QUERIES["grants"], schema, roles, *tables):
-            await connection.execute(statement)
+    tables = [*PRIVILEGES], [*PRIVILEGES.values()]
+    try:
+        async with connection.transaction():
+            # Two grants at once on one table end in an error.
+            await _wait_for_other_runners(connection)
+            for (statement,) in await connection.fetch(QUERIES["grants"], schema, roles, *tables):
+                await connection.execute(statement)
+    except asyncpg.InsufficientPrivilegeError:
+        await _require_granted(connection, schema, roles)
+        raise
+    await _require_granted(connection, schema, roles)
+
+
+async def require_roles(connection: Connection, roles: Sequence[str]) -> None:
+    """Raise `ConfigurationError` unless all of these are roles of the server."""
+    unknown = [role for (role,) in await connection.fetch(QUERIES["unknown_roles"], roles)]
+    if unknown:
+        message = (
+            f"there is no role {', '.join(unknown)}; make it with CREATE ROLE, or look for a typo"
+        )
+        raise ConfigurationError(message)
+
+
+async def _require_granted(connection: Connection, schema: str, roles: Sequence[str]) -> None:
+    """Raise `ConfigurationError` where a role still lacks a right.
+
+    A role that does not own a table, but has rights on it, grants nothing and gets no error.
+    """
+    tables = [*PRIVILEGES], [*PRIVILEGES.values()]
+    lacking = await connection.fetch(QUERIES["not_granted"], schema, roles, *tables)
+    if lacking:
+        owners = ", ".join(sorted({owner for _, owner in lacking}))
+        names = ", ".join(sorted({role for role, _ in lacking}))
+        message = f"nothing could be granted to {names}; run it as the owner {owners}"
+        raise ConfigurationError(message)
 
 
 def newest_number() -> int:
