@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 from uuid import UUID  # noqa: TC003 typer reads it when the program runs
 
 import asyncpg
@@ -518,4 +518,17 @@ def _psql_call(dsn: str, schema: str) -> tuple[list[str], dict[str, str]]:
     environment = {**os.environ, "PGOPTIONS": options} if options else {**os.environ}
     if password:
         environment["PGPASSWORD"] = unquote(password)
-    return [urlunsplit(parts._replace(netloc=user + at + place))], environment
+    kept = []
+    for parameter in filter(None, parts.query.split("&")):
+        name, _, value = map(unquote, parameter.partition("="))
+        if name == "password":
+            environment["PGPASSWORD"] = value
+        elif name == "sslpassword":
+            # libpq takes it from no variable.
+            message = "psql would show the sslpassword to every user; use a key without one"
+            raise ConfigurationError(message)
+        else:
+            kept.append(parameter)
+    # Not `urlunsplit`: it drops the slashes before an empty host, which libpq wants.
+    query = f"?{'&'.join(kept)}" if kept else ""
+    return [f"{parts.scheme}://{user}{at}{place}{parts.path}{query}"], environment

@@ -1,0 +1,33 @@
+"""What psql is given: a URL that it understands, and no password that others can read."""
+
+from __future__ import annotations
+
+import pytest
+
+from stretto.cli import _psql_call
+from stretto.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("dsn", "argument", "password"),
+    [
+        ("postgresql://u:p%40@h:1/d?sslmode=require", "postgresql://u@h:1/d?sslmode=require", "p@"),
+        ("postgresql://u@h/d?password=p%40&a=b", "postgresql://u@h/d?a=b", "p@"),
+        ("postgresql:///d?host=/run/place", "postgresql:///d?host=/run/place", None),
+        ("postgresql:///d", "postgresql:///d", None),
+    ],
+)
+def test_a_password_is_in_the_environment_alone(
+    dsn: str, argument: str, password: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stands in the URL; the rest of the URL stays as it was."""
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    arguments, environment = _psql_call(dsn, "stretto")
+    assert ([argument], password) == (arguments, environment.get("PGPASSWORD"))
+
+
+def test_a_key_with_a_password_is_refused() -> None:
+    """There is no way to pass it on that others cannot read."""
+    with pytest.raises(ConfigurationError, match="sslpassword") as error:
+        _psql_call("postgresql://u@h/d?sslpassword=hidden", "stretto")
+    assert "hidden" not in str(error.value)
