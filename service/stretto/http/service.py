@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 import orjson
 from aiohttp import hdrs, web
 
-from stretto.errors import DatabaseUnavailable, InternalError, StrettoError, drop_frames
+from stretto.errors import (
+    DatabaseUnavailable,
+    InternalError,
+    RequestInvalid,
+    StrettoError,
+    drop_frames,
+)
 from stretto.http.problems import problem_of_exception, problem_response
 from stretto.protocol.ports import Unreachable
 from stretto.telemetry import Metrics, logger
@@ -100,6 +106,10 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return problem_of_exception(exception)
     except asyncio.CancelledError:
         raise
-    except Exception:  # noqa: BLE001 the last resort: no client ever sees a bare error page
+    except Exception as error:  # noqa: BLE001 the last resort: no client ever sees a bare error page
+        is_left = request.transport is None or request.transport.is_closing()
+        if isinstance(error, ConnectionError) and is_left:
+            # This is counted, and never sent.
+            return problem_response(RequestInvalid([], "The client left before its answer."))
         logger.exception("request.crashed")
         return problem_response(InternalError())
