@@ -58,8 +58,8 @@ async def clients_of(service: ServiceProcess) -> AsyncIterator[tuple[Api, RawCli
 
 def counted(line: bytes) -> int:
     """Return how many events a line of the log stands for."""
-    folded: int = orjson.loads(line).get("folded", 0)
-    return 1 + folded
+    count: int = orjson.loads(line).get("folded", 1)
+    return count
 
 
 async def logged(service: ServiceProcess, event: bytes, times: int = 1) -> int:

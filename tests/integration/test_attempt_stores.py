@@ -143,6 +143,24 @@ async def test_a_table_that_is_locked_is_passing_trouble(
     assert {ours.claim_token} == await store.lead([ours])
 
 
+async def test_in_haste_a_lead_gives_up_soon(
+    store: PostgresWriteStore, connection: Connection
+) -> None:
+    """While other requests wait, a lock is waited for no longer than they can bear."""
+    await connection.execute(
+        """CREATE TABLE seen (lock_timeout text);
+           CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS
+           $$BEGIN INSERT INTO seen VALUES (current_setting('lock_timeout')); RETURN NEW; END$$;
+           CREATE TRIGGER see BEFORE INSERT ON chat_group FOR EACH ROW EXECUTE FUNCTION see()"""
+    )
+    for key, is_hasty in (("a", True), ("b", False)):
+        ours = write(key)
+        await store.claim([ours])
+        await store.lead([ours], is_hasty=is_hasty)
+    seen = await connection.fetch("SELECT lock_timeout FROM seen")
+    assert ["250ms", "1s"] == [row["lock_timeout"] for row in seen]
+
+
 async def test_bad_data_is_refused_with_the_constraints_name(store: PostgresWriteStore) -> None:
     """What a parser would have let through is the request's own fault, told without row data."""
     ours = write("k")
