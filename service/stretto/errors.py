@@ -223,7 +223,12 @@ class GroupRejected(Exception):
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(f"{code}: {detail}")
-        self.failure = Failure(code[:64] or "rejected", detail[:1024])
+        self.failure = Failure(_storable(code)[:64] or "rejected", _storable(detail)[:1024])
+
+
+def _storable(text: str) -> str:
+    """Return the text without NUL and lone surrogates, which PostgreSQL does not take."""
+    return text.encode(errors="replace").decode().replace("\0", "?")
 
 
 class ConfigurationError(Exception):

@@ -106,6 +106,15 @@ async def _leave_a_statement_running(connection: InnerConnection, _: Created) ->
     await asyncio.sleep(0)
 
 
+class _SilentVeto(GroupRejected):
+    def __init__(self) -> None:
+        """Forget the veto's own."""
+
+
+async def _reject_silently(*_: object) -> None:
+    raise _SilentVeto
+
+
 def _not_async(*_: object) -> None:
     """Forget `async`."""
 
@@ -124,6 +133,7 @@ FAILING: Final[dict[str, object]] = {
     "no end": _hold_on,
     "a statement still running": _leave_a_statement_running,
     "no coroutine": _not_async,
+    "a veto without a reason": _reject_silently,
     "division by zero": running("SELECT 1 / 0"),
     "bad data": running("SELECT 'alice'::int"),
     "own foreign key": running("INSERT INTO public.channel VALUES (gen_random_uuid(), 'nobody')"),
@@ -238,6 +248,22 @@ async def test_a_veto_is_final_and_takes_the_hooks_rows_with_it(
         await connection.fetchval("SELECT count(*) FROM tenant"),
     )
     assert [] == stores.lost
+
+
+async def test_a_veto_is_final_whatever_its_text_is(stores: Stores, connection: Connection) -> None:
+    """PostgreSQL takes neither NUL nor lone surrogates."""
+
+    async def hook(*_: object) -> None:
+        raise GroupRejected("a\0b", "x\ud800y")
+
+    store, ours = stores(hook), write("k")
+    await store.claim([ours])
+    with pytest.raises(Refused) as refused:
+        await store.lead([ours])
+    assert await store.fail(ours, refused.value.failure)
+    settled = await connection.fetchrow("SELECT failure_code, failure_detail FROM attempt")
+    assert settled is not None
+    assert ("a?b", "x?y") == tuple(settled)
 
 
 @pytest.mark.parametrize(("is_caught", "tenants"), [(True, ["a"]), (False, [])])

@@ -258,7 +258,8 @@ async def _session(connection: Connection) -> _Session:
 
 def _verdict(error: Exception) -> StoreError:
     """Return what a hook's failure means for the group: only a veto says anything about it."""
-    if isinstance(error, GroupRejected):
+    # A subclass that does not call ours has none.
+    if isinstance(error, GroupRejected) and hasattr(error, "failure"):
         return Refused(error.failure)
     is_passing = isinstance(error, asyncpg.PostgresError) and isinstance(
         store_error(error, connection_lives=True), Transient
