@@ -140,6 +140,8 @@ class StrettoClient:
                 headers=headers,
                 # A redirected POST would go on as a GET.
                 allow_redirects=False,
+                # Answers are judged here, whatever the caller's session does with its own.
+                raise_for_status=False,
                 timeout=aiohttp.ClientTimeout(total=TRY_SECONDS_MAX),
             ) as response:
                 return _read_answer(response.status, response.headers, await response.read())

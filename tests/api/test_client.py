@@ -94,7 +94,8 @@ async def proxy(database_url: str) -> AsyncIterator[Proxy]:
 @asynccontextmanager
 async def client_of(url: str) -> AsyncIterator[StrettoClient]:
     """Open a client of the user alice."""
-    async with aiohttp.ClientSession() as session:
+    # As strict as a caller's may be: answers are judged by the client alone.
+    async with aiohttp.ClientSession(raise_for_status=True) as session:
         yield StrettoClient(session, url, token_of("alice"))
 
 
