@@ -47,7 +47,9 @@ async def measure(bench: Bench, fill_factor: int) -> dict[str, float]:
         for _ in range(BATCHES):
             await connection.execute(_INSERT, BATCH, recipients, payload)
             started = time.perf_counter()
-            rows = await connection.fetch(QUERIES["take"], BATCH, LEASE_SECONDS, None)
+            rows = await connection.fetch(
+                QUERIES["take"], BATCH, LEASE_SECONDS, None, LEASE_SECONDS
+            )
             taken = time.perf_counter()
             await connection.execute(QUERIES["mark"], [row["event_id"] for row in rows], None)
             spent["take_us"] += (taken - started) * 1e6

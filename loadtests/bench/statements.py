@@ -43,8 +43,13 @@ def own() -> str:
 
 
 def _filled(name: str, values: list[str]) -> str:
+    """Fill in a column for each of the batch's parameters; the last one is the wait for a lock."""
+
     def array(parameter: re.Match[str]) -> str:
-        value = values[int(parameter[1]) - 1].replace("{id}", _ID)
+        number = int(parameter[1])
+        if number > len(values):
+            return "'1s'"
+        value = values[number - 1].replace("{id}", _ID)
         return f"ARRAY[{value}]"
 
     # A colon before a name is a variable to pgbench; our statements have none but in casts.
