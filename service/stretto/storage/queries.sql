@@ -301,7 +301,7 @@ SELECT to_regclass('attempt') IS NOT NULL AS is_migrated;
 WITH place AS (
     SELECT CASE WHEN $1::text IS NULL
                 THEN (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('attempt'))
-                ELSE (SELECT oid FROM pg_namespace WHERE nspname = $1) END AS schema
+                ELSE (SELECT oid FROM pg_namespace WHERE nspname = $1::text) END AS schema
 ), needed AS (
     SELECT pg_class.oid, name, privileges
     FROM unnest($2::text[], $3::text[]) AS needed (name, privileges), place, pg_class
@@ -343,12 +343,12 @@ WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role);
 --- tables $3 or the use of it, and who owns what they lack.
 SELECT role, pg_get_userbyid(nspowner)::text AS owner
 FROM pg_namespace, unnest($2::text[]) AS role
-WHERE nspname = $1 AND NOT has_schema_privilege(role, pg_namespace.oid, 'USAGE')
+WHERE nspname = $1::text AND NOT has_schema_privilege(role, pg_namespace.oid, 'USAGE')
 UNION
 SELECT role, pg_get_userbyid(relowner)::text
 FROM unnest($3::text[], $4::text[]) AS needed (name, privileges)
 JOIN pg_class ON relname = name
-JOIN pg_namespace ON pg_namespace.oid = relnamespace AND nspname = $1,
+JOIN pg_namespace ON pg_namespace.oid = relnamespace AND nspname = $1::text,
      unnest($2) AS role, unnest(string_to_array(privileges, ', ')) AS privilege
 WHERE NOT has_table_privilege(role, pg_class.oid, privilege)
 ORDER BY role, owner;
