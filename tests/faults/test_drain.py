@@ -111,14 +111,16 @@ async def test_all_that_was_read_before_the_stop_is_answered(
             await first_row(connection, LEADER)
             service.signal(signal.SIGTERM)
             await logged(service, b"service.stopping")
-            await idle.closed()
             slow.send(BODY[1:])
-            status, headers, problem = await slow.answer()
-            assert (503, "close", "overloaded") == (status, headers["connection"], problem["code"])
+        # Flights have four seconds to end: nothing is waited for before the write may go on.
         status, headers, _ = await piped.answer()
         assert (201, None) == (status, headers.get("connection"))
         status, headers, _ = await piped.answer()
         assert (status, headers["connection"]) in ((200, "close"), (503, "close"))
+        # Created, or rejected, whichever the stop has come to by then; but answered.
+        status, headers, _ = await slow.answer()
+        assert (status, headers["connection"]) in ((201, "close"), (503, "close"))
+        await idle.closed()
         assert 0 == await service.exited()
     assert await sound(connection)
 
