@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
+
+import asyncpg
 
 from contract.harness import write
 from stretto.storage.attempts import PostgresWriteStore
+from stretto.storage.database import Database
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
     from uuid import UUID
-
-    import asyncpg
 
     from stretto.domain import CreatedGroup, NewGroup
     from stretto.storage.database import Connection as InnerConnection
-    from stretto.storage.database import Database
     from stretto.storage.hook import OnCreate
 
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -46,6 +48,23 @@ class Stores:
             PostgresWriteStore(self._database, lambda: self.lost.append("lost"), on_create=hook)
         )
         return self.made[-1]
+
+
+@asynccontextmanager
+async def open_stores(database_url: str, *, is_hosts_pool: bool) -> AsyncIterator[Stores]:
+    """Stores on a host's pool, or on connections of the component's own; a pool gets all back."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        asyncpg.create_pool(
+            database_url, min_size=0, max_size=4, server_settings={"search_path": "stretto"}
+        ) as pool,
+        Database(pool=pool) if is_hosts_pool else Database(database_url) as database,
+    ):
+        stores = Stores(database)
+        yield stores
+        for store in stores.made:
+            await store.close()
+        assert pool.get_size() == pool.get_idle_size()
 
 
 async def led_by(store: PostgresWriteStore, key: str = "k") -> set[UUID]:

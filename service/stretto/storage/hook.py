@@ -2,8 +2,8 @@
 
 The hook is the host's code on our connection, so nothing of it is taken for granted: neither that it
 ends, nor that the transaction is still ours afterwards, nor that the session is as it was. Its veto
-(`GroupRejected`) is the only thing that it says about the group; every other failure is a `HookError`,
-and the attempt stays pending. Costs two round trips beside those of the transaction and of the hook.
+(`GroupRejected`, or a group of nothing else) is the only thing that it says about the new group; every
+other failure is a `HookError`, and the attempt stays pending. Costs two round trips beside those of the transaction and of the hook.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import asyncpg
 
 from stretto.domain import CreatedGroup, NewGroup
-from stretto.errors import GroupRejected
 from stretto.protocol.ports import HookError, HookInterrupted, Refused, StoreError, Transient, Write
 from stretto.storage.database import WRITE_SECONDS, is_lost, terminate
 from stretto.storage.driver_errors import DRIVER_ERRORS, store_error
-from stretto.storage.hook_errors import cause_of, without_row_data
+from stretto.storage.hook_errors import cause_of, veto_of, without_row_data
 from stretto.storage.hook_handle import HookHandle
 from stretto.storage.pooler import RESET_SESSION
 from stretto.storage.queries import QUERIES
@@ -258,9 +257,9 @@ async def _session(connection: Connection) -> _Session:
 
 def _verdict(error: Exception) -> StoreError:
     """Return what a hook's failure means for the group: only a veto says anything about it."""
-    # A subclass that does not call ours has none.
-    if isinstance(error, GroupRejected) and hasattr(error, "failure"):
-        return Refused(error.failure)
+    veto = veto_of(error)
+    if veto is not None:
+        return Refused(veto)
     is_passing = isinstance(error, asyncpg.PostgresError) and isinstance(
         store_error(error, connection_lives=True), Transient
     )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
+from stretto.errors import Failure, GroupRejected
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,6 +24,33 @@ def cause_of(error: BaseException) -> str:
     if isinstance(error, asyncpg.PostgresError):
         cause += f" ({error.sqlstate}): {_message(error)}"
     return cause
+
+
+def veto_of(error: BaseException) -> Failure | None:
+    """Return the veto that an error is, or the first of a group of nothing but vetoes.
+
+    A `TaskGroup` wraps what its tasks raise. Beside any other error it was no veto: that one may have
+    kept the hook from what it would have said.
+    """
+    vetoes = [_own_veto(leaf) for leaf in _leaves(error)]
+    return vetoes[0] if all(vetoes) else None
+
+
+def _own_veto(error: BaseException) -> Failure | None:
+    # A subclass that does not call ours has none.
+    failure = getattr(error, "failure", None) if isinstance(error, GroupRejected) else None
+    return failure if isinstance(failure, Failure) else None
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, or all that it is a group of, however deep, in their order."""
+    left = [error]
+    while left:
+        leaf = left.pop()
+        if isinstance(leaf, BaseExceptionGroup):
+            left += reversed(leaf.exceptions)
+        else:
+            yield leaf
 
 
 def without_row_data(error: BaseException) -> BaseException:

@@ -1,0 +1,124 @@
+"""What counts as a veto where a host's hook raises more than one error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import pytest
+import pytest_asyncio
+
+from contract.harness import write
+from hooked_stores import groups, led_by, open_stores
+from stretto.errors import GroupRejected
+from stretto.protocol.ports import HookError, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    import asyncpg
+
+    from hooked_stores import Stores
+    from stretto.storage.hook import OnCreate
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+NESTED: Final = 2_000
+
+
+@pytest_asyncio.fixture
+async def stores(database_url: str) -> AsyncIterator[Stores]:
+    """Stores on connections of the component's own."""
+    async with open_stores(database_url, is_hosts_pool=False) as stores:
+        yield stores
+
+
+def _veto(code: str = "quota") -> GroupRejected:
+    return GroupRejected(code, "Ten groups are enough.")
+
+
+class _OtherVeto(GroupRejected):
+    """Says more than we know of."""
+
+    def __init__(self) -> None:
+        super().__init__("quota", "Ten groups are enough.")
+
+
+class _WrongVeto(GroupRejected):
+    """Has something else where the failure should be."""
+
+    def __init__(self) -> None:
+        super().__init__("quota", "Ten groups are enough.")
+        self.failure = "quota"  # type: ignore[assignment]
+
+
+def _in_tasks(*errors: Exception) -> OnCreate:
+    """Return a hook that raises them in the tasks of a group."""
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async def hook(*_: object) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for error in errors:
+                tasks.create_task(fail(error))
+
+    return hook
+
+
+def _group(*errors: Exception) -> Exception:
+    return ExceptionGroup("of a task group in a task group", errors)
+
+
+def _deep(error: Exception) -> Exception:
+    for _ in range(NESTED):
+        error = _group(error)
+    return error
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        [_veto()],
+        [_OtherVeto()],
+        [_veto(), _veto("blocked")],
+        [_group(_veto(), _veto("blocked")), _veto("closed")],
+        [_deep(_veto())],
+    ],
+    ids=["one", "subclass", "two", "nested", "deep"],
+)
+async def test_a_task_group_of_nothing_but_vetoes_is_the_veto(
+    errors: Sequence[Exception], stores: Stores, connection: Connection
+) -> None:
+    """The first of them is what the client is told."""
+    with pytest.raises(Refused) as refused:
+        await led_by(stores(_in_tasks(*errors)))
+    assert "quota" == refused.value.failure.code
+    assert await groups(connection) == 0
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [[_veto(), RuntimeError()], [RuntimeError(), _veto()], [_group(_veto(), OSError())]],
+    ids=["before", "behind", "nested"],
+)
+async def test_a_veto_beside_any_other_error_is_none(
+    errors: Sequence[Exception], stores: Stores
+) -> None:
+    """A bug burns no key: nobody knows what the hook would have said without it."""
+    hooks = [_in_tasks(*errors), _in_tasks()]
+
+    async def hook(*arguments: object) -> None:
+        await hooks.pop(0)(*arguments)  # type: ignore[arg-type]
+
+    store, ours = stores(hook), write("k")
+    await store.claim([ours])
+    with pytest.raises(HookError, match="on_create raised ExceptionGroup"):
+        await store.lead([ours])
+    assert {ours.claim_token} == await store.lead([ours])
+
+
+async def test_a_veto_without_a_failure_is_none(stores: Stores) -> None:
+    """A subclass may have put anything there; the writer goes on."""
+    with pytest.raises(HookError, match="on_create raised ExceptionGroup"):
+        await led_by(stores(_in_tasks(_WrongVeto())))
