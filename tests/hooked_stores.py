@@ -72,7 +72,6 @@ async def led_by(store: PostgresWriteStore, key: str = "k") -> set[UUID]:
     ours = write(key)
     await store.claim([ours])
     led = await store.lead([ours])
-    # A codec that a hook has left behind would make other tokens of them.
     assert led <= {ours.claim_token}
     return led
 

@@ -73,8 +73,9 @@ async def _network(*_: object) -> None:
     raise ConnectionRefusedError
 
 
-async def _close_and_crash(connection: InnerConnection, _: Created) -> None:
-    await connection.close()
+async def _lose_and_crash(connection: InnerConnection, _: Created) -> None:
+    with suppress(asyncpg.PostgresError, asyncpg.InterfaceError):
+        await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
     raise RuntimeError
 
 
@@ -126,7 +127,7 @@ FAILING: Final[dict[str, object]] = {
     "its own cancellation": _cancelled,
     "its own time-out": _time_out,
     "a network of its own": _network,
-    "a bug after closing": _close_and_crash,
+    "a bug after a loss": _lose_and_crash,
     "a swallowed error": _swallow,
     "too long": _hang,
     "too long a statement": _hang_in_a_statement,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
@@ -10,50 +9,54 @@ import pytest
 import pytest_asyncio
 
 from contract.harness import write
-from hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by
+from hooked_stores import groups, led_by, open_stores
 from stretto.protocol.ports import Misconfigured, Transient
-from stretto.storage.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from hooked_stores import Created
+    from hooked_stores import Created, Stores
     from stretto.storage.database import Connection as InnerConnection
 
     Connection = asyncpg.Connection[asyncpg.Record]
-    Pool = asyncpg.Pool[asyncpg.Record]
 
 
 @pytest_asyncio.fixture(params=["own", "pool"])
 async def stores(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[Stores]:
     """Stores on connections of the component's own, and on those of a host's pool."""
-    async with (
-        asyncio.timeout(DEADLINE_SECONDS),
-        asyncpg.create_pool(
-            database_url, min_size=0, max_size=4, server_settings={"search_path": "stretto"}
-        ) as pool,
-        Database(pool=pool) if request.param == "pool" else Database(database_url) as database,
-    ):
-        stores = Stores(database)
+    async with open_stores(database_url, is_hosts_pool=request.param == "pool") as stores:
         yield stores
-        for store in stores.made:
-            await store.close()
-        assert pool.get_size() == pool.get_idle_size()
 
 
 class _Keeper:
     """A hook that keeps its connection, and what it has made of it."""
 
-    def __init__(self, statement: str = "SELECT 1") -> None:
-        self._statement = statement
-        self.calls = 0
+    def __init__(self) -> None:
+        self._calls = 0
 
     async def __call__(self, connection: InnerConnection, _: Created) -> None:
-        self.calls += 1
-        if self.calls == 1:
+        self._calls += 1
+        if self._calls == 1:
             self.connection = connection
             self.transaction = connection.transaction()
-            self.prepared = await connection.prepare(self._statement)
+            self.savepoint = connection.transaction()
+            await self.savepoint.start()
+            self.prepared = await connection.prepare("SELECT 1")
+            self.rows = connection.cursor("SELECT 1").__aiter__()
+            self.cursor = await connection.cursor("SELECT 1")
+
+
+class _Dawdler:
+    """A hook that makes a coroutine of its connection's, to be awaited later."""
+
+    def __init__(self, statement: str) -> None:
+        self._statement = statement
+        self._is_first = True
+
+    async def __call__(self, connection: InnerConnection, _: Created) -> None:
+        if self._is_first:
+            self.late = connection.execute(self._statement)
+        self._is_first = False
 
 
 LATE: Final[dict[str, Callable[[InnerConnection], Awaitable[object]]]] = {
@@ -82,6 +85,49 @@ async def test_a_hooks_connection_ends_with_the_hook(
     assert await groups(connection) == 2
 
 
+MADE: Final[dict[str, Callable[[_Keeper], Awaitable[object]]]] = {
+    "transaction": lambda keeper: keeper.transaction.start(),
+    "commit": lambda keeper: keeper.savepoint.commit(),
+    "rollback": lambda keeper: keeper.savepoint.rollback(),
+    "statement": lambda keeper: keeper.prepared.fetch(),
+    "rows": lambda keeper: keeper.rows.__anext__(),
+    "cursor": lambda keeper: keeper.cursor.fetch(1),
+}
+
+
+@pytest.mark.parametrize("use", MADE.values(), ids=MADE.keys())
+@pytest.mark.parametrize("is_in_a_hook", [False, True], ids=["between", "in the next hook"])
+async def test_what_a_hook_has_made_of_its_connection_ends_with_it(
+    use: Callable[[_Keeper], Awaitable[object]],
+    *,
+    is_in_a_hook: bool,
+    stores: Stores,
+    connection: Connection,
+) -> None:
+    """No savepoint of one hook can take back what a later one has written; one session serves all."""
+    keeper = _Keeper()
+    pids: list[int] = []
+
+    async def late() -> None:
+        with pytest.raises(asyncpg.InterfaceError, match="released back"):
+            await use(keeper)
+
+    async def hook(inner: InnerConnection, created: Created) -> None:
+        await keeper(inner, created)
+        if is_in_a_hook and pids:
+            await late()
+        pids.append(await inner.fetchval("SELECT pg_backend_pid()"))
+
+    store = stores(hook)
+    await led_by(store, "a")
+    if not is_in_a_hook:
+        await late()
+    assert len(await led_by(store, "b")) == 1
+    assert await groups(connection) == 2
+    assert 1 == len(set(pids))
+    assert [] == stores.lost
+
+
 async def test_a_hooks_connection_passes_for_a_connection(stores: Stores) -> None:
     """Everything that a host does with one works, libraries that ask for its class included."""
     seen: list[object] = []
@@ -104,10 +150,10 @@ async def test_no_group_is_written_inside_a_transaction_that_a_hook_left(
     stores: Stores, connection: Connection
 ) -> None:
     """It would be a savepoint that nobody commits: the group gone, and its client happy."""
-    keeper = _Keeper()
-    store = stores(keeper)
+    dawdler = _Dawdler("BEGIN")
+    store = stores(dawdler)
     await led_by(store, "a")
-    await keeper.transaction.start()
+    await dawdler.late
     assert len(await led_by(store, "b")) == 1
     assert await groups(connection) == 2
     assert [] == stores.lost
@@ -118,12 +164,12 @@ async def test_a_session_that_was_changed_between_two_hooks_is_not_written_in(
     left: str, stores: Stores, connection: Connection
 ) -> None:
     """Nothing of it is committed, and the writer's second try has a session of its own."""
-    keeper = _Keeper(left)
-    store = stores(keeper)
+    dawdler = _Dawdler(left)
+    store = stores(dawdler)
     await led_by(store, "a")
     ours = write("b")
     await store.claim([ours])
-    await keeper.prepared.fetch()
+    await dawdler.late
     with pytest.raises((Transient, Misconfigured)):
         await store.lead([ours])
     assert await groups(connection) == 1

@@ -35,12 +35,6 @@ async def stores(database_url: str) -> AsyncIterator[Stores]:
             await store.close()
 
 
-async def _set_a_codec(connection: InnerConnection, _: Created) -> None:
-    await connection.set_type_codec(
-        "uuid", schema="pg_catalog", encoder=str, decoder=str, format="text"
-    )
-
-
 SESSION: Final = """
     SELECT name, setting FROM pg_settings
     UNION ALL VALUES ('user', current_user::text), ('session user', session_user::text)
@@ -64,7 +58,6 @@ LEFT_BEHIND: Final[dict[str, object]] = {
     "cursor": running("DECLARE mine CURSOR WITH HOLD FOR SELECT 1"),
     "channel": running("LISTEN mine"),
     "all": running("DISCARD SEQUENCES", "RESET ALL", "SET ROLE pg_monitor"),
-    "codec": _set_a_codec,
 }
 
 

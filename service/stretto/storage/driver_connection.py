@@ -1,12 +1,19 @@
-"""The driver's connection, with what it should forget at its end."""
+"""What the driver's connection should forget: at its end, and where its use passes to another.
+
+The one place that touches private parts of the driver.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
 if TYPE_CHECKING:
+    from asyncpg.transaction import Transaction
+
+    from stretto.storage.database import Connection
+
     _Connection = asyncpg.Connection[asyncpg.Record]
 else:
     # Not generic when it runs.
@@ -27,3 +34,16 @@ class DriverConnection(_Connection):
         """Terminate the connection without waiting for pending data."""
         super().terminate()
         self._top_xact = None
+
+
+def end_resources(connection: Connection, own: Transaction) -> None:
+    """End all statements, cursors and transactions that were made of the connection, but our own.
+
+    As at a pool's release: their methods raise `asyncpg.InterfaceError` from now on.
+    """
+    # A pool's connection is a handle for the driver's, which it has lost where that was terminated.
+    driver: Any = getattr(connection, "_con", connection)
+    if driver is not None:
+        driver._pool_release_ctr += 1  # noqa: SLF001 there is no other way
+        kept: Any = own
+        kept._con_release_ctr = driver._pool_release_ctr  # noqa: SLF001

@@ -18,6 +18,7 @@ import asyncpg
 from stretto.domain import CreatedGroup, NewGroup
 from stretto.protocol.ports import HookError, HookInterrupted, Refused, StoreError, Transient, Write
 from stretto.storage.database import WRITE_SECONDS, is_lost, terminate
+from stretto.storage.driver_connection import end_resources
 from stretto.storage.driver_errors import DRIVER_ERRORS, store_error
 from stretto.storage.hook_errors import cause_of, veto_of, without_row_data
 from stretto.storage.hook_handle import HookHandle
@@ -105,7 +106,7 @@ class HookedLead:
             if write.claim_token in led
         ]
         try:
-            after = await self._run(connection, created)
+            after = await self._run(connection, transaction, created)
         except Exception as error:
             is_gone = await self._roll_back(connection, transaction, before)
             if is_gone and isinstance(error, DRIVER_ERRORS):
@@ -126,7 +127,10 @@ class HookedLead:
         return not self._is_pooled and self._first[1].state != before.state
 
     async def _run(
-        self, connection: Connection, created: Sequence[tuple[CreatedGroup, NewGroup]]
+        self,
+        connection: Connection,
+        transaction: asyncpg.transaction.Transaction,
+        created: Sequence[tuple[CreatedGroup, NewGroup]],
     ) -> _Session:
         """Run the hook, for a bounded time; return the session as the hook has left it."""
         handle = HookHandle(connection)
@@ -146,6 +150,7 @@ class HookedLead:
                 # It must not write into the transactions that come after this one.
                 terminate(connection)
             handle.end()
+            end_resources(connection, transaction)
         if not is_in_time:
             message = f"on_create took longer than {HOOK_SECONDS:g} s"
             raise HookError(message)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 from stretto.errors import Failure, GroupRejected
+from stretto.storage.hook_handle import HandleMisused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,10 +20,15 @@ _QUOTED: Final = re.compile(r'"[^"]*"')
 
 
 def cause_of(error: BaseException) -> str:
-    """Return one sentence: the exception's type; of a server's error its SQLSTATE and message too."""
+    """Return one sentence: the exception's type; of a server's error its SQLSTATE and message too.
+
+    Our own objections are given in full: they say what to do.
+    """
     cause = f"on_create raised {type(error).__name__}"
     if isinstance(error, asyncpg.PostgresError):
         cause += f" ({error.sqlstate}): {_message(error)}"
+    elif isinstance(error, HandleMisused):
+        cause += f": {error}"
     return cause
 
 

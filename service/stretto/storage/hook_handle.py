@@ -1,14 +1,19 @@
 """The connection as a host's hook gets it: it ends with the hook.
 
 A task that the hook has started may go on. It must not use the connection later, when other groups
-are written through it. Prepared statements, cursors and transactions keep the driver's own connection:
-what is done with those shows in the session, which is looked at before each lead.
+are written through it. Prepared statements, cursors and transactions end as well. What is still done
+with the driver's own connection (by a coroutine that the hook has made, and that is awaited later)
+shows in the session, which is looked at before each lead.
+
+What would harm the writer whose connection it is raises `HandleMisused`: closing it, resetting it,
+and codecs, which change what our own statements send and read.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import asyncpg
 import asyncpg.pool
 
 if TYPE_CHECKING:
@@ -21,6 +26,17 @@ else:
     # The driver's own handle for a connection that is lent: it passes for a connection.
     _Proxy = asyncpg.pool.PoolConnectionProxy
 
+_CLOSING: Final = "the connection is a writer's, and ends with the hook: leave it open"
+_RESETTING: Final = "it would end the transaction that creates the groups"
+_CODECS: Final = (
+    "other groups are written through this connection: convert values in the hook, or set codecs of"
+    " types that stretto does not use in the `init` of a pool of yours"
+)
+
+
+class HandleMisused(asyncpg.InterfaceError):
+    """A hook has called a method that would harm the writer; nothing was done."""
+
 
 class HookHandle(_Proxy):
     """A connection until `end`; afterwards its methods raise `asyncpg.InterfaceError`."""
@@ -32,3 +48,34 @@ class HookHandle(_Proxy):
     def end(self) -> None:
         """Let go of the connection. Idempotent."""
         self._con = None
+
+    async def close(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to."""
+        self._refuse("close", _CLOSING)
+
+    def terminate(self) -> NoReturn:
+        """Refuse to."""
+        self._refuse("terminate", _CLOSING)
+
+    async def reset(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to."""
+        self._refuse("reset", _RESETTING)
+
+    async def set_type_codec(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to."""
+        self._refuse("set_type_codec", _CODECS)
+
+    async def set_builtin_type_codec(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to."""
+        self._refuse("set_builtin_type_codec", _CODECS)
+
+    async def reset_type_codec(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to."""
+        self._refuse("reset_type_codec", _CODECS)
+
+    def _refuse(self, method: str, reason: str) -> NoReturn:
+        if self._con is None:
+            message = f"cannot call {method}(): the connection was released when on_create ended"
+            raise asyncpg.InterfaceError(message)
+        message = f"{method}() is not for on_create: {reason}"
+        raise HandleMisused(message)

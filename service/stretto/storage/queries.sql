@@ -78,11 +78,9 @@ SELECT EXISTS (
 -- name: session
 -- Read which transaction this is, and what a host's hook may leave behind in a session: roles,
 -- settings (but those of the transaction, the lock time-out, which each write sets anew, and names
--- that only the host knows), locks, temporary tables, statements, cursors; `decoded` shows whether the
--- driver still reads a uuid as such.
+-- that only the host knows), locks, temporary tables, statements, cursors.
 SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
        current_setting('synchronous_commit') AS durability,
-       '00000000-0000-0000-0000-000000000000'::uuid AS decoded,
        session_user::text, current_user::text,
        (SELECT md5(string_agg(name || '=' || setting, ',' ORDER BY name)) FROM pg_settings
         WHERE name NOT IN ('transaction_isolation', 'transaction_read_only',
