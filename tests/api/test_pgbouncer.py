@@ -6,7 +6,7 @@ The rest of the contract passes through it in this folder's other tests.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,9 @@ from pgbouncer import (
     url_through,
 )
 from service_process import ServiceProcess
+from stretto.errors import GroupRejected
 from stretto.host import require_tables
-from stretto.protocol.ports import InDoubt, OutcomeUnknown, Unreachable
+from stretto.protocol.ports import HookError, InDoubt, OutcomeUnknown, Refused, Unreachable
 from stretto.provision import START_SECONDS
 from stretto.storage.attempts import PostgresWriteStore
 from stretto.storage.check import check_database
@@ -35,6 +36,7 @@ from stretto.storage.migrate import read_steps
 from stretto.storage.pooler import split_pooler
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from hooked_stores import Created
@@ -188,6 +190,23 @@ async def test_behind_a_pooler_the_same_words_are_not_believed(
         await store.close()
 
 
+@asynccontextmanager
+async def _database_through(
+    pgbouncer: Path, server_url: str, *, is_hosts_pool: bool
+) -> AsyncIterator[Database]:
+    """Connect through PgBouncer: by its URL, or over a pool of the host's."""
+    through = url_through(pgbouncer, server_url)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        asyncpg.create_pool(
+            split_pooler(through)[0], min_size=0, max_size=4, statement_cache_size=0
+        ) as pool,
+        Database(pool=pool) if is_hosts_pool else Database(through) as database,
+    ):
+        await require_tables(database, is_hosts_pool=is_hosts_pool)
+        yield database
+
+
 @pytest.mark.parametrize("is_hosts_pool", [False, True])
 async def test_a_hook_that_leaves_its_session_alone_behind_pgbouncer_too(
     is_hosts_pool: bool, pgbouncer: Path, server_url: str, connection: Connection
@@ -208,15 +227,7 @@ async def test_a_hook_that_leaves_its_session_alone_behind_pgbouncer_too(
             "SELECT pg_advisory_lock(7); CREATE TEMP TABLE attempt (x int)"
         )
 
-    through = url_through(pgbouncer, server_url)
-    async with (
-        asyncio.timeout(DEADLINE_SECONDS),
-        asyncpg.create_pool(
-            split_pooler(through)[0], min_size=0, max_size=4, statement_cache_size=0
-        ) as pool,
-        Database(pool=pool) if is_hosts_pool else Database(through) as database,
-    ):
-        await require_tables(database, is_hosts_pool=is_hosts_pool)
+    async with _database_through(pgbouncer, server_url, is_hosts_pool=is_hosts_pool) as database:
         stores = Stores(database)
         store = stores(hook)
         for number in range(2 * SERVER_CONNECTIONS):
@@ -224,3 +235,57 @@ async def test_a_hook_that_leaves_its_session_alone_behind_pgbouncer_too(
         await store.close()
     assert len(set(seen)) == 1
     assert 2 * SERVER_CONNECTIONS == await groups(connection)
+
+
+async def _veto() -> None:
+    raise GroupRejected("quota", "Ten groups are enough.")
+
+
+async def _crash() -> None:
+    raise LookupError
+
+
+@pytest.mark.parametrize("is_aborted", [False, True], ids=["", "aborted"])
+@pytest.mark.parametrize(("end", "error"), [(_veto, Refused), (_crash, HookError)])
+@pytest.mark.parametrize("is_hosts_pool", [False, True], ids=["own", "pool"])
+async def test_a_hook_that_fails_leaves_no_lock_behind_pgbouncer(
+    *,
+    is_hosts_pool: bool,
+    end: Callable[[], Awaitable[None]],
+    error: type[Exception],
+    is_aborted: bool,
+    pgbouncer: Path,
+    server_url: str,
+    connection: Connection,
+) -> None:
+    """It would stay with the server's session, where nobody ever releases it."""
+    await give_settings(server_url)
+    pids: list[int] = []
+
+    async def hook(inner: InnerConnection, _: Created) -> None:
+        pids.append(await inner.fetchval("SELECT pg_backend_pid()"))
+        if len(pids) > 1:
+            return
+        await inner.execute("SET work_mem = '7MB'; SELECT pg_advisory_lock(7)")
+        if is_aborted:
+            with suppress(asyncpg.DivisionByZeroError):
+                await inner.execute("SELECT 1 / 0")
+        await end()
+
+    async with _database_through(pgbouncer, server_url, is_hosts_pool=is_hosts_pool) as database:
+        stores = Stores(database)
+        store = stores(hook)
+        with pytest.raises(error):
+            await led_by(store)
+        assert [] == await connection.fetch(
+            """SELECT pid FROM pg_locks WHERE locktype = 'advisory'
+               AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+        )
+        # Neither the server's session nor ours to PgBouncer was given up for it.
+        assert len(await led_by(store, "another")) == 1
+        assert await connection.fetchval(BACKENDS) > 0
+        assert await connection.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pids[0]
+        )
+        await store.close()
+    assert [] == stores.lost

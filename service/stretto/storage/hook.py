@@ -22,7 +22,7 @@ from stretto.storage.driver_connection import end_resources
 from stretto.storage.driver_errors import DRIVER_ERRORS, store_error
 from stretto.storage.hook_errors import cause_of, veto_of, without_row_data
 from stretto.storage.hook_handle import HookHandle
-from stretto.storage.pooler import RESET_SESSION
+from stretto.storage.pooler import RESET_SESSION, ROLL_BACK_SESSION
 from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -211,6 +211,8 @@ class HookedLead:
     ) -> bool:
         """End the transaction of a hook that has failed; return whether the connection was lost."""
         try:
+            if self._is_pooled:
+                await connection.execute(ROLL_BACK_SESSION)
             await transaction.rollback()
         except DRIVER_ERRORS:
             is_gone = is_lost(connection)

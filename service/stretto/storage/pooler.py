@@ -26,6 +26,9 @@ ADD_PARAMETER: Final = (
 RESET_SESSION: Final = (
     "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; DISCARD TEMP"
 )
+# Takes back a transaction, and session locks, which outlive it. In one message: PgBouncer passes the
+# server's session on when the transaction ends, but not within a message. The new one is to be ended.
+ROLL_BACK_SESSION: Final = "ROLLBACK; SELECT pg_advisory_unlock_all(); BEGIN"
 
 
 def split_pooler(url: str) -> tuple[str, bool]:
