@@ -100,7 +100,11 @@ class IdempotencyKey(str):
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A group that somebody wants: what the request means, whatever its spelling."""
+    """A group that is wanted: what the request means, whatever its spelling.
+
+    One that a host makes itself is read by the rules of a request: members in any order, each once,
+    without the owner. Raises `ValueError` for whatever a request could not ask for.
+    """
 
     owner: UserId
     name: str
@@ -108,9 +112,26 @@ class NewGroup:
     members: tuple[UserId, ...]
     """Sorted, each once, without the owner."""
 
+    def __post_init__(self) -> None:
+        """Read what a host has handed in."""
+        members: object = self.members
+        if isinstance(members, (tuple, set, frozenset)):
+            members = list(members)
+        document = {"name": self.name, "description": self.description, "members": members}
+        try:
+            read = NewGroup.parse(self.owner, document)
+        except RequestInvalid as error:
+            message = f"this is no group that can be created: {error}"
+            raise ValueError(message) from error
+        object.__setattr__(self, "owner", read.owner)
+        object.__setattr__(self, "members", read.members)
+
     @classmethod
     def parse(cls, owner: UserId, document: object) -> NewGroup:
-        """Read a request's document; raises `RequestInvalid` with every fault at once."""
+        """Read a request's document; raises `RequestInvalid` with every fault at once.
+
+        Raises `ValueError` for an owner that is no user id.
+        """
         if not isinstance(document, dict):
             raise RequestInvalid([FieldError("", "must be an object")])
         errors = [
@@ -131,7 +152,19 @@ class NewGroup:
             raise RequestInvalid(errors[:FAULTS_TOLD_MAX])
         assert isinstance(name, str)
         assert description is None or isinstance(description, str)
-        return cls(owner, name, description, tuple(sorted(members - {owner})))
+        return cls._read(owner, name, description, tuple(sorted(members - {owner})))
+
+    @classmethod
+    def _read(
+        cls, owner: UserId, name: str, description: str | None, members: tuple[UserId, ...]
+    ) -> NewGroup:
+        """Return a group that was read already; reading it again would double a request's cost."""
+        group = object.__new__(cls)
+        object.__setattr__(group, "owner", owner if isinstance(owner, UserId) else UserId(owner))
+        object.__setattr__(group, "name", name)
+        object.__setattr__(group, "description", description)
+        object.__setattr__(group, "members", members)
+        return group
 
     def fingerprint(self) -> bytes:
         """Return a digest of the meaning: equal for every spelling of the same request."""

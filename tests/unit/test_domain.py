@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -224,6 +225,68 @@ def test_a_missing_name_is_told_apart_from_a_wrong_one() -> None:
         NewGroup.parse(ALICE, {})
     with pytest.raises(RequestInvalid, match=f"/name: must be 1 to {NAME_CHARACTERS_MAX} "):
         NewGroup.parse(ALICE, {"name": ""})
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        ["carol", "bob"],
+        ("bob", "carol", "bob"),
+        {"carol", "bob", "alice"},
+        frozenset({"bob", "carol"}),
+        (UserId("bob"), "carol"),
+    ],
+)
+@pytest.mark.parametrize("owner", [ALICE, "alice"])
+def test_a_group_that_a_host_makes_is_read_as_a_request_is(owner: Any, members: Any) -> None:
+    """The same group, with the same fingerprint, however the host has spelt it."""
+    expected = NewGroup.parse(ALICE, {"name": "T", "members": ["bob", "carol"]})
+    made = NewGroup(owner, "T", None, members)
+    assert expected == made
+    assert expected.fingerprint() == made.fingerprint()
+    assert {UserId} == {type(user) for user in (made.owner, *made.members)}
+    assert expected == replace(made, members=(UserId("carol"), UserId("bob")))
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ("a user id has 1 to", {"owner": ""}),
+        ("a user id has 1 to", {"owner": "a\n"}),
+        ("a user id has 1 to", {"owner": None}),
+        ("/name: must be", {"name": ""}),
+        ("/name: must be", {"name": None}),
+        ("/name: must be", {"name": 5}),
+        ("/name: must be", {"name": "x" * (NAME_CHARACTERS_MAX + 1)}),
+        ("/description: must be", {"description": "\x00"}),
+        ("/description: must be", {"description": b"d"}),
+        ("/members: must be a list", {"members": "bob"}),
+        ("/members: must be a list", {"members": None}),
+        ("/members: must be a list", {"members": {"bob": 1}}),
+        ("/members: must be a list", {"members": iter(["bob"])}),
+        ("/members: must be a list", {"members": ("bob",) * (MEMBERS_MAX + 1)}),
+        ("/members/1: a user id", {"members": ("bob", "")}),
+        ("/members/0: a user id", {"members": (None,)}),
+        ("/members/0: a user id", {"members": (object(),)}),
+        ("/members/0: a user id", {"members": [["bob"]]}),
+        ("/members/0: a user id", {"members": ("é",)}),
+    ],
+)
+def test_a_group_that_no_request_could_ask_for_is_not_made(
+    words: str, wrong: dict[str, Any]
+) -> None:
+    """Nobody is handed one that the database refuses, or that spoils the batch of its neighbours."""
+    fields: dict[str, Any] = {"owner": ALICE, "name": "T", "description": None, "members": ()}
+    with pytest.raises(ValueError, match=words):
+        NewGroup(**fields | wrong)
+
+
+def test_a_request_has_an_owner_that_is_a_user() -> None:
+    """A host that parses a document itself may hand in any text."""
+    read = NewGroup.parse("alice", {"name": "T"})  # type: ignore[arg-type]
+    assert (UserId, ALICE) == (type(read.owner), read.owner)
+    with pytest.raises(ValueError, match="printable ASCII"):
+        NewGroup.parse("", {"name": "T"})  # type: ignore[arg-type]
 
 
 def test_the_fingerprint_is_the_same_in_every_version() -> None:
