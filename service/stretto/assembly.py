@@ -48,6 +48,7 @@ from stretto.host import (
     require_positive,
     require_prefix,
     require_tables,
+    sharing,
 )
 from stretto.http.app import build_app
 from stretto.http.auth import Authenticator, TokenSettings
@@ -173,13 +174,15 @@ async def open_component(
 ) -> AsyncIterator[Component]:
     """Run the component on a database of its own connections, or on a host's pool.
 
-    A host's pool needs `settings.writers` connections for good and a few for short reads, and a
-    search_path that leads to the tables. Raises `TypeError` and `ConfigurationError` for what cannot
+    A host's pool needs `settings.writers` connections for good and two for short reads, for each
+    component that shares it, and a search_path that leads to the tables. Close it after this. Raises `TypeError` and `ConfigurationError` for what cannot
     work, such as names on NATS that are another deployment's, and `Unreachable` when the database
     does not answer.
     """
     settings = _component_settings(settings, dsn, pool, on_create)
     async with AsyncExitStack() as stack:
+        if pool is not None:
+            stack.enter_context(sharing(pool, settings.writers))
         database = await stack.enter_async_context(Database(dsn, schema=settings.schema, pool=pool))
         await require_tables(database, is_hosts_pool=pool is not None)
         store = PostgresHistoryStore(database)

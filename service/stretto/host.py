@@ -8,6 +8,7 @@ show as answers that make no sense, when the first client comes. Wrong kinds of 
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
@@ -22,12 +23,15 @@ from stretto.storage.migrate import PRIVILEGES
 from stretto.storage.queries import QUERIES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from stretto.storage.database import Connection, Database, Pool
 
 # Beside the writers', which are kept for good: one for reads, one for relay, sweeper and webhook.
 POOL_SPARE_MIN: Final = 2
+# How many connections of a pool the components that run on it need. A pool cannot be asked who has
+# its connections, and counting those that are lent would count the host's own.
+_needed: Final[dict[Pool, int]] = {}
 DATA_CLASS: Final = "22"
 # What `ping_codecs` has in each type, as the driver takes and reads it. First those that it is sent.
 _ID: Final = UUID(int=7)
@@ -127,6 +131,31 @@ def require_pool(pool: Any, writers: int) -> None:
             " raise its max_size or lower ComponentSettings.writers"
         )
         raise ConfigurationError(message)
+
+
+@contextmanager
+def sharing(pool: Pool, writers: int) -> Iterator[None]:
+    """Have room in a host's pool for one component more, as long as it runs.
+
+    Raises `ConfigurationError` where other components leave too few connections: then some of the
+    writers would never get one.
+    """
+    others = _needed.get(pool, 0)
+    needed = writers + POOL_SPARE_MIN
+    if pool.get_max_size() < others + needed:
+        message = (
+            f"the pool has {pool.get_max_size()} connections, other components on it need {others}"
+            f" and this one {needed} more (writers and {POOL_SPARE_MIN}): raise its max_size to"
+            f" {others + needed} at least, lower ComponentSettings.writers or give it another pool"
+        )
+        raise ConfigurationError(message)
+    _needed[pool] = others + needed
+    try:
+        yield
+    finally:
+        _needed[pool] -= needed
+        if not _needed[pool]:
+            del _needed[pool]
 
 
 async def require_tables(database: Database, *, is_hosts_pool: bool) -> None:

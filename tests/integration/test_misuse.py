@@ -141,6 +141,38 @@ async def test_a_pool_has_room_for_writers_and_for_everything_else(
                 )
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+async def test_a_pool_has_room_for_every_component_that_shares_it(
+    missing: int, database_url: str
+) -> None:
+    """The second writer would wait for a connection for ever, and its component never say so."""
+    size = 2 * (WRITERS + POOL_SPARE_MIN) - missing
+
+    async def create(component: stretto.Component, key: str) -> stretto.Answer:
+        new_group = stretto.NewGroup(stretto.UserId("alice"), "Team", None, ())
+        return await component.creator.create(stretto.IdempotencyKey(key), new_group)
+
+    async with asyncpg.create_pool(
+        database_url, min_size=0, max_size=size, server_settings={"search_path": "stretto"}
+    ) as pool:
+        async with stretto.open_component(pool=pool, settings=SETTINGS) as one:
+            if missing:
+                words = (
+                    rf"{size} connections, .* need 4 and this one 4 more .* to {size + 1} at least"
+                )
+                with pytest.raises(stretto.ConfigurationError, match=words):
+                    async with stretto.open_component(pool=pool, settings=SETTINGS):
+                        pass
+            else:
+                async with stretto.open_component(pool=pool, settings=SETTINGS) as other:
+                    assert (await create(other, "a")).group == (await create(one, "a")).group
+            # Of the one that was refused, or has ended, nothing is kept.
+            small = stretto.ComponentSettings(writers=1)
+            async with stretto.open_component(pool=pool, settings=small) as third:
+                assert (await create(third, "b")).group == (await create(one, "b")).group
+        assert pool.get_size() == pool.get_idle_size()
+
+
 async def _closed(pool: asyncpg.Pool[asyncpg.Record]) -> None:
     await pool
     await pool.close()
