@@ -1,6 +1,6 @@
 """Keeps several worker processes running, until it is told to stop or they cannot be started.
 
-A worker that dies is replaced: soon at first, then later and later. Where all of them keep dying
+A worker that dies, or is ended by an operator, is replaced: soon at first, then later and later. Where all of them keep dying
 young, starting yet another one helps nobody, and the supervisor ends with an error.
 """
 
@@ -27,6 +27,9 @@ PAUSE_SECONDS_FIRST: Final = 1.0
 PAUSE_SECONDS_MAX: Final = 30.0
 # In a row by one worker, while no other one serves: 15 s of pauses and the starts themselves.
 FAILED_STARTS_MAX: Final = 5
+# After SIGTERM, and after one that came before the worker could take it. Even so a young one counts as a
+# failed start: workers that end at once, for whatever reason, serve nobody.
+ENDED_AS_ASKED: Final = (0, -signal.SIGTERM)
 
 
 class Supervisor:
@@ -64,7 +67,11 @@ class Supervisor:
             exit_code = await self._run_once(number)
             if self._stop.asked.is_set():
                 return
-            logger.error("worker.died", worker=number, exit_code=exit_code)
+            if exit_code in ENDED_AS_ASKED:
+                # By an operator, who wants a fresh one.
+                logger.info("worker.ended", worker=number, exit_code=exit_code)
+            else:
+                logger.error("worker.died", worker=number, exit_code=exit_code)
             failed_starts = failed_starts + 1 if self._is_young(number) else 0
             del self._started_at[number]
             if failed_starts >= FAILED_STARTS_MAX and all(map(self._is_young, self._started_at)):

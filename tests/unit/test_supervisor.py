@@ -18,6 +18,7 @@ from stretto.supervisor import (
     YOUNG_SECONDS,
     Supervisor,
 )
+from stretto.telemetry import logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,6 +101,32 @@ async def test_a_pause_ends_when_the_supervisor_is_stopped() -> None:
 
     async with asyncio.timeout(20):
         await Supervisor(DIES, {}, stop, pause=pause).run(1)
+
+
+@pytest.mark.parametrize(
+    ("expected", "end"),
+    [
+        (("info", "worker.ended", 0), "raise SystemExit(0)"),
+        (("info", "worker.ended", -15), "import os; os.kill(os.getpid(), 15)"),
+        (("error", "worker.died", 3), "raise SystemExit(3)"),
+        (("error", "worker.died", -9), "import os; os.kill(os.getpid(), 9)"),
+    ],
+)
+async def test_a_worker_that_was_asked_to_end_is_no_fault_and_is_replaced(
+    expected: tuple[str, str, int], end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kill -TERM` is how an operator gets a fresh one; any other end is an error."""
+    stop, logged = Stop(drain_seconds=0), []
+    for level in ("info", "error"):
+
+        def log(event: str, worker: int, exit_code: int, level: str = level) -> None:
+            logged.append((level, event, exit_code))
+
+        monkeypatch.setattr(logger, level, log)
+    times = Times(stop, starts_max=2, start_seconds=YOUNG_SECONDS)
+    command = (sys.executable, "-Sc", end)
+    await Supervisor(command, {}, stop, times.clock_seconds, times.pause).run(1)
+    assert [expected] * 2 == logged
 
 
 async def appeared(folder: Path) -> None:
