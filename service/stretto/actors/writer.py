@@ -71,6 +71,10 @@ _Request = Envelope[Write, WriteResult]
 Result = TypeVar("Result")
 
 
+class _RowLocked(Locked):
+    """A row beside the attempts, such as a host's, was held, and no table: others can be written."""
+
+
 class GroupWriter:
     """Takes batches of writes from a mailbox and answers each with what is known of it."""
 
@@ -194,7 +198,8 @@ class GroupWriter:
             return await self._lead_persistently(batch, (OutcomeUnknown, Locked))
         except StoreError as error:
             # A table that all need is locked, or the database is away: alone they would fail as well.
-            if _is_away(error) or (isinstance(error, Locked) and await self._are_tables_locked()):
+            may_be_table = isinstance(error, Locked) and not isinstance(error, _RowLocked)
+            if _is_away(error) or (may_be_table and await self._are_tables_locked()):
                 raise
         return sum(await self._take_apart(batch, self._lead_hastily))
 
@@ -288,11 +293,11 @@ class GroupWriter:
         return [request for request in batch if request.message.claim_token in free]
 
     async def _require_patience(self, batch: Sequence[_Request], *, is_hasty: bool) -> None:
-        """Raise `Locked` where a row of one request, such as a host's, would keep others waiting."""
+        """Raise `_RowLocked` where a row of one request, such as a host's, would keep others waiting."""
         keeps_waiting = is_hasty or len(batch) > 1 or len(self._mailbox) > 0
         if keeps_waiting and not await self._are_tables_locked():
             message = "a row that the group refers to is held by another transaction"
-            raise Locked(message)
+            raise _RowLocked(message)
 
     async def _are_tables_locked(self) -> bool:
         with self._telling(()):

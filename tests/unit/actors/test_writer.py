@@ -287,13 +287,17 @@ async def test_a_locked_table_is_waited_for_together() -> None:
 
 
 async def test_a_locked_row_beside_the_attempts_fails_its_request_alone() -> None:
-    """A row of the host's, such as a user's: it is tried once alone, and its neighbours are led."""
+    """A row of the host's, such as a user's: it is tried once alone, and its neighbours are led.
+
+    After each of its two time-outs it is asked once whether it was a table.
+    """
     store = ScriptedStore(lambda c: Locked("row") if c[0] == "lead" and 2 in c[1] else None)
     first, second, third = await answers(store, write(1), write(2), write(3))
     assert (Led(), Led()) == (first, third)
     assert isinstance(second, Locked)
     leads = [ids for name, ids in store.calls if name == "lead"]
     assert [[1, 2, 3], [1], [2], [3]] == leads
+    assert 2 == store.calls.count(("are_tables_locked", []))
 
 
 @pytest.mark.parametrize("error", [Locked("row"), HookInterrupted("row")])
