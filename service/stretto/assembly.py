@@ -40,6 +40,7 @@ from stretto.bus.opening import open_nats
 from stretto.bus.webhook import WebhookEndpoint
 from stretto.errors import ListenError
 from stretto.host import (
+    require_database,
     require_hook,
     require_kind,
     require_one_source,
@@ -47,7 +48,6 @@ from stretto.host import (
     require_pool,
     require_positive,
     require_prefix,
-    require_tables,
     sharing,
 )
 from stretto.http.app import build_app
@@ -184,7 +184,7 @@ async def open_component(
         if pool is not None:
             stack.enter_context(sharing(pool, settings.writers))
         database = await stack.enter_async_context(Database(dsn, schema=settings.schema, pool=pool))
-        await require_tables(database, is_hosts_pool=pool is not None)
+        await require_database(database, is_hosts_pool=pool is not None)
         store = PostgresHistoryStore(database)
         hub = SessionHub(await store.origin(), settings.hub, observe)
         nats = None

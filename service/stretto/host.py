@@ -158,7 +158,7 @@ def sharing(pool: Pool, writers: int) -> Iterator[None]:
             del _needed[pool]
 
 
-async def require_tables(database: Database, *, is_hosts_pool: bool) -> None:
+async def require_database(database: Database, *, is_hosts_pool: bool) -> None:
     """Raise `Unreachable` unless the database answers and has our tables.
 
     Raises `ConfigurationError` where a host's pool does not find them, or does not read our values.

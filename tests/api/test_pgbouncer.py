@@ -26,7 +26,7 @@ from pgbouncer import (
 )
 from service_process import ServiceProcess
 from stretto.errors import GroupRejected
-from stretto.host import require_tables
+from stretto.host import require_database
 from stretto.protocol.ports import HookError, InDoubt, OutcomeUnknown, Refused, Unreachable
 from stretto.provision import START_SECONDS
 from stretto.storage.attempts import PostgresWriteStore
@@ -203,7 +203,7 @@ async def _database_through(
         ) as pool,
         Database(pool=pool) if is_hosts_pool else Database(through) as database,
     ):
-        await require_tables(database, is_hosts_pool=is_hosts_pool)
+        await require_database(database, is_hosts_pool=is_hosts_pool)
         yield database
 
 

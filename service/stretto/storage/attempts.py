@@ -23,7 +23,7 @@ from stretto.storage.database import (
     terminate,
     watchdog,
 )
-from stretto.storage.driver_errors import DRIVER_ERRORS, READ_ONLY, store_error
+from stretto.storage.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, store_error
 from stretto.storage.hook import HookedLead
 from stretto.storage.queries import QUERIES
 
@@ -165,7 +165,7 @@ class PostgresWriteStore:
         if isinstance(meaning, InDoubt) and not await _is_same_backend(connection):
             meaning = OutcomeUnknown(*meaning.args)
         self.is_misfit |= isinstance(meaning, Misconfigured)
-        is_read_only = getattr(error, "sqlstate", "") == READ_ONLY
+        is_read_only = getattr(error, "sqlstate", "") == READ_ONLY_STATE
         if is_read_only or type(meaning) is OutcomeUnknown:
             await self._drop()
         elif self._has_hook and isinstance(meaning, Misconfigured):

@@ -44,7 +44,7 @@ _TRANSIENT_CLASSES: Final = ("40", "53", "57014", "0A000")
 # Rolled back because another transaction held what the statement needed: lock time-out.
 _LOCKED: Final = "55P03"
 # A demoted primary: another connection may reach the new one.
-READ_ONLY: Final = "25006"
+READ_ONLY_STATE: Final = "25006"
 # Rolled back because of what the statement says: bad data, a constraint, a trigger's veto. Only
 # these are the request's own fault; a missing table or permission is the operator's.
 _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
@@ -63,7 +63,7 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
         return OutcomeUnknown(cause)
     if state == _LOCKED:
         return Locked(cause)
-    if state.startswith(_TRANSIENT_CLASSES) or state == READ_ONLY:
+    if state.startswith(_TRANSIENT_CLASSES) or state == READ_ONLY_STATE:
         return Transient(cause)
     if state.startswith(_REFUSED_CLASSES):
         return Refused(_failure(error))
