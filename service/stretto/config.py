@@ -8,14 +8,14 @@ file instead, whose path is in STRETTO_X_FILE: that is how secrets are mounted.
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from stretto.database_url import require_database_url
 from stretto.errors import ConfigurationError
 from stretto.protocol.events import BUS_PREFIX, BUS_PREFIX_PATTERN
 from stretto.protocol.webhooks import parse_secrets
@@ -143,13 +143,8 @@ class Settings(BaseSettings):
     @field_validator("database_url")
     @classmethod
     def _is_a_database_url(cls, url: str) -> str:
-        # What is no URL would be tried again and again, as if the database were away.
-        if url and not _is_postgresql_url(url):
-            raise ValueError("must look like postgresql://user:password@host:5432/database")
-        passfile = dict(parse_qsl(urlsplit(url).query)).get("passfile")
-        # The driver would connect without a password, and the server's refusal names no file.
-        if passfile is not None:
-            _require_passfile(Path(passfile))
+        if url:
+            require_database_url(url)
         return url
 
     @field_validator("jwks_url")
@@ -287,30 +282,6 @@ def _faults_of_names(flags: Mapping[str, Any]) -> list[str]:
     if values.get("STRETTO_WEBHOOK_URL") and not values.get("STRETTO_WEBHOOK_SECRET", "").strip():
         faults.append("STRETTO_WEBHOOK_URL needs STRETTO_WEBHOOK_SECRET")
     return faults
-
-
-def _is_postgresql_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        # Each of several hosts has a port of its own; reading one checks it.
-        for place in parts.netloc.rpartition("@")[2].split(","):
-            _ = urlsplit(f"//{place}").port
-    except ValueError:
-        return False
-    return parts.scheme in ("postgresql", "postgres")
-
-
-def _require_passfile(path: Path) -> None:
-    """Raise `ValueError` for a password file that the driver would pass over without a word."""
-    try:
-        mode = path.stat().st_mode
-        path.read_bytes()
-    except OSError as error:
-        message = f"its passfile {path} cannot be read ({error.strerror})"
-        raise ValueError(message) from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        message = f"its passfile {path} may be read by others, so it is not used: chmod 600 {path}"
-        raise ValueError(message)
 
 
 def _is_origin(text: str) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import ssl
 import stat
 import tempfile
 from contextlib import asynccontextmanager
@@ -22,17 +23,19 @@ import asyncpg
 
 from stretto.bus.embedded import embedded_nats
 from stretto.config import EMBEDDED, require_token_settings
+from stretto.database_url import place_of
 from stretto.errors import ConfigurationError
 from stretto.http.auth import TokenSettings
 from stretto.protocol.ports import Unreachable
 from stretto.storage.database import Database
+from stretto.storage.driver_errors import is_lasting
 from stretto.storage.embedded import embedded_postgres
 from stretto.storage.embedded_place import bundled_programs
 from stretto.storage.migrate import migrate, newest_number
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from stretto.config import Settings
     from stretto.storage.database import Connection
@@ -40,12 +43,6 @@ if TYPE_CHECKING:
 # A database that is being started or failed over needs some seconds; a wrong address never works.
 START_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 0.5
-# Waiting makes neither a password right nor a database exist.
-_HOPELESS: Final = (
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InvalidPasswordError,
-    asyncpg.InvalidCatalogNameError,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ async def database_connection(
     Raises `Unreachable`, also where the tables are wanted and cannot be used as they are.
     """
     async with Database(dsn, schema=schema) as database:
-        connection = await _patient_lend(database)
+        connection = await _patient_lend(database, place_of(dsn))
         try:
             if needs_tables and await database.require_schema(connection):
                 logger.warning("schema.newer", known=newest_number())
@@ -108,7 +105,10 @@ async def database_connection(
             await database.give_back(connection)
 
 
-async def _patient_lend(database: Database) -> Connection:
+async def _patient_lend(
+    database: Database, place: str, pause: Callable[[float], Awaitable[object]] = asyncio.sleep
+) -> Connection:
+    """Return a connection; the pause between two tries is for tests."""
     deadline = asyncio.get_running_loop().time() + START_SECONDS
     while True:
         try:
@@ -117,16 +117,43 @@ async def _patient_lend(database: Database) -> Connection:
             cause = error.__cause__
             # PgBouncer says so of its own server, but of our settings only where we send some.
             is_pooler = isinstance(cause, asyncpg.ProtocolViolationError) and not database.is_pooled
-            if is_pooler or isinstance(cause, _HOPELESS):
-                message = f"the database refused us ({error}); is STRETTO_DATABASE_URL right?"
+            if is_pooler or is_lasting(cause):
+                message = f"no connection to the database at {place}: {error}"
+                if not is_pooler:
+                    message = f"{message}; {_remedy(cause)}"
                 raise Unreachable(message) from error
             if asyncio.get_running_loop().time() >= deadline:
                 message = (
-                    f"the database did not answer within {START_SECONDS:.0f} s ({error});"
-                    " is STRETTO_DATABASE_URL right?"
+                    f"no connection to the database at {place} within {START_SECONDS:.0f} s:"
+                    f" {error}; is it started, and is STRETTO_DATABASE_URL right?"
                 )
                 raise Unreachable(message) from error
-        await asyncio.sleep(RETRY_SECONDS)
+        await pause(RETRY_SECONDS)
+
+
+def _remedy(cause: BaseException | None) -> str:
+    """Return what an operator can do about a connection that cannot be had as things are."""
+    state = (isinstance(cause, asyncpg.PostgresError) and cause.sqlstate) or ""
+    if state.startswith("28"):
+        return "give STRETTO_DATABASE_URL a user and a password that the server takes"
+    if state.startswith("3D"):
+        return "create the database, or name another one in STRETTO_DATABASE_URL"
+    if state == "42501":
+        return (
+            "have the database's owner GRANT CONNECT to this user, and leave parameters that only a"
+            " superuser may set out of STRETTO_DATABASE_URL"
+        )
+    if state.startswith(("22", "42")):
+        return "mend the parameters of STRETTO_DATABASE_URL: the server takes them for its settings"
+    if isinstance(cause, ssl.SSLError):
+        return "mend sslmode, sslrootcert, sslcert or sslkey of STRETTO_DATABASE_URL"
+    if isinstance(cause, asyncpg.InterfaceError):
+        # The driver itself has said which part it does not take.
+        return "mend it in STRETTO_DATABASE_URL"
+    return (
+        "mend STRETTO_DATABASE_URL: postgresql://user:password@host:5432/database, with %40 for an @ and"
+        " %2F for a / of the password"
+    )
 
 
 def token_settings(settings: Settings) -> TokenSettings:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+
 import asyncpg
 import pytest
 
@@ -14,7 +17,7 @@ from stretto.protocol.ports import (
     StoreError,
     Transient,
 )
-from stretto.storage.driver_errors import store_error
+from stretto.storage.driver_errors import is_lasting, store_error
 
 
 def server_error(state: str) -> asyncpg.PostgresError:
@@ -94,3 +97,45 @@ def test_a_refusal_names_the_constraint_and_no_data() -> None:
     assert refused.failure.code == "refused_by_database"
     assert "some_check" in refused.failure.detail
     assert "secret" not in refused.failure.detail
+
+
+@pytest.mark.parametrize(
+    ("expected", "states"),
+    [
+        (True, ["28000", "28P01", "3D000", "42501", "42704", "22023"]),
+        # A server that starts, or goes down; no connection left; no primary yet.
+        (False, ["57P01", "57P03", "53300", "53200", "55000", "25006", "08006", "08P01", "XX000"]),
+    ],
+)
+def test_what_waiting_heals_is_told_from_what_lasts(expected: bool, states: list[str]) -> None:
+    """A wrong password stays wrong; a server that starts will have started."""
+    for state in states:
+        assert expected is is_lasting(server_error(state)), state
+
+
+@pytest.mark.parametrize(
+    ("expected", "error"),
+    [
+        (True, asyncpg.ClientConfigurationError("`sslmode` parameter must be one of: …")),
+        (True, ValueError("invalid literal for int() with base 10: 'abc'")),
+        (True, IndexError("string index out of range")),
+        (True, OverflowError("connect(): port must be 0-65535.")),
+        (True, UnicodeError("label empty or too long")),
+        (True, ssl.SSLError(1, "[X509: NO_CERTIFICATE_OR_CRL_FOUND]")),
+        (True, ssl.SSLCertVerificationError(1, "certificate verify failed")),
+        (False, ssl.SSLEOFError(8, "EOF occurred in violation of protocol")),
+        (False, ssl.SSLZeroReturnError(6, "TLS/SSL connection has been closed")),
+        (False, ConnectionRefusedError(111, "Connect call failed")),
+        # A socket that its server has not made yet; files of the URL are looked at before.
+        (False, FileNotFoundError(2, "No such file or directory")),
+        (False, socket.gaierror(-2, "Name or service not known")),
+        (False, TimeoutError()),
+        (False, asyncpg.ConnectionDoesNotExistError("closed in the middle of operation")),
+        (False, None),
+    ],
+)
+def test_a_url_that_the_driver_cannot_use_lasts_and_a_network_does_not(
+    expected: bool, error: Exception | None
+) -> None:
+    """Addresses appear, sockets are made, and handshakes break off at a restart."""
+    assert expected is is_lasting(error)

@@ -22,11 +22,28 @@ ALLOWED = re.compile(r"labels\(|kind=type|WebhookTried\(|on_create raised \{")
 PLACE = ConnectionKey("secret.example", 1, False, False, None, None, None)
 
 
-def server_error(state: str, message: str) -> Exception:
+def server_error(state: str, message: str, detail: str = "", severity: str = "ERROR") -> Exception:
     """Return the driver's form of a server's error."""
     error: Exception = asyncpg.PostgresError.new(
-        {"S": "ERROR", "V": "ERROR", "C": state, "M": message, "n": "some_check"}
+        {
+            "S": severity,
+            "V": severity,
+            "C": state,
+            "M": message,
+            "D": detail,
+            "H": "Ask somebody.",
+            "n": "some_check",
+        }
     )
+    return error
+
+
+def broken_tls(kind: type[ssl.SSLError], reason: str, verify_message: str = "") -> ssl.SSLError:
+    """Return an error as the TLS library raises it."""
+    error = kind(1, f"[SSL: {reason}] (_ssl.c:1)")
+    error.reason = reason
+    if isinstance(error, ssl.SSLCertVerificationError):
+        error.verify_message = verify_message
     return error
 
 
@@ -53,10 +70,37 @@ def test_no_message_is_the_name_of_a_class() -> None:
             "the database refused a row (some_check) (SQLSTATE 23514)",
             server_error("23514", "secret plans"),
         ),
+        # Neither details nor hints: they quote statements and rows, and lines of a log are one line.
+        (
+            "deadlock detected (SQLSTATE 40P01)",
+            server_error("40P01", "deadlock detected", "Process 1 waits for a lock of process 2."),
+        ),
+        (
+            "not accepting connections: Hot standby mode is disabled. (SQLSTATE 57P03)",
+            server_error("57P03", "not accepting connections", "Hot standby mode is disabled."),
+        ),
+        # At the start of a connection no row was sent.
+        (
+            'invalid value for parameter "jit" (SQLSTATE 22023)',
+            server_error("22023", 'invalid value for parameter "jit"', severity="FATAL"),
+        ),
         ("no answer in time", TimeoutError()),
         ("the connection broke", ConnectionResetError()),
-        ("[Errno 111] Connect call failed", OSError(111, "Connect call failed")),
+        ("Connection refused", OSError(111, "Connect call failed ('10.0.0.1', 1)")),
+        ("Name or service not known", socket.gaierror(-2, "Name or service not known")),
+        ("No such file or directory: /there", FileNotFoundError(2, "No such file", "/there")),
+        ("TLS failed: WRONG_VERSION", broken_tls(ssl.SSLError, "WRONG_VERSION")),
+        (
+            "TLS failed: self-signed certificate",
+            broken_tls(ssl.SSLCertVerificationError, "VERIFY_FAILED", "self-signed certificate"),
+        ),
         ("cannot perform operation", asyncpg.InterfaceError("cannot perform operation")),
+        (
+            "`sslmode` parameter must be one of",
+            asyncpg.ClientConfigurationError("`sslmode` parameter must be one of", hint="Look."),
+        ),
+        # It may quote a password.
+        ("the driver cannot read the database's URL", ValueError("invalid literal: 'secret'")),
     ],
 )
 def test_a_drivers_error_is_told_in_words(expected: str, error: Exception) -> None:

@@ -22,7 +22,7 @@ from asyncpg.exceptions import TargetServerAttributeNotMatched
 
 from stretto.protocol.ports import ReadCancelled, Unreachable
 from stretto.storage.driver_connection import DriverConnection
-from stretto.storage.driver_errors import DRIVER_ERRORS, in_words
+from stretto.storage.driver_errors import DRIVER_ERRORS, URL_ERRORS, in_words, is_lasting
 from stretto.storage.pooler import ADD_PARAMETER, require_role_settings, split_pooler
 from stretto.storage.queries import QUERIES
 from stretto.storage.schema_state import is_newer, require_rights
@@ -273,14 +273,17 @@ class Database:
                     terminate(connection)
                     raise
             except TargetServerAttributeNotMatched as error:
-                trouble = Unreachable(READ_ONLY)
-                trouble.__cause__ = error
-            except (*DRIVER_ERRORS, Unreachable) as error:
-                trouble = error
+                failure: Exception = Unreachable(READ_ONLY)
+                failure.__cause__ = error
+            except (*DRIVER_ERRORS, *URL_ERRORS, Unreachable) as error:
+                failure = error
             else:
                 self._hosts.remove(host)
                 self._hosts.insert(0, host)
                 return connection
+            # Of several hosts one that may serve in a moment is worth waiting for.
+            if trouble is None or is_lasting(trouble) or not is_lasting(failure):
+                trouble = failure
         assert trouble is not None, "a DSN names one host at least"
         if isinstance(trouble, Unreachable):
             raise trouble

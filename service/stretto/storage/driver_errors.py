@@ -6,6 +6,8 @@ SQLSTATE and by whether the connection lives, never by their text.
 
 from __future__ import annotations
 
+import os
+import ssl
 from typing import Final
 
 import asyncpg
@@ -30,6 +32,9 @@ DRIVER_ERRORS: Final = (
     TimeoutError,
 )
 
+# What the driver raises besides for a URL that it cannot read: a port that is no number, an empty host.
+URL_ERRORS: Final = (ValueError, LookupError, OverflowError)
+
 # The connection broke, or somebody between us and the server says so (PgBouncer: 08P01); the server
 # is going down; its disk or its memory is damaged. The write may have been committed.
 # 40003 says so itself: servers that speak PostgreSQL's protocol use it.
@@ -48,6 +53,14 @@ READ_ONLY_STATE: Final = "25006"
 # Rolled back because of what the statement says: bad data, a constraint, a trigger's veto. Only
 # these are the request's own fault; a missing table or permission is the operator's.
 _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
+# Of these the server's detail says more than its message, and speaks of no row: why it takes no
+# connections, what became of the database, which limit was met.
+_DETAILED_CLASSES: Final = ("3D", "53", "55", "57P")
+# Why no connection could be had, and never can with the same URL: a user, password or database that
+# there is not, a right that is lacking, a parameter that the server does not take.
+_LASTING_CLASSES: Final = ("22", "28", "3D", "42")
+# A handshake that broke off: the server is going down, or coming up.
+_BROKEN_HANDSHAKES: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
 def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
@@ -70,21 +83,49 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
     return Misconfigured(cause)
 
 
+def is_lasting(error: BaseException | None) -> bool:
+    """Whether connecting again cannot succeed until somebody changes the URL or the server."""
+    if isinstance(error, asyncpg.PostgresError):
+        return (error.sqlstate or "").startswith(_LASTING_CLASSES)
+    if isinstance(error, ssl.SSLError):
+        return not isinstance(error, _BROKEN_HANDSHAKES)
+    # Also what the driver itself objects to, such as an sslmode that there is not.
+    return isinstance(error, URL_ERRORS)
+
+
 def in_words(error: BaseException) -> str:
-    """Return what an operator needs to know of a driver's error, never its class alone.
+    """Return in one line what an operator needs to know of a driver's error, never its class alone.
 
     What the server says about the rows themselves is left out: it may repeat them.
     """
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate:
-        constraint = getattr(error, "constraint_name", None)
-        said = str(error)
-        if error.sqlstate.startswith(_REFUSED_CLASSES):
-            said = f"the database refused a row ({constraint or 'its values'})"
-        return f"{said} (SQLSTATE {error.sqlstate})"
+        return f"{_said(error, error.sqlstate)} (SQLSTATE {error.sqlstate})"
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    # The driver's own errors and the socket's name hosts and ports, but no password.
-    return str(error) or "the connection broke"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {getattr(error, 'verify_message', '') or error.reason or 'no reason'}"
+    if isinstance(error, OSError):
+        # The driver's and the socket's own texts repeat the number, and some the address.
+        errno = error.errno or 0
+        text = os.strerror(errno) if errno > 0 else error.strerror or str(error)
+        return f"{text or 'the connection broke'}{f': {error.filename}' if error.filename else ''}"
+    if isinstance(error, URL_ERRORS) and not isinstance(error, asyncpg.InterfaceError):
+        # Its text may quote a password that has an @ or a / in it.
+        return "the driver cannot read the database's URL"
+    # The driver's own errors name hosts and ports, but no password; its hints speak to programmers.
+    return str(error.args[0] if error.args else "") or "the connection broke"
+
+
+def _said(error: asyncpg.PostgresError, sqlstate: str) -> str:
+    # What ends a connection at its start was said before any row was sent.
+    is_of_rows = getattr(error, "severity_en", None) not in _UNKNOWN_SEVERITIES
+    if sqlstate.startswith(_REFUSED_CLASSES) and is_of_rows:
+        constraint = getattr(error, "constraint_name", None)
+        return f"the database refused a row ({constraint or 'its values'})"
+    said, detail = str(error.args[0]), getattr(error, "detail", None)
+    if detail and sqlstate.startswith(_DETAILED_CLASSES):
+        return f"{said}: {detail}"
+    return said
 
 
 def _failure(error: asyncpg.PostgresError) -> Failure:

@@ -1,0 +1,186 @@
+"""A database that cannot be connected to: what waiting may heal is waited for, nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+
+from command_process import stretto
+from stretto.protocol.ports import Unreachable
+from stretto.provision import _patient_lend
+from stretto.storage.database import Database
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    import asyncpg
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+AWAY = "postgresql://u:secret@127.0.0.1:1/x"
+
+
+@pytest_asyncio.fixture
+async def role(connection: Connection) -> AsyncIterator[str]:
+    """A role that may log in."""
+    name = f"app_{uuid4().hex}"
+    await connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'")
+    yield name
+    await connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+@pytest.fixture
+def role_url(role: str, database_url: str) -> str:
+    """The database as that role sees it."""
+    parts = urlsplit(database_url)
+    place = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{role}:secret@{place}").geturl()
+
+
+async def never(_: float) -> None:
+    """Fail where a try is waited for."""
+    pytest.fail("it waits for what does not heal")
+
+
+async def refusal(url: str) -> str:
+    """Return what is said of a URL that is given up at the first try."""
+    async with Database(url) as database:
+        with pytest.raises(Unreachable) as error:
+            await _patient_lend(database, "there", never)
+    message = str(error.value)
+    assert message.startswith("no connection to the database at there: ")
+    assert "\n" not in message
+    assert "secret" not in message
+    return message
+
+
+async def test_a_role_that_may_not_connect_is_not_waited_for(
+    role_url: str, connection: Connection
+) -> None:
+    """Another one must give it the right."""
+    name = await connection.fetchval("SELECT current_database()")
+    await connection.execute(f'REVOKE CONNECT ON DATABASE "{name}" FROM PUBLIC')
+    message = await refusal(role_url)
+    assert f'permission denied for database "{name}" (SQLSTATE 42501); have' in message
+    assert "GRANT CONNECT" in message
+
+
+@pytest.mark.parametrize(
+    ("expected", "parameter"),
+    [
+        ('unrecognized configuration parameter "frobnicate" (SQLSTATE 42704)', "frobnicate=1"),
+        ('invalid value for parameter "work_mem": "all" (SQLSTATE 22023)', "work_mem=all"),
+    ],
+)
+async def test_a_parameter_that_the_server_does_not_take_is_not_waited_for(
+    expected: str, parameter: str, database_url: str
+) -> None:
+    """The server takes what the driver does not know for a setting of its own."""
+    message = await refusal(f"{database_url}&{parameter}")
+    assert f"{expected}; mend the parameters of STRETTO_DATABASE_URL" in message
+
+
+async def test_a_database_that_there_is_not_is_not_waited_for(database_url: str) -> None:
+    """Nor is it made: that is the operator's."""
+    message = await refusal(urlsplit(database_url)._replace(path="/nosuch").geturl())
+    assert 'database "nosuch" does not exist (SQLSTATE 3D000); create the database' in message
+
+
+@pytest.mark.parametrize(
+    ("expected", "url"),
+    [
+        ("`sslmode` parameter must be one of: disable, ", f"{AWAY}?sslmode=sometimes"),
+        ("No such TLS version: 9", f"{AWAY}?sslmode=require&ssl_min_protocol_version=9"),
+        ("cannot read the database's URL; mend", "postgresql://u@/x?host=127.0.0.1&port=secret"),
+        ("cannot read the database's URL; mend", f"{AWAY}?secret"),
+        ("cannot read the database's URL; mend", "postgresql://u@secret..example/x"),
+    ],
+)
+async def test_a_url_that_the_driver_cannot_use_is_not_waited_for(expected: str, url: str) -> None:
+    """Whatever it raises for it; only its own words are passed on, which quote no password."""
+    message = await refusal(url)
+    assert expected in message
+    assert "STRETTO_DATABASE_URL" in message
+
+
+@pytest.mark.parametrize("name", ["sslrootcert", "sslcert"])
+async def test_a_certificate_that_is_none_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    """The parameters that may be wrong are named."""
+    file = tmp_path / "file"
+    file.write_text("no certificate")
+    message = await refusal(f"{AWAY}?sslmode=require&{name}={file}")
+    assert "TLS failed" in message
+    assert "mend sslmode, sslrootcert, sslcert or sslkey" in message
+
+
+async def test_a_role_without_a_free_connection_is_waited_for(
+    role: str, role_url: str, connection: Connection
+) -> None:
+    """Others end theirs."""
+    await connection.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
+    pauses = 0
+
+    async def pause(_: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        await connection.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
+
+    async with Database(role_url) as database:
+        await database.give_back(await _patient_lend(database, "there", pause))
+    assert pauses == 1
+
+
+@pytest.mark.parametrize("url", [AWAY, "postgresql://u@no-such-host.invalid/x"])
+async def test_a_host_that_is_not_there_yet_is_waited_for(url: str) -> None:
+    """Its address and its server may come."""
+
+    class Waited(Exception):
+        pass
+
+    async def pause(_: float) -> None:
+        raise Waited
+
+    async with Database(url) as database:
+        with pytest.raises(Waited):
+            await _patient_lend(database, "there", pause)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_of_several_hosts_one_that_is_away_is_waited_for(
+    is_first: bool, database_url: str
+) -> None:
+    """Another one's refusal says nothing of it."""
+    parts = urlsplit(database_url)
+    place = parts.netloc.rpartition("@")[2]
+    places = ["127.0.0.1:1", place] if is_first else [place, "127.0.0.1:1"]
+    url = parts._replace(netloc=f"u:wrong@{','.join(places)}").geturl()
+    async with Database(url) as database:
+        with pytest.raises(Unreachable, match="Connection refused"):
+            await database.lend()
+    both = parts._replace(netloc=f"u:wrong@{place},{place}").geturl()
+    assert "SQLSTATE 28P01" in await refusal(both)
+
+
+@pytest.mark.parametrize(
+    ("expected", "url"),
+    [
+        ("'a b' is neither the name of a host", "postgresql://u:secret@a%20b/x"),
+        (
+            "its sslrootcert /nosuch cannot be read",
+            f"{AWAY}?sslmode=verify-full&sslrootcert=/nosuch",
+        ),
+    ],
+)
+async def test_what_would_look_like_a_database_that_is_away_is_a_usage_error(
+    expected: str, url: str
+) -> None:
+    """Exit 2, by the name of the setting."""
+    code, _, errors = await stretto("migrate", DATABASE_URL=url)
+    assert code == 2
+    assert f"STRETTO_DATABASE_URL: {expected}" in errors
+    assert "secret" not in errors
