@@ -132,11 +132,12 @@ async def test_the_last_answer_arrives_although_more_is_sent(
         writer.close()
 
 
-async def test_a_client_that_stays_after_the_last_answer_is_closed(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("linger_seconds", "leaves"), [(0.01, False), (DEADLINE_SECONDS, True)])
+async def test_a_client_is_not_waited_for_after_the_last_answer(
+    linger_seconds: float, leaves: bool, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not waited for, although it keeps its half of the connection open."""
-    monkeypatch.setattr("stretto.http.writing.LINGER_SECONDS", 0.01)
+    """Whether it closes its half of the connection too, or keeps that open."""
+    monkeypatch.setattr("stretto.http.writing.LINGER_SECONDS", linger_seconds)
     async with asyncio.timeout(DEADLINE_SECONDS), api_for(database_url) as api:
         lost = asyncio.Event()
         lose = ClientConnection.connection_lost
@@ -149,6 +150,8 @@ async def test_a_client_that_stays_after_the_last_answer_is_closed(
         reader, writer = await _opened(api)
         writer.write(LAST)
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        if leaves:
+            writer.close()
         await lost.wait()
         writer.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import product
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -40,6 +41,22 @@ TROUBLE = {
         b"".join(b"X-%d: %4000d\r\n" % (n, n) for n in range(20)),
     ),
 }
+LAST = {
+    "closing": PING.replace(b"Host: x", b"Host: x\r\nConnection: close"),
+    "1.0": PING.replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "length": creation(TOKEN, "w").replace(b"Host: x", b"Host: x\r\nConnection: close"),
+    "chunks": (
+        creation_head(TOKEN, "w")
+        + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    ),
+    "a stream elsewhere": (
+        b"GET /v1/events HTTP/1.1\r\nHost: x\r\nConnection: close\r\nUpgrade: websocket\r\n\r\n"
+    ),
+}
+BEHIND = (creation(TOKEN, "u"), b"no request\r\n\r\n" + creation(TOKEN, "u"), b"POST")
+# Empty ones, the client's with a mask (RFC 6455, 5.2).
+PING_FRAME, PONG_FRAME = b"\x89\x80\0\0\0\0", b"\x8a\0"
 UPGRADES = {
     "HTTP/2": b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
     "WebSocket elsewhere": (
@@ -151,6 +168,92 @@ async def test_nothing_behind_an_upgrade_that_is_declined_is_read(
             client.send(creation(TOKEN, "u"))
         assert await client.closed() == b""
         assert (await api.get("/v1/attempts/u")).status == 404
+
+
+@pytest.mark.parametrize("last", LAST.values(), ids=LAST)
+async def test_what_follows_a_last_request_is_ignored(last: bytes, api: Api) -> None:
+    """Wherever the two are cut, the request has its one answer (RFC 9112, 9.6)."""
+    cuts = (0, len(last) - 1, len(last), len(last) + 1)
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as raw:
+        for behind, cut in product(BEHIND, cuts):
+            client = await raw.connect((last + behind)[:cut])
+            # What was sent is on its way before there is more.
+            await (await raw.connect(PING)).answer()
+            client.send((last + behind)[cut:])
+            status, headers, _ = await client.answer()
+            # In the older version that goes without saying.
+            assert ("close" if b"/1.1\r\n" in last else None) == headers.get("connection")
+            assert (401 if b"/v1/events" in last else 201 if b"POST" in last else 200) == status
+            assert await client.closed() == b""
+        assert (await api.get("/v1/attempts/u")).status == 404
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+async def test_a_session_may_be_the_last_request_of_its_connection(
+    is_at_once: bool, api: Api
+) -> None:
+    """What follows it is no request, and is read."""
+    handshake = (
+        f"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        "Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    ).encode()
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as raw:
+        client = await raw.connect(handshake + PING_FRAME * is_at_once)
+        await client.until(b"HTTP/1.1 101 ")
+        if not is_at_once:
+            client.send(PING_FRAME)
+        await client.until(PONG_FRAME)
+
+
+@pytest.mark.parametrize("first", [PING, creation(TOKEN, "h")], ids=["GET", "POST"])
+async def test_what_cannot_be_read_costs_no_request_before_it_its_answer(
+    first: bytes, api: Api
+) -> None:
+    """Although all comes at once; nothing behind it is read."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as raw:
+        client = await raw.connect(first * 2 + b"no request\r\n\r\n" + creation(TOKEN, "u"))
+        status = 201 if b"POST" in first else 200
+        assert [status, status, 400] == [(await client.answer())[0] for _ in range(3)]
+        assert await client.closed() == b""
+        assert (await api.get("/v1/attempts/u")).status == 404
+
+
+async def test_whoever_sends_on_behind_a_last_request_is_not_read(
+    raw: RawClients, made: list[ClientConnection], pending: UUID, connection: Connection
+) -> None:
+    """It could send for as long as the request is worked for; its answer comes all the same."""
+    client = await raw.connect(LOOKUP.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+    await until_working(made[0])
+    client.send(PING)
+    transport = made[0].transport
+    assert transport is not None
+    while transport.is_reading():
+        await asyncio.sleep(0)
+    await connection.execute("DELETE FROM attempt WHERE group_id = $1", pending)
+    assert (await client.answer())[0] == 404
+    assert await client.closed() == b""
+
+
+@pytest.mark.parametrize("size", [len(BODY), 60_000])
+async def test_all_that_came_at_once_is_answered(size: int, api: Api) -> None:
+    """However often the queue is full in between, and whatever ends a body."""
+    body = BODY.ljust(size)
+    parts = [body[place : place + 4096] for place in range(0, size, 4096)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (*parts, b""))
+    chunked = creation_head(TOKEN, "a") + b"Transfer-Encoding: chunked\r\n\r\n" + chunks
+    requests = (chunked, creation(TOKEN, "b", body), PING)
+    counts = range(QUEUED_MAX, 2 * QUEUED_MAX + 2)
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as raw:
+        for count, is_last in product(counts, (False, True)):
+            sent = [requests[number % 3] for number in range(count)]
+            if is_last:
+                sent[-1] = sent[-1].replace(b"Host: x", b"Host: x\r\nConnection: close")
+            client = await raw.connect(b"".join(sent))
+            statuses = [(await client.answer())[0] for _ in range(count)]
+            assert [(201, 201, 200)[number % 3] for number in range(count)] == statuses
+            if is_last:
+                assert await client.closed() == b""
 
 
 @pytest.mark.parametrize("size", [len(BODY), 60_000, 250_000])

@@ -12,7 +12,6 @@ import pytest
 
 from api_client import token_of
 from raw_client import creation_head, raw_clients
-from stretto.http.connection import ClientConnection
 
 if TYPE_CHECKING:
     from api_client import Api
@@ -42,6 +41,9 @@ async def raw(api: Api, request: bytes) -> tuple[int, dict[str, str], bytes]:
         b"nonsense\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /livez HTTP/2.0\r\nHost: x\r\n\r\n",
+        b"GET /livez HTTP/0.9\r\nHost: x\r\n\r\n",
+        b"GET /livez\r\n\r\n",
         HEAD + b"X-Long: " + b"x" * 10_000 + b"\r\n\r\n",
         HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n12345",
         HEAD + b"Content-Length: x\r\n\r\n",
@@ -77,7 +79,8 @@ async def test_a_connection_that_nothing_answers_any_more_is_closed(
     def fail(*_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(ClientConnection, "take", fail)
+    # aiohttp makes one for each request, before anything that it would answer for.
+    monkeypatch.setattr("aiohttp.web_protocol.StreamWriter", fail)
     async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as clients:
         client = await clients.connect(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
         assert await client.closed() == b""

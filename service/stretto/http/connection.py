@@ -13,7 +13,6 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp import web
 from aiohttp.web_protocol import _ErrInfo
 
 from stretto.documents import BODY_BYTES_MAX
@@ -28,7 +27,7 @@ from stretto.telemetry import logger
 if TYPE_CHECKING:
     import asyncio
 
-    from aiohttp import StreamReader
+    from aiohttp import web
     from aiohttp.web_request import BaseRequest
 
     from stretto.http.plain_requests import PlainRequest
@@ -132,6 +131,8 @@ class ClientConnection(BoundedQueue):
             self.drop(data)
             return
         if self._has_all:
+            # Nobody reads it, so nobody need send it.
+            self._pause_transport_reading()
             return
         if self._is_shed and self._service is not None:
             # What comes next is answered next.
@@ -145,16 +146,12 @@ class ClientConnection(BoundedQueue):
             return
         count = self._request_count
         was_in_body = self._is_in_body
-        body = self._messages[-1][1] if self._messages else self._taken
-        super().data_received(data)
+        self._read_requests(data, is_one=request is not None)
         is_new = self._request_count > count
         if is_new:
             if request is not None and self._service is not None:
                 self._admit(self._service)
-            if was_in_body and body is not None and not body.is_eof():
-                self._break_off(body)
             self._body_bytes = 0
-        self._bound_queue(is_new=is_new and not self._has_all)
         if self._is_in_body:
             self._head_bytes = 0
             self._body_bytes += len(data)
@@ -186,10 +183,6 @@ class ClientConnection(BoundedQueue):
         self._stop_reading()
         return super().eof_received()
 
-    def take(self, body: StreamReader) -> None:
-        """Take note of the message that aiohttp has just taken from its queue."""
-        self._taken = body
-
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the client."""
         self._arrive()
@@ -197,7 +190,7 @@ class ClientConnection(BoundedQueue):
         super().connection_lost(exc)
         # They refer back to us, and only the garbage collector would free us then. aiohttp leaves
         # the first one with the WebSocket that was served here, and bodies with what is queued.
-        self._data_received_cb = self._taken = None
+        self._data_received_cb = self._newest = None
         self._messages.clear()
 
     def force_close(self) -> None:
@@ -292,20 +285,6 @@ class ClientConnection(BoundedQueue):
         if self._is_coming and self._service is not None:
             self._is_coming = False
             self._service.shedder.arrived()
-
-    def _break_off(self, body: StreamReader) -> None:
-        """Fail a body that cannot go on; aiohttp would have its reader wait for ever.
-
-        What has come behind it is no request, but the parser's complaint.
-        """
-        self._messages.pop()
-        self._request_count -= 1
-        # One request, one answer, and no other after it.
-        self._has_all = True
-        if not self._messages:
-            self.close()
-        body.set_exception(web.RequestPayloadError("the body breaks off"))
-        body.feed_eof()
 
     def _read_on(self) -> None:
         if self._reading is None:

@@ -3,9 +3,13 @@
 aiohttp queues 32 requests behind the one that is worked for, with 512 KiB of each body: 13 MB for one
 client that does not read. Here that is about half a megabyte.
 
+The parser reads one request at a time: bytes that cannot be read cost no request before them its
+answer, however they were cut on their way.
+
 A client that closes its half has sent its last request, and is answered before the connection closes.
-So is one whose newest request cannot go on. Nothing behind an upgrade that is declined is read: the
-client meant another protocol.
+So is one whose newest request cannot go on. Nothing behind a request that says that it is the last
+(`Connection: close`, HTTP/1.0) is read (RFC 9112, 9.6), and nothing behind an upgrade that is declined:
+the client meant another protocol.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ class BoundedQueue(BoundedWriting):
         "_answered",
         "_has_all",
         "_is_at_end",
-        "_is_upgrade",
-        "_taken",
+        "_is_last",
+        "_newest",
     )
 
     def __init__(self, manager: web.Server, write_seconds: float, **options: Any) -> None:
@@ -53,26 +57,26 @@ class BoundedQueue(BoundedWriting):
             max_field_size=self.max_field_size,
             max_headers=self.max_headers,
             payload_exception=RequestPayloadError,
-            max_msg_queue_size=QUEUED_MAX,
+            # It stops behind each request, so that what follows cannot undo it.
+            max_msg_queue_size=1,
         )
         self._max_msg_queue_size = QUEUED_MAX
         self._msg_queue_resume_size = 0
         self._answered = 0
         """Requests whose answers were taken in full; the last one of a connection is not counted."""
-        self._taken: StreamReader | None = None
-        """The body of the message that was taken from aiohttp's queue last."""
+        self._newest: StreamReader | None = None
+        """The body of the newest message, whether aiohttp has taken that from its queue or not."""
         self._has_all = False
         """Whether nothing more is read: the connection ends with what is queued."""
         self._is_at_end = False
         """Whether the client has closed its half."""
-        self._is_upgrade = False
-        """Whether the newest message asks for another protocol, which is not spoken here."""
+        self._is_last = False
+        """Whether nothing can follow the newest message."""
 
     @property
     def _is_in_body(self) -> bool:
         """Whether the body of the newest message is not complete."""
-        body = self._messages[-1][1] if self._messages else self._taken
-        return body is not None and not body.is_eof()
+        return self._newest is not None and not self._newest.is_eof()
 
     @property
     def _owes_answers(self) -> bool:
@@ -84,27 +88,73 @@ class BoundedQueue(BoundedWriting):
         """Whether nothing comes behind the request that is worked for."""
         return self._has_all and not self._messages
 
-    def _bound_queue(self, *, is_new: bool) -> None:
-        """Read nothing further while much is queued, or behind the last request."""
-        if is_new:
-            self._is_upgrade = _is_declined(self._messages[-1][0])
-        if self._is_upgrade and not self._is_in_body:
-            self._message_tail = b""
-            self._has_all = True
+    def _read_requests(self, data: bytes, *, is_one: bool) -> None:
+        """Read what has arrived, request by request, as far as there is room for them.
+
+        `is_one` says that it is known to be one request in full.
+        """
+        while self._read_request(data):
+            if is_one or self._has_all or len(self._messages) >= QUEUED_MAX:
+                break
+            # The parser has kept the rest.
+            data = b""
         queued = sum(body.total_bytes for _, body in self._messages)
         if queued > QUEUED_BYTES_MAX and not self._buffer_paused:
             self._pause_reading_for_buffer()
+
+    def _read_request(self, data: bytes) -> bool:
+        """Read up to the end of a request at most; return whether it has come."""
+        if self._parser is None:
+            return False
+        count = self._request_count
+        was_in_body = self._is_in_body
+        # Room for one more; how many there may be is bounded here.
+        self._parser.message_consumed()
+        super().data_received(data)
+        is_new = self._request_count > count
+        if is_new:
+            message, body = self._messages[-1]
+            self._is_last = _is_last(message)
+            if self._is_in_body:
+                self._break_off()
+            else:
+                self._newest = body
+        if self._is_in_body:
+            return False
+        if self._is_last:
+            self._message_tail = b""
+            self._has_all = True
+        return is_new or was_in_body
+
+    def _break_off(self) -> None:
+        """Fail a body that cannot go on; aiohttp would have its reader wait for ever.
+
+        What has come behind it is no request, but the parser's complaint.
+        """
+        assert self._newest is not None
+        self._messages.pop()
+        self._request_count -= 1
+        # One request, one answer, and no other after it.
+        self._has_all = True
+        if not self._messages:
+            self.close()
+        self._newest.set_exception(RequestPayloadError("the body breaks off"))
+        self._newest.feed_eof()
 
     def _end_here(self) -> None:
         """Read nothing more; what came in full is answered, what did not is dropped."""
         if self._messages and self._is_in_body:
             self._messages.pop()
+            self._newest = None
             self._request_count -= 1
         self._has_all = True
         self._pause_transport_reading()
 
     def eof_received(self) -> Any:
         """Keep our half open while an answer is owed; a session ends with its client."""
+        if self.is_ending:
+            self._leave()
+            return False
         request = self._current_request
         is_session = request is not None and request.path == EVENTS_PATH
         if self._upgraded or is_session or not self._owes_answers:
@@ -126,10 +176,16 @@ class BoundedQueue(BoundedWriting):
             response.force_close()
 
 
-def _is_declined(message: RawRequestMessage | _ErrInfo) -> bool:
-    """Return whether a message asks for a protocol that is not spoken where it asks."""
+def _is_last(message: RawRequestMessage | _ErrInfo) -> bool:
+    """Return whether nothing that follows a message is read."""
     if isinstance(message, _ErrInfo):
-        return False
+        return True
+    # A session has begun to speak another protocol, which knows ends of its own.
+    return _is_declined(message) or (message.should_close and not message.upgrade)
+
+
+def _is_declined(message: RawRequestMessage) -> bool:
+    """Return whether a message asks for a protocol that is not spoken where it asks."""
     protocol = message.headers.get(hdrs.UPGRADE)
     if protocol is None:
         return message.method == hdrs.METH_CONNECT

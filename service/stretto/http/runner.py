@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from aiohttp import HttpVersion11, hdrs, web
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from aiohttp.web_protocol import ERROR
 
 from stretto.errors import RequestInvalid
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from stretto.http.service import Service
 
+# The parser also takes 0.9 and 2.0 for what they are not here.
+VERSIONS: Final = (HttpVersion10, HttpVersion11)
 # A share of all, so that looking for the idlest among thousands is done once for many newcomers.
 CLOSED_AT_ONCE_SHARE: Final = 100
 
@@ -66,7 +68,8 @@ class ContractRunner(web.AppRunner):
         def take_request(
             message: Any, body: StreamReader, client: ClientConnection, *others: Any
         ) -> BaseRequest:
-            client.take(body)
+            if message.version not in VERSIONS:
+                message = ERROR
             try:
                 return make_request(message, body, client, *others)
             except ValueError:
@@ -78,7 +81,7 @@ class ContractRunner(web.AppRunner):
             assert isinstance(client, ClientConnection)
             client.begin()
             if request.method == ERROR.method:
-                return client.handle_error(request, HTTPStatus.BAD_REQUEST, UnicodeError())
+                return client.handle_error(request, HTTPStatus.BAD_REQUEST, ValueError())
             if hdrs.CONTENT_ENCODING in request.headers:
                 client.end_at_answer()
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
