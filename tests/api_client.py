@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from multidict import CIMultiDictProxy
 
-    from stretto.http.runner import ConnectionLimits
+    from stretto.http.limits import ConnectionLimits
     from stretto.storage.hook import OnCreate
 
 SECRET = "a secret for tests that is long enough"

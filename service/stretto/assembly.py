@@ -53,7 +53,8 @@ from stretto.host import (
 from stretto.http.app import build_app
 from stretto.http.auth import Authenticator, TokenSettings
 from stretto.http.event_streams import StreamSettings
-from stretto.http.runner import ConnectionLimits, ContractRunner
+from stretto.http.limits import ConnectionLimits
+from stretto.http.runner import ContractRunner
 from stretto.http.service import Service
 from stretto.http.shedding import LoadShedder
 from stretto.protocol.creator import CreatorSettings, GroupCreator

@@ -19,7 +19,7 @@ from stretto.domain import UserId
 from stretto.errors import ListenError
 from stretto.http.auth import make_token
 from stretto.http.event_streams import StreamSettings
-from stretto.http.runner import ConnectionLimits
+from stretto.http.limits import ConnectionLimits
 from stretto.http.service import SERVICE
 from stretto.provision import bus_place, database_connection, database_place, token_settings
 from stretto.stop import Stop

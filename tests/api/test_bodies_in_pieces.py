@@ -12,7 +12,7 @@ from api_client import Api, api_for, token_of
 from raw_client import RawClients, creation, creation_head, raw_clients
 from stretto.http import connection as front
 from stretto.http.connection import HEAD_BYTES_MAX, ClientConnection
-from stretto.http.runner import ConnectionLimits
+from stretto.http.limits import ConnectionLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

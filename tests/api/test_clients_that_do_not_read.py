@@ -11,7 +11,7 @@ import pytest
 from api_client import api_for
 from raw_client import RawClient, RawClients, raw_clients
 from stretto.http.connection import ClientConnection
-from stretto.http.runner import ConnectionLimits
+from stretto.http.limits import ConnectionLimits
 
 if TYPE_CHECKING:
     from stretto.http.runner import ContractServer

@@ -18,8 +18,8 @@ from raw_client import RawClients, raw_clients
 from stretto.domain import MEMBERS_MAX, UserId
 from stretto.http.auth import Authenticator, make_token
 from stretto.http.connection import ClientConnection
+from stretto.http.limits import ConnectionLimits
 from stretto.http.plain_requests import PlainRequests
-from stretto.http.runner import ConnectionLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from aiohttp import web
     from aiohttp.web_request import BaseRequest
 
+    from stretto.http.limits import LimitedServer
     from stretto.http.plain_requests import PlainRequest
-    from stretto.http.runner import ContractServer
     from stretto.http.service import Service
 
 UNREADABLE: Final = "This is not a request that can be read."
@@ -57,7 +57,7 @@ class ClientConnection(BoundedQueue):
         "_service",
     )
 
-    def __init__(self, manager: ContractServer, **options: Any) -> None:
+    def __init__(self, manager: LimitedServer, **options: Any) -> None:
         # Reading the rest of an answered request is bounded as reading any request is.
         limits = manager.limits
         super().__init__(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -20,6 +19,7 @@ from aiohttp.web_protocol import ERROR
 
 from stretto.errors import RequestInvalid
 from stretto.http.connection import UNREADABLE, ClientConnection, closing_response
+from stretto.http.limits import LimitedServer
 from stretto.http.problems import problem_of_exception
 from stretto.http.service import SERVICE
 from stretto.telemetry import logger
@@ -31,24 +31,12 @@ if TYPE_CHECKING:
     from aiohttp.web_protocol import RequestHandler
     from aiohttp.web_request import BaseRequest
 
-    from stretto.http.service import Service
+    from stretto.http.limits import ConnectionLimits
 
 # The parser also takes 0.9 and 2.0 for what they are not here.
 VERSIONS: Final = (HttpVersion10, HttpVersion11)
 # A share of all, so that looking for the idlest among thousands is done once for many newcomers.
 CLOSED_AT_ONCE_SHARE: Final = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """What clients may take of a server."""
-
-    connections_max: int = 10_000
-    """An idle one costs about 15 KiB."""
-    read_seconds: float = 30.0
-    """A request that takes longer to arrive in full is cut off; one of 256 KiB needs 70 kbit/s."""
-    write_seconds: float = 30.0
-    """A client that takes longer to take what waits for it is cut off: 64 KiB need 18 kbit/s."""
 
 
 class ContractRunner(web.AppRunner):
@@ -106,21 +94,8 @@ class ContractRunner(web.AppRunner):
         )
 
 
-class ContractServer(web.Server):
-    """What the connections of a process have in common: limits, and the door."""
-
-    def __init__(
-        self, handle: Any, limits: ConnectionLimits, service: Service | None, **options: Any
-    ) -> None:
-        super().__init__(handle, **options)
-        self.limits = limits
-        self.service = service
-        self._is_stopping = False
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the last answer of each connection says that it is the last."""
-        return self._is_stopping or (self.service is not None and self.service.draining.is_set())
+class ContractServer(LimitedServer):
+    """Makes a connection of each client, and room for it where there are too many."""
 
     def __call__(self) -> RequestHandler:
         """Return the protocol of a new connection."""

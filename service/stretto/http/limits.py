@@ -1,0 +1,43 @@
+"""What clients may take of a server, and what its connections have in common.
+
+A connection knows its server by this module alone: the server itself (`runner.py`) makes connections.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from stretto.http.service import Service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What clients may take of a server."""
+
+    connections_max: int = 10_000
+    """An idle one costs about 15 KiB."""
+    read_seconds: float = 30.0
+    """A request that takes longer to arrive in full is cut off; one of 256 KiB needs 70 kbit/s."""
+    write_seconds: float = 30.0
+    """A client that takes longer to take what waits for it is cut off: 64 KiB need 18 kbit/s."""
+
+
+class LimitedServer(web.Server):
+    """A server as its connections see it: limits, the service, and whether it stops."""
+
+    def __init__(
+        self, handle: Any, limits: ConnectionLimits, service: Service | None, **options: Any
+    ) -> None:
+        super().__init__(handle, **options)
+        self.limits = limits
+        self.service = service
+        self._is_stopping = False
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the last answer of each connection says that it is the last."""
+        return self._is_stopping or (self.service is not None and self.service.draining.is_set())
