@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from stretto.domain import NewGroup
     from stretto.errors import Failure
     from stretto.protocol.attempt import Sighting
-    from stretto.protocol.sessions import CloseCode
 
 
 class StoreError(Exception):
@@ -233,9 +232,9 @@ class EventDelivered:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A live session is over, for this reason."""
+    """A live session is over, with this close code."""
 
-    code: CloseCode
+    code: int
 
 
 @dataclass(frozen=True, slots=True)
