@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from asyncpg.pool import PoolConnectionProxy
 
-    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
-    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+# Names for annotations alone: the driver's classes are not generic when they run.
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
+Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
 # One host of several may be dead; the others must still be reached while a client waits.
 CONNECT_SECONDS: Final = 2.0
