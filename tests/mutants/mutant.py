@@ -42,9 +42,11 @@ class Mutant:
 
     @property
     def room(self) -> str:
-        """The part of the project that it changes: a folder of the package, or a file."""
+        """The part of the project that it changes: a folder of the package, its SQL, or a file."""
         folder, slash, _ = self.file.removeprefix(PACKAGE).partition("/")
-        return Path(self.file).name if not slash or self.file.endswith(".sql") else folder
+        if slash and self.file.endswith(".sql"):
+            return "statements"
+        return folder if slash else Path(self.file).name
 
     def apply(self, text: str) -> str:
         """Return the changed text; raises `MutantInvalid`."""

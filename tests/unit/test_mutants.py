@@ -18,7 +18,7 @@ from mutants.scratch import Scratch
 from mutants.trial import Broken, Noticed, Outcome, Survived, failing, try_mutant
 
 MUTANTS_MIN = 150
-# Of every folder of the package, and of the two files of SQL.
+# Of every folder of the package, of its statements, and of the schema.
 ROOM_MIN = 5
 
 ENTRY = """
@@ -76,7 +76,7 @@ def test_every_room_has_its_mutants() -> None:
     rooms = Counter(each.room for each in read_mutants())
     assert MUTANTS_MIN <= rooms.total()
     folders = {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
-    for room in (*folders, "schema.sql", "queries.sql"):
+    for room in (*folders, "schema.sql", "statements"):
         assert ROOM_MIN <= rooms[room], room
 
 

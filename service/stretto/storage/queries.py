@@ -1,4 +1,4 @@
-"""The named statements of `queries.sql`, and the schema that they run against."""
+"""The named statements of the files of SQL, and the schema that they run against."""
 
 from __future__ import annotations
 
@@ -31,4 +31,11 @@ def schema_file() -> Traversable | Path:
     return packaged if packaged.is_file() else Path(__file__).parents[3] / "schema.sql"
 
 
-QUERIES: Final = parse_queries((files("stretto.storage") / "queries.sql").read_text("utf-8"))
+def _statements() -> str:
+    """Return all files of SQL as one: a name is given once in the whole package."""
+    folders = (files("stretto.storage"),)
+    found = [file for folder in folders for file in folder.iterdir() if file.name.endswith(".sql")]
+    return "\n".join(file.read_text("utf-8") for file in sorted(found, key=lambda file: file.name))
+
+
+QUERIES: Final = parse_queries(_statements())
