@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from stretto.errors import WorkersError
+from stretto.runtime.backoff import Backoff
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 STOP_SECONDS: Final = 15.0
 # Longer than a worker waits for a database that does not answer: older ones have served.
 YOUNG_SECONDS: Final = 15.0
-PAUSE_SECONDS_FIRST: Final = 1.0
-PAUSE_SECONDS_MAX: Final = 30.0
+BACKOFF: Final = Backoff(1.0, 30.0)
 # In a row by one worker, while no other one serves: 15 s of pauses and the starts themselves.
 FAILED_STARTS_MAX: Final = 5
 # After SIGTERM, and after one that came before the worker could take it. Even so a young one counts as a
@@ -80,8 +80,7 @@ class Supervisor:
                     f" {exit_code}; what they said stands above"
                 )
                 raise WorkersError(message)
-            seconds = PAUSE_SECONDS_FIRST * 2.0 ** max(0, failed_starts - 1)
-            await self._pause_unless_stopped(min(seconds, PAUSE_SECONDS_MAX))
+            await self._pause_unless_stopped(BACKOFF.seconds(max(0, failed_starts - 1)))
 
     def _is_young(self, number: int) -> bool:
         return self._clock_seconds() - self._started_at[number] < YOUNG_SECONDS

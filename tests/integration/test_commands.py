@@ -36,6 +36,7 @@ from stretto.errors import (
     Overloaded,
 )
 from stretto.protocol.ports import CommandHandled
+from stretto.runtime.backoff import Backoff
 from stretto.storage.check import check_database
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (connection_module, "RETRY_SECONDS", 0.02),
         (connection_module, "NEXT_SERVER_SECONDS", 0.02),
         (commands_module, "RETRY_SECONDS", 0.02),
-        (commands_module, "DELAY_SECONDS_FIRST", 0.02),
+        (commands_module, "DELAY", Backoff(0.02, 30.0)),
     ):
         monkeypatch.setattr(module, name, seconds)
 

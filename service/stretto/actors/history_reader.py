@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import UUID
 
-from stretto.actors.backoff import pause_seconds
 from stretto.actors.mailbox import Envelope, Mailbox
 from stretto.actors.session import TOLD_MAX
 from stretto.errors import InternalError, Overloaded
 from stretto.protocol.history import Bookmark, Cursor, PositionLost
 from stretto.protocol.ports import ActorCrashed, StoreError, UpkeepTrouble
 from stretto.protocol.sessions import OutgoingEvent
+from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 ASKS_MAX: Final = 1000
 # A batch is read again for so long after a failure: clients wait for an answer about as long.
 PATIENCE_SECONDS: Final = 10.0
-BACKOFF_SECONDS_FIRST: Final = 0.05
-BACKOFF_SECONDS_MAX: Final = 1.0
+BACKOFF: Final = Backoff(0.05, 1.0)
 # Before all ids of events.
 _FIRST_ID: Final = UUID(int=0)
 
@@ -153,7 +152,7 @@ class HistoryReader:
                 self._observe(UpkeepTrouble("history reader", error))
                 if asyncio.get_running_loop().time() >= self._patient_until:
                     raise
-            await asyncio.sleep(pause_seconds(failures, BACKOFF_SECONDS_FIRST, BACKOFF_SECONDS_MAX))
+            await asyncio.sleep(BACKOFF.seconds(failures))
         raise AssertionError  # a read has returned or raised
 
     def _told(

@@ -11,7 +11,6 @@ The relay does not know who listens, and decides nothing about an event's conten
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from stretto.protocol.ports import (
     StoreError,
     UpkeepTrouble,
 )
+from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from stretto.protocol.outbox import OutboxStore
 
 # Between turns while bus or database are away.
-PAUSE_SECONDS_FIRST: Final = 0.1
-PAUSE_SECONDS_MAX: Final = 5.0
+BACKOFF: Final = Backoff(0.1, 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,7 @@ class OutboxRelay:
                 if taken < self._settings.batch_max and await self._is_poked():
                     await self._gather()
                 continue
-            await self._pause(_pause_seconds(failures))
+            await self._pause(BACKOFF.seconds(failures))
             failures += 1
 
     async def run_once(self) -> int:
@@ -154,9 +153,3 @@ class OutboxRelay:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._poked.wait()
-
-
-def _pause_seconds(failures: int) -> float:
-    """Return a random pause that doubles with each failure: relays must not come back together."""
-    longest: float = min(PAUSE_SECONDS_FIRST * 2 ** min(failures, 10), PAUSE_SECONDS_MAX)
-    return longest * random.uniform(0.5, 1)

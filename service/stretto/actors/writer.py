@@ -19,7 +19,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from stretto.actors.backoff import pause_seconds
 from stretto.actors.contention import ContendedKeys
 from stretto.actors.mailbox import Envelope, Mailbox
 from stretto.protocol.ports import (
@@ -43,6 +42,7 @@ from stretto.protocol.ports import (
     WriteStore,
     WriteTrouble,
 )
+from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -56,8 +56,7 @@ ROWS_OF_GROUP: Final = 5
 # A write that keeps meeting deadlocks, full disks or broken connections is left pending after this
 # many tries; its client comes back and finishes it.
 TRIES_MAX: Final = 4
-BACKOFF_SECONDS_FIRST: Final = 0.02
-BACKOFF_SECONDS_MAX: Final = 0.5
+BACKOFF: Final = Backoff(0.02, 0.5)
 
 # Requests that are written alone, and one of them still fails after so long, keep those in the mailbox
 # waiting: the rest of the batch stays pending. As long as a single write may take; a request that the
@@ -278,7 +277,7 @@ class GroupWriter:
                 if len(free) == len(batch):
                     await self._require_patience(batch, is_hasty=is_hasty)
                 batch = free
-            await asyncio.sleep(pause_seconds(failures, BACKOFF_SECONDS_FIRST, BACKOFF_SECONDS_MAX))
+            await asyncio.sleep(BACKOFF.seconds(failures))
         for request in batch:
             request.answer(Led() if request.message.claim_token in led else NotLed())
         return len(led)

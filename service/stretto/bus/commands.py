@@ -45,6 +45,7 @@ from stretto.errors import (
     Unauthenticated,
 )
 from stretto.protocol.ports import CommandHandled
+from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -66,8 +67,7 @@ _REPLY_TOKENS: Final = r"(\.[A-Za-z0-9_-]+){1,8}"
 # Before a command is given up for this delivery; well below `ack_seconds`.
 CREATE_SECONDS: Final = 5.0
 # Delays of redelivery: other commands go on meanwhile.
-DELAY_SECONDS_FIRST: Final = 0.5
-DELAY_SECONDS_MAX: Final = 30.0
+DELAY: Final = Backoff(0.5, 30.0)
 # What is under way usually takes some milliseconds; the rest is redelivered to others.
 STOP_SECONDS: Final = 2.0
 # Header names, line ends and the protocol's own line.
@@ -214,8 +214,8 @@ class CommandConsumer:
         """Put a command off that may yet succeed; tell and bury one that never will."""
         if error.retry is Retry.SAME_KEY:
             tries = message.metadata.num_delivered
-            seconds = min(DELAY_SECONDS_FIRST * 2 ** min(tries - 1, 16), DELAY_SECONDS_MAX)
-            await message.nak(max(seconds, error.retry_after_seconds or 0))
+            seconds = max(DELAY.seconds(tries - 1), error.retry_after_seconds or 0)
+            await message.nak(seconds)
             return "put_off"
         with contextlib.suppress(RequestInvalid):
             reply_to = self._reply_to(message.headers or {})

@@ -7,7 +7,7 @@ it is carried out, in turns: look, decide, heal or wait or take over, and then w
 from __future__ import annotations
 
 import asyncio
-import random
+import itertools
 from typing import TYPE_CHECKING, Final, assert_never
 
 from uuid_utils.compat import uuid4, uuid7
@@ -27,6 +27,7 @@ from stretto.protocol.attempt import (
 )
 from stretto.protocol.flight import RETRY_AFTER_SECONDS
 from stretto.protocol.ports import GuaranteeBroken, Led, NotLed, SettledAsFailed, Write
+from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 # Turns a flight may take: each ends in an outcome or in an attempt that vanished or was taken away.
 TURNS_MAX: Final = 8
 # A pending attempt usually settles within a write's few milliseconds: look soon, then less often.
-POLL_SECONDS_FIRST: Final = 0.005
-POLL_SECONDS_MAX: Final = 0.25
+POLL: Final = Backoff(0.005, 0.25)
 
 
 class Follower:
@@ -72,7 +72,7 @@ class Follower:
             if turn:
                 # What took the attempt from us may go on doing so: a claim that another holds up
                 # must not come back with every batch of the writers.
-                await self._pause(_pause_seconds(turn))
+                await self._pause(POLL.seconds(turn))
             followed = await self._follow(flight, write)
             if not isinstance(followed, Write):
                 return followed
@@ -87,8 +87,7 @@ class Follower:
 
         `own` is the write we may have lost sight of: its token tells whether we led after all.
         """
-        poll_seconds = POLL_SECONDS_FIRST
-        while True:
+        for looks in itertools.count():
             sighting = await self._attempts.look(flight.group_id, self._lease_seconds)
             match decide(sighting, flight.fingerprint):
                 case Replay(conversation_id, claim_token):
@@ -122,13 +121,8 @@ class Follower:
             if self._is_stopping or flight.is_abandoned:
                 # A flight that only watches another's attempt may end at any time.
                 raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
-            await self._pause(poll_seconds * random.uniform(0.5, 1.0))
-            poll_seconds = min(2 * poll_seconds, POLL_SECONDS_MAX)
-
-
-def _pause_seconds(turn: int) -> float:
-    longest: float = min(POLL_SECONDS_FIRST * 2**turn, POLL_SECONDS_MAX)
-    return longest * random.uniform(0.5, 1.0)
+            await self._pause(POLL.seconds(looks))
+        raise AssertionError  # the looks have no end
 
 
 def new_write(flight: Flight, *, is_claimed: bool = False) -> Write:

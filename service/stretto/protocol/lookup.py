@@ -7,13 +7,14 @@ neither claims nor reclaims, and an attempt that was swept is reported from its 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stretto.domain import group_id
 from stretto.errors import Failure, NotFound
 from stretto.protocol.attempt import AttemptStatus
-from stretto.protocol.follower import POLL_SECONDS_FIRST, POLL_SECONDS_MAX
+from stretto.protocol.follower import POLL
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -72,8 +73,7 @@ class AttemptLookup:
         id_ = group_id(owner, key)
         clock_seconds = asyncio.get_running_loop().time
         deadline = clock_seconds() + wait_seconds
-        poll_seconds = POLL_SECONDS_FIRST
-        while True:
+        for looks in itertools.count():
             sighting = await self._attempts.look(id_, self._lease_seconds)
             if _needs_healing(sighting):
                 await self._attempts.heal(id_)
@@ -83,8 +83,8 @@ class AttemptLookup:
                 raise NotFound
             if report.status is not AttemptStatus.PENDING or clock_seconds() >= deadline:
                 return report
-            await self._pause(poll_seconds)
-            poll_seconds = min(2 * poll_seconds, POLL_SECONDS_MAX)
+            await self._pause(POLL.seconds(looks))
+        raise AssertionError  # the looks have no end
 
 
 def _needs_healing(sighting: Sighting) -> bool:

@@ -26,6 +26,7 @@ from stretto.protocol.history import (
     PositionLost,
 )
 from stretto.protocol.ports import ActorCrashed, ReadCancelled, Unreachable, UpkeepTrouble
+from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -274,7 +275,7 @@ async def test_a_page_that_fails_is_read_again_and_closes_no_session(
     """Clients wait for a while; with a reader that gives up at once, the farthest behind end them all."""
     if not is_patient:
         monkeypatch.setattr(history_reader, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(history_reader, "BACKOFF_SECONDS_FIRST", 1e-6)
+    monkeypatch.setattr(history_reader, "BACKOFF", Backoff(1e-6, 1e-6))
     world.store.events = [event(n, ALICE, BOB) for n in range(1, 12)]
     world.store.page_errors = [Unreachable("cut"), ReadCancelled("slow")]
     with world.hub.session(ALICE, 1e12) as first, world.hub.session(BOB, 1e12) as second:
@@ -297,7 +298,7 @@ async def test_everybody_who_waits_is_told_that_history_cannot_be_read(
 ) -> None:
     """And the next one is served, whether the world or the program was at fault."""
     monkeypatch.setattr(history_reader, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(history_reader, "BACKOFF_SECONDS_FIRST", 1e-6)
+    monkeypatch.setattr(history_reader, "BACKOFF", Backoff(1e-6, 1e-6))
     with world.hub.session(ALICE, 1e12) as session:
         for error, raised in ((Unreachable("away"), Unreachable), (KeyError(), InternalError)):
             world.store.error = error

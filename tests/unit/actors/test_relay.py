@@ -8,15 +8,13 @@ from uuid import UUID
 import pytest
 
 from stretto.actors.relay import (
-    PAUSE_SECONDS_FIRST,
-    PAUSE_SECONDS_MAX,
     OutboxRelay,
     RelaySettings,
-    _pause_seconds,
 )
 from stretto.bus.local import LocalBus
 from stretto.protocol.events import CommittedEvent, Position
 from stretto.protocol.ports import ActorCrashed, EventsRelayed, Unreachable, UpkeepTrouble
+from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -162,11 +160,11 @@ async def test_the_pause_grows_with_failures_and_starts_anew_after_a_success(
     """One outage must not slow down what comes after it."""
     failures: list[int] = []
 
-    def pause_seconds(count: int) -> float:
+    def seconds(_: Backoff, count: int) -> float:
         failures.append(count)
         return 0.0
 
-    monkeypatch.setattr("stretto.actors.relay._pause_seconds", pause_seconds)
+    monkeypatch.setattr(Backoff, "seconds", seconds)
     errors = [Unreachable(), Unreachable(), ZeroDivisionError(), None, Unreachable(), None]
 
     class Store(ScriptedStore):
@@ -198,20 +196,3 @@ async def test_a_wake_up_does_not_shorten_the_pause_but_a_stop_ends_it() -> None
     relay.stop()
     async with asyncio.timeout(DEADLINE_SECONDS):
         await pausing
-
-
-@pytest.mark.parametrize(("draw", "ratio"), [(0.0, 0.5), (1.0, 1.0)])
-def test_pauses_are_drawn_from_half_to_whole(
-    draw: float, ratio: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All relays lose a bus at the same moment, and must not come back at the same one."""
-    monkeypatch.setattr("random.uniform", lambda low, high: low + draw * (high - low))
-    assert PAUSE_SECONDS_FIRST * 4 * ratio == _pause_seconds(2)
-    assert PAUSE_SECONDS_MAX * ratio == _pause_seconds(1000)
-
-
-def test_pauses_double_at_random_up_to_a_bound() -> None:
-    """However long the bus is away."""
-    for failures in range(100):
-        longest = min(PAUSE_SECONDS_FIRST * 2**failures, PAUSE_SECONDS_MAX)
-        assert longest / 2 <= _pause_seconds(failures) <= longest

@@ -21,7 +21,7 @@ from stretto.errors import (
 from stretto.protocol.attempt import AnswerStatus, Attempt, AttemptStatus, GroupRow, Sighting
 from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
 from stretto.protocol.flight import Waiter
-from stretto.protocol.follower import POLL_SECONDS_FIRST, POLL_SECONDS_MAX
+from stretto.protocol.follower import POLL
 from stretto.protocol.ports import AttemptAnswered, GuaranteeBroken, Led, NotLed, Unreachable
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ async def test_followers_look_again_at_random_and_ever_more_rarely(world: World)
     while len(world.pauses) < 60:
         await asyncio.sleep(0)
     request.cancel()
-    longest = [min(POLL_SECONDS_FIRST * 2**number, POLL_SECONDS_MAX) for number in range(60)]
+    longest = [POLL.longest(looks) for looks in range(60)]
     assert all(
         most / 2 <= pause <= most for pause, most in zip(world.pauses, longest, strict=False)
     )

@@ -13,8 +13,7 @@ from stretto.errors import AttemptPending
 from stretto.protocol.attempt import Sighting
 from stretto.protocol.flight import Flight
 from stretto.protocol.follower import (
-    POLL_SECONDS_FIRST,
-    POLL_SECONDS_MAX,
+    POLL,
     TURNS_MAX,
     Follower,
     new_write,
@@ -60,7 +59,7 @@ async def test_a_key_that_is_taken_away_again_and_again_comes_back_ever_later() 
     follower = Follower(world, attempts, 5.0, lambda _: None, pause)
     with pytest.raises(AttemptPending):
         await follower.pursue(flight, new_write(flight))
-    longest = [min(POLL_SECONDS_FIRST * 2**turn, POLL_SECONDS_MAX) for turn in range(1, TURNS_MAX)]
+    longest = [POLL.longest(turn) for turn in range(1, TURNS_MAX)]
     assert all(
         bound / 2 <= seconds <= bound for bound, seconds in zip(longest, pauses, strict=True)
     )

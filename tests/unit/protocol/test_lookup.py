@@ -12,7 +12,7 @@ import pytest
 from stretto.domain import CreatedGroup, IdempotencyKey, UserId, group_id
 from stretto.errors import Failure, NotFound
 from stretto.protocol.attempt import Attempt, AttemptStatus, GroupRow, Sighting
-from stretto.protocol.follower import POLL_SECONDS_FIRST, POLL_SECONDS_MAX
+from stretto.protocol.follower import POLL
 from stretto.protocol.lookup import AttemptLookup, AttemptReport
 
 ALICE, KEY = UserId("alice"), IdempotencyKey("k")
@@ -117,4 +117,5 @@ async def test_a_pending_attempt_is_waited_for_ever_more_rarely() -> None:
     async with asyncio.timeout(20):
         told = await AttemptLookup(store, 5, pause).look_up(ALICE, KEY, 1000)
     assert AttemptStatus.SUCCEEDED is told.status
-    assert [min(POLL_SECONDS_FIRST * 2**n, POLL_SECONDS_MAX) for n in range(10)] == pauses
+    longest = [POLL.longest(looks) for looks in range(10)]
+    assert all(most / 2 <= s <= most for s, most in zip(pauses, longest, strict=True))
