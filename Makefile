@@ -58,6 +58,7 @@ compose: $(VENV)/.dev
 .PHONY: format
 format: $(VENV)/.dev ## Format the code and mend what can be mended
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+	@PYTHONPATH=service:tests $(BIN)/python -m openapi
 
 .PHONY: bench
 bench: $(VENV)/.dev ## Measure stretto beside its alternatives, ratios first (ARGS="--rounds 5")

@@ -18,7 +18,6 @@ from urllib.parse import unquote, urlsplit
 from uuid import UUID  # noqa: TC003 typer reads it when the program runs
 
 import asyncpg
-import orjson
 import typer
 import uvloop
 from rich.console import Console
@@ -51,7 +50,7 @@ from stretto.errors import (
     WorkersError,
 )
 from stretto.http.auth import make_token
-from stretto.http.openapi import OPENAPI
+from stretto.http.openapi import DOCUMENT
 from stretto.protocol.lookup import AttemptLookup
 from stretto.protocol.ports import Unreachable
 from stretto.provision import bus_place, database_connection, database_place, token_settings
@@ -444,7 +443,7 @@ def check(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
 @app.command(epilog=epilog("stretto openapi > openapi.json", codes=(EXIT_DONE,)))
 def openapi() -> None:
     """Print the HTTP contract as OpenAPI 3.1."""
-    sys.stdout.write(orjson.dumps(OPENAPI, option=orjson.OPT_INDENT_2).decode() + "\n")
+    sys.stdout.write(DOCUMENT.decode())
 
 
 def main() -> None:

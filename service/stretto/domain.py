@@ -37,15 +37,12 @@ OWNERS_REMEMBERED_MAX: Final = 10_000
 # A body of a thousand wrong members is not answered with a thousand faults.
 FAULTS_TOLD_MAX: Final = 20
 
-# Patterns are written so that JSON Schema (ECMA 262) reads them alike: they stand in the OpenAPI
-# document too; the look-ahead is for engines whose `$` also stands before a last line end. Control
+# The OpenAPI document has these rules as patterns of JSON Schema; a test compares them. Control
 # characters and lone surrogates have no place in what people read.
-USER_ID_PATTERN: Final = r"^[!-~](?:[ -~]*[!-~])?(?!\n)$"
+#
 # What shows as nothing: spaces of all widths, of none, and line ends. A name needs something else.
 _BLANKS: Final = r"\u0020\u00a0\u1680\u2000-\u200d\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
 _NOT_BLANK: Final = rf"(?=[{_BLANKS}]*[^{_BLANKS}])"
-NAME_PATTERN: Final = rf"^{_NOT_BLANK}[^\u0000-\u001f\u007f-\u009f]+(?!\n)$"
-DESCRIPTION_PATTERN: Final = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
 
 _USER_ID = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 _KEY = re.compile(r"[!-~]{1,255}")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-import orjson
 from aiohttp import hdrs, web
 from swagger_ui_bundle import swagger_ui_path
 
-from stretto.http.openapi import OPENAPI
+from stretto.http.openapi import DOCUMENT
 from stretto.http.problems import COMMON_FIELDS
 
 # From memory: an open file per client would be a second descriptor that nothing counts.
@@ -56,12 +55,10 @@ _START: Final = (
     " tryItOutEnabled: true});\n"
 )
 
-_OPENAPI_BYTES: Final = orjson.dumps(OPENAPI)
-
 
 async def openapi(_: web.Request) -> web.Response:
     """`GET /openapi.json`: the contract as OpenAPI 3.1."""
-    return web.Response(body=_OPENAPI_BYTES, content_type="application/json")
+    return web.Response(body=DOCUMENT, content_type="application/json")
 
 
 async def docs(_: web.Request) -> web.Response:

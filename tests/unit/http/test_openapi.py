@@ -1,250 +1,200 @@
+"""The OpenAPI document says what the code does; each proof has changes that it must notice."""
+
 from __future__ import annotations
 
-import re
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import orjson
 import pytest
-from aiohttp import hdrs
 from aiohttp.test_utils import make_mocked_request
-from openapi_schema_validator import OAS31Validator
-from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from stretto import errors
-from stretto.documents import PROBLEM_CONTENT_TYPE, STATUS
-from stretto.domain import NewGroup, UserId
-from stretto.errors import StrettoError
-from stretto.http.app import build_app
-from stretto.http.openapi import OPENAPI
-from stretto.http.problems import problem_response
+from openapi import problems_and_examples, proofs
+from openapi.document import PATH, REMOVED, canonical, changed, operations, read
+from openapi.problems_and_examples import validator
+from openapi.routes import ROUTES
+from stretto.http.openapi import DOCUMENT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Callable, Iterator
 
-    from stretto.http.service import Service
+    from openapi.document import Document
 
-ALICE = UserId("alice")
-TOKEN = {"unauthenticated", "internal_error", "overloaded", "database_unavailable"}
-OPERATIONS: dict[tuple[str, str], dict[str, Any]] = {
-    (method.upper(), path): operation
-    for path, item in OPENAPI["paths"].items()
-    for method, operation in item.items()
+    Proof = Callable[[Document], Iterator[str]]
+
+OPENAPI = read()
+PROOFS: dict[str, Proof] = {
+    name: proof
+    for module in (proofs, problems_and_examples)
+    for name, proof in vars(module).items()
+    if getattr(proof, "__module__", "") == module.__name__
+    and getattr(proof, "__annotations__", {}).get("return") == "Iterator[str]"
 }
-CODES = {
-    ("POST", "/v1/groups"): {
-        *("key_missing", "key_invalid", "request_invalid", "body_too_large"),
-        *("unsupported_media_type", "attempt_pending", "attempt_failed", "key_reused"),
-        *("rate_limited", "hook_failed", *TOKEN),
-    },
-    ("GET", "/v1/groups"): {"request_invalid", *TOKEN},
-    ("GET", "/v1/groups/{group_id}"): {"request_invalid", "not_found", *TOKEN},
-    ("GET", "/v1/groups/{group_id}/members"): {"request_invalid", "not_found", *TOKEN},
-    ("GET", "/v1/attempts/{key}"): {"key_invalid", "request_invalid", "not_found", *TOKEN},
-    ("GET", "/v1/events"): {"request_invalid", "origin_refused", "rate_limited", *TOKEN},
-    ("GET", "/livez"): {"internal_error"},
-    ("GET", "/readyz"): {"overloaded", "database_unavailable", "internal_error"},
-    ("GET", "/metrics"): {"internal_error"},
-    ("GET", "/openapi.json"): {"internal_error"},
-    ("GET", "/docs"): {"internal_error"},
-    ("GET", "/docs/start.js"): {"internal_error"},
-    ("GET", "/docs/{file}"): {"not_found", "internal_error"},
+CREATE = "/paths/~1v1~1groups/post"
+LIST = "/paths/~1v1~1groups/get"
+EVENTS = "/paths/~1v1~1events/get"
+PROBLEM = "content/application~1problem+json"
+UNAVAILABLE = f"/components/responses/Unavailable/{PROBLEM}"
+PENDING = f"/components/responses/AttemptPending/{PROBLEM}"
+CREATED = f"{CREATE}/responses/201/content/application~1json/examples/created/value"
+BODIES = f"{CREATE}/requestBody/content/application~1json/examples"
+STREAM = f"{EVENTS}/responses/200/content/text~1event-stream/examples"
+# Of each proof: places, and what must not stand there.
+WRONG: dict[str, list[tuple[str, object]]] = {
+    "it_is_openapi": [("/info/title", REMOVED), ("/openapi", "3.0.3")],
+    "it_has_every_route_and_no_other": [
+        (LIST, REMOVED),
+        ("/paths/~1v2", {"get": {"responses": {}}}),
+    ],
+    "operations_answer_as_their_routes_do": [
+        (f"{CREATE}/responses/409", REMOVED),
+        (f"{LIST}/responses/404", {"$ref": "#/components/responses/NotFound"}),
+        (f"{LIST}/responses/204", {"description": "Nothing."}),
+        (f"{PENDING}/schema/properties/code/enum", ["attempt_pending", "origin_refused"]),
+    ],
+    "operations_read_what_their_routes_read": [
+        (f"{CREATE}/parameters/0", REMOVED),
+        (f"{EVENTS}/parameters/0/in", "header"),
+        ("/components/parameters/GroupId/name", "id"),
+    ],
+    "queries_are_those_that_handlers_read": [
+        ("/components/parameters/Limit/name", "size"),
+        (f"{EVENTS}/parameters/0", REMOVED),
+    ],
+    "it_has_every_code_and_no_other": [
+        (f"{UNAVAILABLE}/schema/properties/code/enum/0", "bored"),
+        (f"{CREATE}/responses/422", REMOVED),
+    ],
+    "problems_are_narrowed_to_their_status": [
+        (f"{PENDING}/schema/properties/status/const", 410),
+        (f"{PENDING}/schema/properties/type/enum/0", "urn:stretto:problem:attempt_failed"),
+        (f"{PENDING}/schema/properties/retry/enum/0", "new-key"),
+        (f"{PENDING}/schema/properties/retry", REMOVED),
+        (f"/components/responses/AttemptFailed/{PROBLEM}/schema/required", REMOVED),
+        (f"{PENDING}/schema/required", ["failure"]),
+        ("/components/schemas/Problem/required/0", REMOVED),
+    ],
+    "problems_say_what_their_codes_say": [
+        ("/components/responses/AttemptPending/description", "Later."),
+        (f"{UNAVAILABLE}/examples/overloaded", REMOVED),
+        (f"{UNAVAILABLE}/examples/overloaded/value/code", "database_unavailable"),
+        (f"{PENDING}/examples/attempt_pending/value/detail", "Later."),
+        (f"{PENDING}/examples/attempt_pending/value/retry", "never"),
+    ],
+    "answers_name_their_header_fields": [
+        ("/components/responses/AttemptPending/headers", REMOVED),
+        ("/components/responses/MethodNotAllowed/headers", REMOVED),
+        (f"{CREATE}/responses/201/headers/Location", REMOVED),
+        ("/components/responses/KeyReused/headers", {"Retry-After": {}}),
+    ],
+    "limits_are_those_of_the_code": [
+        ("/components/schemas/NewGroup/properties/name/maxLength", 63),
+        ("/components/schemas/NewGroup/properties/members/maxItems", REMOVED),
+        ("/components/schemas/Failure/properties/detail/maxLength", 1024),
+        ("/components/schemas/SessionEnd/properties/code/enum/0", REMOVED),
+        ("/components/parameters/Limit/schema/default", 20),
+    ],
+    "texts_name_the_limits": [
+        (f"{CREATE}/requestBody/description", "At most 1 MB of JSON."),
+        (f"{EVENTS}/description", "Close codes are numbers."),
+    ],
+    "operations_can_be_found": [
+        (f"{LIST}/operationId", "createGroup"),
+        (f"{LIST}/summary", ""),
+        (f"{LIST}/tags/0", "lists"),
+        (f"{LIST}/tags", []),
+        ("/tags/0/description", ""),
+    ],
+    "only_versioned_routes_need_a_token": [
+        (f"{LIST}/security", []),
+        ("/paths/~1livez/get/security", [{"token": []}]),
+    ],
+    "every_component_is_used": [
+        ("/components/headers/Retry-Before", {}),
+        ("/components/schemas/Club", {}),
+    ],
+    "examples_fit_their_schemas": [
+        (f"{CREATED}/group_id", "group-1"),
+        (f"{CREATED}/conversation_id", REMOVED),
+        ("/components/parameters/GroupId/example", "group-1"),
+        (f"{UNAVAILABLE}/examples/overloaded/value/status", 500),
+    ],
+    "examples_of_requests_are_accepted": [
+        (f"{BODIES}/least/value", {"title": "Team"}),
+        (f"{CREATE}/parameters/0/examples/quoted/value", '"another"'),
+    ],
+    "examples_name_the_ids_that_follow_from_the_key": [
+        (f"{CREATED}/group_id", "00000000-0000-0000-0000-000000000000"),
+        (f"{CREATE}/parameters/0/examples/bare/value", "!"),
+    ],
+    "lines_of_the_stream_carry_what_the_schemas_say": [
+        (f"{STREAM}/event/value", "id: 1.00000000\ndata: {}\n\n"),
+        (f"{STREAM}/close/value", 'event: close\ndata: {"code": 1, "reason": ""}\n\n'),
+    ],
 }
 
 
-@asynccontextmanager
-async def _never_opened() -> AsyncIterator[Service]:
-    raise AssertionError
-    yield
+@pytest.mark.parametrize("proof", PROOFS)
+def test_the_document_agrees_with_the_code(proof: str) -> None:
+    """Whoever changes one of them changes the other."""
+    assert [] == list(PROOFS[proof](OPENAPI))
 
 
-def routes() -> set[tuple[str, str]]:
-    """Return every registered method and path; HEAD comes with GET and is told in words."""
-    app = build_app(_never_opened)
-    return {
-        (route.method, route.resource.canonical)
-        for route in app.router.routes()
-        if route.resource is not None and route.method != hdrs.METH_HEAD
-    }
+@pytest.mark.parametrize(
+    ("proof", "pointer", "value"),
+    [(proof, *change) for proof, changes in WRONG.items() for change in changes],
+)
+def test_a_wrong_document_is_noticed(proof: str, pointer: str, value: object) -> None:
+    """The twin: a proof that finds no fault in anything is none."""
+    assert [] != list(PROOFS[proof](changed(OPENAPI, pointer, value)))
 
 
-def validator(schema: dict[str, Any]) -> Any:
-    """Return a validator that reads patterns as ECMA 262 does, and finds the components."""
-    whole = {**schema, "components": OPENAPI["components"]}
-    return OAS31Validator(whole, format_checker=OAS31Validator.FORMAT_CHECKER)
+def test_every_proof_has_its_twins() -> None:
+    """And no list of changes is left over."""
+    assert PROOFS.keys() == WRONG.keys()
 
 
-def problem_answers(responses: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Return those that have a problem document, with their status."""
-    for status, response in responses.items():
-        if PROBLEM_CONTENT_TYPE in response.get("content", {}):
-            yield int(status), response
+def test_the_table_of_routes_has_every_route() -> None:
+    """A new route needs a new line there."""
+    assert operations(OPENAPI).keys() == ROUTES.keys()
 
 
-def codes(responses: dict[str, Any]) -> set[str]:
-    """Return the codes that stand in them."""
-    return {
-        code
-        for _, response in problem_answers(responses)
-        for code in response["content"][PROBLEM_CONTENT_TYPE]["schema"]["properties"]["code"][
-            "enum"
-        ]
-    }
+def test_the_document_is_written_in_its_one_form() -> None:
+    """`make format` writes it so: a diff shows what has changed, and nothing else."""
+    assert PATH.read_text() == canonical(OPENAPI)
 
 
-def described(node: object) -> Iterator[tuple[dict[str, Any], object]]:
-    """Return every schema that has examples beside it, with each of them."""
-    if isinstance(node, list):
-        for child in node:
-            yield from described(child)
-    if not isinstance(node, dict):
-        return
-    if isinstance(node.get("schema"), dict):
-        if "example" in node:
-            yield node["schema"], node["example"]
-        for each in node.get("examples", {}).values():
-            yield node["schema"], each["value"]
-    for child in node.values():
-        yield from described(child)
+def test_another_form_is_not_the_one_form() -> None:
+    """The twin: fields that are not sorted, and what would fit in a line in several."""
+    backwards = dict(reversed(OPENAPI.items()))
+    assert [*backwards] != sorted(backwards)
+    assert canonical(OPENAPI) == canonical(backwards)
+    assert '{"a": 1, "b": [2]}\n' == canonical({"b": [2], "a": 1})
 
 
-def reusable() -> dict[str, Any]:
-    """Return the answers that any path can give, by status."""
-    answers = OPENAPI["components"]["responses"]
-    return {"404": answers["NotFound"], "405": answers["MethodNotAllowed"]}
-
-
-def test_the_document_is_valid_openapi() -> None:
-    """Of version 3.1, as it is sent."""
-    sent = orjson.loads(orjson.dumps(OPENAPI))
-    assert list(OpenAPIV31SpecValidator(sent).iter_errors()) == []
-    assert sent["openapi"].startswith("3.1.")
-
-
-def test_every_route_stands_in_the_document_and_nothing_else_does() -> None:
-    """What is not described cannot be relied on."""
-    assert routes() == OPERATIONS.keys()
-
-
-def test_every_code_stands_in_the_document_and_no_other_does() -> None:
-    """The tree of errors and the document tell the same."""
-    tree = {
-        kind.code
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, StrettoError)
-    }
-    told = codes(reusable()).union(*(codes(each["responses"]) for each in OPERATIONS.values()))
-    assert tree == told
-    assert tree == set(OPENAPI["components"]["schemas"]["Problem"]["properties"]["code"]["enum"])
-
-
-@pytest.mark.parametrize("route", CODES, ids=" ".join)
-def test_a_route_tells_the_codes_that_it_can_answer(route: tuple[str, str]) -> None:
-    """Neither fewer nor more."""
-    assert CODES[route] == codes(OPERATIONS[route]["responses"])
-
-
-def test_the_table_of_codes_has_every_route() -> None:
-    """A new route needs a new line above."""
-    assert routes() == CODES.keys()
-
-
-@pytest.mark.parametrize("route", CODES, ids=" ".join)
-def test_a_problem_answer_is_narrowed_to_its_status(route: tuple[str, str]) -> None:
-    """Its codes, types and advice are those of that status, each with an example."""
-    for status, response in problem_answers({**OPERATIONS[route]["responses"], **reusable()}):
-        content = response["content"][PROBLEM_CONTENT_TYPE]
-        properties = content["schema"]["properties"]
-        assert status == properties["status"]["const"]
-        assert {status} == {STATUS[code] for code in properties["code"]["enum"]}
-        assert len(properties["type"]["enum"]) == len(properties["code"]["enum"])
-        assert len(properties["retry"]["enum"]) == 1
-        assert properties["code"]["enum"] == list(content["examples"])
+def test_the_document_is_served_as_it_is() -> None:
+    """Byte by byte."""
+    assert PATH.read_bytes() == DOCUMENT
 
 
 def test_a_problem_of_another_status_does_not_fit() -> None:
     """The narrowing does narrow."""
-    responses = OPERATIONS["POST", "/v1/groups"]["responses"]
-    pending = responses["409"]["content"][PROBLEM_CONTENT_TYPE]
-    failed = responses["410"]["content"][PROBLEM_CONTENT_TYPE]
-    document = pending["examples"]["attempt_pending"]["value"]
-    assert validator(pending["schema"]).is_valid(document)
-    assert not validator(failed["schema"]).is_valid(document)
-    told_without_failure = {**failed["examples"]["attempt_failed"]["value"]}
-    del told_without_failure["failure"]
-    assert not validator(failed["schema"]).is_valid(told_without_failure)
-
-
-@pytest.mark.parametrize(
-    ("expected", "status"),
-    [
-        ({"Location", "Idempotency-Status", "Idempotent-Replayed"}, "201"),
-        ({"WWW-Authenticate"}, "401"),
-        ({"Retry-After"}, "409"),
-        (set(), "410"),
-        ({"Retry-After"}, "429"),
-        (set(), "500"),
-        ({"Retry-After"}, "503"),
-    ],
-)
-def test_answers_tell_their_headers(expected: set[str], status: str) -> None:
-    """Where a client must read them."""
-    response = OPERATIONS["POST", "/v1/groups"]["responses"][status]
-    assert expected == set(response.get("headers", {}))
-
-
-def test_a_missing_token_and_a_wrong_method_are_told_with_their_headers() -> None:
-    """As they are sent."""
-    assert "WWW-Authenticate" in problem_response(errors.Unauthenticated()).headers
-    assert {"Allow"} == OPENAPI["components"]["responses"]["MethodNotAllowed"]["headers"].keys()
-
-
-def test_every_example_fits_its_schema() -> None:
-    """Whoever copies one gets something that works."""
-    found = list(described(OPENAPI))
-    assert len(found) > 50
-    wrong = [
-        (value, e.message) for schema, value in found for e in validator(schema).iter_errors(value)
-    ]
-    assert wrong == []
-
-
-def test_examples_of_requests_are_accepted() -> None:
-    """By the parser itself."""
-    operation = OPERATIONS["POST", "/v1/groups"]
-    bodies = operation["requestBody"]["content"]["application/json"]["examples"]
-    assert all(NewGroup.parse(ALICE, body["value"]) for body in bodies.values())
-
-
-def test_operations_have_names_of_their_own() -> None:
-    """Generated clients call them so."""
-    names = [operation["operationId"] for operation in OPERATIONS.values()]
-    assert len(names) == len(set(names))
-
-
-@pytest.mark.parametrize("route", CODES, ids=" ".join)
-def test_only_the_versioned_routes_need_a_token(route: tuple[str, str]) -> None:
-    """Health, metrics and the contract itself are open."""
-    expected: list[object] = [{"token": []}] if route[1].startswith("/v1/") else []
-    assert expected == OPERATIONS[route]["security"]
-
-
-@pytest.mark.parametrize("route", CODES, ids=" ".join)
-def test_every_operation_has_its_summary_tag_and_path_parameters(route: tuple[str, str]) -> None:
-    """And its tag is described."""
-    operation = OPERATIONS[route]
-    in_path = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
-    assert operation["summary"]
-    assert {*operation["tags"]} <= {tag["name"] for tag in OPENAPI["tags"]}
-    assert set(re.findall(r"\{(\w+)\}", route[1])) == in_path
+    answers = operations(OPENAPI)["POST /v1/groups"]["responses"]
+    pending, failed = (answers[status]["content"] for status in ("409", "410"))
+    (pending_schema, document), (failed_schema, failure) = (
+        (content["schema"], next(iter(content["examples"].values()))["value"])
+        for each in (pending, failed)
+        for content in each.values()
+    )
+    assert validator(OPENAPI, pending_schema).is_valid(document)
+    assert not validator(OPENAPI, failed_schema).is_valid(document)
+    without_reason = {name: value for name, value in failure.items() if name != "failure"}
+    assert not validator(OPENAPI, failed_schema).is_valid(without_reason)
 
 
 @pytest.mark.parametrize("character", [chr(code) for code in range(0x21, 0x7F)])
 async def test_every_key_reaches_its_route(character: str) -> None:
     """Whatever a key may contain, its attempt can be asked for, percent-encoded."""
-    path = f"/v1/attempts/{quote(f'a{character}b', safe='')}"
-    request = make_mocked_request("GET", path)
-    match = await build_app(_never_opened).router.resolve(request)
+    request = make_mocked_request("GET", f"/v1/attempts/{quote(f'a{character}b', safe='')}")
+    match = await proofs.app().router.resolve(request)
     assert match.http_exception is None
     assert match["key"] == f"a{character}b"

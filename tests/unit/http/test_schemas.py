@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from openapi_schema_validator import OAS31Validator
 
+from openapi.document import operations, read
+from openapi.problems_and_examples import validator
 from stretto.domain import (
     DESCRIPTION_CHARACTERS_MAX,
-    DESCRIPTION_PATTERN,
     KEY_CHARACTERS_MAX,
     MEMBERS_MAX,
     NAME_CHARACTERS_MAX,
-    NAME_PATTERN,
     USER_ID_CHARACTERS_MAX,
-    USER_ID_PATTERN,
     IdempotencyKey,
     NewGroup,
     UserId,
 )
 from stretto.errors import KeyInvalid, RequestInvalid
-from stretto.http.openapi import OPENAPI
-from stretto.http.schemas import SCHEMAS
+from stretto.http import groups
+from stretto.protocol.history import Bookmark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ALICE = UserId("alice")
-# Reads patterns as ECMA 262 does.
-NEW_GROUP: Any = OAS31Validator({**SCHEMAS["NewGroup"], "components": {"schemas": SCHEMAS}})
-KEYS: list[Any] = [
-    OAS31Validator(parameter["schema"])
-    for item in OPENAPI["paths"].values()
-    for operation in item.values()
-    for parameter in operation.get("parameters", [])
+OPENAPI = read()
+SCHEMAS = OPENAPI["components"]["schemas"]
+NEW_GROUP = validator(OPENAPI, SCHEMAS["NewGroup"])
+# In the header and in the path.
+KEYS = [
+    validator(OPENAPI, parameter["schema"])
+    for operation in operations(OPENAPI).values()
+    for parameter in operation["parameters"]
     if parameter["name"] in ("Idempotency-Key", "key")
 ]
-
+POSITION = validator(OPENAPI, SCHEMAS["Position"])
+MEMBER_CURSOR = operations(OPENAPI)["GET /v1/groups/{group_id}/members"]["parameters"][2]["schema"]
 # Lone surrogates cannot come in: JSON with them is refused before.
 anything = st.characters(exclude_categories=["Cs"])
 text = st.text(st.one_of(anything, st.sampled_from("\x00\t\n\r\x0b\x1f\x7f\x9f é\U0001f3b6")))
@@ -76,6 +79,15 @@ def is_accepted(document: object) -> bool:
     try:
         NewGroup.parse(ALICE, document)
     except RequestInvalid:
+        return False
+    return True
+
+
+def is_user_id(text: str) -> bool:
+    """Return whether the text can be one."""
+    try:
+        UserId(text)
+    except ValueError:
         return False
     return True
 
@@ -119,15 +131,83 @@ def test_the_schema_and_the_parser_accept_the_same_keys(field: str) -> None:
     assert [expected] * 2 == [schema.is_valid(field) for schema in KEYS]
 
 
-@pytest.mark.parametrize("pattern", [NAME_PATTERN, DESCRIPTION_PATTERN, USER_ID_PATTERN])
-@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n")))
-def test_python_reads_a_pattern_as_ecma_does(pattern: str, value: str) -> None:
+@given(st.one_of(text, st.from_regex(r"[0-9]{1,21}\.[0-9a-f]{7,9}")))
+@example("18446744073709551615.00000000")
+@example("1.00000000\n")
+def test_the_schema_and_the_parser_accept_the_same_positions(position: str) -> None:
+    """But for numbers of more than 64 bits, which no pattern can tell."""
+    try:
+        Bookmark.parse(position)
+    except ValueError:
+        is_accepted = False
+    else:
+        is_accepted = True
+    number = position.partition(".")[0]
+    is_too_large = number.isascii() and number.isdigit() and int(number) >= 2**64
+    assert is_accepted == (POSITION.is_valid(position) and not is_too_large)
+
+
+# With how the parser reads what the pattern is of.
+PATTERNS: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "name": (
+        SCHEMAS["NewGroup"]["properties"]["name"]["pattern"],
+        lambda text: is_accepted({"name": text}),
+    ),
+    "description": (
+        SCHEMAS["NewGroup"]["properties"]["description"]["pattern"],
+        lambda text: is_accepted({"name": "Team", "description": text}),
+    ),
+    "user id": (
+        SCHEMAS["UserId"]["pattern"],
+        is_user_id,
+    ),
+    "cursor": (
+        MEMBER_CURSOR["pattern"],
+        lambda text: groups._MEMBER_CURSOR.fullmatch(text) is not None,
+    ),
+}
+
+
+# The patterns name none in between.
+CHARACTERS = [chr(code) for code in (*range(0x3100), *range(0xFE00, 0x10000))]
+
+
+def differences(pattern: str, accepts: Callable[[str], bool]) -> list[str]:
+    """Return where the two differ: each character alone and in every place."""
+    texts = [form.format(each) for form in ("{}", "{}a", "a{}", "a{}a") for each in CHARACTERS]
+    search = re.compile(pattern).search
+    return [each for each in texts if accepts(each) != (search(each) is not None)]
+
+
+@pytest.mark.parametrize("field", PATTERNS)
+def test_a_pattern_and_the_parser_accept_the_same_characters(field: str) -> None:
+    """They are written twice: for us, and for validators elsewhere."""
+    assert [] == differences(*PATTERNS[field])
+
+
+@pytest.mark.parametrize(
+    ("field", "part"),
+    [
+        ("name", r"\u2060"),
+        ("name", r"-\u009f"),
+        ("name", r"(?!\n)"),
+        ("description", r"\u000b"),
+        ("user id", "[!-~]"),
+        ("user id", r"(?!\n)"),
+        ("cursor", r"(?!\n)"),
+    ],
+)
+def test_a_wrong_pattern_is_noticed(field: str, part: str) -> None:
+    """The twin."""
+    pattern, accepts = PATTERNS[field]
+    assert part in pattern
+    assert [] != differences(pattern.replace(part, "", 1), accepts)
+
+
+@pytest.mark.parametrize("field", PATTERNS)
+@given(value=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n")))
+def test_python_reads_a_pattern_as_ecma_does(field: str, value: str) -> None:
     """Validators in Python search with `re`, whatever the standard says."""
-    expected = OAS31Validator({"pattern": pattern}).is_valid(value)
+    pattern, _ = PATTERNS[field]
+    expected = validator(OPENAPI, {"pattern": pattern}).is_valid(value)
     assert expected == (re.search(pattern, value) is not None)
-
-
-@pytest.mark.parametrize("pattern", [NAME_PATTERN, USER_ID_PATTERN])
-def test_a_last_line_end_is_refused_in_python_too(pattern: str) -> None:
-    """The parser refuses it, and so do validators elsewhere."""
-    assert re.search(pattern, "Team\n") is None

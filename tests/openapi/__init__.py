@@ -1,0 +1,1 @@
+"""The OpenAPI document: how it is written down, and what the tests demand of it."""

@@ -1,0 +1,88 @@
+"""Every bound, pattern and closed list of the document, from the code that enforces it.
+
+Patterns have no constant: `tests/unit/http/test_schemas.py` compares them with the parsers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stretto.documents import BODY_BYTES_MAX, STATUS, TYPE_PREFIX
+from stretto.domain import (
+    DESCRIPTION_CHARACTERS_MAX,
+    KEY_CHARACTERS_MAX,
+    MEMBERS_MAX,
+    NAME_CHARACTERS_MAX,
+    USER_ID_CHARACTERS_MAX,
+)
+from stretto.errors import Retry
+from stretto.http.event_streams import SUBPROTOCOL
+from stretto.http.events import TOKEN_SUBPROTOCOL
+from stretto.http.requests import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
+from stretto.protocol.attempt import AnswerStatus, AttemptStatus
+from stretto.protocol.creator import WAIT_SECONDS_DEFAULT, WAIT_SECONDS_MAX
+from stretto.protocol.sessions import CloseCode
+
+_SCHEMAS: Final = "/components/schemas"
+_NEW_GROUP: Final = f"{_SCHEMAS}/NewGroup/properties"
+_EVENT: Final = f"{_SCHEMAS}/Event/properties"
+_PROBLEM: Final = f"{_SCHEMAS}/Problem/properties"
+_CREATED: Final = "/paths/~1v1~1groups/post/responses/201/headers"
+_MEMBERS: Final = "/paths/~1v1~1groups~1{group_id}~1members/get/parameters"
+
+# By the schema's place.
+LIMITS: Final[dict[str, dict[str, Any]]] = {
+    f"{_SCHEMAS}/UserId": {"minLength": 1, "maxLength": USER_ID_CHARACTERS_MAX},
+    f"{_NEW_GROUP}/name": {"minLength": 1, "maxLength": NAME_CHARACTERS_MAX},
+    f"{_NEW_GROUP}/description": {"maxLength": DESCRIPTION_CHARACTERS_MAX},
+    f"{_NEW_GROUP}/members": {"maxItems": MEMBERS_MAX},
+    # Quoted, with each character escaped.
+    f"{_SCHEMAS}/IdempotencyKey": {"minLength": 1, "maxLength": 2 * KEY_CHARACTERS_MAX + 2},
+    "/components/parameters/Limit/schema": {
+        "minimum": 1,
+        "maximum": PAGE_ITEMS_MAX,
+        "default": PAGE_ITEMS_DEFAULT,
+    },
+    f"{_MEMBERS}/2/schema": {"minLength": 1, "maxLength": USER_ID_CHARACTERS_MAX},
+    f"{_SCHEMAS}/Attempt/properties/status": {"enum": [*AttemptStatus]},
+    f"{_SCHEMAS}/SessionEnd/properties/code": {"enum": [*map(int, CloseCode)]},
+    f"{_SCHEMAS}/Members/properties/members/items/properties/role": {"enum": ["owner", "member"]},
+    f"{_SCHEMAS}/Group/properties/members_count": {"minimum": 1},
+    f"{_SCHEMAS}/Health/properties/status": {"enum": ["alive", "ready"]},
+    f"{_PROBLEM}/type": {"enum": [TYPE_PREFIX + code for code in STATUS]},
+    f"{_PROBLEM}/code": {"enum": [*STATUS]},
+    f"{_PROBLEM}/status": {"enum": sorted(set(STATUS.values()))},
+    f"{_PROBLEM}/retry": {"enum": [*Retry]},
+    f"{_EVENT}/specversion": {"const": "1.0"},
+    f"{_EVENT}/source": {"const": "urn:stretto"},
+    f"{_EVENT}/type": {"const": "group.created"},
+    f"{_EVENT}/datacontenttype": {"const": "application/json"},
+    f"{_EVENT}/data/properties/members_count": {"minimum": 1},
+    f"{_CREATED}/Idempotency-Status/schema": {"enum": [*AnswerStatus]},
+    f"{_CREATED}/Idempotent-Replayed/schema": {"const": "true"},
+    "/components/headers/Retry-After/schema": {"minimum": 1},
+    "/components/responses/Unauthenticated/headers/WWW-Authenticate/schema": {"const": "Bearer"},
+}
+
+_CREATE: Final = "/paths/~1v1~1groups/post"
+_SESSION: Final = "/paths/~1v1~1events/get/description"
+
+# What a text says of a limit, by the text's place.
+TEXTS: Final[dict[str, tuple[str, ...]]] = {
+    f"{_CREATE}/requestBody/description": (f"At most {BODY_BYTES_MAX} bytes",),
+    f"{_CREATE}/parameters/0/description": (f"1 to {KEY_CHARACTERS_MAX} characters",),
+    f"{_CREATE}/parameters/1/description": (
+        f"up to {WAIT_SECONDS_MAX:.0f},",
+        f"; {WAIT_SECONDS_DEFAULT:.0f} if",
+    ),
+    "/paths/~1v1~1attempts~1{key}/get/parameters/1/description": (
+        f"up to {WAIT_SECONDS_MAX:.0f},",
+        "; 0 if",
+    ),
+    "/components/securitySchemes/token/description": (f"1 to {USER_ID_CHARACTERS_MAX} printable",),
+    _SESSION: (
+        f"`{SUBPROTOCOL}`",
+        f"`{TOKEN_SUBPROTOCOL}`",
+        *(f"- `{int(code)}`: {code.reason}\n" for code in CloseCode),
+    ),
+}
