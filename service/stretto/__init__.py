@@ -1,79 +1,87 @@
 """stretto creates chat groups exactly once per idempotency key.
 
-Hosts use what is named here; everything else may change between versions.
+Hosts use what is named here; everything else may change between versions. A name is loaded when it is
+first used: a program that only calls a service, or that only has a consumer's `Inbox`, need not load
+the server.
 """
 
-from stretto.actors.hub import HubSettings
-from stretto.assembly import (
-    AppOptions,
-    Component,
-    ComponentSettings,
-    create_app,
-    open_component,
-    setup,
-)
-from stretto.client import ClientAnswer, ClientError, StrettoClient
-from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId, event_id, group_id
-from stretto.errors import (
-    AttemptFailed,
-    AttemptPending,
-    ConfigurationError,
-    DatabaseUnavailable,
-    GroupRejected,
-    HookFailed,
-    KeyReused,
-    Overloaded,
-    RateLimited,
-    StrettoError,
-)
-from stretto.http.auth import TokenSettings
-from stretto.http.event_streams import StreamSettings
-from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
-from stretto.protocol.events import BusUnavailable, CommittedEvent, EventBus
-from stretto.protocol.ports import Unreachable
-from stretto.protocol.webhooks import WebhookSettings
-from stretto.storage.hook import OnCreate
-from stretto.storage.inbox import Inbox
-from stretto.storage.migrate import migrate
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
-__all__ = [
-    "Answer",
-    "AppOptions",
-    "AttemptFailed",
-    "AttemptPending",
-    "BusUnavailable",
-    "ClientAnswer",
-    "ClientError",
-    "CommittedEvent",
-    "Component",
-    "ComponentSettings",
-    "ConfigurationError",
-    "CreatedGroup",
-    "CreatorSettings",
-    "DatabaseUnavailable",
-    "EventBus",
-    "GroupCreator",
-    "GroupRejected",
-    "HookFailed",
-    "HubSettings",
-    "IdempotencyKey",
-    "Inbox",
-    "KeyReused",
-    "NewGroup",
-    "OnCreate",
-    "Overloaded",
-    "RateLimited",
-    "StreamSettings",
-    "StrettoClient",
-    "StrettoError",
-    "TokenSettings",
-    "Unreachable",
-    "UserId",
-    "WebhookSettings",
-    "create_app",
-    "event_id",
-    "group_id",
-    "migrate",
-    "open_component",
-    "setup",
-]
+# For type checkers, which do not run `__getattr__`; a test compares them with the table.
+if TYPE_CHECKING:
+    from stretto.actors.hub import HubSettings as HubSettings
+    from stretto.assembly import AppOptions as AppOptions
+    from stretto.assembly import Component as Component
+    from stretto.assembly import ComponentSettings as ComponentSettings
+    from stretto.assembly import create_app as create_app
+    from stretto.assembly import open_component as open_component
+    from stretto.assembly import setup as setup
+    from stretto.client import ClientAnswer as ClientAnswer
+    from stretto.client import ClientError as ClientError
+    from stretto.client import StrettoClient as StrettoClient
+    from stretto.domain import CreatedGroup as CreatedGroup
+    from stretto.domain import IdempotencyKey as IdempotencyKey
+    from stretto.domain import NewGroup as NewGroup
+    from stretto.domain import UserId as UserId
+    from stretto.domain import event_id as event_id
+    from stretto.domain import group_id as group_id
+    from stretto.errors import AttemptFailed as AttemptFailed
+    from stretto.errors import AttemptPending as AttemptPending
+    from stretto.errors import ConfigurationError as ConfigurationError
+    from stretto.errors import DatabaseUnavailable as DatabaseUnavailable
+    from stretto.errors import GroupRejected as GroupRejected
+    from stretto.errors import HookFailed as HookFailed
+    from stretto.errors import KeyReused as KeyReused
+    from stretto.errors import Overloaded as Overloaded
+    from stretto.errors import RateLimited as RateLimited
+    from stretto.errors import StrettoError as StrettoError
+    from stretto.http.auth import TokenSettings as TokenSettings
+    from stretto.http.event_streams import StreamSettings as StreamSettings
+    from stretto.protocol.creator import Answer as Answer
+    from stretto.protocol.creator import CreatorSettings as CreatorSettings
+    from stretto.protocol.creator import GroupCreator as GroupCreator
+    from stretto.protocol.events import BusUnavailable as BusUnavailable
+    from stretto.protocol.events import CommittedEvent as CommittedEvent
+    from stretto.protocol.events import EventBus as EventBus
+    from stretto.protocol.ports import Unreachable as Unreachable
+    from stretto.protocol.webhooks import WebhookSettings as WebhookSettings
+    from stretto.storage.hook import OnCreate as OnCreate
+    from stretto.storage.inbox import Inbox as Inbox
+    from stretto.storage.migrate import migrate as migrate
+
+_MODULES: Final = {
+    "stretto.actors.hub": "HubSettings",
+    "stretto.assembly": "AppOptions Component ComponentSettings create_app open_component setup",
+    "stretto.client": "ClientAnswer ClientError StrettoClient",
+    "stretto.domain": "CreatedGroup IdempotencyKey NewGroup UserId event_id group_id",
+    "stretto.errors": "AttemptFailed AttemptPending ConfigurationError DatabaseUnavailable"
+    " GroupRejected HookFailed KeyReused Overloaded RateLimited StrettoError",
+    "stretto.http.auth": "TokenSettings",
+    "stretto.http.event_streams": "StreamSettings",
+    "stretto.protocol.creator": "Answer CreatorSettings GroupCreator",
+    "stretto.protocol.events": "BusUnavailable CommittedEvent EventBus",
+    "stretto.protocol.ports": "Unreachable",
+    "stretto.protocol.webhooks": "WebhookSettings",
+    "stretto.storage.hook": "OnCreate",
+    "stretto.storage.inbox": "Inbox",
+    "stretto.storage.migrate": "migrate",
+}
+_MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = list(_MODULE_OF)
+
+# Not for type checkers: to them, every name would be one of ours.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Load the name, once."""
+        if name not in _MODULE_OF:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=None)
+        value = getattr(import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from stretto.database_url import require_database_url
+from stretto.domain import TOKEN_SECRET_BYTES_MIN
 from stretto.errors import ConfigurationError
 from stretto.protocol.events import BUS_PREFIX, BUS_PREFIX_PATTERN
 from stretto.protocol.webhooks import parse_secrets
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "STRETTO_"
 FILE_SUFFIX: Final = "_FILE"
-# RFC 7518, 3.2: an HS256 key has at least as many bits as the hash.
-SECRET_BYTES_MIN: Final = 32
 # The one NATS_URL that is no URL: a server of our own, in the data dir.
 EMBEDDED: Final = "embedded"
 # The ways to verify tokens: two of them would leave open which one counts.
@@ -188,8 +187,8 @@ class Settings(BaseSettings):
     @field_validator("jwt_secret")
     @classmethod
     def _is_a_long_secret(cls, secret: str) -> str:
-        if secret and len(secret.encode(errors="replace")) < SECRET_BYTES_MIN:
-            raise ValueError(f"needs at least {SECRET_BYTES_MIN} bytes")
+        if secret and len(secret.encode(errors="replace")) < TOKEN_SECRET_BYTES_MIN:
+            raise ValueError(f"needs at least {TOKEN_SECRET_BYTES_MIN} bytes")
         return secret
 
 

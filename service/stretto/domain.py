@@ -31,6 +31,8 @@ DESCRIPTION_CHARACTERS_MAX: Final = 1024
 MEMBERS_MAX: Final = 1000
 USER_ID_CHARACTERS_MAX: Final = 128
 KEY_CHARACTERS_MAX: Final = 255
+# RFC 7518, 3.2: an HS256 key has at least as many bits as the hash.
+TOKEN_SECRET_BYTES_MIN: Final = 32
 # 128 bits tell requests apart; whoever forges a collision only deceives himself.
 FINGERPRINT_BYTES: Final = 16
 OWNERS_REMEMBERED_MAX: Final = 10_000

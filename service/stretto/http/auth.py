@@ -17,8 +17,7 @@ import jwt
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from stretto.config import SECRET_BYTES_MIN
-from stretto.domain import USER_ID_CHARACTERS_MAX, UserId
+from stretto.domain import TOKEN_SECRET_BYTES_MIN, USER_ID_CHARACTERS_MAX, UserId
 from stretto.errors import ConfigurationError, Unauthenticated
 from stretto.http.jwks import RSA_BITS_MIN, KeySet, TokenKey, algorithm_of
 
@@ -275,8 +274,8 @@ def _secret_key(secret: str) -> TokenKey:
     except jwt.InvalidKeyError as error:
         # A public key is known to everybody: taken for a secret, it would let everybody in.
         raise ConfigurationError("the token secret is a PEM or SSH key") from error
-    if len(material) < SECRET_BYTES_MIN:
-        raise ConfigurationError(f"the token secret needs at least {SECRET_BYTES_MIN} bytes")
+    if len(material) < TOKEN_SECRET_BYTES_MIN:
+        raise ConfigurationError(f"the token secret needs at least {TOKEN_SECRET_BYTES_MIN} bytes")
     return TokenKey("HS256", material)
 
 
