@@ -121,7 +121,7 @@ def _stream(request: web.Request, settings: StreamSettings) -> EventStream:
         _require_origin(request, settings.origins)
         _require_subprotocol(request)
         stream = WebSocketStream(settings)
-        if not stream.response.can_prepare(request):
+        if not _is_handshake(stream, request):
             raise RequestInvalid([], "This is no handshake of a WebSocket (RFC 6455, 4.2.1).")
         return stream
     if any(_EVENT_STREAM in accepted.lower() for accepted in request.headers.getall("Accept", [])):
@@ -131,6 +131,15 @@ def _stream(request: web.Request, settings: StreamSettings) -> EventStream:
 
 def _wants_websocket(request: web.Request) -> bool:
     return request.headers.get(hdrs.UPGRADE, "").strip().lower() == "websocket"
+
+
+def _is_handshake(stream: WebSocketStream, request: web.Request) -> bool:
+    try:
+        return bool(stream.response.can_prepare(request))
+    except ValueError:
+        # aiohttp decodes the key as text, and puts what it refuses into an answer of its own: both
+        # fail where that is no text.
+        return False
 
 
 def _require_origin(request: web.Request, allowed: frozenset[str]) -> None:

@@ -20,7 +20,7 @@ from aiohttp.web_protocol import ERROR
 from stretto.errors import RequestInvalid
 from stretto.http.connection import UNREADABLE, ClientConnection, closing_response
 from stretto.http.limits import LimitedServer
-from stretto.http.problems import problem_of_exception
+from stretto.http.problems import problem_of_exception, problem_response
 from stretto.http.service import SERVICE
 from stretto.telemetry import logger
 
@@ -79,6 +79,9 @@ class ContractRunner(web.AppRunner):
                 response = await handle(request)
             except web.HTTPException as exception:
                 response = problem_of_exception(exception)
+            except UnicodeError:
+                # aiohttp answers an expectation that it does not know with its text; this one has none.
+                response = problem_response(RequestInvalid([], UNREADABLE))
             if client.is_at_last_request:
                 response.force_close()
             return response
