@@ -8,6 +8,7 @@ show as answers that make no sense, when the first client comes. Wrong kinds of 
 from __future__ import annotations
 
 import inspect
+import re
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -33,6 +34,9 @@ POOL_SPARE_MIN: Final = 2
 # its connections, and counting those that are lent would count the host's own.
 _needed: Final[dict[Pool, int]] = {}
 DATA_CLASS: Final = "22"
+# All that stands in a path as itself (RFC 3986, 3.3).
+_PART_MARKS: Final = "-._~!$&'()*+,;=:@"
+_PART: Final = re.compile(f"[A-Za-z0-9{re.escape(_PART_MARKS)}]+")
 # What `ping_codecs` has in each type, as the driver takes and reads it. First those that it is sent.
 _ID: Final = UUID(int=7)
 SENT: Final[Mapping[str, object]] = {
@@ -109,10 +113,22 @@ def require_positive(**numbers: int) -> None:
 
 
 def require_prefix(prefix: str) -> None:
-    """Raise `ConfigurationError` unless the prefix begins with a slash and does not end with one."""
+    """Raise `ConfigurationError` unless the prefix is a path that is sent as it is written.
+
+    Any other would be found under another path, under none, or under one for each value of a pattern;
+    and `Location` would lead nowhere.
+    """
     if not prefix.startswith("/") or prefix.endswith("/"):
         right = "/" + (prefix.strip("/") or "chat")
         message = f"the prefix {prefix!r} must begin with a slash and not end with one: {right!r}"
+        raise ConfigurationError(message)
+    parts = prefix[1:].split("/")
+    if any(_PART.fullmatch(part) is None or part in {".", ".."} for part in parts):
+        message = (
+            f"the prefix {prefix!r} must be a path such as '/chat' or '/api/chat', without a pattern, a"
+            f" query or an empty part: each part has letters, digits or {_PART_MARKS}, and is neither"
+            " '.' nor '..'"
+        )
         raise ConfigurationError(message)
 
 

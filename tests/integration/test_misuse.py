@@ -83,6 +83,37 @@ def test_a_prefix_has_a_slash_before_and_none_behind(prefix: str, right: str) ->
 
 
 @pytest.mark.parametrize(
+    "prefix",
+    [
+        "/{t}",
+        "/a/{t:.*}",
+        "/a//b",
+        "//a",
+        "/a?b",
+        "/a#b",
+        "/ä",
+        "/a%20b",
+        "/a b",
+        "/a\n",
+        "/a/../b",
+        "/.",
+    ],
+)
+def test_a_prefix_is_a_path_that_is_sent_as_it_is_written(prefix: str) -> None:
+    """No pattern, no query, nothing that has to be encoded; the message has an example."""
+    with pytest.raises(stretto.ConfigurationError, match=r"must be a path such as '/chat'"):
+        stretto.setup(web.Application(), prefix, dsn=DSN, tokens=TOKENS)
+
+
+@pytest.mark.parametrize("prefix", ["/chat", "/api/v2/chat", "/a-b_c.d~e", "/@a:b", "/..a", "/A+1"])
+def test_any_other_path_is_a_prefix(prefix: str) -> None:
+    """It is mounted there as it is."""
+    app = web.Application()
+    stretto.setup(app, prefix, dsn=DSN, tokens=TOKENS)
+    assert [prefix] == [resource.canonical for resource in app.router.resources()]
+
+
+@pytest.mark.parametrize(
     ("error", "words", "arguments"),
     [
         (TypeError, "neither was given", {}),
