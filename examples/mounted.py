@@ -44,7 +44,8 @@ def make_app(dsn: str) -> web.Application:
             app[POOL] = pool
             yield
         # Closing waits for every connection. stretto has given its own back by now: it stops when
-        # the application shuts down, which is before anything is cleaned up.
+        # the application shuts down, which is before anything is cleaned up. On `on_shutdown` the
+        # pool would close first, and requests under way would be answered 503.
 
     app.cleanup_ctx.append(open_pool)
     app.add_routes([web.get("/teams", count_teams)])

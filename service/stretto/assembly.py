@@ -30,6 +30,7 @@ from aiohttp import web
 from stretto.actors.history_reader import Ask, HistoryReader, Stretch
 from stretto.actors.hub import HubSettings, SessionHub
 from stretto.actors.mailbox import Mailbox
+from stretto.actors.pool_watch import PoolWatch
 from stretto.actors.reads import Reads
 from stretto.actors.relay import OutboxRelay, RelaySettings
 from stretto.actors.sender import WebhookSender
@@ -80,7 +81,7 @@ from stretto.storage.webhooks import PostgresWebhookStore
 from stretto.telemetry import Metrics, flush_log, log_event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from stretto.config import Settings
     from stretto.protocol.events import EventBus
@@ -239,6 +240,7 @@ async def open_component(
             writer = GroupWriter(mailbox, write_store, observe_writer, batch_max=settings.batch_max)
             await stack.enter_async_context(_running(writer.run(), f"stretto writer {number}"))
             stack.callback(writer.cut_off)
+        await stack.enter_async_context(_watching(pool, write_stores, observe))
         stack.callback(mailbox.close)
         await stack.enter_async_context(creator)
         history: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max)
@@ -259,6 +261,19 @@ async def open_component(
             relay,
             webhook,
         )
+
+
+@asynccontextmanager
+async def _watching(
+    pool: Pool | None, write_stores: Sequence[PostgresWriteStore], observe: Observer
+) -> AsyncIterator[None]:
+    """Have the writers let go of a host's pool that is closing."""
+    if pool is None:
+        yield
+        return
+    watch = PoolWatch(pool.is_closing, [store.release for store in write_stores], observe)
+    async with _running(watch.run(), "stretto pool watch"):
+        yield
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from aiohttp import web
 import stretto
 from api_client import SECRET, TEAM, connected_api
 from chaos.steps import first_row
+from stretto.actors import pool_watch
 from stretto.assembly import open_component
 from stretto.protocol.ports import Unreachable
 from stretto.storage.migrate import migrate
@@ -271,6 +272,74 @@ async def test_a_request_in_flight_lands_before_the_hosts_pool_closes(
     assert ["pool opened", "1 created", "0 connections are lent", "pool closed"] == journal
     id_ = await connection.fetchval("SELECT group_id::text FROM chat_group")
     assert id_ == group["group_id"]
+
+
+async def test_a_pool_that_is_closed_before_the_component_closes_in_time(
+    database_url: str,
+) -> None:
+    """Its host need not wait for us, nor we for it; what is asked for in between comes again."""
+    key = stretto.IdempotencyKey("k")
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        pool_of(database_url) as pool,
+        open_component(pool=pool) as component,
+    ):
+        await component.creator.create(key, NEW_GROUP)
+        await pool.close()
+        assert lent(pool) == 0
+        with pytest.raises(stretto.DatabaseUnavailable):
+            await component.creator.create(stretto.IdempotencyKey("late"), NEW_GROUP)
+        # What is remembered needs no database.
+        assert (await component.creator.create(key, NEW_GROUP)).status.is_replay
+
+
+async def test_a_write_under_way_ends_well_though_the_pool_is_closing(
+    database_url: str,
+    connection: asyncpg.Connection[asyncpg.Record],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pool waits for it, as for whatever else its host has under way."""
+    monkeypatch.setattr(pool_watch, "LOOK_SECONDS", 0)
+    in_hook, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(*_: object) -> None:
+        in_hook.set()
+        await go_on.wait()
+
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        pool_of(database_url) as pool,
+        open_component(pool=pool, on_create=wait) as component,
+        asyncio.TaskGroup() as tasks,
+    ):
+        creating = tasks.create_task(
+            component.creator.create(stretto.IdempotencyKey("k"), NEW_GROUP)
+        )
+        await in_hook.wait()
+        closing = tasks.create_task(pool.close())
+        while lent(pool) > 1:
+            # The idle writer has let go, so the watch has looked at both.
+            await asyncio.sleep(0)
+        go_on.set()
+        assert stretto.group_id("alice", "k") == (await creating).group.group_id
+        await closing
+    assert await connection.fetchval("SELECT count(*) FROM chat_group") == 1
+
+
+async def test_a_host_that_closes_its_pool_on_shutdown_shuts_down(database_url: str) -> None:
+    """Before us, because it was registered before: the wrong order costs answers, but does not hang."""
+    journal: list[str] = []
+    app = host_with_pool(database_url, journal)
+
+    async def close_pool(app: web.Application) -> None:
+        await app[POOL].close()
+        journal.append("closed on shutdown")
+
+    app.on_shutdown.append(close_pool)
+    stretto.setup(app, "/chat", pool=lambda: app[POOL], tokens=TOKENS)
+    async with api_of(app) as api:
+        await created(api, "k", "/chat")
+    assert ["pool opened", "closed on shutdown", "0 connections are lent", "pool closed"] == journal
 
 
 def without_tables(app: web.Application, dsn: str) -> stretto.AppOptions:

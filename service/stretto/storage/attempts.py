@@ -132,6 +132,11 @@ class PostgresWriteStore:
                 connection.remove_termination_listener(self._told_of_loss)
             await self._database.give_back(connection)
 
+    async def release(self) -> None:
+        """Give the connection back, unless a write is under way. The next write takes another."""
+        if not self._is_writing:
+            await self.close()
+
     def cut_off(self) -> None:
         """Break the connection under a write: cancelling one may make the server call it done."""
         if self._is_writing and self._connection is not None:
