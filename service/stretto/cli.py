@@ -38,7 +38,7 @@ from stretto.cli_help import (
     epilog,
     flag,
 )
-from stretto.cli_reports import attempt_text, group_line, unknown_attempt
+from stretto.cli_reports import attempt_text, database_failure, group_line, unknown_attempt
 from stretto.config import Settings, read_settings
 from stretto.domain import IdempotencyKey, UserId
 from stretto.errors import (
@@ -459,7 +459,7 @@ def main() -> None:
     except NotFound as error:
         _fail(error.detail, EXIT_NOT_FOUND)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-        _fail(f"the database, or the connection to it, failed: {in_words(error)}", EXIT_DATABASE)
+        _fail(database_failure(error), EXIT_DATABASE)
     except OSError as error:
         _fail(f"the system refused: {in_words(error)}", EXIT_DATABASE)
     except ListenError as error:

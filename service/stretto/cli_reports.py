@@ -1,4 +1,7 @@
-"""What the command prints of attempts and groups, as JSON: what is known, and how it is known."""
+"""What the command prints of attempts and groups, as JSON: what is known, and how it is known.
+
+Of a database that fails in the middle of a command it says what happened, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from stretto.domain import group_id
+from stretto.storage.driver_errors import in_words
 
 if TYPE_CHECKING:
     from stretto.domain import Group, IdempotencyKey, UserId
@@ -63,3 +67,18 @@ def group_line(group: Group) -> str:
             "members_count": group.members_count,
         }
     ).decode()
+
+
+def database_failure(error: Exception) -> str:
+    """Return what an error of the driver in the middle of a command means, and what to do."""
+    state = getattr(error, "sqlstate", None) or ""
+    if state in ("42501", "3F000"):
+        # PostgreSQL says the latter where a role may not use the schema.
+        remedy = "give the command as the owner of the tables, or as a role that may make them"
+    elif state.startswith("42"):
+        remedy = (
+            "the schema was changed by hand: restore what is missing, then run `stretto migrate`"
+        )
+    else:
+        remedy = "give the command again when the database is well"
+    return f"the database, or the connection to it, failed: {in_words(error)}; {remedy}"

@@ -226,9 +226,18 @@ class Database:
 
         Return whether they are newer.
         """
-        await require_rights(connection, self._schema if self._host_pool is None else None)
+        missing = await require_rights(
+            connection, self._schema if self._host_pool is None else None
+        )
         await self.require_tables(connection)
-        return await is_newer(connection)
+        newer = await is_newer(connection)
+        # An older schema has been told by now.
+        if missing:
+            message = (
+                f"the schema lacks the tables {', '.join(missing)}; restore them from a backup"
+            )
+            raise Unreachable(message)
+        return newer
 
     async def _make_pool(self, connections_max: int) -> Pool:
         pool: Pool = asyncpg.create_pool(

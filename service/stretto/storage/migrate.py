@@ -170,12 +170,18 @@ async def _next_step(connection: Connection, newest: Step, changes: Sequence[Ste
         )
     number, checksum = version
     if number > newest.number:
-        message = f"the database has schema {number}, this stretto only knows {newest.number}"
+        message = (
+            f"the database has schema {number}, this stretto only knows {newest.number}; use the"
+            " stretto that made it, or a newer one"
+        )
         raise ConfigurationError(message)
     if number == newest.number:
         known = {newest.checksum, *(step.checksum for step in changes if step.number == number)}
         if checksum not in known:
-            message = f"schema {number} of the database was made by another file than ours"
+            message = (
+                f"schema {number} of the database was made by another file than ours; use the stretto"
+                " that made it"
+            )
             raise ConfigurationError(message)
         return None
     return next(step for step in changes if step.number > number)

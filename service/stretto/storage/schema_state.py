@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from stretto.storage.database import Connection
 
 
-async def require_rights(connection: Connection, schema: str | None) -> None:
+async def require_rights(connection: Connection, schema: str | None) -> list[str]:
     """Raise `Unreachable` where the schema is missing, or the role lacks rights on its tables.
 
-    Without a name, the schema is the one that the search_path leads to.
+    Without a name, the schema is the one that the search_path leads to. Return the names of the tables
+    that it lacks: those of a later change, or some that are lost.
     """
     state = await connection.fetchrow(
         QUERIES["schema_state"], schema, [*PRIVILEGES], [*PRIVILEGES.values()]
@@ -34,6 +35,8 @@ async def require_rights(connection: Connection, schema: str | None) -> None:
         tables = ", ".join(state["forbidden"])
         message = f'the role "{role}" lacks rights on the tables {tables}; {advice}'
         raise Unreachable(message)
+    missing: list[str] = state["missing"]
+    return missing
 
 
 async def is_newer(connection: Connection) -> bool:
