@@ -20,6 +20,7 @@ from stretto.http.event_streams import StreamSettings
 from stretto.http.service import SERVICE
 from stretto.protocol.events import CommittedEvent, Position
 from stretto.storage.outbox import envelope
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -146,9 +147,7 @@ class LiveService:
 
     async def emptied(self) -> None:
         """Wait until nobody is connected and no task of a session is left."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while len(self.hub) or session_tasks():
-                await asyncio.sleep(0.01)
+        await until(lambda: not (len(self.hub) or session_tasks()))
 
 
 class MuteClient:

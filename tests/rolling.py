@@ -18,6 +18,7 @@ from chaos.server import own_server
 from proxies import HAPROXY_DEFAULTS, running_haproxy
 from raw_client import RawClient, RawClients, creation, raw_clients
 from service_process import ServiceProcess
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -124,10 +125,13 @@ async def roll(dsn: str, restarts: int, settings: Mapping[str, str]) -> Counter[
 
 async def _balanced_to(url: str) -> None:
     """Wait until the load balancer sends requests to a replica."""
-    async with asyncio.timeout(DEADLINE_SECONDS), connected_api(url) as api:
-        while b'route="/v1/groups",status="20' not in (await api.get("/metrics")).body:
-            # Nothing tells when a load balancer has changed its mind.
-            await asyncio.sleep(0.1)
+    async with connected_api(url) as api:
+
+        async def is_served() -> bool:
+            return b'route="/v1/groups",status="20' in (await api.get("/metrics")).body
+
+        # Nothing tells when a load balancer has changed its mind.
+        await until(is_served, DEADLINE_SECONDS)
 
 
 async def main() -> None:

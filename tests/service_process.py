@@ -14,7 +14,7 @@ import orjson
 from api_client import SECRET
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 STOP_SECONDS = 15
 
@@ -28,6 +28,7 @@ class ServiceProcess:
         clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
         self._environment = clean | {f"STRETTO_{name}": value for name, value in given.items()}
         self.log: list[bytes] = []
+        self._has_logged = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self.process = await asyncio.create_subprocess_exec(
@@ -70,10 +71,16 @@ class ServiceProcess:
 
     async def logged(self, event: bytes, times: int = 1) -> None:
         """Wait until an event has been logged so often."""
+        await self.until(lambda: b"".join(self.log).count(b'"%b"' % event) >= times)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something holds that a line of the log has brought about."""
         async with asyncio.timeout(STOP_SECONDS):
-            while b"".join(self.log).count(b'"%b"' % event) < times:
-                await asyncio.sleep(0)
+            while not holds():
+                self._has_logged.clear()
+                await self._has_logged.wait()
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         async for line in stream:
             self.log.append(line)
+            self._has_logged.set()

@@ -15,6 +15,7 @@ from api_client import connected_api, token_of
 from live_service import SseClient
 from nats_process import OURS, nats_client, stored
 from stretto.storage.check import check_database
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -176,9 +177,8 @@ class Topology:
 
 async def delivered(connection: Connection) -> set[str]:
     """Wait until the outbox is empty; return the events of all committed groups."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while await connection.fetchval("SELECT count(*) FROM outbox WHERE delivered_at IS NULL"):
-            await asyncio.sleep(0)
+    is_empty = "SELECT count(*) = 0 FROM outbox WHERE delivered_at IS NULL"
+    await until(lambda: connection.fetchval(is_empty), DEADLINE_SECONDS)
     assert [] == (await check_database(connection, retention_days=30)).faults
     rows = await connection.fetch(
         "SELECT event_id FROM outbox JOIN chat_group ON group_id = outbox.subject"

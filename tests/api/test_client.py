@@ -27,6 +27,7 @@ from stretto.errors import (
     Retry,
 )
 from stretto.http.problems import problem_response
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -353,8 +354,7 @@ async def test_leaving_the_call_is_no_timeout(proxy: Proxy, client: StrettoClien
     """A cancelled caller gets his cancellation."""
     proxy.script = [hang]
     call = asyncio.ensure_future(client.create_group("Team"))
-    while not proxy.seen:
-        await asyncio.sleep(0)
+    await until(lambda: proxy.seen)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call

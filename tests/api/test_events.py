@@ -29,6 +29,7 @@ from stretto.http.auth import TokenSettings
 from stretto.http.event_streams import SUBPROTOCOL, StreamSettings
 from stretto.protocol.events import CommittedEvent, Position
 from stretto.protocol.sessions import CloseCode
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -232,8 +233,7 @@ async def test_a_session_that_never_reads_is_closed_and_delays_nobody(
         live.websocket("bob") as reader,
     ):
         await reader.next()
-        while len(live.hub) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(live.hub) >= 2)
         async with asyncio.timeout(DEADLINE_SECONDS):
             # Until kernel and process hold no more for it, its queue stays empty.
             while len(live.hub) == 2:
@@ -285,8 +285,7 @@ async def test_at_the_stop_sessions_are_sent_away(live: LiveService) -> None:
 async def test_a_mute_client_does_not_hold_the_stop_up(live: LiveService) -> None:
     """Its goodbye is waited for, but not for long."""
     async with MuteClient(live, UPGRADE):
-        while not len(live.hub):
-            await asyncio.sleep(0.01)
+        await until(lambda: len(live.hub))
         async with asyncio.timeout(DEADLINE_SECONDS):
             await live.app.shutdown()
         assert (0, []) == (len(live.hub), session_tasks())

@@ -18,6 +18,7 @@ from stretto.http.auth import TokenSettings
 from stretto.http.connection import ClientConnection
 from stretto.http.service import SERVICE
 from stretto.http.shedding import LoadShedder
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -70,8 +71,7 @@ async def full_service(database_url: str, connection: Connection) -> AsyncIterat
         waiting += [
             asyncio.create_task(waiting_create(api, f"w{number}")) for number in range(QUEUED_MAX)
         ]
-        while app[SERVICE].creator.flights <= QUEUED_MAX:
-            await asyncio.sleep(0)
+        await until(lambda: app[SERVICE].creator.flights > QUEUED_MAX)
         yield FullService(api, raw, app, waiting, stack.aclose)
         await stack.aclose()
         assert [201] * (1 + QUEUED_MAX) == await asyncio.gather(*waiting)

@@ -15,6 +15,7 @@ from stretto.domain import group_id
 from stretto.http.connection import ClientConnection
 from stretto.http.limits import ConnectionLimits
 from stretto.http.queueing import QUEUED_BYTES_MAX, QUEUED_MAX
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -110,8 +111,7 @@ async def pending(connection: Connection) -> UUID:
 
 async def until_working(client: ClientConnection) -> None:
     """Wait until a request is worked for."""
-    while client._current_request is None:
-        await asyncio.sleep(0)
+    await until(lambda: client._current_request is not None)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,7 @@ async def test_trouble_with_a_later_request_costs_no_earlier_one_its_answer(
     client = await raw.connect(LOOKUP)
     await until_working(made[0])
     client.send(PING + first)
-    while not made[0]._messages:
-        await asyncio.sleep(0)
+    await until(lambda: made[0]._messages)
     client.send(rest)
     # A newcomer is read for later, and cut off.
     await (await raw.connect(PING[:9])).closed()
@@ -272,8 +271,7 @@ async def test_what_queues_behind_a_request_is_bounded(
         for number in range(count):
             body = BODY + b" " * (size - len(BODY))
             client.send(creation(TOKEN, f"q{number}", body))
-        while not (made[-1]._buffer_paused or made[-1]._reading_paused):
-            await asyncio.sleep(0)
+        await until(lambda: made[-1]._buffer_paused or made[-1]._reading_paused)
         assert len(made[-1]._messages) <= QUEUED_MAX
         queued = sum(body.total_bytes for _, body in made[-1]._messages)
         assert queued <= QUEUED_BYTES_MAX + READ_BYTES_MAX

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from stretto.domain import event_id, group_id
 from stretto.http import events
 from stretto.protocol.sessions import CloseCode
 from stretto.storage import history
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -263,8 +263,7 @@ async def test_a_session_that_does_not_read_its_past_is_closed(
     await insert_events(connection, 200, payload_bytes=20_000)
     for headers in (UPGRADE, STREAM):
         async with MuteClient(live, {**headers, "Last-Event-ID": since}):
-            while not len(live.hub):
-                await asyncio.sleep(0)
+            await until(lambda: len(live.hub))
             await live.emptied()
     assert 2 == await found_too_slow(live)
 

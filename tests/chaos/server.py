@@ -20,6 +20,7 @@ import asyncpg
 from stretto.storage.embedded_cluster import NAME, prepare_cluster
 from stretto.storage.embedded_place import ServerPlace, find_place
 from stretto.storage.migrate import migrate
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -89,9 +90,7 @@ class OwnServer:
         for pid in killed:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        async with asyncio.timeout(READY_SECONDS):
-            while any(map(_is_alive, killed)):
-                await asyncio.sleep(0.01)
+        await until(lambda: not any(map(_is_alive, killed)), READY_SECONDS)
         # Its id may be another program's soon, which nobody must take for the server.
         (self.place.cluster / "postmaster.pid").unlink()
 
@@ -101,9 +100,8 @@ class OwnServer:
         name = "standby" if is_synchronous else ""
         await connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
         await connection.execute("SELECT pg_reload_conf()")
-        async with asyncio.timeout(READY_SECONDS):
-            while is_synchronous and not await connection.fetchval(IN_SYNC):
-                await asyncio.sleep(0.05)
+        if is_synchronous:
+            await until(lambda: connection.fetchval(IN_SYNC), READY_SECONDS)
         await connection.close()
 
     async def restart(self, mode: str = "immediate") -> None:

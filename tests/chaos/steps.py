@@ -10,6 +10,7 @@ import aiohttp
 
 from api_client import TEAM, Api, Reply, connected_api
 from stretto.storage.check import check_database
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,12 +26,9 @@ DEADLINE_SECONDS = 20
 
 async def first_row(connection: Connection, query: str) -> asyncpg.Record:
     """Ask until there is a row: what we wait for has no other signal."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while True:
-            row = await connection.fetchrow(query)
-            if row is not None:
-                return row
-            await asyncio.sleep(0)
+    row = await until(lambda: connection.fetchrow(query))
+    assert row is not None
+    return row
 
 
 async def settled_create(api: Api, key: str, document: object = TEAM) -> Reply:

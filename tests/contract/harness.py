@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +13,7 @@ from memory_store.tables import AttemptRow
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.protocol.ports import Write
 from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -112,8 +112,7 @@ class MemoryStores:
 
     async def blocked(self) -> None:
         # A statement runs as far as it gets, as soon as its task does.
-        while not self._database.is_anybody_blocked:
-            await asyncio.sleep(0)
+        await until(lambda: self._database.is_anybody_blocked)
 
 
 class PostgresStores:

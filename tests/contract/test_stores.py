@@ -20,6 +20,7 @@ from stretto.errors import Failure
 from stretto.protocol.attempt import Attempt, AttemptStatus
 from stretto.protocol.ports import OutcomeUnknown
 from stretto.storage.database import Database
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -192,8 +193,11 @@ async def test_a_write_that_was_cut_off_is_unknown_and_may_still_commit(
         with pytest.raises(OutcomeUnknown):
             await leading
     assert ["lost"] == lost
-    while (await seen(stores, ours)).status is AttemptStatus.PENDING:
-        await asyncio.sleep(0)
+
+    async def is_settled() -> bool:
+        return (await seen(stores, ours)).status is not AttemptStatus.PENDING
+
+    await until(is_settled)
     assert set() == await store.lead([ours])
     assert (1, 1, 1, 2, 1) == await stores.counts()
 

@@ -18,6 +18,7 @@ from api_client import token_of
 from proxies import haproxy_before, nginx_before, running_haproxy, running_nginx
 from raw_client import creation, raw_clients
 from stretto.documents import BODY_BYTES_MAX
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -74,8 +75,7 @@ async def test_every_creation_is_answered_however_it_is_cut(
             while waiting:
                 for piece in waiting.pop():
                     client.send(piece)
-                    while client.transport.get_write_buffer_size():
-                        await asyncio.sleep(0)
+                    await until(lambda: not client.transport.get_write_buffer_size())
                     # The others send meanwhile, and the pieces arrive one by one.
                     await asyncio.sleep(0)
                 statuses.append((await client.answer())[0])

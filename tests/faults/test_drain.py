@@ -31,13 +31,6 @@ TOKEN = token_of("alice")
 READ = f"GET /v1/groups HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
 
 
-async def logged(service: ServiceProcess, event: bytes) -> None:
-    """Wait until an event has been logged."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while event not in b"".join(service.log):
-            await asyncio.sleep(0)
-
-
 async def test_a_rolling_restart_behind_haproxy_fails_no_request(database_url: str) -> None:
     """Its defaults, a health check, and clients that keep their connection and never retry."""
     answered = await roll(database_url, 1, {"DRAIN_SECONDS": "10"})
@@ -58,7 +51,7 @@ async def test_while_it_drains_it_is_unready_and_serves_everything(
         assert "position" in await session.receive_json()
         assert 200 == (await api.get("/readyz")).status
         service.signal(signal.SIGTERM)
-        await logged(service, b"service.draining")
+        await service.logged(b"service.draining")
         unready = await api.get("/readyz")
         assert (503, "overloaded", "1") == (
             unready.status,
@@ -90,7 +83,7 @@ async def test_a_person_need_not_wait_for_the_drain(
         assert 201 == (await settled_create(api, "k")).status
         for number in numbers[:-1]:
             service.signal(number)
-            await logged(service, b"service.draining")
+            await service.logged(b"service.draining")
         service.signal(numbers[-1])
         assert 0 == await service.exited()
 
@@ -110,7 +103,7 @@ async def test_all_that_was_read_before_the_stop_is_answered(
             piped = await raw.connect(creation(TOKEN, "k") + READ)
             await first_row(connection, LEADER)
             service.signal(signal.SIGTERM)
-            await logged(service, b"service.stopping")
+            await service.logged(b"service.stopping")
             slow.send(BODY[1:])
         # Flights have four seconds to end: nothing is waited for before the write may go on.
         status, headers, _ = await piped.answer()

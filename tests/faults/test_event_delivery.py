@@ -5,7 +5,6 @@ The consumer that counts knows nothing of stretto: it reads the stream from its 
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from nats_process import DEADLINE_SECONDS, OURS, deployment_of, nats_client
 from stretto.bus.deployment import MARK
 from stretto.domain import IdempotencyKey, UserId, event_id, group_id
 from topology import Topology, delivered, observed
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -199,7 +199,9 @@ async def test_an_event_without_its_group_would_be_noticed(
            SELECT gen_random_uuid(), event_type, gen_random_uuid(), recipients, payload
            FROM outbox"""
     )
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while await waiting(connection):
-            await asyncio.sleep(0)
+
+    async def is_delivered() -> bool:
+        return not await waiting(connection)
+
+    await until(is_delivered)
     assert events_of(topology) < set(await observed(topology.server))

@@ -64,10 +64,12 @@ def counted(line: bytes) -> int:
 
 async def logged(service: ServiceProcess, event: bytes, times: int = 1) -> int:
     """Wait until an event has been logged so often, folded lines included; return how often it was."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while (count := sum(counted(line) for line in service.log if event in line)) < times:
-            await asyncio.sleep(0)
-    return count
+
+    def count() -> int:
+        return sum(counted(line) for line in service.log if event in line)
+
+    await service.until(lambda: count() >= times)
+    return count()
 
 
 @pytest.mark.parametrize("request_bytes", SLOW.values(), ids=SLOW)

@@ -153,8 +153,7 @@ async def test_sigterm_finishes_what_was_claimed_and_then_exits(
             request = asyncio.ensure_future(api.create("k"))
             await first_row(connection, LEADER)
             service.signal(signal.SIGTERM)
-            while b"service.stopping" not in b"".join(service.log):
-                await asyncio.sleep(0)
+            await service.logged(b"service.stopping")
             # Nobody is let in any more.
             with pytest.raises(aiohttp.ClientError):
                 await api.create("another")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from chaos.steps import END_OURS, apis, set_read_only, sound
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -48,8 +49,11 @@ async def test_a_read_only_primary_is_unready_and_fills_no_log(
         seconds = 2 + time.monotonic() - started
         lines = service.log[lines_before:]
         await set_read_only(connection, is_read_only=False)
-        while 200 != (await api.get("/readyz")).status:
-            await asyncio.sleep(0)
+
+        async def is_ready() -> bool:
+            return (await api.get("/readyz")).status == 200
+
+        await until(is_ready)
         assert 201 == (await api.create("after")).status
     events = [orjson.loads(line) for line in lines]
     kinds = Counter((e["event"], e.get("kind"), e.get("actor")) for e in events)

@@ -21,6 +21,7 @@ from command_process import ended, started, stretto
 from service_process import ServiceProcess
 from stretto.config import Settings
 from stretto.domain import group_id
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,17 +38,11 @@ COMMANDS = (
 
 async def backend(connection: Connection, query: str) -> int:
     """Return the server process that runs a query, once one does: there is no other signal."""
-    async with asyncio.timeout(20):
-        while True:
-            pid: int | None = await connection.fetchval(
-                """SELECT pid FROM pg_stat_activity
-                   WHERE datname = current_database() AND pid <> pg_backend_pid()
-                     AND state = 'active' AND query ~ $1""",
-                query,
-            )
-            if pid is not None:
-                return pid
-            await asyncio.sleep(0)
+    running = """SELECT pid FROM pg_stat_activity
+                 WHERE datname = current_database() AND pid <> pg_backend_pid()
+                   AND state = 'active' AND query ~ $1"""
+    pid: int = await until(lambda: connection.fetchval(running, query))
+    return pid
 
 
 @asynccontextmanager

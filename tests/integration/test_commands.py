@@ -38,6 +38,7 @@ from stretto.errors import (
 from stretto.protocol.ports import CommandHandled
 from stretto.runtime.backoff import Backoff
 from stretto.storage.check import check_database
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -85,14 +86,15 @@ class Sender:
 
     async def ready(self) -> None:
         """Wait for the stream and its consumer, which the first consumer makes."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while True:
-                try:
-                    await self.jetstream.consumer_info(STREAM, CONSUMER)
-                except Exception:  # noqa: BLE001 not there yet, in one of several words
-                    await asyncio.sleep(0)
-                else:
-                    return
+
+        async def is_there() -> bool:
+            try:
+                await self.jetstream.consumer_info(STREAM, CONSUMER)
+            except Exception:  # noqa: BLE001 not there yet, in one of several words
+                return False
+            return True
+
+        await until(is_there)
 
     async def send(self, document: object = TEAM, **headers: str) -> None:
         """Send a command; nobody waits for its outcome."""
@@ -112,9 +114,11 @@ class Sender:
 
     async def settled(self) -> None:
         """Wait until no command is left in the stream."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while (await self.jetstream.stream_info(STREAM)).state.messages:
-                await asyncio.sleep(0)
+
+        async def is_empty() -> bool:
+            return not (await self.jetstream.stream_info(STREAM)).state.messages
+
+        await until(is_empty)
 
     async def dead(self) -> list[dict[str, Any]]:
         """Return the dead letters."""

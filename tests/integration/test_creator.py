@@ -32,6 +32,7 @@ from stretto.protocol.ports import ConnectionLost, GuaranteeBroken, OutcomeUnkno
 from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
 from stretto.storage.check import check_database
 from stretto.storage.database import Database
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -238,8 +239,7 @@ async def test_a_request_that_is_given_up_is_finished_all_the_same(
     """The client has gone, its group comes; the retry finds it."""
     async with locked(connection, "chat_group"):
         request = asyncio.ensure_future(component.creator.create(KEY, TEAM))
-        while await connection.fetchval("SELECT count(*) FROM attempt") == 0:
-            await asyncio.sleep(0)
+        await until(lambda: connection.fetchval("SELECT count(*) FROM attempt"))
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
@@ -382,8 +382,7 @@ async def test_stopping_lands_what_flies_and_refuses_the_rest(
     async with open_component(database_url) as component:
         async with locked(connection, "chat_group"):
             request = asyncio.ensure_future(component.creator.create(KEY, TEAM))
-            while await connection.fetchval("SELECT count(*) FROM attempt") == 0:
-                await asyncio.sleep(0)
+            await until(lambda: connection.fetchval("SELECT count(*) FROM attempt"))
             stopping = asyncio.ensure_future(component.creator.stop())
             await asyncio.sleep(0)
             with pytest.raises(Overloaded):
@@ -485,8 +484,7 @@ async def test_a_second_body_does_not_outwait_its_own_patience(
     """With `wait=0` it is told to come again while the first body's request is still under way."""
     async with locked(connection, "chat_group"):
         first = asyncio.ensure_future(component.creator.create(KEY, TEAM))
-        while not component.creator.flights:
-            await asyncio.sleep(0)
+        await until(lambda: component.creator.flights)
         with pytest.raises(AttemptPending):
             await component.creator.create(KEY, OTHER, wait_seconds=0)
         assert not first.done()
@@ -499,8 +497,7 @@ async def test_what_was_found_before_the_last_loss_is_not_remembered_after_it(
     """It may be of a server that has been replaced since; what is found after it is remembered."""
     async with locked(connection, "chat_group"):
         creating = asyncio.ensure_future(component.creator.create(KEY, TEAM))
-        while await connection.fetchval("SELECT count(*) FROM attempt") == 0:
-            await asyncio.sleep(0)
+        await until(lambda: connection.fetchval("SELECT count(*) FROM attempt"))
         component.creator.forget()
     first = await creating
     assert component.creator.outcomes == 0

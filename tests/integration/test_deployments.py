@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 from urllib.parse import urlsplit
@@ -40,6 +41,7 @@ from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import ConfigurationError
 from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
 from stretto.storage.migrate import migrate
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -159,11 +161,8 @@ async def test_commands_make_a_group_in_their_own_deployment_alone(
             (await commanded(client, "k", {"name": "Team"}, name.command_subject)).data
             for name in names
         ]
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            for name in names:
-                while not await stored(client, name.event_stream):
-                    await asyncio.sleep(0)
-        events = [(await stored(client, name.event_stream))[0] for name in names]
+        streams = [name.event_stream for name in names]
+        events = [(await until(partial(stored, client, stream)))[0] for stream in streams]
     assert [1, 1] == [await groups(database_url), await groups(other_url)]
     documents = [orjson.loads(reply) for reply in replies]
     assert documents[0]["group_id"] == documents[1]["group_id"]
@@ -192,9 +191,7 @@ async def test_an_outcome_may_go_below_the_replies_of_its_own_deployment(
                 },
             )
         assert b"group_id" in (await heard.next_msg(DEADLINE_SECONDS)).data
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not (dead := await stored(client, name.dead_stream)):
-                await asyncio.sleep(0)
+        dead = await until(lambda: stored(client, name.dead_stream))
     assert "request_invalid" == orjson.loads(dead[0].data)["code"]
     assert ["one.dead_letters.create_group"] == [letter.subject for letter in dead]
     assert 0 == foreign.pending_msgs

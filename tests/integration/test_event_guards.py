@@ -24,6 +24,7 @@ from stretto.protocol.sessions import OutgoingEvent
 from stretto.storage import history, outbox
 from stretto.storage.database import Database
 from stretto.storage.queries import QUERIES
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -135,12 +136,9 @@ def without(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, *cut
 
 async def lock_waiters(connection: Connection, count: int) -> None:
     """Wait until so many backends wait for a lock."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while count != await connection.fetchval(
-            """SELECT count(*) FROM pg_stat_activity
-               WHERE datname = current_database() AND wait_event_type = 'Lock'"""
-        ):
-            await asyncio.sleep(0)
+    waiters = """SELECT count(*) = $1 FROM pg_stat_activity
+                 WHERE datname = current_database() AND wait_event_type = 'Lock'"""
+    await until(lambda: connection.fetchval(waiters, count))
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])

@@ -31,6 +31,7 @@ from stretto.http.auth import TokenSettings
 from stretto.http.service import SERVICE
 from stretto.protocol.creator import CreatorSettings
 from stretto.protocol.sessions import CloseCode
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -124,8 +125,7 @@ async def _read_slowly(world: World) -> None:
 
 async def _hang_up_while_waiting(world: World) -> None:
     waiting = await world.connect(creation(TOKEN, PENDING_KEY))
-    while not world.app[SERVICE].creator.flights:
-        await asyncio.sleep(0.001)
+    await until(lambda: world.app[SERVICE].creator.flights)
     waiting.reset()
 
 
@@ -140,8 +140,7 @@ async def _hang_up_in_the_body(world: World) -> None:
 
 async def _hang_up_with_requests_queued(world: World) -> None:
     waiting = await world.connect(creation(TOKEN, PENDING_KEY) + creation(TOKEN, world.key()) * 2)
-    while not world.app[SERVICE].creator.flights:
-        await asyncio.sleep(0.001)
+    await until(lambda: world.app[SERVICE].creator.flights)
     waiting.reset()
 
 
@@ -336,8 +335,7 @@ async def left_behind(world: World, step: Step) -> int:
         gc.collect()
         for _ in range(times):
             await step(world)
-        while len(asyncio.all_tasks()) > tasks:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks)
         # What has ended in this turn of the loop is freed in the next.
         await asyncio.sleep(0)
     return gc.collect()

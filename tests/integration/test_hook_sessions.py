@@ -14,6 +14,7 @@ from hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by, running
 from stretto.errors import GroupRejected
 from stretto.protocol.ports import HookError, Refused
 from stretto.storage.database import Database
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -94,9 +95,9 @@ async def test_what_a_failing_hook_leaves_in_the_session_harms_nobody_either(
     store = stores(running(left, "COMMIT", left))
     await store.claim([ours])
     assert {ours.claim_token} == await store.lead([ours])
-    locks = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
-    while await connection.fetchval(locks):
-        await asyncio.sleep(0)
+    is_free = """SELECT count(*) = 0 FROM pg_locks
+                 WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"""
+    await until(lambda: connection.fetchval(is_free))
 
 
 async def test_a_hook_that_leaves_nothing_keeps_its_connection(stores: Stores) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import stretto
 from conftest import connect
+from waiting import until
 
 if TYPE_CHECKING:
     import asyncpg
@@ -51,12 +52,12 @@ async def test_a_second_delivery_waits_for_how_the_first_ends(
     assert await stretto.Inbox("counter").first_time(connection, MESSAGE)
     second = asyncio.ensure_future(is_first(other))
     watch = await connect(database_url)
-    async with asyncio.timeout(10):
-        while not await watch.fetchval(
+    await until(
+        lambda: watch.fetchval(
             "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $1",
             other.get_server_pid(),
-        ):
-            await asyncio.sleep(0)
+        )
+    )
     await (transaction.commit() if first_commits else transaction.rollback())
     assert (not first_commits) == await second
     await asyncio.gather(other.close(), watch.close())

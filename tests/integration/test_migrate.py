@@ -14,6 +14,7 @@ import pytest_asyncio
 from conftest import connect
 from stretto.errors import ConfigurationError
 from stretto.storage.migrate import Step, migrate, read_steps
+from waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,13 +129,13 @@ async def test_another_runner_is_waited_for_longer_than_a_write_waits(
     await waiting.execute("SET lock_timeout = '10ms'")
     await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
     late = asyncio.ensure_future(migrate(waiting, "stretto", STEPS[:1]))
-    async with asyncio.timeout(10):
-        while not await connection.fetchval(
+    await until(
+        lambda: connection.fetchval(
             """SELECT clock_timestamp() - query_start > interval '50ms' FROM pg_stat_activity
-               WHERE pid = $1 AND wait_event = 'advisory'""",
+           WHERE pid = $1 AND wait_event = 'advisory'""",
             waiting.get_server_pid(),
-        ):
-            await asyncio.sleep(0)
+        )
+    )
     await connection.execute("SELECT pg_advisory_unlock($1)", LOCK)
     assert [2] == await late
     async with connection.transaction():

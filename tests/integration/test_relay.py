@@ -19,6 +19,7 @@ from stretto.protocol.outbox import RefusalLimits
 from stretto.protocol.ports import EventBuried, Unreachable
 from stretto.storage.database import Database
 from stretto.storage.outbox import PostgresOutboxStore, dead_letters, replay
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -219,8 +220,11 @@ async def test_an_event_under_way_holds_the_resume_position_back(
     await commit_events(connection)
     position = await connection.fetchval("SELECT position FROM outbox WHERE event_id = $1", *first)
     # Other tests' transactions hold the place back as well.
-    while await oldest_running(connection) <= position:
-        await asyncio.sleep(0)
+
+    async def is_free() -> bool:
+        return bool(await oldest_running(connection) > position)
+
+    await until(is_free)
     (event,) = await store.take(10, 30.0)
     assert position == event.resume_from >= held.resume_from
     await store.mark(first)

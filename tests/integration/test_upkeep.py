@@ -18,6 +18,7 @@ from stretto.storage import retention
 from stretto.storage.check import FAULTS_MAX, check_database
 from stretto.storage.queries import QUERIES
 from stretto.storage.retention import Retention, sweep, sweepable
+from waiting import until
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -365,12 +366,9 @@ async def test_of_two_replicas_sweepers_one_works_at_a_time(
 
 async def lock_waiters(connection: Connection, count: int) -> None:
     """Wait until so many backends wait for a lock."""
-    async with asyncio.timeout(10):
-        while count != await connection.fetchval(
-            """SELECT count(*) FROM pg_stat_activity
-               WHERE datname = current_database() AND wait_event_type = 'Lock'"""
-        ):
-            await asyncio.sleep(0)
+    waiters = """SELECT count(*) = $1 FROM pg_stat_activity
+                 WHERE datname = current_database() AND wait_event_type = 'Lock'"""
+    await until(lambda: connection.fetchval(waiters, count))
 
 
 async def test_sweeping_under_load_makes_no_duplicate(

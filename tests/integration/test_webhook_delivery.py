@@ -29,6 +29,7 @@ from stretto.storage.outbox import dead_letters, replay
 from stretto.storage.queries import QUERIES
 from stretto.storage.retention import Retention, sweep, sweepable
 from stretto.storage.webhooks import PostgresWebhookStore, disabled_at, enable
+from waiting import until
 from webhook_receiver import receiving
 
 if TYPE_CHECKING:
@@ -225,12 +226,12 @@ async def test_a_turn_that_was_overtaken_passes_nothing_over(
     )
     await connection.execute("SELECT pg_advisory_lock(7)")
     stalled = asyncio.ensure_future(slow.fetchval(stalling, 100, None))
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not await connection.fetchval(
+    await until(
+        lambda: connection.fetchval(
             "SELECT wait_event = 'advisory' FROM pg_stat_activity WHERE pid = $1",
             slow.get_server_pid(),
-        ):
-            await asyncio.sleep(0)
+        )
+    )
     await transaction.commit()
     ids += await commit_events(connection)
     assert 1 == await store.enrol(1)
@@ -472,16 +473,16 @@ async def test_the_gauges_say_how_far_relay_and_webhook_are_behind(
     async with api_for(database_url, settings=settings) as api:
         await api.create("k")
         await receiver.until(1)
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not await connection.fetchval("SELECT max(tries) FROM webhook_delivery"):
-                await asyncio.sleep(0)
+        await until(lambda: connection.fetchval("SELECT max(tries) FROM webhook_delivery"))
         await connection.execute(
             "UPDATE webhook_delivery SET owed_since = clock_timestamp() - interval '300 s'"
         )
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while not (shown := await gauge(api, "stretto_webhook_lag_seconds")) >= 300:
-                await asyncio.sleep(0)
-        assert shown < 300 + DEADLINE_SECONDS
+
+        async def late() -> float:
+            shown = await gauge(api, "stretto_webhook_lag_seconds")
+            return shown if shown >= 300 else 0.0
+
+        assert await until(late) < 300 + DEADLINE_SECONDS
         assert await gauge(api, "stretto_relay_lag_seconds") < 300
 
 
@@ -506,9 +507,7 @@ async def test_a_service_says_at_its_start_that_its_webhook_is_not_called(
         assert "hidden" not in errors
     settings["WEBHOOK_URL"] = receiver.url.replace("127.0.0.1", "localhost")
     service = await start_service(**settings)
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not any(b"webhook.blocked" in line for line in service.log):
-            await asyncio.sleep(0.01)
+    await service.logged(b"webhook.blocked")
     assert b"hidden" not in b"".join(service.log)
     assert [] == receiver.requests
 

@@ -22,6 +22,7 @@ from stretto.server import (
     _welcome,
 )
 from stretto.stop import Stop
+from waiting import until
 
 ANY = resource.RLIM_INFINITY
 
@@ -69,8 +70,7 @@ async def test_one_signal_more_than_there_are_steps_ends_a_service_but_no_worker
         _stop_on_signals(10, is_worker=is_worker)
         for count in (1, 2):
             os.kill(os.getpid(), signal.SIGINT)
-            while len(taken) < count:
-                await asyncio.sleep(0)
+            await until(lambda: len(taken) >= count)  # noqa: B023 awaited in this turn
         await asyncio.sleep(0)
 
     serving = asyncio.create_task(serve())

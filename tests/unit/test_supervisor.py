@@ -18,6 +18,7 @@ from stretto.supervisor import (
     Supervisor,
 )
 from stretto.telemetry import logger
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,9 +133,7 @@ async def test_a_worker_that_was_asked_to_end_is_no_fault_and_is_replaced(
 
 async def appeared(folder: Path) -> None:
     """Wait until a worker has made a folder."""
-    async with asyncio.timeout(20):
-        while not folder.exists():
-            await asyncio.sleep(0.01)
+    await until(folder.exists)
 
 
 async def test_workers_drain_as_long_as_their_supervisor(

@@ -19,6 +19,7 @@ from stretto.protocol.events import TURN_EVENTS, CommittedEvent, Position
 from stretto.protocol.history import Origin
 from stretto.protocol.ports import EventDelivered, SessionEnded
 from stretto.protocol.sessions import CloseCode, OutgoingEvent
+from waiting import until
 
 if TYPE_CHECKING:
     from stretto.actors.session import Session
@@ -300,8 +301,7 @@ async def test_the_hub_stops_when_all_have_gone(hub: SessionHub) -> None:
     async with asyncio.TaskGroup() as tasks:
         async with hub:
             tasks.create_task(serve())
-            while not len(hub):
-                await asyncio.sleep(0)
+            await until(lambda: len(hub))
         assert left.is_set()
     with pytest.raises(Overloaded), hub.session(ALICE, 2000):
         pass

@@ -15,6 +15,7 @@ from stretto.bus.local import LocalBus
 from stretto.protocol.events import CommittedEvent, Position
 from stretto.protocol.ports import ActorCrashed, EventsRelayed, Unreachable, UpkeepTrouble
 from stretto.runtime.backoff import Backoff
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -147,8 +148,7 @@ async def test_a_wake_up_during_a_turn_leads_to_another_turn(moment: str) -> Non
     with patch.object(owner, moment, wake):
         task = asyncio.create_task(relay.run())
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while TWO.event_id not in store.marked:
-                await asyncio.sleep(0)
+            await until(lambda: TWO.event_id in store.marked)
             relay.stop()
             await task
     assert [ONE.event_id, TWO.event_id] == store.marked[:2]

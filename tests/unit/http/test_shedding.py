@@ -6,6 +6,7 @@ import asyncio
 import re
 
 from stretto.http.shedding import ANSWERS_PER_TURN, PAUSE_SECONDS_MAX, LoadShedder
+from waiting import until
 
 
 async def test_what_is_on_its_way_to_the_mailbox_takes_room_in_it() -> None:
@@ -44,8 +45,7 @@ async def test_the_pause_grows_while_more_are_shed_than_let_in() -> None:
             shedder.arrived()
         for _ in range(kept_out):
             shedder.shed(Client())
-        while len(told) < kept_out:
-            await asyncio.sleep(0)
+        await until(lambda: len(told) >= kept_out)
         found = re.search(rb"\r\nRetry-After: (\d+)\r\n", told[-1])
         assert found is not None
         told.clear()

@@ -23,6 +23,7 @@ from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
 from stretto.protocol.flight import Waiter
 from stretto.protocol.follower import POLL
 from stretto.protocol.ports import AttemptAnswered, GuaranteeBroken, Led, NotLed, Unreachable
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,6 +117,7 @@ class World:
         self.writers, self.store = Writers(), Store()
         self.events: list[Event] = []
         self.pauses: list[float] = []
+        self._has_paused = asyncio.Event()
         self.creator = self.made(LONG_SECONDS)
 
     def made(self, stop_seconds: float) -> GroupCreator:
@@ -128,7 +130,15 @@ class World:
     async def pause(self, seconds: float) -> None:
         """Note how long, and go on at once."""
         self.pauses.append(seconds)
+        self._has_paused.set()
         await asyncio.sleep(0)
+
+    async def paused(self, times: int) -> None:
+        """Wait until followers have paused so often."""
+        async with asyncio.timeout(TEST_SECONDS):
+            while len(self.pauses) < times:
+                self._has_paused.clear()
+                await self._has_paused.wait()
 
 
 @pytest.fixture
@@ -234,9 +244,7 @@ async def test_a_flight_that_nobody_waits_for_is_not_followed(world: World) -> N
     await world.writers.answer(NotLed())
     await world.store.looked.wait()
     request.cancel()
-    async with asyncio.timeout(TEST_SECONDS):
-        while world.creator.flights:
-            await asyncio.sleep(0)
+    await until(lambda: not world.creator.flights)
 
 
 async def test_a_flight_goes_on_while_one_of_its_waiters_is_there(world: World) -> None:
@@ -246,9 +254,7 @@ async def test_a_flight_goes_on_while_one_of_its_waiters_is_there(world: World) 
     stays = begin(world.creator)
     await world.store.looked.wait()
     leaves.cancel()
-    pauses = len(world.pauses)
-    while len(world.pauses) < pauses + 3:
-        await asyncio.sleep(0)
+    await world.paused(len(world.pauses) + 3)
     world.store.sees = lambda _: Sighting(attempt(AttemptStatus.SUCCEEDED), None)
     assert CONVERSATION == (await stays).group.conversation_id
 
@@ -265,8 +271,7 @@ async def test_followers_look_again_at_random_and_ever_more_rarely(world: World)
     """Replicas that wait for the same attempt do not ask at the same moments."""
     request = begin(world.creator)
     await world.writers.answer(NotLed())
-    while len(world.pauses) < 60:
-        await asyncio.sleep(0)
+    await world.paused(60)
     request.cancel()
     longest = [POLL.longest(looks) for looks in range(60)]
     assert all(

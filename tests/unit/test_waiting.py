@@ -1,0 +1,50 @@
+"""Tests wait through one helper, whose time is bounded: none polls by itself."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from waiting import until
+
+TESTS = Path(__file__).parents[1]
+# Where a loop does something of its own between two pauses: clients and clocks that go on.
+GO_ON = {
+    *("chaos/clients.py", "chaos/server.py", "faults/test_surroundings.py"),
+    "faults/test_creations_in_pieces.py",
+    *("integration/test_webhook_delivery.py", "unit/http/test_shedding.py", "waiting.py"),
+}
+
+
+def test_no_test_polls_by_itself() -> None:
+    """A loop without a bound hangs the run, and one without a pause takes the processor."""
+    found = [
+        str(file.relative_to(TESTS))
+        for file in sorted(TESTS.rglob("*.py"))
+        for loop in ast.walk(ast.parse(file.read_text("utf-8")))
+        if isinstance(loop, ast.While)
+        and any("asyncio.sleep(" in ast.unparse(each) for each in loop.body)
+    ]
+    assert GO_ON == {*found}
+
+
+async def test_what_is_seen_is_returned() -> None:
+    """Whether it is asked for or looked at."""
+    seen = iter([0, 0, 7, 0, 8])
+
+    async def ask() -> int:
+        return next(seen)
+
+    assert await until(lambda: next(seen)) == 7
+    assert await until(ask) == 8
+
+
+async def test_what_never_comes_is_not_waited_for_for_ever() -> None:
+    """The test fails, and the run goes on; also where the question itself hangs."""
+    with pytest.raises(TimeoutError):
+        await until(lambda: False, seconds=0)
+    with pytest.raises(TimeoutError):
+        await until(asyncio.Event().wait, seconds=0)
