@@ -17,6 +17,7 @@ from stretto.actors import pool_watch
 from stretto.assembly import open_component
 from stretto.protocol.ports import Unreachable
 from stretto.storage.migrate import migrate
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -317,9 +318,8 @@ async def test_a_write_under_way_ends_well_though_the_pool_is_closing(
         )
         await in_hook.wait()
         closing = tasks.create_task(pool.close())
-        while lent(pool) > 1:
-            # The idle writer has let go, so the watch has looked at both.
-            await asyncio.sleep(0)
+        # The idle writer has let go, so the watch has looked at both.
+        await until(lambda: lent(pool) == 1)
         go_on.set()
         assert stretto.group_id("alice", "k") == (await creating).group.group_id
         await closing
