@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from importlib.resources.abc import Traversable
 
+# Where files of SQL stand beside the modules that send their statements.
+_ROOMS: Final = ("storage",)
+
 
 def parse_queries(text: str) -> Mapping[str, str]:
     """Split a file of statements, each headed by `-- name: x`; raises `ValueError` on a twin."""
@@ -33,7 +36,7 @@ def schema_file() -> Traversable | Path:
 
 def _statements() -> str:
     """Return all files of SQL as one: a name is given once in the whole package."""
-    folders = (files("stretto.storage"),)
+    folders = [files("stretto") / room for room in _ROOMS]
     found = [file for folder in folders for file in folder.iterdir() if file.name.endswith(".sql")]
     return "\n".join(file.read_text("utf-8") for file in sorted(found, key=lambda file: file.name))
 
