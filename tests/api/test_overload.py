@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -130,6 +132,32 @@ async def test_without_the_door_a_shed_request_costs_a_look_at_its_token(
         assert (await client.answer())[0] == 401
         assert (await service.api.create("s")).status == 503
         assert await connection.fetchval("SELECT count(*) FROM attempt") == 2
+
+
+async def test_the_door_sheds_in_the_words_that_are_used_inside(
+    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line by line, the version and its fields in their order, also in the last answer."""
+    create = creation(token_of("mallory"), "s")
+    async with full_service(database_url, connection) as service:
+        for is_last in (False, True):
+            heads = []
+            for has_room in (False, True):
+                monkeypatch.setattr(LoadShedder, "has_room", lambda _, answer=has_room: answer)
+                if is_last:
+                    service.app[SERVICE].draining.set()
+                client = await service.raw.connect(create)
+                while b"}" not in client.answered:
+                    await client._change()
+                heads.append(client.answered.splitlines())
+                dates = [line for line in heads[-1] if line.startswith(b"Date: ")]
+                sent_at = parsedate_to_datetime(
+                    dates[0].removeprefix(b"Date: ").decode()
+                ).timestamp()
+                assert abs(time.time() - sent_at) < DEADLINE_SECONDS
+                heads[-1][heads[-1].index(dates[0])] = b"Date"
+            assert (b"Connection: close" in heads[0]) is is_last
+            assert heads[0] == heads[1]
 
 
 async def test_requests_of_one_connection_are_answered_in_their_order(

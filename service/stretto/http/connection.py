@@ -38,8 +38,8 @@ UNREADABLE: Final = "This is not a request that can be read."
 # What a head may hold before it is complete: a token of 8 KiB and as much again thrice. aiohttp
 # bounds each field and their number, which together would still be a megabyte per connection.
 HEAD_BYTES_MAX: Final = 32 * 1024
-# Between the status line of an answer and its header fields.
-CLOSE_LINE: Final = b"\r\nConnection: close\r\n"
+# Between the header fields of an answer and its body, where aiohttp says it too.
+CLOSE_LINE: Final = b"\r\nConnection: close\r\n\r\n"
 
 
 class ClientConnection(BoundedQueue):
@@ -277,7 +277,7 @@ class ClientConnection(BoundedQueue):
         if not (self._server.is_draining or self._has_all):
             self.transport.write(answer)
         else:
-            self.transport.write(answer.replace(b"\r\n", CLOSE_LINE, 1))
+            self.transport.write(answer.replace(b"\r\n\r\n", CLOSE_LINE, 1))
             self.force_close()
 
     def _arrive(self) -> None:

@@ -22,6 +22,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aiohttp import hdrs
+from aiohttp.helpers import rfc822_formatted_time
 
 from stretto.errors import Overloaded
 from stretto.http.door import written
@@ -69,8 +70,13 @@ class LoadShedder:
         """When those who were told the pause last are back."""
         self._let_in = self._kept_out = 0
         """Creations, since the pause was last judged."""
-        self.answer = _answer(self._pause_seconds)
-        """What is told to whoever is shed."""
+        self._answer = _answer(self._pause_seconds)
+        """What is told to whoever is shed, but for the date."""
+
+    @property
+    def answer(self) -> bytes:
+        """What is told to whoever is shed, at this time."""
+        return self._answer % rfc822_formatted_time().encode()
 
     def has_room(self) -> bool:
         """Return whether one more creation finds room in the mailbox."""
@@ -93,8 +99,9 @@ class LoadShedder:
         now = self._clock_seconds()
         if now >= self._judge_at:
             self._judge_pause(now)
+        answer = self.answer
         for _ in range(min(ANSWERS_PER_TURN, len(self._untold))):
-            self._untold.popleft().tell(self.answer)
+            self._untold.popleft().tell(answer)
         if self._untold:
             self._loop.call_soon(self._tell_some)
 
@@ -107,7 +114,7 @@ class LoadShedder:
             self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
         elif self._kept_out < self._let_in // 2:
             self._pause_seconds = max(self._pause_seconds // 2, PAUSE_SECONDS_MIN)
-        self.answer = _answer(self._pause_seconds)
+        self._answer = _answer(self._pause_seconds)
         self._let_in = self._kept_out = 0
         self._judge_at = now + self._pause_seconds
 
@@ -117,8 +124,11 @@ class LoadShedder:
 
 
 def _answer(pause_seconds: int) -> bytes:
-    """Return the answer as it is sent: the same as any other that tells of overload."""
+    """Return the answer as it is sent, with a place for its date: as any other that tells of overload."""
     response = problem_response(Overloaded(retry_after_seconds=pause_seconds))
     assert isinstance(response.body, bytes)
-    fields = {**response.headers, **COMMON_FIELDS, hdrs.CONTENT_LENGTH: len(response.body)}
-    return written(SHED_STATUS, fields, response.body)
+    # The rest comes in the order in which aiohttp and `connection.py` add it.
+    fields: dict[str, object] = {**response.headers, **COMMON_FIELDS}
+    fields[hdrs.CONTENT_LENGTH] = len(response.body)
+    answer = written(SHED_STATUS, fields, response.body).replace(b"%", b"%%")
+    return answer.replace(b"\r\n\r\n", b"\r\nDate: %b\r\n\r\n", 1)
