@@ -34,7 +34,7 @@ NOT_FOR_HOSTS = {
 def loaded(code: str) -> set[str]:
     """Return the modules that a fresh interpreter has after the code."""
     script = f"{code}\nimport sys; print(*sys.modules)"
-    command = [sys.executable, "-W", "error", "-c", script]
+    command = [sys.executable, "-c", script]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
