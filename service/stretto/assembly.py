@@ -91,6 +91,9 @@ if TYPE_CHECKING:
 
 # Longer than a load balancer's own time-out, so that it is never us who closes under a request.
 KEEP_ALIVE_SECONDS: Final = 75.0
+# Connections that the kernel accepts while the loop is busy. Where it has no room for one, a client
+# that takes itself for connected is reset as it sends its request. The kernel lowers it to `somaxconn`.
+BACKLOG_CONNECTIONS: Final = 4096
 # After the flights have landed only answers are left to be sent.
 HANDLERS_STOP_SECONDS: Final = 1.0
 # Relay and sweeper end the batch that they are at; a bus that hangs is not waited for any longer.
@@ -404,7 +407,14 @@ async def serving(
     )
     try:
         await runner.setup()
-        site = web.TCPSite(runner, host, port, reuse_address=True, reuse_port=share_port or None)
+        site = web.TCPSite(
+            runner,
+            host,
+            port,
+            backlog=BACKLOG_CONNECTIONS,
+            reuse_address=True,
+            reuse_port=share_port or None,
+        )
         try:
             await site.start()
         except OSError as error:

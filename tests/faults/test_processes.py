@@ -15,6 +15,7 @@ import pytest
 
 from api_client import Api, token_of
 from chaos.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
+from raw_client import raw_clients
 from service_process import ServiceProcess
 from stretto.cli_help import EXIT_PORT
 from stretto.domain import group_id
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
     Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]
+
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
+# More than the 128 that a listening socket has by default; no more than Linux had for long.
+NEWCOMERS = 400
+# The kernel answers each of them at once.
+NEWCOMERS_SECONDS = 20.0
 
 
 async def test_two_hundred_requests_to_two_processes_make_one_group(
@@ -116,6 +123,21 @@ async def test_a_stopped_leader_that_was_reclaimed_writes_nothing(
     assert written == await connection.fetchval("SELECT xmin::text FROM chat_group")
     assert await connection.fetchval("SELECT count(*) FROM conversation") == 1
     assert await sound(connection)
+
+
+async def test_a_process_that_lags_resets_no_newcomer(start_service: StartService) -> None:
+    """SIGSTOP, more newcomers than a default backlog holds, SIGCONT: each is answered."""
+    lagging = await start_service()
+    async with raw_clients(lagging.url) as clients:
+        lagging.signal(signal.SIGSTOP)
+        try:
+            # The kernel drops those that it has no room for: they would wait here for a second.
+            async with asyncio.timeout(NEWCOMERS_SECONDS):
+                newcomers = [await clients.connect(LIVEZ) for _ in range(NEWCOMERS)]
+        finally:
+            lagging.signal(signal.SIGCONT)
+        statuses = {(await newcomer.answer())[0] for newcomer in newcomers}
+    assert statuses == {200}
 
 
 async def test_truncating_attempts_under_load_makes_no_duplicate(
