@@ -90,8 +90,9 @@ class Mix:
 
     async def _create(self) -> None:
         wish = self._new_wish()
-        await self._post("create", wish)
-        self._sent.append(wish)
+        # Of a request that was not answered nobody knows whether it came.
+        if await self._post("create", wish) == CREATED:
+            self._sent.append(wish)
 
     async def _replay(self) -> None:
         await self._post("replay", random.choice(self._sent))
@@ -122,13 +123,15 @@ class Mix:
         self.journal.begin(wish, SCENARIO)
         return wish
 
-    async def _post(self, kind: str, wish: Wish) -> None:
+    async def _post(self, kind: str, wish: Wish) -> int:
+        """Ask for the group; return the answer's status."""
         headers = {"Idempotency-Key": wish.key, "Content-Type": "application/json"}
         status, text, is_replay = await self._ask(
             *(kind, "POST", "/v1/groups", wish.owner), headers, json.dumps(wish.document).encode()
         )
         answer = Answer(time.time(), SCENARIO, kind, status, text, is_replay)
         self.journal.record(wish.owner, wish.key, answer)
+        return status
 
     async def _get(self, kind: str, user: str, path: str, key: str = "") -> None:
         status, text, _ = await self._ask(kind, "GET", path, user, {}, None)
