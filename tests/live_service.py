@@ -194,7 +194,7 @@ async def live_service(
         streams=streams or StreamSettings(),
     )
     # The tests relay, step by step.
-    with patch.object(OutboxRelay, "run", _at_rest):
+    with patch.object(OutboxRelay, "run_once", _at_rest):
         async with (
             serving(app, host="127.0.0.1", port=0) as port,
             connected_api(f"http://127.0.0.1:{port}") as api,
@@ -202,8 +202,9 @@ async def live_service(
             yield LiveService(api, app)
 
 
-async def _at_rest(_: OutboxRelay) -> None:
+async def _at_rest(_: OutboxRelay) -> int:
     """Relay nothing."""
+    return 0
 
 
 async def relay_once(connection: Connection, hub: SessionHub) -> int:

@@ -1,20 +1,22 @@
 """Puts the parts together and takes them apart again, in a fixed order.
 
-Start: connections, bus, relay, sweeper and webhook, writers, creator, hub, commands, then the HTTP server.
-Stop, the other way round:
+Start: connections, bus, relay, sweeper, webhook, readers, writers, history reader, hub, commands, then
+the HTTP server. Stop, the other way round:
 
 1. the service drains: `/readyz` is 503, all else is served, and each connection ends with its next
    answer (for `STRETTO_DRAIN_SECONDS`; `server.py`);
 2. the server stops listening, and closes the connections on which no request has come;
 3. commands are taken no more; those under way are settled and acknowledged (bounded);
 4. the hub sends its sessions away (1001) and waits until they have gone (bounded);
-5. the creator refuses new requests and lets its flights land (bounded);
-6. the mailbox closes: what is still queued is answered with an error;
-7. the writers give their connections back; a write that is still under way is cut off;
-8. relay, sweeper and webhook stop; events that were being sent are given back;
-9. the bus closes;
-10. the pool closes, unless it is the host's;
-11. the server waits until all that was read is answered (bounded), and closes the connections that
+5. the history reader stops; sessions that still ask are answered with an error;
+6. the creator refuses new requests and lets its flights land (bounded);
+7. the mailbox closes: what is still queued is answered with an error;
+8. the writers give their connections back; a write that is still under way is cut off;
+9. the readers stop; what still waits for them is answered with an error;
+10. relay, sweeper and webhook stop; events that were being sent are given back;
+11. the bus closes;
+12. the pool closes, unless it is the host's;
+13. the server waits until all that was read is answered (bounded), and closes the connections that
     are left.
 """
 
@@ -23,6 +25,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, Required, TypedDict, Unpack
 
 from aiohttp import web
@@ -37,7 +40,7 @@ from stretto.actors.sender import WebhookSender
 from stretto.actors.sweeper import RetentionSweeper
 from stretto.actors.writer import GroupWriter
 from stretto.bus.local import LocalBus
-from stretto.bus.opening import open_nats
+from stretto.bus.opening import Bus, make_nats
 from stretto.bus.webhook import WebhookEndpoint
 from stretto.errors import ListenError
 from stretto.host import (
@@ -62,7 +65,6 @@ from stretto.protocol.creator import CreatorSettings, GroupCreator
 from stretto.protocol.events import BUS_PREFIX
 from stretto.protocol.lookup import AttemptLookup
 from stretto.protocol.ports import (
-    BatchWritten,
     ConnectionLost,
     Event,
     StoreError,
@@ -70,6 +72,7 @@ from stretto.protocol.ports import (
     WriteResult,
 )
 from stretto.protocol.webhooks import WebhookSettings, parse_secrets
+from stretto.runtime.runner import Runner
 from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
 from stretto.storage.database import Database
 from stretto.storage.groups import PostgresGroupStore
@@ -81,8 +84,9 @@ from stretto.storage.webhooks import PostgresWebhookStore
 from stretto.telemetry import Metrics, flush_log, log_event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from stretto.bus.opening import Nats
     from stretto.config import Settings
     from stretto.protocol.events import EventBus
     from stretto.protocol.ports import Observer
@@ -96,10 +100,6 @@ KEEP_ALIVE_SECONDS: Final = 75.0
 BACKLOG_CONNECTIONS: Final = 4096
 # After the flights have landed only answers are left to be sent.
 HANDLERS_STOP_SECONDS: Final = 1.0
-# Relay and sweeper end the batch that they are at; a bus that hangs is not waited for any longer.
-UPKEEP_STOP_SECONDS: Final = 2.0
-# A cancelled task has nothing left to wait for but the driver; a stop does not wait for that any longer.
-CANCEL_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class ComponentSettings:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
     """A running stretto without HTTP: `creator.create` is what it is for."""
 
@@ -161,6 +161,69 @@ class Component:
     history: Mailbox[Ask, Stretch]
     relay: OutboxRelay
     webhook: WebhookSender | None
+    sweeper: RetentionSweeper
+    history_reader: HistoryReader
+    writers: Sequence[GroupWriter]
+    write_stores: Sequence[PostgresWriteStore]
+    """The writers' connections."""
+    pool_watch: PoolWatch | None
+    """Of a host's pool."""
+    nats: Nats | None
+    runner: Runner
+    """Runs all of these, and knows which of them do."""
+
+    async def start(self) -> None:
+        """Start what runs, in the order of the module's list.
+
+        Vital is what a request waits for. Groups are created without relay, sweeper, webhook, commands
+        and bus as well, and sending the requests elsewhere would not mend those.
+        """
+        start = self.runner.start
+        if self.nats is not None:
+            start(self.nats.connection)
+            start(self.nats.events)
+            await self.nats.events.ready()
+        start(self.relay)
+        start(self.sweeper)
+        if self.webhook is not None:
+            await self.webhook.open()
+            start(self.webhook)
+        for reader in self.reads.readers:
+            start(reader, is_vital=True)
+        for writer, store in zip(self.writers, self.write_stores, strict=True):
+            with suppress(StoreError):
+                await store.open()
+            start(writer, is_vital=True)
+        start(self.history_reader, is_vital=True)
+        start(self.hub)
+        if self.nats is not None:
+            start(self.nats.commands)
+        if self.pool_watch is not None:
+            start(self.pool_watch)
+
+    async def stop(self) -> None:
+        """Take the steps 3 to 11 of the module's list, each whatever has become of those before.
+
+        Also where the start has not come to its end.
+        """
+        stop, nats, webhook = self.runner.stop, self.nats, self.webhook
+        steps: tuple[Callable[[], Awaitable[None]], ...] = (
+            partial(stop, *([nats.commands] if nats else [])),  # 3
+            partial(stop, self.hub),  # 4
+            partial(stop, self.history_reader),  # 5
+            self.creator.stop,  # 6
+            self._close_mailbox,  # 7
+            partial(stop, *([self.pool_watch] if self.pool_watch else []), *self.writers),  # 8
+            partial(stop, *self.reads.readers),  # 9
+            partial(stop, self.relay, self.sweeper, *([webhook] if webhook else [])),  # 10
+            partial(stop, *([nats.events, nats.connection] if nats else [])),  # 11
+        )
+        async with AsyncExitStack() as stack:
+            for step in reversed(steps):
+                stack.push_async_callback(step)
+
+    async def _close_mailbox(self) -> None:
+        self.mailbox.close()
 
 
 def _unobserved(event: Event) -> None:
@@ -180,9 +243,10 @@ async def open_component(
     """Run the component on a database of its own connections, or on a host's pool.
 
     A host's pool needs `settings.writers` connections for good and two for short reads, for each
-    component that shares it, and a search_path that leads to the tables. Close it after this. Raises `TypeError` and `ConfigurationError` for what cannot
-    work, such as names on NATS that are another deployment's, and `Unreachable` when the database
-    does not answer.
+    component that shares it, and a search_path that leads to the tables. Close it after this.
+
+    Raises `TypeError` and `ConfigurationError` for what cannot work, such as names on NATS that are
+    another deployment's, and `Unreachable` when the database does not answer.
     """
     settings = _component_settings(settings, dsn, pool, on_create)
     async with AsyncExitStack() as stack:
@@ -190,124 +254,104 @@ async def open_component(
             stack.enter_context(sharing(pool, settings.writers))
         database = await stack.enter_async_context(Database(dsn, schema=settings.schema, pool=pool))
         await require_database(database, is_hosts_pool=pool is not None)
-        store = PostgresHistoryStore(database)
-        hub = SessionHub(await store.origin(), settings.hub, observe)
-        nats = None
-        if settings.nats_url:
-            nats = await stack.enter_async_context(
-                open_nats(
-                    settings.nats_url,
-                    settings.nats_prefix,
-                    hub.origin,
-                    hub.deliver,
-                    hub.interrupt,
-                    observe,
-                )
-            )
-        relay = OutboxRelay(
-            PostgresOutboxStore(database),
-            bus or (nats.events if nats else LocalBus(hub.deliver)),
-            observe,
-            settings.relay,
-        )
-        await stack.enter_async_context(_upkeep(relay, "stretto relay"))
-        sweeper = RetentionSweeper(
-            lambda progress: sweep(database.tending, settings.retention, None, progress), observe
-        )
-        await stack.enter_async_context(_upkeep(sweeper, "stretto sweeper"))
-        webhook = await stack.enter_async_context(_webhook(database, settings.webhook, observe))
-
-        def observe_writer(event: Event) -> None:
-            if isinstance(event, BatchWritten) and event.led:
-                relay.poke()
-                if webhook is not None:
-                    webhook.poke()
-            observe(event)
-
-        mailbox: Mailbox[Write, WriteResult] = Mailbox(settings.mailbox_max)
-        write_stores: list[PostgresWriteStore] = []
-        readiness = Readiness(database, write_stores)
-        reads = await stack.enter_async_context(_reads(database, readiness, observe))
-        creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe)
-
-        def on_lost() -> None:
-            creator.forget()
-            observe(ConnectionLost())
-
-        for number in range(settings.writers):
-            write_store = PostgresWriteStore(database, on_lost, on_create)
-            write_stores.append(write_store)
-            stack.push_async_callback(write_store.close)
-            with suppress(StoreError):
-                await write_store.open()
-            writer = GroupWriter(mailbox, write_store, observe_writer, batch_max=settings.batch_max)
-            await stack.enter_async_context(_running(writer.run(), f"stretto writer {number}"))
-            stack.callback(writer.cut_off)
-        await stack.enter_async_context(_watching(pool, write_stores, observe))
-        stack.callback(mailbox.close)
-        await stack.enter_async_context(creator)
-        history: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max)
-        reader = HistoryReader(history, store, hub.origin, observe)
-        await stack.enter_async_context(_running(reader.run(), "stretto history reader"))
-        stack.callback(history.close)
-        await stack.enter_async_context(hub)
-        if nats is not None:
-            await stack.enter_async_context(nats.commands(creator))
-        yield Component(
-            creator,
-            AttemptLookup(reads.attempts, settings.creator.lease_seconds),
-            reads,
-            database,
-            mailbox,
+        runner = await stack.enter_async_context(Runner(observe))
+        endpoint = None
+        if settings.webhook is not None:
+            endpoint = await stack.enter_async_context(WebhookEndpoint(settings.webhook))
+        history = PostgresHistoryStore(database)
+        hub = SessionHub(await history.origin(), settings.hub, observe)
+        component = _component(
+            _Outside(database, pool, runner, history, endpoint, bus, on_create, observe),
             hub,
-            history,
-            relay,
-            webhook,
+            settings,
         )
+        await stack.enter_async_context(component.creator)
+        stack.push_async_callback(component.stop)
+        await component.start()
+        yield component
 
 
-@asynccontextmanager
-async def _watching(
-    pool: Pool | None, write_stores: Sequence[PostgresWriteStore], observe: Observer
-) -> AsyncIterator[None]:
-    """Have the writers let go of a host's pool that is closing."""
-    if pool is None:
-        yield
-        return
-    watch = PoolWatch(pool.is_closing, [store.release for store in write_stores], observe)
-    async with _running(watch.run(), "stretto pool watch"):
-        yield
+@dataclass(frozen=True, slots=True)
+class _Outside:
+    """What a component is put together from: the world's parts, and the host's."""
+
+    database: Database
+    pool: Pool | None
+    runner: Runner
+    history: PostgresHistoryStore
+    endpoint: WebhookEndpoint | None
+    bus: EventBus | None
+    on_create: OnCreate | None
+    observe: Observer
 
 
-@asynccontextmanager
-async def _webhook(
-    database: Database, settings: WebhookSettings | None, observe: Observer
-) -> AsyncIterator[WebhookSender | None]:
-    """Run the webhook's sender, if there is an endpoint."""
-    if settings is None:
-        yield None
-        return
-    store = PostgresWebhookStore(database)
-    # Before anything is created: that is where it begins.
-    await store.open()
-    async with WebhookEndpoint(settings) as endpoint:
-        sender = WebhookSender(store, endpoint, observe)
-        async with _upkeep(sender, "stretto webhook"):
-            yield sender
+def _component(outside: _Outside, hub: SessionHub, settings: ComponentSettings) -> Component:
+    """Put the parts together; nothing runs yet."""
+    database, observe = outside.database, outside.observe
+    write_stores: list[PostgresWriteStore] = []
+    reads = Reads(
+        PostgresAttemptStore(database),
+        PostgresGroupStore(database),
+        Readiness(database, write_stores).check,
+    )
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(settings.mailbox_max)
+    creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe)
+    nats = _nats(settings, hub, creator, observe)
+    relay = OutboxRelay(
+        PostgresOutboxStore(database),
+        outside.bus or (nats.events if nats else LocalBus(hub.deliver)),
+        observe,
+        settings.relay,
+    )
+    webhook = None
+    if outside.endpoint is not None:
+        webhook = WebhookSender(PostgresWebhookStore(database), outside.endpoint, observe)
+
+    def on_lost() -> None:
+        creator.forget()
+        observe(ConnectionLost())
+
+    def writer() -> GroupWriter:
+        """Return one that wakes those who read the outbox."""
+        store = PostgresWriteStore(database, on_lost, outside.on_create)
+        write_stores.append(store)
+        wakes = [each.wake for each in (relay, webhook) if each is not None]
+        return GroupWriter(mailbox, store, observe, batch_max=settings.batch_max, wakes=wakes)
+
+    writers = [writer() for _ in range(settings.writers)]
+    watch = None
+    if outside.pool is not None:
+        watch = PoolWatch(outside.pool.is_closing, [store.release for store in write_stores])
+    asks: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max)
+    return Component(
+        creator=creator,
+        lookup=AttemptLookup(reads.attempts, settings.creator.lease_seconds),
+        reads=reads,
+        database=database,
+        mailbox=mailbox,
+        hub=hub,
+        history=asks,
+        relay=relay,
+        webhook=webhook,
+        sweeper=RetentionSweeper(
+            lambda progress: sweep(database.tending, settings.retention, None, progress), observe
+        ),
+        history_reader=HistoryReader(asks, outside.history, hub.origin, observe),
+        writers=writers,
+        write_stores=write_stores,
+        pool_watch=watch,
+        nats=nats,
+        runner=outside.runner,
+    )
 
 
-@asynccontextmanager
-async def _reads(
-    database: Database, readiness: Readiness, observe: Observer
-) -> AsyncIterator[Reads]:
-    """Run the readers; in the end, what still waits for them is answered with an error."""
-    attempts, groups = PostgresAttemptStore(database), PostgresGroupStore(database)
-    reads = Reads(attempts, groups, readiness.check, observe)
-    async with AsyncExitStack() as stack:
-        for reader in reads.readers:
-            await stack.enter_async_context(_running(reader.run(), f"stretto {reader.name}"))
-            stack.callback(reader.close)
-        yield reads
+def _nats(
+    settings: ComponentSettings, hub: SessionHub, creator: GroupCreator, observe: Observer
+) -> Nats | None:
+    if not settings.nats_url:
+        return None
+    bus = Bus(settings.nats_url, settings.nats_prefix, hub.origin)
+    return make_nats(bus, hub.deliver, hub.interrupt, creator, observe)
 
 
 class AppOptions(TypedDict, total=False):
@@ -352,7 +396,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
                 observe=observe,
             ) as component,
         ):
-            metrics.watch(_gauges(component))
+            metrics.watch(_gauges(component), lambda: component.runner.up)
             yield Service(
                 component.creator,
                 component.lookup,
@@ -364,6 +408,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
                 options.get("streams") or StreamSettings(),
                 LoadShedder(component.mailbox.__len__, queued_max, metrics.count_shed),
                 asyncio.Event(),
+                component.runner,
             )
 
     return build_app(open_service)
@@ -481,30 +526,3 @@ def _webhook_settings(settings: Settings) -> WebhookSettings | None:
         secrets=parse_secrets(settings.webhook_secret),
         is_private_allowed=settings.webhook_allow_private,
     )
-
-
-@asynccontextmanager
-async def _upkeep(
-    actor: OutboxRelay | RetentionSweeper | WebhookSender, name: str
-) -> AsyncIterator[None]:
-    """Run the actor; let it end its batch, since a cancelled query lingers on its connection."""
-    async with _running(actor.run(), name) as task:
-        try:
-            yield
-        finally:
-            actor.stop()
-            await asyncio.wait({task}, timeout=UPKEEP_STOP_SECONDS)
-
-
-@asynccontextmanager
-async def _running(
-    running: Coroutine[None, None, None], name: str
-) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(running, name=name)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        # Looked at, whenever it ends: what it raised as it was cancelled is of no interest.
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        await asyncio.wait({task}, timeout=CANCEL_SECONDS)

@@ -22,15 +22,17 @@ from stretto.http.event_streams import StreamSettings
 from stretto.http.limits import ConnectionLimits
 from stretto.http.service import SERVICE
 from stretto.provision import bus_place, database_connection, database_place, token_settings
+from stretto.runtime.actor import Actor, Pace
 from stretto.stop import Stop
 from stretto.supervisor import Supervisor
 from stretto.telemetry import flush_log, logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from stretto.config import Settings
     from stretto.http.auth import TokenSettings
+    from stretto.runtime.runner import Runner
 
 # Database, log, bus, and whatever else is open beside the clients' connections.
 FILES_OWN: Final = 200
@@ -86,7 +88,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
             logger.info("service.started", host=settings.host, port=port)
             if settings.is_embedded:
                 notify(_welcome(settings.host, port, tokens, shows_token=sys.stderr.isatty()))
-            async with _collecting():
+            async with _collecting(app[SERVICE].runner):
                 await stop.asked.wait()
                 app[SERVICE].draining.set()
                 logger.info("service.draining", seconds=stop.drain_seconds)
@@ -96,25 +98,29 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
     logger.info("service.stopped")
 
 
+class GarbageCollector(Actor):
+    """Has garbage collected by the clock: what has been made since the collection before last."""
+
+    pace = Pace(seconds=COLLECT_SECONDS, rests_first=True)
+
+    def __init__(self) -> None:
+        super().__init__("garbage collector")
+        self._numbers = itertools.count(1)
+
+    async def run_once(self) -> int:
+        """Collect; now and then, all of it."""
+        is_full = next(self._numbers) % COLLECTIONS_TO_FULL == 0
+        return gc.collect(FULL_GENERATION if is_full else MIDDLE_GENERATION)
+
+
 @asynccontextmanager
-async def _collecting() -> AsyncIterator[None]:
-    """Have garbage collected by the clock, and pass over what has been there since the start."""
+async def _collecting(runner: Runner) -> AsyncIterator[None]:
+    """Pass over what has been there since the start, and collect by the clock what comes later."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS_MAX, *gc.get_threshold()[1:])
-    collecting = asyncio.create_task(_collect(asyncio.sleep), name="stretto garbage collection")
-    try:
+    async with runner.running(GarbageCollector()):
         yield
-    finally:
-        collecting.cancel()
-        await asyncio.gather(collecting, return_exceptions=True)
-
-
-async def _collect(pause: Callable[[float], Awaitable[object]]) -> None:
-    """Collect what has been made since the collection before last; now and then, all of it."""
-    for number in itertools.count(1):
-        await pause(COLLECT_SECONDS)
-        gc.collect(FULL_GENERATION if number % COLLECTIONS_TO_FULL == 0 else MIDDLE_GENERATION)
 
 
 def _connections_max(wanted: int) -> int:

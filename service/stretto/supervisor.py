@@ -16,7 +16,7 @@ from stretto.runtime.backoff import Backoff
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from stretto.stop import Stop
 
@@ -41,7 +41,7 @@ class Supervisor:
         environment: Mapping[str, str],
         stop: Stop,
         clock_seconds: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        pause: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
     ) -> None:
         self._command = command
         self._environment = environment
@@ -100,7 +100,7 @@ class Supervisor:
         return worker.returncode
 
     async def _pause_unless_stopped(self, seconds: float) -> None:
-        pausing = asyncio.ensure_future(self._pause(seconds))
+        pausing = asyncio.create_task(self._pause(seconds), name="pause before a worker")
         try:
             await self._first_of(pausing)
         finally:

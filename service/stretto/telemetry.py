@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 
 from stretto.log_folding import LogFolder
+from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
 from stretto.protocol.ports import (
-    ActorCrashed,
     AttemptAnswered,
     BatchWritten,
     BusConnected,
@@ -33,11 +33,9 @@ from stretto.protocol.ports import (
     HookError,
     RowsSwept,
     SessionEnded,
-    UpkeepTrouble,
     WebhookBlocked,
     WebhookDisabled,
     WebhookTried,
-    WriterCrashed,
     WriteTrouble,
 )
 from stretto.tally import SECONDS, Tally
@@ -91,9 +89,10 @@ class Metrics:
             "Database connections that a writer gave up.",
             registry=self.registry,
         )
-        self._writers_crashed = Counter(
-            "stretto_writers_crashed_total",
-            "Batches that met a fault in the program.",
+        self._actor_crashes = Counter(
+            "stretto_actor_crashes_total",
+            "Faults in the program that an actor has met, by actor.",
+            ["actor"],
             registry=self.registry,
         )
         self._guarantees_broken = Counter(
@@ -172,7 +171,6 @@ class Metrics:
         self._occurrences: Mapping[type[Event], Counter] = {
             ConnectionLost: self._connections_lost,
             GuaranteeBroken: self._guarantees_broken,
-            WriterCrashed: self._writers_crashed,
             BusTrouble: self._bus_trouble,
             EventsMissed: self._events_missed,
             EventBuried: self._events_dead,
@@ -185,9 +183,13 @@ class Metrics:
             WebhookTried: self._webhook_tries,
         }
 
-    def watch(self, gauges: Mapping[str, tuple[str, Callable[[], int]]]) -> None:
+    def watch(
+        self,
+        gauges: Mapping[str, tuple[str, Callable[[], int]]],
+        actors_up: Callable[[], Mapping[str, int]],
+    ) -> None:
         """Show these values, read when asked: by name, what each means and how to read it."""
-        self.registry.register(_Gauges(gauges))
+        self.registry.register(_Gauges(gauges, actors_up))
 
     def observe(self, event: Event) -> None:
         """Count the event."""
@@ -202,7 +204,6 @@ class Metrics:
             case (
                 ConnectionLost()
                 | GuaranteeBroken()
-                | WriterCrashed()
                 | BusTrouble()
                 | EventsMissed()
                 | EventBuried()
@@ -215,7 +216,7 @@ class Metrics:
                 self._sessions_ended.labels(int(code)).inc()
             case CommandHandled(end) | WebhookTried(end):
                 self._ends[type(event)].labels(end).inc()
-            case BusConnected() | WebhookBlocked():
+            case BusConnected() | WebhookBlocked() | ActorRestarted():
                 pass
             case EventsRelayed(delivered, refused, seconds):
                 self._relayed.labels("delivered").inc(delivered)
@@ -226,7 +227,7 @@ class Metrics:
             case UpkeepTrouble(actor, error):
                 self._upkeep_trouble.labels(actor, type(error).__name__).inc()
             case ActorCrashed(actor):
-                self._upkeep_trouble.labels(actor, "Crash").inc()
+                self._actor_crashes.labels(actor).inc()
             case _:
                 assert_never(event)
 
@@ -236,12 +237,21 @@ class Metrics:
 
 
 class _Gauges:
-    def __init__(self, gauges: Mapping[str, tuple[str, Callable[[], int]]]) -> None:
+    def __init__(
+        self,
+        gauges: Mapping[str, tuple[str, Callable[[], int]]],
+        actors_up: Callable[[], Mapping[str, int]],
+    ) -> None:
         self._gauges = gauges
+        self._actors_up = actors_up
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         for name, (meaning, read) in self._gauges.items():
             yield GaugeMetricFamily(name, meaning, value=read())
+        up = GaugeMetricFamily("stretto_actor_up", "Actors that run.", labels=["actor"])
+        for actor, count in self._actors_up().items():
+            up.add_metric([actor], count)
+        yield up
 
 
 # Why nothing comes to the webhook's endpoint, and what an operator can do.
@@ -285,8 +295,6 @@ def log_event(event: Event) -> None:
             logger.warning("writer.connection_lost")
         case GuaranteeBroken(group_id):
             logger.critical("guarantee.broken", guarantee="G4", group_id=str(group_id))
-        case WriterCrashed(error):
-            logger.error("writer.crashed", exc_info=error)
         case BusConnected():
             logger.info("bus.connected")
         case BusTrouble(cause):
@@ -304,6 +312,8 @@ def log_event(event: Event) -> None:
             )
         case ActorCrashed(actor, error):
             logger.error("actor.crashed", actor=actor, exc_info=error)
+        case ActorRestarted(actor):
+            logger.info("actor.restarted", actor=actor)
         case _:
             assert_never(event)
 

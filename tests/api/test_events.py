@@ -254,11 +254,11 @@ async def test_a_session_ends_with_its_token(live: LiveService) -> None:
     async with live.websocket("bob") as client, live.sse("carol") as reader:
         await client.next()
         await reader.next()
-        assert live.hub.run_once() == 0
+        assert await live.hub.run_once() == 0
         live.hub._clock_seconds = lambda: now + TOKEN_SECONDS - 1
-        assert live.hub.run_once() == 0
+        assert await live.hub.run_once() == 0
         live.hub._clock_seconds = lambda: now + TOKEN_SECONDS + 1
-        assert live.hub.run_once() == 2
+        assert await live.hub.run_once() == 2
         assert CloseCode.TOKEN_ENDED == await client.close_code()
         goodbye = await reader.next()
         assert ("close", CloseCode.TOKEN_ENDED) == (goodbye.type, goodbye.json["code"])

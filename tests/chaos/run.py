@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RETENTION_DAYS: Final = 30
 # What a service logs when it has found a bug, or a broken guarantee.
-ALARMS: Final = ("guarantee.broken", "writer.crashed")
+ALARMS: Final = ("guarantee.broken", "actor.crashed")
 
 
 @dataclass(frozen=True, slots=True)

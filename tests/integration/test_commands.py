@@ -37,6 +37,7 @@ from stretto.errors import (
 )
 from stretto.protocol.ports import CommandHandled
 from stretto.runtime.backoff import Backoff
+from stretto.runtime.runner import Runner
 from stretto.storage.check import check_database
 from waiting import until
 
@@ -68,13 +69,13 @@ async def server(tmp_path: Path) -> AsyncIterator[NatsProcess]:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again soon: nothing here is as slow as a network."""
-    for module, name, seconds in (
-        (connection_module, "RETRY_SECONDS", 0.02),
+    for module, name, value in (
+        (connection_module, "RETRY", Backoff(0.02, 0.02)),
         (connection_module, "NEXT_SERVER_SECONDS", 0.02),
-        (commands_module, "RETRY_SECONDS", 0.02),
+        (commands_module, "RETRY", Backoff(0.02, 0.02)),
         (commands_module, "DELAY", Backoff(0.02, 30.0)),
     ):
-        monkeypatch.setattr(module, name, seconds)
+        monkeypatch.setattr(module, name, value)
 
 
 class Sender:
@@ -139,14 +140,19 @@ async def sender(server: NatsProcess) -> AsyncIterator[Sender]:
 @asynccontextmanager
 async def consuming(
     server: NatsProcess, creator: GroupCreator, told: list[Event] | None = None
-) -> AsyncIterator[CommandConsumer]:
+) -> AsyncIterator[tuple[Runner, CommandConsumer]]:
     """Run a consumer with a connection of its own, as one process has it."""
     told = [] if told is None else told
-    async with (
-        NatsConnection(server.url, told.append) as connection,
-        CommandConsumer(connection, OURS, creator, told.append, FAST) as consumer,
-    ):
-        yield consumer
+    runner = Runner(told.append)
+    connection = NatsConnection(server.url, told.append)
+    consumer = CommandConsumer(connection, OURS, creator, told.append, FAST)
+    async with runner.running(connection), runner.running(consumer):
+        yield runner, consumer
+
+
+async def die(runner: Runner, consumer: CommandConsumer) -> None:
+    """End the consumer without a stop, as a process that crashes does."""
+    await connection_module.end_tasks([runner._runs[consumer][1]])
 
 
 class Scripted:
@@ -379,7 +385,7 @@ async def test_a_crash_before_the_acknowledgement_leads_to_a_replay(
             asked = asyncio.create_task(bus.ask())
             await crashed.wait()
             # Gone in the midst of it: nothing of it is acknowledged.
-            await connection_module.end_task(dying._task)
+            await die(*dying)
         finally:
             commands_module._reply = real
         assert await groups(connection) == 1
@@ -410,7 +416,7 @@ async def test_without_the_late_acknowledgement_a_crash_would_lose_the_command(
     async with consuming(server, component.creator) as dying, sender(server) as bus:
         await bus.send()
         await taken.wait()
-        await connection_module.end_task(dying._task)
+        await die(*dying)
         monkeypatch.undo()
         async with consuming(server, component.creator):
             await bus.settled()
@@ -449,16 +455,16 @@ async def test_stopping_ends_what_is_under_way_and_takes_nothing_more(
 
     creator: Any = Slow(component.creator)
     async with AsyncExitStack() as stack:
-        consumer = await stack.enter_async_context(consuming(server, creator))
+        runner, consumer = await stack.enter_async_context(consuming(server, creator))
         bus = await stack.enter_async_context(sender(server))
         asked = asyncio.create_task(bus.ask())
         await begun.wait()
-        stopping = asyncio.create_task(consumer.stop())
+        stopping = asyncio.create_task(runner.stop(consumer))
         await asyncio.sleep(0)
         go_on.set()
         await stopping
         assert b"group_id" in (await asked).data
-        await consumer.stop()
+        await runner.stop(consumer)
         await bus.send(Idempotency_Key="later")
         assert 1 == (await bus.jetstream.stream_info(STREAM)).state.messages
     assert 1 == creator.calls
@@ -486,9 +492,10 @@ async def test_permissions_of_the_runbook_let_senders_command_and_nothing_else(
             server.url.replace("//", f"//{user}:secret@") for user in ("stretto", "backend")
         )
         told: list[Event] = []
-        connection = await stack.enter_async_context(NatsConnection(own, told.append))
-        consumer = CommandConsumer(connection, OURS, component.creator, told.append, FAST)
-        await stack.enter_async_context(consumer)
+        runner = await stack.enter_async_context(Runner(told.append))
+        connection = NatsConnection(own, told.append)
+        runner.start(connection)
+        runner.start(CommandConsumer(connection, OURS, component.creator, told.append, FAST))
         watcher = Sender(await stack.enter_async_context(nats_client(own)))
         await watcher.ready()
         client = await nats.connect(others, error_cb=on_error)

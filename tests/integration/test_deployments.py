@@ -40,6 +40,8 @@ from stretto.bus.nats import NatsBus
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import ConfigurationError
 from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
+from stretto.runtime.backoff import Backoff
+from stretto.runtime.runner import Runner
 from stretto.storage.migrate import migrate
 from waiting import until
 
@@ -63,8 +65,8 @@ THEIRS = Deployment("stretto", "ffffffff")
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again soon: nothing here is as slow as a network."""
-    monkeypatch.setattr(connection_module, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(nats_bus, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(connection_module, "RETRY", Backoff(0.02, 0.02))
+    monkeypatch.setattr(nats_bus, "RETRY", Backoff(0.02, 0.02))
     monkeypatch.setattr(nats_bus, "START_SECONDS", DEADLINE_SECONDS)
 
 
@@ -228,11 +230,11 @@ async def test_a_stream_without_our_mark_is_refused_until_it_is_adopted(
         name=name, subjects=OURS.streams[name], max_age=60, metadata=metadata
     )
     told: list[Event] = []
-    async with NatsConnection(server.url, told.append) as connection:
+    runner, connection = Runner(told.append), NatsConnection(server.url, told.append)
+    async with runner.running(connection):
         bus = NatsBus(connection, OURS, lambda _: None, lambda: None, told.append)
         with pytest.raises(ForeignStream, match=f"the stream {name} "):
-            await bus.__aenter__()
-        assert bus._task.done()
+            await bus.ready()
         link = await connection.linked()
         if name != OURS.event_stream:
             with pytest.raises(ForeignStream):
@@ -245,7 +247,8 @@ async def test_a_stream_without_our_mark_is_refused_until_it_is_adopted(
         assert [] == await adopt(link, OURS)
         after = (await jetstream.stream_info(name)).config
         assert (60, before.subjects) == (after.max_age, after.subjects)
-        async with bus:
+        async with runner.running(bus):
+            await bus.ready()
             assert {} == await bus.publish([new_event()])
     assert (await jetstream.stream_info(OURS.event_stream)).state.messages == 1
 
@@ -254,7 +257,8 @@ async def test_of_two_deployments_that_start_at_once_one_gets_the_name(
     server: NatsProcess, client: Client
 ) -> None:
     """Whichever was first: the server takes a stream with another mark for another stream."""
-    async with NatsConnection(server.url, lambda _: None) as connection:
+    connection = NatsConnection(server.url, lambda _: None)
+    async with Runner(lambda _: None).running(connection):
         link = await connection.linked()
         looked = asyncio.Barrier(2)
         real = deployment_module._info

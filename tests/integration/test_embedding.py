@@ -13,7 +13,6 @@ from aiohttp import web
 import stretto
 from api_client import SECRET, TEAM, connected_api
 from chaos.steps import first_row
-from stretto.actors import pool_watch
 from stretto.assembly import open_component
 from stretto.protocol.ports import Unreachable
 from stretto.storage.migrate import migrate
@@ -295,12 +294,9 @@ async def test_a_pool_that_is_closed_before_the_component_closes_in_time(
 
 
 async def test_a_write_under_way_ends_well_though_the_pool_is_closing(
-    database_url: str,
-    connection: asyncpg.Connection[asyncpg.Record],
-    monkeypatch: pytest.MonkeyPatch,
+    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
 ) -> None:
     """The pool waits for it, as for whatever else its host has under way."""
-    monkeypatch.setattr(pool_watch, "LOOK_SECONDS", 0)
     in_hook, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait(*_: object) -> None:

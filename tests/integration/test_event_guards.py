@@ -21,6 +21,7 @@ from stretto.domain import UserId
 from stretto.protocol.events import Position
 from stretto.protocol.history import Bookmark, Cursor
 from stretto.protocol.sessions import OutgoingEvent
+from stretto.runtime.runner import Run
 from stretto.storage import history, outbox
 from stretto.storage.database import Database
 from stretto.storage.queries import QUERIES
@@ -68,7 +69,7 @@ class World:
         bookmark = None if since is None else Bookmark.parse(since)
         with self.hub.session(BOB, 1e12) as session:
             replay = Replay(self._asks, session, self.hub.origin, bookmark)
-            reading = asyncio.create_task(self.reader.run())
+            reading = asyncio.create_task(Run(self.reader, lambda _: None).turns())
             position = await replay.begin()
             missed: list[OutgoingEvent] = []
             while (stretch := await replay.next()) is not None:

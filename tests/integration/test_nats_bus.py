@@ -21,6 +21,8 @@ from stretto.bus.deployment import MARK
 from stretto.bus.nats import NatsBus
 from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
 from stretto.protocol.ports import BusConnected, BusTrouble, EventsMissed
+from stretto.runtime.backoff import Backoff
+from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,6 +51,7 @@ class Replica:
         self.gaps = 0
         self.told: list[Event] = []
         self._changed = asyncio.Event()
+        self.runner = Runner(self._tell)
         self.connection = NatsConnection(url, self._tell)
         self.bus = NatsBus(self.connection, OURS, self._deliver, self._on_gap, self._tell)
 
@@ -91,7 +94,8 @@ class Replica:
 async def replica(url: str) -> AsyncIterator[Replica]:
     """Run a replica's bus."""
     one = Replica(url)
-    async with one.connection, one.bus:
+    async with one.runner.running(one.connection), one.runner.running(one.bus):
+        await one.bus.ready()
         yield one
 
 
@@ -99,9 +103,9 @@ async def replica(url: str) -> AsyncIterator[Replica]:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Notice silence soon: nothing here is as slow as a network."""
     monkeypatch.setattr(receiver_module, "HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(connection_module, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(connection_module, "RETRY", Backoff(0.02, 0.02))
     monkeypatch.setattr(connection_module, "NEXT_SERVER_SECONDS", 0.02)
-    monkeypatch.setattr(nats_bus, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(nats_bus, "RETRY", Backoff(0.02, 0.02))
     monkeypatch.setattr(nats_bus, "START_SECONDS", 5)
 
 
@@ -197,11 +201,11 @@ async def test_publishing_without_a_server_fails_at_once(tmp_path: Path) -> None
     event = new_event()
     one = Replica(server.url)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(one.connection)
+        await stack.enter_async_context(one.runner.running(one.connection))
         with pytest.raises(BusUnavailable):
             await one.bus.publish([event])
         await stack.enter_async_context(server)
-        await stack.enter_async_context(one.bus)
+        await stack.enter_async_context(one.runner.running(one.bus))
         await one.published(event)
         await one.until_got(event)
     assert any(isinstance(told, BusTrouble) for told in one.told)
@@ -259,8 +263,9 @@ async def test_what_is_gone_from_the_stream_makes_sessions_resume(
         await other.until(lambda: len(other.got) == 1)
         # Nothing of what follows reaches it before its place is gone.
         other.bus._deliver = lambda event: None
-        other.bus._task.cancel()
-        await asyncio.wait([other.bus._task])
+        _, receiving = other.runner._runs.pop(other.bus)
+        receiving.cancel()
+        await asyncio.wait([receiving])
         await one.published(event, new_event())
         if loss == "purged":
             await jetstream.purge_stream(STREAM)
@@ -269,7 +274,7 @@ async def test_what_is_gone_from_the_stream_makes_sessions_resume(
         if loss == "made anew and longer":
             # Its numbers go on from where the old one's place is.
             await one.published(new_event(), new_event(), new_event())
-        await other.bus.__aenter__()
+        other.runner.start(other.bus)
         await other.until(lambda: other.gaps == 2)
         assert EventsMissed() in other.told
         other.bus._deliver = other._deliver

@@ -12,6 +12,7 @@ from stretto.actors.relay import OutboxRelay, RelaySettings
 from stretto.assembly import ComponentSettings, open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id
 from stretto.protocol.ports import RowsSwept
+from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from stretto.assembly import Component
     from stretto.protocol.events import CommittedEvent
     from stretto.protocol.ports import Event
+    from stretto.runtime.actor import Pace
 
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
 DEADLINE_SECONDS = 20
@@ -46,13 +48,14 @@ async def resting_component(
 ) -> AsyncIterator[Component]:
     """Run a component whose relay has looked, found nothing, and looks in an hour again."""
     resting = asyncio.Event()
-    real = OutboxRelay._is_poked
+    real = Run._rest
 
-    async def is_poked(self: OutboxRelay) -> bool:
-        resting.set()
-        return await real(self)
+    async def rest(self: Run, pace: Pace) -> None:
+        if self.actor.name == "relay":
+            resting.set()
+        await real(self, pace)
 
-    monkeypatch.setattr(OutboxRelay, "_is_poked", is_poked)
+    monkeypatch.setattr(Run, "_rest", rest)
     settings = ComponentSettings(relay=RelaySettings(poll_seconds=3600))
     async with open_component(database_url, settings=settings, bus=bus) as component:
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -60,17 +63,17 @@ async def resting_component(
         yield component
 
 
-@pytest.mark.parametrize("is_poked", [True, False])
+@pytest.mark.parametrize("is_woken", [True, False])
 async def test_a_writer_wakes_the_relay(
-    is_poked: bool, database_url: str, monkeypatch: pytest.MonkeyPatch
+    is_woken: bool, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without its poke the event lies there until the next look."""
-    if not is_poked:
-        monkeypatch.setattr(OutboxRelay, "poke", lambda _: None)
+    """Without that the event lies there until the next look."""
+    if not is_woken:
+        monkeypatch.setattr(OutboxRelay, "wake", lambda _: None)
     bus = WaitingBus()
     async with resting_component(database_url, bus, monkeypatch) as component:
         answer = await component.creator.create(IdempotencyKey("k"), TEAM)
-        if is_poked:
+        if is_woken:
             async with asyncio.timeout(DEADLINE_SECONDS):
                 await bus.published.wait()
         else:
@@ -84,7 +87,7 @@ async def test_what_a_dead_replica_has_left_is_found_by_looking(database_url: st
     bus = WaitingBus()
     with pytest.MonkeyPatch.context() as patch:
         # This one dies with its event: its relay has never run.
-        patch.setattr(OutboxRelay, "run", asyncio.Event().wait)
+        patch.setattr(OutboxRelay, "run_once", asyncio.Event().wait)
         async with open_component(database_url) as dying:
             answer = await dying.creator.create(IdempotencyKey("k"), TEAM)
     settings = ComponentSettings(relay=RelaySettings(poll_seconds=0.01))
@@ -92,7 +95,7 @@ async def test_what_a_dead_replica_has_left_is_found_by_looking(database_url: st
         async with asyncio.timeout(DEADLINE_SECONDS):
             await bus.published.wait()
         assert [event_id(answer.group.group_id)] == bus.ids
-        assert not component.relay._poked.is_set()
+        assert not component.relay.woken.is_set()
 
 
 async def test_replicas_sweep_by_themselves_and_every_row_once(

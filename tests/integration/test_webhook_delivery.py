@@ -24,6 +24,7 @@ from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.protocol.events import BusUnavailable
 from stretto.protocol.ports import EventBuried, WebhookDisabled, WebhookTried
 from stretto.protocol.webhooks import JITTER_RATIO_MAX, RETRY_SECONDS, WebhookSettings
+from stretto.runtime.runner import Run
 from stretto.storage.database import Database
 from stretto.storage.outbox import dead_letters, replay
 from stretto.storage.queries import QUERIES
@@ -547,7 +548,7 @@ async def test_a_request_that_hangs_holds_back_no_other(
     assert slow == receiver.ids[0]
     assert sorted(others) == sorted(receiver.ids[1:])
     sender.stop()
-    await sender.run()
+    await sender.close()
 
 
 async def test_a_sender_that_stops_gives_back_what_has_no_answer(
@@ -557,7 +558,7 @@ async def test_a_sender_that_stops_gives_back_what_has_no_answer(
     receiver.is_held = True
     async with opened(database, receiver, clock) as (sender, _):
         ids = await commit_events(connection)
-        running = asyncio.create_task(sender.run())
+        running = asyncio.create_task(Run(sender, lambda _: None).turns())
         await receiver.until(1)
         sender.stop()
         await running

@@ -14,6 +14,7 @@ from stretto.errors import AttemptFailed, AttemptPending, KeyReused
 from stretto.protocol.creator import CreatorSettings, GroupCreator
 from stretto.protocol.lookup import AttemptLookup
 from stretto.protocol.ports import Refused, Write, WriteResult, WriteTrouble
+from stretto.runtime.runner import Run
 from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Process:
 
     async def __aenter__(self) -> Self:
         await self.creator.__aenter__()
-        self._running = asyncio.create_task(self._writer.run(), name="writer")
+        self._running = asyncio.create_task(Run(self._writer, self._observe).turns(), name="writer")
         return self
 
     async def __aexit__(self, *_: object) -> None:

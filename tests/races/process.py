@@ -7,8 +7,10 @@ from uuid import UUID
 
 from memory_store.stores import MemoryAttemptStore, MemoryWriteStore
 from races.stepped_loop import SteppedLoop
+from stretto.observations import ActorCrashed
 from stretto.protocol.creator import CreatorSettings
-from stretto.protocol.ports import GuaranteeBroken, WriterCrashed
+from stretto.protocol.ports import GuaranteeBroken
+from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
     from races.world import World
@@ -40,10 +42,13 @@ class Process:
         )
         store = MemoryWriteStore(world.database, self.creator.forget)
         writer = scenario.writer(mailbox, store, self._observe, batch_max=BATCH_MAX)
-        self._tasks = [self.loop.run(self.creator.__aenter__()), self.loop.run(writer.run())]
+        self._tasks = [
+            self.loop.run(self.creator.__aenter__()),
+            self.loop.run(Run(writer, self._observe).turns()),
+        ]
 
     def _observe(self, event: Event) -> None:
-        if isinstance(event, (GuaranteeBroken, WriterCrashed)):
+        if isinstance(event, (GuaranteeBroken, ActorCrashed)):
             self.events.append(event)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import weakref
 from typing import TYPE_CHECKING
@@ -10,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto import server
-from stretto.server import COLLECT_SECONDS, YOUNG_OBJECTS_MAX, _collect, _collecting
+from stretto.runtime.runner import Run, Runner
+from stretto.server import COLLECT_SECONDS, YOUNG_OBJECTS_MAX, GarbageCollector, _collecting
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterator
 
 
@@ -37,14 +38,15 @@ def collector() -> Iterator[None]:
 async def collect(times: int) -> list[float]:
     """Let the clock strike so often; return the pauses before, and the one that is left."""
     steps: list[float] = []
+    collector = GarbageCollector()
 
-    async def pause(seconds: float) -> None:
+    async def wait(_: asyncio.Event, seconds: float) -> bool:
         steps.append(seconds)
         if len(steps) > times:
-            raise asyncio.CancelledError
+            collector.stop()
+        return False
 
-    with pytest.raises(asyncio.CancelledError):
-        await _collect(pause)
+    await Run(collector, lambda _: None, wait).turns()
     return steps
 
 
@@ -93,9 +95,9 @@ async def test_a_bound_in_objects_alone_would_leave_it(monkeypatch: pytest.Monke
 async def test_collecting_begins_and_ends_with_the_service() -> None:
     """What is there at the start is passed over from then on; no task is left."""
     before = gc.get_threshold()
-    async with _collecting():
-        names = {task.get_name() for task in asyncio.all_tasks()}
-        assert "stretto garbage collection" in names
+    runner = Runner(lambda _: None)
+    async with _collecting(runner):
+        assert {"garbage collector": 1} == runner.up
         assert (YOUNG_OBJECTS_MAX, *before[1:]) == gc.get_threshold()
         assert gc.get_freeze_count() > 0
-    assert "stretto garbage collection" not in {t.get_name() for t in asyncio.all_tasks()}
+    assert {} == runner.up

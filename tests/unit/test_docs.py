@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stretto import assembly
 from stretto.documents import STATUS
 from stretto.protocol import ports
 
@@ -132,3 +133,20 @@ def test_every_kind_of_a_stores_error_is_in_the_telemetry() -> None:
         and each is not ports.StoreError
     }
     assert [] == sorted(name for name in kinds if f"`{name}`" not in listed)
+
+
+def test_start_and_stop_are_the_same_lists_in_the_docs_and_in_the_code() -> None:
+    """What happens in this order is a test of the component."""
+
+    def lists(text: str) -> tuple[str, list[str]]:
+        flat = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
+        start = re.search(r"^Start: (.*?)\.", flat, re.DOTALL | re.MULTILINE)
+        assert start is not None
+        steps = re.findall(r"^\d+\. .*?[.;]$", flat, re.DOTALL | re.MULTILINE)
+        return " ".join(start[1].split()), [" ".join(step.split()) for step in steps]
+
+    text = (ROOT / "docs/ARCHITECTURE.md").read_text().split("## Life cycle", 1)[1]
+    assert assembly.__doc__ is not None
+    told, done = lists(text.split("A load balancer notices", 1)[0]), lists(assembly.__doc__)
+    assert len(done[1]) >= 13
+    assert told == done

@@ -9,8 +9,8 @@ import pytest
 
 from logged_events import logged
 from stretto.errors import Failure, GroupRejected
+from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
 from stretto.protocol.ports import (
-    ActorCrashed,
     AttemptAnswered,
     BatchWritten,
     ConnectionLost,
@@ -25,11 +25,9 @@ from stretto.protocol.ports import (
     RowsSwept,
     SessionEnded,
     Transient,
-    UpkeepTrouble,
     WebhookBlocked,
     WebhookDisabled,
     WebhookTried,
-    WriterCrashed,
     WriteTrouble,
 )
 from stretto.protocol.sessions import CloseCode
@@ -105,11 +103,13 @@ def test_only_a_bug_is_logged_with_its_traceback(
     assert "a token" not in str(line).replace('secret = "a token"', "")
 
 
-def test_a_crashed_writer_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """With its traceback: it is a bug."""
-    (line,) = logged(capsys, WriterCrashed(raised(ZeroDivisionError())))
-    assert ("writer.crashed", "error") == (line["event"], line["level"])
+def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its name, and its traceback: it is a bug. That it runs again is said as well."""
+    (line,) = logged(capsys, ActorCrashed("writer", raised(ZeroDivisionError())))
+    assert ("actor.crashed", "error", "writer") == (line["event"], line["level"], line["actor"])
     assert "ZeroDivisionError" in line["exception"]
+    (line,) = logged(capsys, ActorRestarted("writer"))
+    assert ("actor.restarted", "info", "writer") == (line["event"], line["level"], line["actor"])
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,10 @@ def test_a_crashed_writer_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
         ("stretto_batch_writes_sum 7.0", BatchWritten(7, 6, 0.1)),
         ('stretto_write_trouble_total{kind="Transient"} 3.0', WriteTrouble(Transient(), 3)),
         ("stretto_writer_connections_lost_total 1.0", ConnectionLost()),
-        ("stretto_writers_crashed_total 1.0", WriterCrashed(ValueError())),
+        (
+            'stretto_actor_crashes_total{actor="writer"} 1.0',
+            ActorCrashed("writer", ValueError()),
+        ),
         ('stretto_webhook_tries_total{result="failed"} 1.0', WebhookTried("failed")),
         ("stretto_webhook_disabled_total 0.0", WebhookBlocked()),
         ("stretto_webhook_disabled_total 1.0", WebhookDisabled()),
@@ -136,17 +139,9 @@ def test_a_crashed_writer_is_an_error(capsys: pytest.CaptureFixture[str]) -> Non
             'stretto_upkeep_trouble_total{actor="sweeper",kind="Transient"} 1.0',
             UpkeepTrouble("sweeper", Transient()),
         ),
-        (
-            'stretto_upkeep_trouble_total{actor="relay",kind="Crash"} 1.0',
-            ActorCrashed("relay", ValueError()),
-        ),
         ("stretto_guarantees_broken_total 1.0", GuaranteeBroken(UUID(int=1))),
         ("stretto_events_delivered_total 7.0", EventDelivered(7)),
         ('stretto_sessions_ended_total{code="4408"} 1.0', SessionEnded(CloseCode.TOO_SLOW)),
-        (
-            'stretto_upkeep_trouble_total{actor="history reader",kind="Crash"} 1.0',
-            ActorCrashed("history reader", ValueError()),
-        ),
     ],
 )
 def test_every_event_is_counted(expected: str, event: Event) -> None:
@@ -154,3 +149,12 @@ def test_every_event_is_counted(expected: str, event: Event) -> None:
     metrics = Metrics()
     metrics.observe(event)
     assert expected in metrics.exposition().decode().splitlines()
+
+
+def test_actors_that_run_are_shown_by_name() -> None:
+    """Also those of which none does."""
+    metrics = Metrics()
+    metrics.watch({}, lambda: {"writer": 2, "relay": 0})
+    lines = metrics.exposition().decode().splitlines()
+    assert 'stretto_actor_up{actor="writer"} 2.0' in lines
+    assert 'stretto_actor_up{actor="relay"} 0.0' in lines

@@ -24,9 +24,11 @@ from uuid import UUID
 from stretto.actors.mailbox import Envelope, Mailbox
 from stretto.actors.session import TOLD_MAX
 from stretto.errors import InternalError, Overloaded
+from stretto.observations import UpkeepTrouble
 from stretto.protocol.history import Bookmark, Cursor, PositionLost
-from stretto.protocol.ports import ActorCrashed, StoreError, UpkeepTrouble
+from stretto.protocol.ports import StoreError
 from stretto.protocol.sessions import OutgoingEvent
+from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -71,8 +73,10 @@ _Request = Envelope[Ask, Stretch]
 Read = TypeVar("Read")
 
 
-class HistoryReader:
+class HistoryReader(Actor):
     """Answers asks from a mailbox, batch by batch."""
+
+    backoff = BACKOFF
 
     def __init__(
         self,
@@ -81,6 +85,7 @@ class HistoryReader:
         origin: Origin,
         observe: Observer,
     ) -> None:
+        super().__init__("history reader")
         self._mailbox = mailbox
         self._store = store
         self._origin = origin
@@ -88,10 +93,10 @@ class HistoryReader:
         self._patient_until = 0.0
         """On the loop's clock; for the batch that is being read."""
 
-    async def run(self) -> None:
-        """Read batch after batch, until cancelled."""
-        while True:
-            await self.run_once()
+    def stop(self) -> None:
+        """Accept nothing more; what waits is answered with an error. Idempotent."""
+        super().stop()
+        self._mailbox.close()
 
     async def run_once(self) -> int:
         """Wait for those who ask, answer all of them; return how many there were."""
@@ -102,9 +107,9 @@ class HistoryReader:
             await self._answer(batch)
         except StoreError as error:
             unanswered = error
-        except Exception as error:  # noqa: BLE001 no bug may leave a service without its history
+        except Exception:
             unanswered = InternalError()
-            self._observe(ActorCrashed("history reader", error))
+            raise
         finally:
             for request in batch:
                 request.fail(unanswered)
@@ -149,7 +154,7 @@ class HistoryReader:
             try:
                 return await read()
             except StoreError as error:
-                self._observe(UpkeepTrouble("history reader", error))
+                self._observe(UpkeepTrouble(self.name, error))
                 if asyncio.get_running_loop().time() >= self._patient_until:
                     raise
             await asyncio.sleep(BACKOFF.seconds(failures))

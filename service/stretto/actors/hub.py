@@ -11,12 +11,13 @@ import itertools
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from stretto.actors.session import Session
 from stretto.errors import Overloaded, RateLimited
 from stretto.protocol.ports import EventDelivered, SessionEnded
 from stretto.protocol.sessions import CloseCode, OutgoingEvent
+from stretto.runtime.actor import Actor, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,8 +50,10 @@ class HubSettings:
     """What may wait for a session: a burst, but not what a client that stopped reading misses."""
 
 
-class SessionHub:
-    """Knows the sessions of every user; use as `async with`."""
+class SessionHub(Actor):
+    """Knows the sessions of every user; a turn ends those whose token has ended."""
+
+    pace = Pace(seconds=TICK_SECONDS)
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class SessionHub:
         observe: Observer,
         clock_seconds: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__("session hub")
         self._origin = origin
         self._settings = settings
         self._observe = observe
@@ -66,21 +70,13 @@ class SessionHub:
         # A dict for its order: sessions are told in the order of their coming.
         self._sessions: dict[str, dict[Session, None]] = {}
         self._count = 0
-        self._is_stopping = False
         self._empty = asyncio.Event()
         self._empty.set()
 
-    async def __aenter__(self) -> Self:
-        self._ticking = asyncio.create_task(self._run(), name="stretto session hub")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._ticking.cancel()
-        self.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_SECONDS):
-                await self._empty.wait()
-        await asyncio.gather(self._ticking, return_exceptions=True)
+    @property
+    def stop_seconds(self) -> float:
+        """As long as `close` takes at most, and a moment."""
+        return STOP_SECONDS + 1
 
     def __len__(self) -> int:
         return self._count
@@ -96,7 +92,7 @@ class SessionHub:
 
         Raises `RateLimited` where the user has too many sessions, `Overloaded` where the process has.
         """
-        if self._is_stopping:
+        if self.is_stopping:
             raise Overloaded.while_stopping()
         if self._count >= self._settings.sessions_max:
             raise Overloaded(
@@ -131,7 +127,7 @@ class SessionHub:
         if told:
             self._observe(EventDelivered(told))
 
-    def run_once(self) -> int:
+    async def run_once(self) -> int:
         """Close the sessions whose token has ended; return how many."""
         now = self._clock_seconds()
         ended = [session for session in self._all() if session.ends_at <= now]
@@ -139,11 +135,17 @@ class SessionHub:
             session.close(CloseCode.TOKEN_ENDED)
         return len(ended)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Take nobody any more and send everybody away. Idempotent."""
-        self._is_stopping = True
+        super().stop()
         for session in self._all():
             session.close(CloseCode.GOING_AWAY)
+
+    async def close(self) -> None:
+        """Wait until the last session has left, for a bounded time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._empty.wait()
 
     def interrupt(self) -> None:
         """Send everybody away to resume: some events did not get here."""
@@ -152,11 +154,6 @@ class SessionHub:
 
     def _all(self) -> Iterator[Session]:
         return itertools.chain.from_iterable(self._sessions.values())
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            self.run_once()
 
     def _remove(self, session: Session) -> None:
         sessions = self._sessions[session.user]

@@ -8,49 +8,43 @@ on nothing can be created; what is asked is answered with an error, and the same
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
-from stretto.protocol.ports import ActorCrashed
+from stretto.runtime.actor import Actor, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-
-    from stretto.protocol.ports import Observer
 
 # What a host that closes first waits for at most, beside a write that is under way. A look reads one
 # attribute.
 LOOK_SECONDS: Final = 0.25
 
 
-class PoolWatch:
-    """Calls each of `releases` as long as the pool `is_closing`; `pause` is for tests."""
+class PoolWatch(Actor):
+    """Calls each of `releases` time and again while the pool `is_closing`.
+
+    Once is not enough: a writer that is at a write lets go after it.
+    """
+
+    pace = Pace(seconds=LOOK_SECONDS)
 
     def __init__(
-        self,
-        is_closing: Callable[[], bool],
-        releases: Sequence[Callable[[], Awaitable[None]]],
-        observe: Observer,
-        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        self, is_closing: Callable[[], bool], releases: Sequence[Callable[[], Awaitable[None]]]
     ) -> None:
+        super().__init__("pool watch")
         self._is_closing = is_closing
         self._releases = releases
-        self._observe = observe
-        self._pause = pause
-
-    async def run(self) -> None:
-        """Look time and again, until cancelled: a write that is under way lets go after it."""
-        while True:
-            await self.run_once()
-            await self._pause(LOOK_SECONDS)
 
     async def run_once(self) -> int:
-        """Look once; return how many writers were asked to let go."""
+        """Look once; return how many writers have let go.
+
+        Raises what a host's own code has raised as its pool took a connection back.
+        """
         if not self._is_closing():
             return 0
-        for release in self._releases:
-            try:
-                await release()
-            except Exception as error:  # noqa: BLE001 the host's own code runs as its pool takes back
-                self._observe(ActorCrashed("pool watch", error))
+        # Each one is called, whatever those before it raise.
+        async with AsyncExitStack() as stack:
+            for release in reversed(self._releases):
+                stack.push_async_callback(release)
         return len(self._releases)

@@ -13,41 +13,38 @@ from typing import TYPE_CHECKING, Final, Generic
 
 from stretto.actors.mailbox import Mailbox, Message, Reply
 from stretto.errors import InternalError, Overloaded
-from stretto.protocol.ports import ActorCrashed, ReadCancelled, StoreError
+from stretto.protocol.ports import ReadCancelled, StoreError
+from stretto.runtime.actor import Actor
+from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from stretto.actors.mailbox import Envelope
-    from stretto.protocol.ports import Observer
 
     Read = Callable[[Sequence[Message]], Awaitable[Sequence[Reply]]]
 
 # Batches that may wait: with the loop as it should be, a few hundredths of a second; with a database
 # that does not answer, what is told together when its connection is cut.
 WAITING_BATCHES_MAX: Final = 8
+# After a bug, which may be one question's own: the others wait meanwhile.
+READ_BACKOFF: Final = Backoff(0.02, 0.5)
 
 
-class BatchReader(Generic[Message, Reply]):
+class BatchReader(Actor, Generic[Message, Reply]):
     """Asks `read` for the answers to a batch of questions, in their order; one batch at a time."""
 
-    def __init__(
-        self, name: str, read: Read[Message, Reply], observe: Observer, *, batch_max: int
-    ) -> None:
-        self.name = name
+    backoff = READ_BACKOFF
+
+    def __init__(self, name: str, read: Read[Message, Reply], *, batch_max: int) -> None:
+        super().__init__(name)
         self._read = read
-        self._observe = observe
         self._batch_max = batch_max
         self._mailbox: Mailbox[Message, Reply] = Mailbox(WAITING_BATCHES_MAX * batch_max)
 
     async def ask(self, question: Message) -> Reply:
         """Return the answer; raises `Overloaded` where too many wait, else what the read raises."""
         return await self._mailbox.ask(question)
-
-    async def run(self) -> None:
-        """Read batch after batch, until cancelled."""
-        while True:
-            await self.run_once()
 
     async def run_once(self) -> int:
         """Wait for questions, answer a batch; return how many there were."""
@@ -59,16 +56,17 @@ class BatchReader(Generic[Message, Reply]):
             unanswered = error
             # What waits would wait for the same connection, and be cut off one batch after the other.
             batch += self._mailbox.take_queued()
-        except Exception as error:  # noqa: BLE001 no bug may leave a service without its reads
+        except Exception:
             unanswered = InternalError()
-            self._observe(ActorCrashed(self.name, error))
+            raise
         finally:
             for request in batch:
                 request.fail(unanswered)
         return len(batch)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Accept nothing more; what waits is answered with an error. Idempotent."""
+        super().stop()
         self._mailbox.close()
 
     async def _answer(self, batch: Sequence[Envelope[Message, Reply]]) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from stretto.domain import Group, Member, UserId
     from stretto.protocol.attempt import Sighting
-    from stretto.protocol.ports import Observer
     from stretto.protocol.reads import BatchAttemptStore, BatchGroupStore
 
 # Rows by primary key, of which each takes some microseconds: as many as writes.
@@ -29,11 +28,9 @@ PAGES_READ_MAX: Final = 16
 class AttemptReads:
     """The follower's store, whose looks share a statement."""
 
-    def __init__(self, store: BatchAttemptStore, observe: Observer) -> None:
+    def __init__(self, store: BatchAttemptStore) -> None:
         self._store = store
-        self.looks = BatchReader(
-            "reader of attempts", store.look_all, observe, batch_max=ROWS_READ_MAX
-        )
+        self.looks = BatchReader("reader of attempts", store.look_all, batch_max=ROWS_READ_MAX)
 
     async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
         """Read the attempt and the group of that id in one query."""
@@ -53,15 +50,15 @@ class AttemptReads:
 class GroupReads:
     """What members read."""
 
-    def __init__(self, store: BatchGroupStore, observe: Observer) -> None:
+    def __init__(self, store: BatchGroupStore) -> None:
         self.single = BatchReader(
-            "reader of groups", store.group_of_member, observe, batch_max=ROWS_READ_MAX
+            "reader of groups", store.group_of_member, batch_max=ROWS_READ_MAX
         )
         self.lists = BatchReader(
-            "reader of lists", store.groups_of_member, observe, batch_max=PAGES_READ_MAX
+            "reader of lists", store.groups_of_member, batch_max=PAGES_READ_MAX
         )
         self.members = BatchReader(
-            "reader of members", store.members_of_group, observe, batch_max=PAGES_READ_MAX
+            "reader of members", store.members_of_group, batch_max=PAGES_READ_MAX
         )
 
     async def group_of_member(self, group_id: UUID, user: UserId) -> Group | None:
@@ -89,14 +86,11 @@ class Reads:
         attempts: BatchAttemptStore,
         groups: BatchGroupStore,
         ping: Callable[[], Awaitable[None]],
-        observe: Observer,
     ) -> None:
-        self.attempts = AttemptReads(attempts, observe)
-        self.groups = GroupReads(groups, observe)
+        self.attempts = AttemptReads(attempts)
+        self.groups = GroupReads(groups)
         self._ping_database = ping
-        self._pings = BatchReader(
-            "reader of health", self._answer_pings, observe, batch_max=ROWS_READ_MAX
-        )
+        self._pings = BatchReader("reader of health", self._answer_pings, batch_max=ROWS_READ_MAX)
 
     @property
     def readers(self) -> Sequence[BatchReader[Any, Any]]:

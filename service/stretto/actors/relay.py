@@ -14,31 +14,25 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from stretto.actors.lag import Lag
 from stretto.protocol.events import BusUnavailable
 from stretto.protocol.outbox import RefusalLimits
 from stretto.protocol.ports import (
-    ActorCrashed,
     EventBuried,
     EventsRelayed,
     Observer,
     StoreError,
-    UpkeepTrouble,
 )
-from stretto.runtime.backoff import Backoff
+from stretto.runtime.actor import Actor, Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     from stretto.protocol.events import CommittedEvent, EventBus
     from stretto.protocol.outbox import OutboxStore
-
-# Between turns while bus or database are away.
-BACKOFF: Final = Backoff(0.1, 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +44,16 @@ class RelaySettings:
     batch_max: int = 256
     """Events per statement: a few milliseconds of work."""
     gather_seconds: float = 0.005
-    """How long a poke waits for others: two statements for one event cost as much as for ten."""
+    """How long a wake-up waits for others: two statements for one event cost as much as for ten."""
     poll_seconds: float = 1.0
-    """How often to look without being poked: for refused events, and for those of dead replicas."""
+    """How often to look without being woken: for refused events, and for those of dead replicas."""
     refusal: RefusalLimits = field(default_factory=RefusalLimits)
 
 
-class OutboxRelay:
+class OutboxRelay(Actor):
     """One of any number of relays that share an outbox."""
+
+    failures = (BusUnavailable, StoreError)
 
     def __init__(
         self,
@@ -65,45 +61,18 @@ class OutboxRelay:
         bus: EventBus,
         observe: Observer,
         settings: RelaySettings,
-        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        super().__init__("relay")
+        self.pace = Pace(
+            seconds=settings.poll_seconds,
+            gather_seconds=settings.gather_seconds,
+            full=settings.batch_max,
+        )
         self._store = store
         self._bus = bus
         self._observe = observe
         self._settings = settings
-        self._gather = partial(pause, settings.gather_seconds)
-        self._poked = asyncio.Event()
-        self._is_stopping = False
         self.lag = Lag(store.oldest_seconds)
-
-    def poke(self) -> None:
-        """Say that there are new events."""
-        self._poked.set()
-
-    def stop(self) -> None:
-        """Have `run` end after the batch that is under way. Idempotent."""
-        self._is_stopping = True
-        self._poked.set()
-
-    async def run(self) -> None:
-        """Relay batch after batch, until stopped; cancelling it gives the batch back."""
-        failures = 0
-        while not self._is_stopping:
-            # Before looking: a poke that comes meanwhile is about something newer.
-            self._poked.clear()
-            try:
-                taken = await self.run_once()
-            except (BusUnavailable, StoreError) as error:
-                self._observe(UpkeepTrouble("relay", error))
-            except Exception as error:  # noqa: BLE001 no bug may leave a service without relay
-                self._observe(ActorCrashed("relay", error))
-            else:
-                failures = 0
-                if taken < self._settings.batch_max and await self._is_poked():
-                    await self._gather()
-                continue
-            await self._pause(BACKOFF.seconds(failures))
-            failures += 1
 
     async def run_once(self) -> int:
         """Relay one batch; return how many events it had.
@@ -137,19 +106,3 @@ class OutboxRelay:
             if isinstance(error, TimeoutError):
                 raise BusUnavailable("no answer within the lease") from error
             raise
-
-    async def _is_poked(self) -> bool:
-        """Wait until it is time to look again; return whether somebody said so."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.poll_seconds):
-                return await self._poked.wait()
-        return False
-
-    async def _pause(self, seconds: float) -> None:
-        """Sleep, whoever pokes, unless it is for the end."""
-        until = time.monotonic() + seconds
-        while not self._is_stopping and (left := until - time.monotonic()) > 0:
-            self._poked.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._poked.wait()

@@ -13,11 +13,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from stretto.actors.lag import Lag
+from stretto.observations import ActorCrashed
 from stretto.protocol.ports import (
-    ActorCrashed,
     EventBuried,
     StoreError,
-    UpkeepTrouble,
     WebhookBlocked,
     WebhookDisabled,
     WebhookTried,
@@ -32,6 +31,7 @@ from stretto.protocol.webhooks import (
     judge,
     put_off,
 )
+from stretto.runtime.actor import Actor, Pace
 
 if TYPE_CHECKING:
     from stretto.protocol.ports import Observer
@@ -43,16 +43,18 @@ UNDER_WAY_MAX: Final = 32
 ENROLLED_MAX: Final = 256
 # Four times as long as a request may take.
 LEASE_SECONDS: Final = 60.0
-# How often to look without being poked: for what was put off, and for what others have left.
+# How often to look without being woken: for what was put off, and for what others have left.
 POLL_SECONDS: Final = 1.0
-# How long a poke waits for others: a hundred turns a second are enough.
+# How long a wake-up waits for others: a hundred turns a second are enough.
 GATHER_SECONDS: Final = 0.01
 # At the stop, what is under way is given this long; what then has no answer goes out again.
 STOP_SECONDS: Final = 1.0
 
 
-class WebhookSender:
+class WebhookSender(Actor):
     """One of any number of senders that share the deliveries."""
+
+    failures = (StoreError,)
 
     def __init__(
         self,
@@ -62,42 +64,28 @@ class WebhookSender:
         *,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
+        super().__init__("webhook")
+        self.pace = Pace(seconds=POLL_SECONDS, gather_seconds=GATHER_SECONDS, full=1)
         self._store = store
         self._endpoint = endpoint
         self._observe = observe
         self._lease_seconds = lease_seconds
-        self._poked = asyncio.Event()
-        self._is_stopping = False
         self._under_way: dict[asyncio.Task[Answer], Delivery] = {}
-        self._is_blocked = False
+        self._is_blocked: bool | None = None
+        """Not known before the first turn."""
         self.lag = Lag(store.oldest_seconds)
 
-    def poke(self) -> None:
-        """Say that there are new events, or answers."""
-        self._poked.set()
+    async def open(self) -> None:
+        """Begin with the next event that is committed, where no process has begun before."""
+        await self._store.open()
 
-    def stop(self) -> None:
-        """Have `run` end, after what is under way. Idempotent."""
-        self._is_stopping = True
-        self._poked.set()
-
-    async def run(self) -> None:
-        """Send until stopped; then give back what has no answer."""
-        try:
-            self._note_blocked(is_blocked=await self._endpoint.is_blocked())
-            while not self._is_stopping:
-                # Before looking: a poke that comes meanwhile is about something newer.
-                self._poked.clear()
-                if not await self._take_turn():
-                    await self._wait()
-        finally:
-            await self._end()
-
-    async def run_once(self) -> bool:
-        """Settle what was answered and send what is due; return whether more may be due.
+    async def run_once(self) -> int:
+        """Settle what was answered and send what is due; return how many events became due by it.
 
         Raises a `StoreError`; what was answered is then settled at the next turn.
         """
+        if self._is_blocked is None:
+            self._note_blocked(is_blocked=await self._endpoint.is_blocked())
         await self._settle()
         await self.lag.look()
         room = UNDER_WAY_MAX - len(self._under_way)
@@ -105,23 +93,14 @@ class WebhookSender:
         for delivery in taken:
             task = asyncio.create_task(self._send(delivery), name="stretto webhook")
             self._under_way[task] = delivery
-            task.add_done_callback(lambda _: self.poke())
+            task.add_done_callback(lambda _: self.wake())
         # With more than can be sent there is no hurry to enrol others.
-        return len(taken) < room and await self._store.enrol(ENROLLED_MAX) > 0
+        return await self._store.enrol(ENROLLED_MAX) if len(taken) < room else 0
 
     async def answered(self) -> None:
         """Wait until all that is under way has its answer."""
         if self._under_way:
             await asyncio.wait(self._under_way)
-
-    async def _take_turn(self) -> bool:
-        try:
-            return await self.run_once()
-        except StoreError as error:
-            self._observe(UpkeepTrouble("webhook", error))
-        except Exception as error:  # noqa: BLE001 no bug may end the sending
-            self._observe(ActorCrashed("webhook", error))
-        return False
 
     async def _send(self, delivery: Delivery) -> Answer:
         try:
@@ -162,14 +141,7 @@ class WebhookSender:
             self._observe(WebhookBlocked())
         self._is_blocked = is_blocked
 
-    async def _wait(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(POLL_SECONDS):
-                await self._poked.wait()
-        if not self._is_stopping:
-            await asyncio.sleep(GATHER_SECONDS)
-
-    async def _end(self) -> None:
+    async def close(self) -> None:
         """Settle what is answered in time; give the rest back, so that nobody waits for a lease."""
         if not self._under_way:
             return

@@ -37,11 +37,11 @@ from stretto.protocol.ports import (
     Transient,
     Unreachable,
     Write,
-    WriterCrashed,
     WriteResult,
     WriteStore,
     WriteTrouble,
 )
+from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -74,8 +74,10 @@ class _RowLocked(Locked):
     """A row beside the attempts, such as a host's, was held, and no table: others can be written."""
 
 
-class GroupWriter:
+class GroupWriter(Actor):
     """Takes batches of writes from a mailbox and answers each with what is known of it."""
+
+    backoff = BACKOFF
 
     def __init__(
         self,
@@ -84,28 +86,25 @@ class GroupWriter:
         observe: Observer,
         *,
         batch_max: int,
+        wakes: Sequence[Callable[[], None]] = (),
     ) -> None:
+        """Take what is to be woken by new events."""
+        super().__init__("writer")
         self._mailbox = mailbox
         self._store = store
         self._observe = observe
         self._batch_max = batch_max
+        self._wakes = wakes
         self._contended = ContendedKeys()
 
-    async def run(self) -> None:
-        """Write batch after batch, until cancelled; then give the connection back."""
-        try:
-            while True:
-                try:
-                    await self.run_once()
-                except Exception as error:  # noqa: BLE001 no bug may leave a service without writers
-                    self._observe(WriterCrashed(error))
-                    await self._store.close()
-        finally:
-            await self._store.close()
-
-    def cut_off(self) -> None:
-        """Break off a write that is under way; to be followed by cancelling `run`."""
+    def stop(self) -> None:
+        """Break off a write that is under way. Idempotent."""
+        super().stop()
         self._store.cut_off()
+
+    async def close(self) -> None:
+        """Give the connection back. Idempotent."""
+        await self._store.close()
 
     async def run_once(self) -> int:
         """Wait for work, write one batch, answer it; return how many writes it had."""
@@ -119,9 +118,16 @@ class GroupWriter:
             led = await self._write(batch)
         except StoreError as error:
             unanswered = error
+        except Exception:
+            # A bug: what it has left in the connection is not known. The clients do not wait for its end.
+            _fail(batch, unanswered)
+            await self._store.close()
+            raise
         finally:
-            for envelope in batch:
-                envelope.fail(unanswered)
+            _fail(batch, unanswered)
+        if led:
+            for wake in self._wakes:
+                wake()
         self._observe(BatchWritten(len(batch), led, time.perf_counter() - started))
         return len(batch)
 
@@ -310,6 +316,12 @@ class GroupWriter:
         except StoreError as error:
             self._observe(WriteTrouble(error, len(batch)))
             raise
+
+
+def _fail(batch: Sequence[_Request], error: Exception) -> None:
+    """Answer those that have no answer yet."""
+    for request in batch:
+        request.fail(error)
 
 
 def _is_connection_lost(error: StoreError) -> bool:

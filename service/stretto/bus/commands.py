@@ -14,18 +14,19 @@ import contextlib
 import re
 from base64 import b64encode
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import orjson
 from nats.js.api import Header
 
 from stretto.bus.command_streams import provide_command_streams
 from stretto.bus.connection import (
+    CANCEL_SECONDS,
     NATS_TROUBLE,
-    RETRY_SECONDS,
+    RETRY,
     Link,
     NatsConnection,
-    end_task,
+    end_tasks,
 )
 from stretto.documents import (
     BODY_BYTES_MAX,
@@ -45,11 +46,11 @@ from stretto.errors import (
     Unauthenticated,
 )
 from stretto.protocol.ports import CommandHandled
+from stretto.runtime.actor import Actor, Pace, TryAgain
 from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from types import TracebackType
 
     from nats.aio.msg import Msg
 
@@ -86,8 +87,10 @@ class CommandSettings:
     """How long one request for the next command waits on the server."""
 
 
-class CommandConsumer:
-    """Works commands off, beside any number of others; use as `async with`."""
+class CommandConsumer(Actor):
+    """Works commands off, beside any number of others; a turn lasts as long as a connection."""
+
+    cancel_again_seconds = CANCEL_SECONDS
 
     def __init__(
         self,
@@ -97,45 +100,36 @@ class CommandConsumer:
         observe: Observer,
         settings: CommandSettings | None = None,
     ) -> None:
+        super().__init__("commands")
+        self.pace, self.backoff = Pace(seconds=RETRY.seconds_first, full=1), RETRY
         self._connection = connection
         self._deployment = deployment
         self._creator = creator
         self._observe = observe
         self._settings = settings or CommandSettings()
-        self._stopping = False
         self._busy: set[asyncio.Task[None]] = set()
+        self._idle: asyncio.Future[None] = asyncio.Future()
+        """Done when no command is under way after the stop."""
 
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run(), name="stretto commands")
-        return self
+    @property
+    def stop_seconds(self) -> float:
+        """For commands that are under way; no others are taken."""
+        return STOP_SECONDS if self._busy else 0.0
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
-
-    async def stop(self) -> None:
-        """Take no more commands, and end those under way, for a bounded time. Idempotent."""
-        self._stopping = True
-        if self._busy:
-            await asyncio.wait(self._busy, timeout=STOP_SECONDS)
-        await end_task(self._task)
-
-    async def _run(self) -> None:
-        while True:
-            link = await self._connection.linked()
-            try:
-                await link.unless_ended(
-                    provide_command_streams(link, self._deployment, self._settings.ack_seconds)
-                )
-                await self._consume(link)
-            except Exception as error:  # noqa: BLE001 whatever the client may raise, we try again
-                self._connection.tell(error)
+    async def run_once(self) -> int:
+        """Work until the link ends; return 1 where another one is to be waited for."""
+        link = await self._connection.linked()
+        try:
+            await link.unless_ended(
+                provide_command_streams(link, self._deployment, self._settings.ack_seconds)
+            )
+            await self._consume(link)
+        except Exception as error:
+            # Whatever the client may raise.
+            self._connection.tell(error)
             if not link.ended.done():
-                await asyncio.sleep(RETRY_SECONDS)
+                raise TryAgain from error
+        return int(link.ended.done())
 
     async def _consume(self, link: Link) -> None:
         """Work until the link ends or a worker meets what it cannot cope with."""
@@ -145,15 +139,15 @@ class CommandConsumer:
         ]
         working: set[asyncio.Future[None]] = set(workers)
         try:
-            while working and not link.ended.done():
+            while working and not (link.ended.done() or self._idle.done()):
                 done, _ = await asyncio.wait(
-                    (*working, link.ended), return_when=asyncio.FIRST_COMPLETED
+                    (*working, link.ended, self._idle), return_when=asyncio.FIRST_COMPLETED
                 )
                 working -= done
                 for ended in done:
                     ended.result()
         finally:
-            await asyncio.gather(*map(end_task, workers))
+            await end_tasks(workers)
 
     async def _work(self, link: Link) -> None:
         # One each: an answer to one worker's request must not wake another.
@@ -161,7 +155,7 @@ class CommandConsumer:
             self._deployment.command_consumer, stream=self._deployment.command_stream
         )
         try:
-            while not self._stopping:
+            while not self.is_stopping:
                 # One at a time: larger fetches can stall (nats.py issues 933 and 986).
                 with contextlib.suppress(TimeoutError):
                     (message,) = await subscription.fetch(1, timeout=self._settings.fetch_seconds)
@@ -180,6 +174,8 @@ class CommandConsumer:
             await work
         finally:
             self._busy.discard(worker)
+            if self.is_stopping and not self._busy and not self._idle.done():
+                self._idle.set_result(None)
 
     async def _handle(self, link: Link, message: Msg) -> None:
         """Bring one delivery of a command to its end."""

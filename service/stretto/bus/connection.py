@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
@@ -18,10 +18,11 @@ from nats.aio.client import Client
 from stretto.errors import network_failure
 from stretto.protocol.events import BusUnavailable
 from stretto.protocol.ports import BusConnected, BusTrouble
+from stretto.runtime.actor import Actor, Pace, TryAgain
+from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from types import TracebackType
+    from collections.abc import Collection, Coroutine
 
     from nats.js import JetStreamContext
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 CONNECT_SECONDS: Final = 2
-RETRY_SECONDS: Final = 0.5
+RETRY: Final = Backoff(0.5, 2.0)
 # The client's own pause between one server of the list and the next.
 NEXT_SERVER_SECONDS: Final = 1
 # Two of them unanswered: a host that has vanished without a word is noticed within this times two.
@@ -74,30 +75,23 @@ class Link:
             return task.result()
         finally:
             # Nobody waits any more for the answer that a lost connection cannot bring.
-            task.cancel()
+            await end_tasks((task,))
 
 
-class NatsConnection:
-    """Connects to one of the servers and, whenever that is lost, again; use as `async with`."""
+class NatsConnection(Actor):
+    """Connects to one of the servers; a turn is one connection's life."""
+
+    stop_seconds = 0.0
+    cancel_again_seconds = CANCEL_SECONDS
 
     def __init__(self, url: str, observe: Observer) -> None:
+        super().__init__("nats connection")
+        self.pace, self.backoff = Pace(seconds=RETRY.seconds_first), RETRY
         self._servers = [server.strip() for server in url.split(",")]
         self._observe = observe
         self._link: Link | None = None
         self._linked = asyncio.Event()
         self._trouble = ""
-
-    async def __aenter__(self) -> Self:
-        self._keeping = asyncio.create_task(self._keep(), name="stretto nats connection")
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await end_task(self._keeping)
 
     def link(self) -> Link:
         """Return the connection that lives now; raises `BusUnavailable` where there is none."""
@@ -121,13 +115,15 @@ class NatsConnection:
             self._trouble = trouble
             self._observe(BusTrouble(trouble))
 
-    async def _keep(self) -> None:
-        while True:
-            try:
-                await self._connect_and_watch()
-            except Exception as error:  # noqa: BLE001 whatever the client may raise, we try again
-                self.tell(error)
-            await asyncio.sleep(RETRY_SECONDS)
+    async def run_once(self) -> int:
+        """Connect, and watch the connection until it is lost."""
+        try:
+            await self._connect_and_watch()
+        except Exception as error:
+            # Whatever the client may raise.
+            self.tell(error)
+            raise TryAgain from error
+        return 0
 
     async def _connect_and_watch(self) -> None:
         client = Client()
@@ -172,11 +168,14 @@ class NatsConnection:
                     await client.close()
 
 
-async def end_task(task: asyncio.Task[None]) -> None:
-    """Cancel a task until it has ended: the client swallows a cancellation here and there."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait((task,), timeout=CANCEL_SECONDS)
-    if not task.cancelled():
-        # Looked at, or it would be reported as forgotten.
-        task.exception()
+async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until they have ended: the client swallows a cancellation here and there."""
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=CANCEL_SECONDS)
+    for task in tasks:
+        if not task.cancelled():
+            # Looked at, or it would be reported as forgotten.
+            task.exception()

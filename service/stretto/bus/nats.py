@@ -10,30 +10,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import orjson
 from nats.js.api import Header, StreamConfig
 from nats.js.errors import APIError
 
-from stretto.bus.connection import (
-    NATS_TROUBLE,
-    RETRY_SECONDS,
-    Link,
-    NatsConnection,
-    end_task,
-)
+from stretto.bus.connection import CANCEL_SECONDS, NATS_TROUBLE, RETRY, Link, NatsConnection
 from stretto.bus.deployment import ForeignStream, provide_stream, require_own_streams
 from stretto.bus.receiver import Receiver
 from stretto.domain import UserId
 from stretto.errors import network_failure
 from stretto.protocol.events import CONTENT_TYPE, BusUnavailable, CommittedEvent, Position
 from stretto.protocol.ports import BusTrouble, EventsMissed
+from stretto.runtime.actor import Actor, Pace, TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from nats.aio.msg import Msg
     from nats.js.api import PubAck, StreamInfo
@@ -68,12 +62,15 @@ class _Place:
     sequence: int
 
 
-class NatsBus:
-    """An `EventBus` on JetStream; use as `async with`, beside its connection.
+class NatsBus(Actor):
+    """An `EventBus` on JetStream; a turn receives events for as long as the connection lives.
 
     `deliver` gets every event, in the stream's order; `on_gap` is called where some could not be
     received any more: live sessions must resume then.
     """
+
+    stop_seconds = 0.0
+    cancel_again_seconds = CANCEL_SECONDS
 
     def __init__(
         self,
@@ -83,6 +80,8 @@ class NatsBus:
         on_gap: Callable[[], None],
         observe: Observer,
     ) -> None:
+        super().__init__("nats receiver")
+        self.pace, self.backoff = Pace(seconds=RETRY.seconds_first, full=1), RETRY
         self._connection = connection
         self._deployment = deployment
         self._deliver = deliver
@@ -92,27 +91,16 @@ class NatsBus:
         self._receiving = asyncio.Event()
         self._provided: Link | None = None
 
-    async def __aenter__(self) -> Self:
-        """Raise `ForeignStream`; where NATS is away, that is found later, and nothing is sent."""
-        self._task = asyncio.create_task(self._receive(), name="stretto nats receiver")
-        try:
-            with contextlib.suppress(*NATS_TROUBLE):
-                async with asyncio.timeout(START_SECONDS):
-                    link = await self._connection.linked()
-                    await link.unless_ended(require_own_streams(link, self._deployment))
-                    await self._receiving.wait()
-        except BaseException:
-            await end_task(self._task)
-            raise
-        return self
+    async def ready(self) -> None:
+        """Wait for the first events to come, for a bounded time.
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await end_task(self._task)
+        Raises `ForeignStream`; where NATS is away, that is found later, and nothing is sent.
+        """
+        with contextlib.suppress(*NATS_TROUBLE):
+            async with asyncio.timeout(START_SECONDS):
+                link = await self._connection.linked()
+                await link.unless_ended(require_own_streams(link, self._deployment))
+                await self._receiving.wait()
 
     async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
         """Hand events over; return the reasons of those that were refused, by event id.
@@ -172,15 +160,17 @@ class NatsBus:
                 raise answer
         return refused
 
-    async def _receive(self) -> None:
-        while True:
-            link = await self._connection.linked()
-            try:
-                await self._receive_over(link)
-            except Exception as error:  # noqa: BLE001 whatever the client may raise, we try again
-                self._connection.tell(error)
+    async def run_once(self) -> int:
+        """Receive until the link or its consumer ends; return 1 where another link is to be waited for."""
+        link = await self._connection.linked()
+        try:
+            await self._receive_over(link)
+        except Exception as error:
+            # Whatever the client may raise.
+            self._connection.tell(error)
             if not link.ended.done():
-                await asyncio.sleep(RETRY_SECONDS)
+                raise TryAgain from error
+        return int(link.ended.done())
 
     async def _receive_over(self, link: Link) -> None:
         """Receive from where we were, until the link or its consumer ends."""

@@ -1,19 +1,22 @@
-"""Opens what speaks to NATS, in one; the client is only imported where there is something to open."""
+"""Makes what speaks to NATS; the client is only imported where there is something to make."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import ConfigurationError
+from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
+    from stretto.bus.commands import CommandConsumer
+    from stretto.bus.connection import NatsConnection
+    from stretto.bus.nats import NatsBus
     from stretto.protocol.creator import GroupCreator
-    from stretto.protocol.events import CommittedEvent, EventBus
+    from stretto.protocol.events import CommittedEvent
     from stretto.protocol.history import Origin
     from stretto.protocol.ports import Observer
 
@@ -23,41 +26,43 @@ ANSWER_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Nats:
-    """What a process has of NATS: `events` runs, `commands` makes a consumer that is to be entered."""
+    """What a process runs for NATS."""
 
-    events: EventBus
-    commands: Callable[[GroupCreator], AbstractAsyncContextManager[object]]
+    connection: NatsConnection
+    events: NatsBus
+    commands: CommandConsumer
 
 
-@asynccontextmanager
-async def open_nats(
-    url: str,
-    prefix: str,
-    origin: Origin,
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """Which NATS it is, and who we are there: names begin with the prefix."""
+
+    url: str
+    prefix: str
+    origin: Origin
+
+
+def make_nats(
+    bus: Bus,
     deliver: Callable[[CommittedEvent], None],
     on_gap: Callable[[], None],
+    creator: GroupCreator,
     observe: Observer,
-) -> AsyncIterator[Nats]:
-    """Connect for as long as the context lasts; a server that is away is no error.
-
-    Names on NATS begin with the prefix. Raises `ConfigurationError` where they are another
-    deployment's: one with a database of another origin.
-    """
+) -> Nats:
+    """Return what is to be run."""
     # An extra: a service without a bus does not need it.
     from stretto.bus.commands import CommandConsumer  # noqa: PLC0415
     from stretto.bus.connection import NatsConnection  # noqa: PLC0415
     from stretto.bus.deployment import Deployment  # noqa: PLC0415
     from stretto.bus.nats import NatsBus  # noqa: PLC0415
 
-    deployment = Deployment(prefix, origin)
-
-    async with (
-        NatsConnection(url, observe) as connection,
-        NatsBus(connection, deployment, deliver, on_gap, observe) as events,
-    ):
-        yield Nats(
-            events, lambda creator: CommandConsumer(connection, deployment, creator, observe)
-        )
+    deployment = Deployment(bus.prefix, bus.origin)
+    connection = NatsConnection(bus.url, observe)
+    return Nats(
+        connection,
+        NatsBus(connection, deployment, deliver, on_gap, observe),
+        CommandConsumer(connection, deployment, creator, observe),
+    )
 
 
 async def describe_streams(
@@ -73,7 +78,9 @@ async def describe_streams(
     if not url:
         raise ConfigurationError("STRETTO_NATS_URL is not set")
     deployment = Deployment(prefix, origin)
-    async with NatsConnection(url, lambda _: None) as connection:
+    connection = NatsConnection(url, lambda _: None)
+    async with Runner(lambda _: None) as runner:
+        runner.start(connection)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 link = await connection.linked()

@@ -15,10 +15,13 @@ async def livez(_: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """`GET /readyz`: the database takes our writes and we are neither draining nor stopping; else 503."""
+    """`GET /readyz`: the database takes our writes, what requests need runs, and we do not stop; else 503."""
     service = request.app[SERVICE]
     if service.draining.is_set() or service.creator.is_stopping:
         raise Overloaded.while_stopping()
+    # Before the database is asked: what asks it may be among them.
+    if down := service.runner.down:
+        raise Overloaded(f"Not running: {', '.join(down)}.", retry_after_seconds=1)
     await service.reads.ping()
     return json_response({"status": "ready"})
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from stretto.http.shedding import LoadShedder
     from stretto.protocol.creator import GroupCreator
     from stretto.protocol.lookup import AttemptLookup
+    from stretto.runtime.runner import Runner
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -57,6 +58,7 @@ class Service:
     shedder: LoadShedder
     draining: asyncio.Event
     """Set when the process is about to stop: `/readyz` is red, and connections end as they answer."""
+    runner: Runner
 
 
 SERVICE: Final = web.AppKey("stretto.service", Service)

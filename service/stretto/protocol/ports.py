@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
@@ -193,13 +195,6 @@ class GuaranteeBroken:
 
 
 @dataclass(frozen=True, slots=True)
-class WriterCrashed:
-    """A fault in the program, not in the world: the batch is unanswered, the writer goes on."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
 class BusConnected:
     """The message bus can be reached, at the start or again."""
 
@@ -279,29 +274,12 @@ class RowsSwept:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class UpkeepTrouble:
-    """Bus or database did not answer the relay, the sweeper or the webhook: it tries again."""
-
-    actor: str
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class ActorCrashed:
-    """A fault in the program met the relay, the sweeper or the history reader, which goes on."""
-
-    actor: str
-    error: Exception
-
-
 Event = (
     BatchWritten
     | WriteTrouble
     | AttemptAnswered
     | ConnectionLost
     | GuaranteeBroken
-    | WriterCrashed
     | BusConnected
     | BusTrouble
     | EventsMissed
@@ -316,6 +294,7 @@ Event = (
     | RowsSwept
     | UpkeepTrouble
     | ActorCrashed
+    | ActorRestarted
 )
 
 

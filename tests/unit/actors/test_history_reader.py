@@ -15,6 +15,7 @@ from stretto.actors.mailbox import Mailbox
 from stretto.actors.session import Session
 from stretto.domain import UserId
 from stretto.errors import InternalError
+from stretto.observations import ActorCrashed, UpkeepTrouble
 from stretto.protocol.events import CommittedEvent, Position
 from stretto.protocol.history import (
     Bookmark,
@@ -25,8 +26,9 @@ from stretto.protocol.history import (
     PastEvent,
     PositionLost,
 )
-from stretto.protocol.ports import ActorCrashed, ReadCancelled, Unreachable, UpkeepTrouble
+from stretto.protocol.ports import ReadCancelled, Unreachable
 from stretto.runtime.backoff import Backoff
+from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,7 +103,7 @@ class World:
 
     async def all_of(self, *replays: Replay) -> list[list[int]]:
         """Read all of them to the end, at the same pace; return the numbers of their events."""
-        reading = asyncio.create_task(self.reader.run())
+        reading = asyncio.create_task(Run(self.reader, self.told.append).turns())
         try:
             return list(await asyncio.gather(*map(numbers, replays)))
         finally:
@@ -162,7 +164,7 @@ async def test_no_told_place_is_behind_a_transaction_that_still_ran(world: World
         replay = world.replay(session, bookmark(1))
         # It ends between two pages: the first page's moment is the one that counts.
         world.store.after_page = lambda: setattr(world.store, "settled", Position(1000))
-        reading = asyncio.create_task(world.reader.run())
+        reading = asyncio.create_task(Run(world.reader, world.told.append).turns())
         assert "1.0a1b2c3d" == await replay.begin()
         told = []
         while (missed := await replay.next()) is not None:
@@ -251,7 +253,7 @@ async def test_a_place_that_was_swept_is_lost_for_him_alone(world: World) -> Non
     world.store.start = Position(5)
     with world.hub.session(ALICE, 1e12) as session:
         old, kept = world.replay(session, bookmark(4)), world.replay(session, bookmark(5))
-        reading = asyncio.create_task(world.reader.run())
+        reading = asyncio.create_task(Run(world.reader, world.told.append).turns())
         lost, found = await asyncio.gather(numbers(old), numbers(kept), return_exceptions=True)
         reading.cancel()
     assert isinstance(lost, PositionLost)
@@ -279,7 +281,7 @@ async def test_a_page_that_fails_is_read_again_and_closes_no_session(
     world.store.events = [event(n, ALICE, BOB) for n in range(1, 12)]
     world.store.page_errors = [Unreachable("cut"), ReadCancelled("slow")]
     with world.hub.session(ALICE, 1e12) as first, world.hub.session(BOB, 1e12) as second:
-        reading = asyncio.create_task(world.reader.run())
+        reading = asyncio.create_task(Run(world.reader, world.told.append).turns())
         found = await asyncio.gather(
             numbers(world.replay(first, bookmark(0))),
             numbers(world.replay(second, bookmark(9))),

@@ -19,6 +19,7 @@ from stretto.protocol.events import TURN_EVENTS, CommittedEvent, Position
 from stretto.protocol.history import Origin
 from stretto.protocol.ports import EventDelivered, SessionEnded
 from stretto.protocol.sessions import CloseCode, OutgoingEvent
+from stretto.runtime.runner import Runner
 from waiting import until
 
 if TYPE_CHECKING:
@@ -247,9 +248,9 @@ async def test_a_session_ends_with_its_token(hub: SessionHub, clock: Clock) -> N
     """And not a second earlier."""
     with hub.session(ALICE, 1010) as short, hub.session(BOB, 1011) as long:
         clock.now = 1009.9
-        assert hub.run_once() == 0
+        assert await hub.run_once() == 0
         clock.now = 1010
-        assert hub.run_once() == 1
+        assert await hub.run_once() == 1
         assert (CloseCode.TOKEN_ENDED, None) == (short.close_code, long.close_code)
 
 
@@ -259,9 +260,9 @@ async def test_a_session_whose_token_has_no_end_ends_nevertheless(
     """After a day it has to show the token again."""
     with hub.session(ALICE, math.inf) as session:
         clock.now += SESSION_SECONDS_MAX - 1
-        assert (0, None) == (hub.run_once(), session.close_code)
+        assert (0, None) == (await hub.run_once(), session.close_code)
         clock.now += 1
-        assert (1, CloseCode.TOKEN_ENDED) == (hub.run_once(), session.close_code)
+        assert (1, CloseCode.TOKEN_ENDED) == (await hub.run_once(), session.close_code)
 
 
 async def test_closing_interrupts_whatever_a_session_awaits(
@@ -299,7 +300,7 @@ async def test_the_hub_stops_when_all_have_gone(hub: SessionHub) -> None:
         left.set()
 
     async with asyncio.TaskGroup() as tasks:
-        async with hub:
+        async with Runner(lambda _: None).running(hub):
             tasks.create_task(serve())
             await until(lambda: len(hub))
         assert left.is_set()
@@ -313,6 +314,6 @@ async def test_the_hub_stops_in_time_although_somebody_stays(
     """A process must be able to end."""
     monkeypatch.setattr("stretto.actors.hub.STOP_SECONDS", 0.01)
     with hub.session(ALICE, 2000):
-        async with hub:
+        async with Runner(lambda _: None).running(hub):
             pass
         assert len(hub) == 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from stretto.actors.hub import HubSettings, SessionHub
 from stretto.domain import UserId
 from stretto.protocol.history import Origin
+from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:
     import pytest
@@ -23,11 +24,12 @@ async def test_the_stop_waits_until_the_last_session_has_left(
     """And ends right then."""
     monkeypatch.setattr("stretto.actors.hub.STOP_SECONDS", 1000)
     hub = SessionHub(ORIGIN, HubSettings(), lambda _: None)
-    await hub.__aenter__()
+    runner = Runner(lambda _: None)
+    runner.start(hub)
     stacks = [ExitStack() for _ in USERS]
     for stack, user in zip(stacks, USERS, strict=True):
         stack.enter_context(hub.session(user, 1e12))
-    stopping = asyncio.ensure_future(hub.__aexit__())
+    stopping = asyncio.create_task(runner.stop(hub))
     for left, stack in enumerate(stacks):
         assert len(USERS) - left == len(hub)
         for _ in range(10):
@@ -45,7 +47,7 @@ async def test_a_hub_without_sessions_stops_at_once(monkeypatch: pytest.MonkeyPa
     async with asyncio.timeout(20):
         for sessions in (0, 1):
             hub = SessionHub(ORIGIN, HubSettings(), lambda _: None)
-            async with hub:
+            async with Runner(lambda _: None).running(hub):
                 for _ in range(sessions):
                     with hub.session(USERS[0], 1e12):
                         pass

@@ -9,12 +9,11 @@ import pytest
 
 from stretto.actors.reader import WAITING_BATCHES_MAX, BatchReader
 from stretto.errors import InternalError, Overloaded
-from stretto.protocol.ports import ActorCrashed, ReadCancelled, Unreachable
+from stretto.protocol.ports import ReadCancelled, Unreachable
+from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from stretto.protocol.ports import Event
 
 BATCH_MAX = 4
 
@@ -41,10 +40,7 @@ class World:
 
     def __init__(self) -> None:
         self.store = Store()
-        self.observed: list[Event] = []
-        self.reader = BatchReader(
-            "reader of numbers", self.store.read, self.observed.append, batch_max=BATCH_MAX
-        )
+        self.reader = BatchReader("reader of numbers", self.store.read, batch_max=BATCH_MAX)
 
     async def ask(self, *questions: int) -> list[asyncio.Task[int]]:
         """Have tasks ask these; return them when all have asked."""
@@ -95,7 +91,7 @@ async def test_more_than_can_wait_are_rejected_at_once(world: World) -> None:
 
 
 async def test_a_question_that_takes_too_long_fails_alone(world: World) -> None:
-    """The server has cancelled the statement of all: each is read by itself, and nothing is a bug."""
+    """The server has cancelled the statement of all: each is read by itself."""
     world.store.slow = {2}
     asked = await world.ask(1, 2, 3)
     assert 3 == await world.reader.run_once()
@@ -103,7 +99,6 @@ async def test_a_question_that_takes_too_long_fails_alone(world: World) -> None:
     assert (2, 6) == (one, three)
     assert isinstance(two, ReadCancelled)
     assert [[1, 2, 3], [1], [2], [3]] == world.store.batches
-    assert [] == world.observed
 
 
 async def test_where_the_database_is_gone_all_who_wait_are_answered(world: World) -> None:
@@ -119,18 +114,16 @@ async def test_where_the_database_is_gone_all_who_wait_are_answered(world: World
     assert 14 == await later
 
 
-async def test_a_bug_is_reported_and_fails_its_batch_alone(world: World) -> None:
-    """The next batch is read."""
+async def test_a_bug_is_raised_and_fails_its_batch_alone(world: World) -> None:
+    """The next batch is read; reporting it is the runner's part."""
     world.store.errors = [KeyError("bug")]
     asked = await world.ask(*range(BATCH_MAX + 1))
-    await world.reader.run_once()
+    with pytest.raises(KeyError):
+        await world.reader.run_once()
     await world.reader.run_once()
     *failed, later = await asyncio.gather(*asked, return_exceptions=True)
     assert [InternalError] * BATCH_MAX == [type(each) for each in failed]
     assert 2 * BATCH_MAX == later
-    (crash,) = world.observed
-    assert isinstance(crash, ActorCrashed)
-    assert "reader of numbers" == crash.actor
 
 
 async def test_a_reader_that_stops_leaves_nobody_waiting(world: World) -> None:
@@ -144,9 +137,9 @@ async def test_a_reader_that_stops_leaves_nobody_waiting(world: World) -> None:
         raise AssertionError
 
     world.reader._read = hang
-    running = asyncio.create_task(world.reader.run())
+    running = asyncio.create_task(Run(world.reader, lambda _: None).turns())
     await hanging.wait()
-    world.reader.close()
+    world.reader.stop()
     running.cancel()
     failed = await asyncio.gather(*asked, return_exceptions=True)
     assert [Overloaded] * (BATCH_MAX + 1) == [type(each) for each in failed]

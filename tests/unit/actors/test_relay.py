@@ -12,9 +12,10 @@ from stretto.actors.relay import (
     RelaySettings,
 )
 from stretto.bus.local import LocalBus
-from stretto.protocol.events import CommittedEvent, Position
-from stretto.protocol.ports import ActorCrashed, EventsRelayed, Unreachable, UpkeepTrouble
-from stretto.runtime.backoff import Backoff
+from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
+from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
+from stretto.protocol.ports import EventsRelayed, Unreachable
+from stretto.runtime.runner import Run, wait_until
 from waiting import until
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 ONE = CommittedEvent(UUID(int=1), ("alice",), b"{}", Position(1))
 TWO = CommittedEvent(UUID(int=2), ("alice",), b"{}", Position(2))
-# Never in a test's time: what happens is due to a poke.
+# Never in a test's time: what happens is due to a wake-up.
 NO_POLL = RelaySettings(poll_seconds=3600)
 DEADLINE_SECONDS = 10
 
@@ -59,23 +60,23 @@ class ScriptedStore:
         raise AssertionError
 
 
-async def test_a_poke_wakes_the_relay_and_stop_ends_it() -> None:
+async def test_a_wake_up_wakes_the_relay_and_stop_ends_it() -> None:
     """Without waiting for the next poll."""
     store, delivered = ScriptedStore(), asyncio.Event()
     relay = OutboxRelay(store, LocalBus(lambda _: delivered.set()), lambda _: None, NO_POLL)
-    task = asyncio.create_task(relay.run())
+    task = asyncio.create_task(Run(relay, lambda _: None).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
         await store.looked.wait()
         store.waiting.append(ONE)
         assert not delivered.is_set()
-        relay.poke()
+        relay.wake()
         await delivered.wait()
         relay.stop()
         await task
     assert [ONE.event_id] == store.marked
 
 
-async def test_events_that_follow_a_poke_closely_are_taken_with_it() -> None:
+async def test_events_that_follow_a_wake_up_closely_are_taken_with_it() -> None:
     """Whoever creates one group after the other pays two statements for many events."""
     store, delivered, gathered = ScriptedStore(), asyncio.Event(), asyncio.Event()
     batches: list[int] = []
@@ -85,25 +86,27 @@ async def test_events_that_follow_a_poke_closely_are_taken_with_it() -> None:
         if event is TWO:
             delivered.set()
 
-    async def pause(seconds: float) -> None:
+    async def wait(event: asyncio.Event, seconds: float) -> bool:
+        if seconds == NO_POLL.poll_seconds:
+            return await wait_until(event, seconds)
         pauses.append(seconds)
         store.looked.set()
-        await gathered.wait()
+        return await gathered.wait()
 
     def observe(event: Event) -> None:
         assert isinstance(event, EventsRelayed)
         batches.append(event.delivered)
 
-    relay = OutboxRelay(store, LocalBus(deliver), observe, NO_POLL, pause)
-    task = asyncio.create_task(relay.run())
+    relay = OutboxRelay(store, LocalBus(deliver), observe, NO_POLL)
+    task = asyncio.create_task(Run(relay, lambda _: None, wait).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
         await store.looked.wait()
         store.looked.clear()
         store.waiting.append(ONE)
-        relay.poke()
+        relay.wake()
         await store.looked.wait()
         store.waiting.append(TWO)
-        relay.poke()
+        relay.wake()
         gathered.set()
         await delivered.wait()
         relay.stop()
@@ -113,19 +116,24 @@ async def test_events_that_follow_a_poke_closely_are_taken_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "error"), [(UpkeepTrouble, Unreachable()), (ActorCrashed, ZeroDivisionError())]
+    ("expected", "error"),
+    [
+        ([UpkeepTrouble], Unreachable()),
+        ([UpkeepTrouble], BusUnavailable()),
+        ([ActorCrashed, ActorRestarted], ZeroDivisionError()),
+    ],
 )
-async def test_no_error_ends_the_relay(expected: type[Event], error: Exception) -> None:
+async def test_no_error_ends_the_relay(expected: list[type[Event]], error: Exception) -> None:
     """It is told, and the next turn comes."""
     store = ScriptedStore(error)
     told: list[Event] = []
-    relay = OutboxRelay(store, LocalBus(lambda _: None), told.append, NO_POLL)
-    task = asyncio.create_task(relay.run())
+    relay = OutboxRelay(store, LocalBus(lambda _: None), lambda _: None, NO_POLL)
+    task = asyncio.create_task(Run(relay, told.append).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
         await store.looked.wait()
         relay.stop()
         await task
-    assert [expected] == [type(event) for event in told]
+    assert expected == [type(event) for event in told]
 
 
 @pytest.mark.parametrize("moment", ["take", "publish", "mark"])
@@ -141,58 +149,14 @@ async def test_a_wake_up_during_a_turn_leads_to_another_turn(moment: str) -> Non
         result = await waking(*arguments)
         if not store.waiting and store.looked.is_set() and TWO.event_id not in store.marked:
             store.waiting.append(TWO)
-            relay.poke()
+            relay.wake()
         return result
 
     store.waiting.append(ONE)
     with patch.object(owner, moment, wake):
-        task = asyncio.create_task(relay.run())
+        task = asyncio.create_task(Run(relay, lambda _: None).turns())
         async with asyncio.timeout(DEADLINE_SECONDS):
             await until(lambda: TWO.event_id in store.marked)
             relay.stop()
             await task
     assert [ONE.event_id, TWO.event_id] == store.marked[:2]
-
-
-async def test_the_pause_grows_with_failures_and_starts_anew_after_a_success(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One outage must not slow down what comes after it."""
-    failures: list[int] = []
-
-    def seconds(_: Backoff, count: int) -> float:
-        failures.append(count)
-        return 0.0
-
-    monkeypatch.setattr(Backoff, "seconds", seconds)
-    errors = [Unreachable(), Unreachable(), ZeroDivisionError(), None, Unreachable(), None]
-
-    class Store(ScriptedStore):
-        async def take(self, *_: object) -> list[CommittedEvent]:
-            if not errors:
-                relay.stop()
-                return []
-            error = errors.pop(0)
-            if error:
-                raise error
-            relay.poke()
-            return []
-
-    relay = OutboxRelay(Store(), LocalBus(lambda _: None), lambda _: None, NO_POLL)
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await relay.run()
-    assert [0, 1, 2, 0] == failures
-
-
-async def test_a_wake_up_does_not_shorten_the_pause_but_a_stop_ends_it() -> None:
-    """Each creation would otherwise ask a bus that is away."""
-    store = ScriptedStore()
-    relay = OutboxRelay(store, LocalBus(lambda _: None), lambda _: None, NO_POLL)
-    pausing = asyncio.create_task(relay._pause(3600))
-    for _ in range(5):
-        relay.poke()
-        await asyncio.sleep(0)
-        assert not pausing.done()
-    relay.stop()
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await pausing

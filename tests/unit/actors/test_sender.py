@@ -9,14 +9,14 @@ from uuid import UUID
 import pytest
 
 from stretto.actors.sender import UNDER_WAY_MAX, WebhookSender
+from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
 from stretto.protocol.ports import (
-    ActorCrashed,
     Unreachable,
-    UpkeepTrouble,
     WebhookBlocked,
     WebhookTried,
 )
 from stretto.protocol.webhooks import Answered, Delivery, NotCalled
+from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -87,25 +87,25 @@ class ScriptedEndpoint:
 @pytest.mark.parametrize(
     ("expected", "name", "error"),
     [
-        (UpkeepTrouble, "take", Unreachable()),
-        (ActorCrashed, "take", ZeroDivisionError()),
-        (UpkeepTrouble, "settle", Unreachable()),
-        (ActorCrashed, "settle", ZeroDivisionError()),
+        ([UpkeepTrouble], "take", Unreachable()),
+        ([ActorCrashed, ActorRestarted], "take", ZeroDivisionError()),
+        ([UpkeepTrouble], "settle", Unreachable()),
+        ([ActorCrashed, ActorRestarted], "settle", ZeroDivisionError()),
     ],
 )
 async def test_no_error_of_the_store_ends_the_sending(
-    expected: type[Event], name: str, error: Exception
+    expected: list[type[Event]], name: str, error: Exception
 ) -> None:
     """It is told, and what was answered is settled at a later turn, and counted once."""
     store, told = ScriptedStore(**{name: error}), list["Event"]()
     sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), told.append)
-    running = asyncio.create_task(sender.run())
+    running = asyncio.create_task(Run(sender, told.append).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
         await store.settled.wait()
         sender.stop()
         await running
     assert [ONE.event_id] == store.sent
-    assert [expected, WebhookTried] == [type(event) for event in told]
+    assert [*expected, WebhookTried] == [type(event) for event in told]
 
 
 async def test_a_fault_in_the_sending_fails_the_delivery_alone() -> None:
@@ -172,7 +172,7 @@ async def test_a_hanging_endpoint_has_a_bounded_number_of_requests() -> None:
     assert 0 == store.enrolments
     sender.stop()
     with patch("stretto.actors.sender.STOP_SECONDS", 0):
-        await sender.run()
+        await sender.close()
 
 
 async def test_of_two_pauses_that_are_asked_for_the_longer_counts() -> None:
@@ -188,7 +188,7 @@ async def test_of_two_pauses_that_are_asked_for_the_longer_counts() -> None:
     assert [100.0] == store.pauses
     sender.stop()
     with patch("stretto.actors.sender.STOP_SECONDS", 0):
-        await sender.run()
+        await sender.close()
 
 
 async def test_an_answer_wakes_the_sender() -> None:
@@ -196,7 +196,7 @@ async def test_an_answer_wakes_the_sender() -> None:
     store = ScriptedStore()
     sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), lambda _: None)
     with patch("stretto.actors.sender.POLL_SECONDS", 3600):
-        running = asyncio.create_task(sender.run())
+        running = asyncio.create_task(Run(sender, lambda _: None).turns())
         async with asyncio.timeout(DEADLINE_SECONDS):
             await store.settled.wait()
             sender.stop()
@@ -213,13 +213,13 @@ async def test_a_wake_up_during_a_turn_leads_to_another_turn() -> None:
             if taken.is_set():
                 return await super().take(deliveries_max, lease_seconds)
             taken.set()
-            sender.poke()
+            sender.wake()
             return []
 
     store = Store()
     sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), lambda _: None)
     with patch("stretto.actors.sender.POLL_SECONDS", 3600):
-        running = asyncio.create_task(sender.run())
+        running = asyncio.create_task(Run(sender, lambda _: None).turns())
         async with asyncio.timeout(DEADLINE_SECONDS):
             await store.settled.wait()
             sender.stop()
@@ -254,7 +254,7 @@ async def test_an_address_that_is_not_called_is_reported_once_until_it_is_called
     assert [True] * 4 == [each.is_try for each in store.others]
     sender.stop()
     with patch("stretto.actors.sender.STOP_SECONDS", 0):
-        await sender.run()
+        await sender.close()
 
 
 @pytest.mark.parametrize("is_blocked", [True, False])
@@ -271,7 +271,7 @@ async def test_a_blocked_endpoint_is_reported_at_the_start(is_blocked: bool) -> 
         return is_blocked
 
     with patch.object(endpoint, "is_blocked", look):
-        running = asyncio.create_task(sender.run())
+        running = asyncio.create_task(Run(sender, lambda _: None).turns())
         async with asyncio.timeout(DEADLINE_SECONDS):
             await looked.wait()
             sender.stop()
@@ -286,5 +286,5 @@ async def test_an_error_while_stopping_is_no_error() -> None:
     await sender.run_once()
     sender.stop()
     async with asyncio.timeout(DEADLINE_SECONDS):
-        await sender.run()
+        await sender.close()
     assert [] == store.sent

@@ -9,7 +9,9 @@ import pytest
 
 from stretto.actors import sweeper as sweeper_module
 from stretto.actors.sweeper import RetentionSweeper
-from stretto.protocol.ports import ActorCrashed, RowsSwept, Unreachable, UpkeepTrouble
+from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
+from stretto.protocol.ports import RowsSwept, Unreachable
+from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,13 +54,13 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 
 async def test_it_sweeps_time_and_again_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pokes it."""
+    """Nothing wakes it."""
     monkeypatch.setattr(sweeper_module, "SWEEP_SECONDS", 0.001)
     told: list[Event] = []
     sweep = ScriptedSweep(batches=2)
     sweep.until_ended = 3
     sweeper = RetentionSweeper(sweep, told.append)
-    task = asyncio.create_task(sweeper.run())
+    task = asyncio.create_task(Run(sweeper, told.append).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
         await sweep.is_done.wait()
     sweeper.stop()
@@ -70,28 +72,28 @@ async def test_it_sweeps_time_and_again_by_its_own_clock(monkeypatch: pytest.Mon
 async def test_it_waits_at_random_so_that_replicas_take_turns(
     monkeypatch: pytest.MonkeyPatch, draw: float, seconds: float
 ) -> None:
-    """From half of its interval to one and a half."""
+    """From half of its interval to one and a half, also before its first sweep."""
     waited: list[float] = []
 
-    def stop_instead(delay: float) -> asyncio.Timeout:
+    async def stop_instead(_: asyncio.Event, delay: float) -> bool:
         waited.append(delay)
         sweeper.stop()
-        return asyncio.Timeout(None)
+        return True
 
     monkeypatch.setattr("random.uniform", lambda low, high: low + draw * (high - low))
-    monkeypatch.setattr("asyncio.timeout", stop_instead)
     sweep = ScriptedSweep()
     sweeper = RetentionSweeper(sweep, lambda _: None)
-    await sweeper.run()
+    await Run(sweeper, lambda _: None, stop_instead).turns()
     assert ([seconds], 0) == (waited, sweep.begun)
 
 
 async def test_it_stops_at_once_while_it_waits_and_before_it_has_begun() -> None:
     """And may be stopped as often as one likes."""
+    told: list[Event] = []
     for is_begun in (True, False):
         sweep = ScriptedSweep()
         sweeper = RetentionSweeper(sweep, lambda _: None)
-        task = asyncio.create_task(sweeper.run())
+        task = asyncio.create_task(Run(sweeper, told.append).turns())
         if is_begun:
             await asyncio.sleep(0)
         sweeper.stop()
@@ -107,28 +109,32 @@ async def test_it_stops_between_two_batches_of_a_sweep(monkeypatch: pytest.Monke
     sweep = ScriptedSweep(batches=1000)
     sweeper = RetentionSweeper(sweep, told.append)
     sweep.in_batch = lambda: sweeper.stop() if len(told) == 2 else None
-    await ended(asyncio.create_task(sweeper.run()))
+    await ended(asyncio.create_task(Run(sweeper, told.append).turns()))
     assert (1, 0) == (sweep.begun, sweep.ended)
     assert [RowsSwept("attempt", 7)] * 3 == told
 
 
 @pytest.mark.parametrize(
-    ("expected", "error"), [(UpkeepTrouble, Unreachable()), (ActorCrashed, ZeroDivisionError())]
+    ("expected", "error"),
+    [
+        ([UpkeepTrouble], Unreachable()),
+        ([ActorCrashed, ActorRestarted], ZeroDivisionError()),
+    ],
 )
 async def test_no_error_ends_the_sweeping(
-    expected: type[Event], error: Exception, monkeypatch: pytest.MonkeyPatch
+    expected: list[type[Event]], error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told, and the next sweep comes."""
     monkeypatch.setattr(sweeper_module, "SWEEP_SECONDS", 0.001)
     told: list[Event] = []
     sweep = ScriptedSweep(error, batches=0)
     sweeper = RetentionSweeper(sweep, told.append)
-    task = asyncio.create_task(sweeper.run())
+    task = asyncio.create_task(Run(sweeper, told.append).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
         await sweep.is_done.wait()
     sweeper.stop()
     await ended(task)
-    assert [expected] == [type(event) for event in told]
+    assert expected == [type(event) for event in told]
 
 
 async def test_a_batch_that_found_nothing_is_not_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -13,6 +14,7 @@ from stretto.actors.mailbox import Mailbox
 from stretto.actors.writer import ROWS_MAX, ROWS_OF_GROUP, TRIES_MAX, GroupWriter
 from stretto.domain import MEMBERS_MAX, NewGroup, UserId
 from stretto.errors import Failure
+from stretto.observations import ActorCrashed, ActorRestarted
 from stretto.protocol.ports import (
     BatchWritten,
     Event,
@@ -29,9 +31,9 @@ from stretto.protocol.ports import (
     Transient,
     Unreachable,
     Write,
-    WriterCrashed,
     WriteResult,
 )
+from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -397,7 +399,8 @@ async def test_a_stopped_writer_answers_what_it_held_and_closes_its_store() -> N
             return set()
 
     store = HangingStore()
-    task = asyncio.create_task(GroupWriter(mailbox, store, lambda _: None, batch_max=1).run())
+    writer = GroupWriter(mailbox, store, lambda _: None, batch_max=1)
+    task = asyncio.create_task(Run(writer, lambda _: None).turns())
     asked = mailbox.ask(write(1))
     await reached.wait()
     task.cancel()
@@ -420,11 +423,32 @@ async def test_a_bug_costs_its_batch_and_not_the_writer() -> None:
             return await super().lead(writes)
 
     store = BuggyStore()
-    task = asyncio.create_task(GroupWriter(mailbox, store, events.append, batch_max=1).run())
+    writer = GroupWriter(mailbox, store, events.append, batch_max=1)
+    task = asyncio.create_task(Run(writer, events.append).turns())
     with pytest.raises(OutcomeUnknown):
         await mailbox.ask(write(1))
     assert await mailbox.ask(write(2)) == Led()
-    assert isinstance(events[0], WriterCrashed)
+    assert [ActorCrashed, ActorRestarted] == [type(event) for event in events[:2]]
     assert [("claim", [1]), ("close", []), ("claim", [2])] == store.calls[:3]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_only_a_batch_with_new_events_wakes_those_who_read_them() -> None:
+    """A writer whose claims are all lost has written nothing."""
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    woken: list[str] = []
+    store = ScriptedStore()
+    writer = GroupWriter(
+        mailbox,
+        store,
+        lambda _: None,
+        batch_max=10,
+        wakes=[partial(woken.append, "relay"), partial(woken.append, "webhook")],
+    )
+    for lost, expected in ({1}, []), (set(), ["relay", "webhook"]):
+        store.lost = lost
+        asked = mailbox.ask(write(1))
+        await writer.run_once()
+        assert isinstance(await asked, NotLed if lost else Led)
+        assert expected == woken

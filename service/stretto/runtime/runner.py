@@ -1,0 +1,220 @@
+"""Runner: owns the task of every actor of a process.
+
+It starts and stops them, waits between their turns, and starts those again that crash. It knows nothing
+of what they do.
+
+Not an `asyncio.TaskGroup`: that cancels all of its tasks when one fails, and waits for them without a
+bound. Here a crash concerns its actor alone, and a stop ends in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final, Self
+
+from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
+from stretto.runtime.actor import CANCEL_SECONDS, TryAgain
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+    from stretto.runtime.actor import Actor, Pace
+
+    Report = Callable[[UpkeepTrouble | ActorCrashed | ActorRestarted], object]
+    Wait = Callable[[asyncio.Event, float], Awaitable[bool]]
+
+# In a row, without a turn in between that came to its end: one request that meets a bug must not make
+# the process unready, a loop of crashes must.
+CRASHES_MAX: Final = 3
+# An actor that waits for work ends no turn. Without a crash for so long, it is taken to run: without that
+# a process that gets no requests because it is unready would never be ready again.
+STABLE_SECONDS: Final = 30.0
+
+
+async def wait_until(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for the event, at most so long; return whether it came."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    return False
+
+
+class Run:
+    """One actor's turns, from its start to its end; waiting and clock are for tests."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        report: Report,
+        wait: Wait = wait_until,
+        clock_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.actor = actor
+        self._report = report
+        self._wait = wait
+        self._clock_seconds = clock_seconds
+        self._is_running = True
+        self._failures = 0
+        """In a row, crashes among them."""
+        self._crashes = 0
+        self._crashed_at = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the actor runs: it is in a turn or rests, and is in no loop of crashes."""
+        if self._crashes < CRASHES_MAX:
+            return self._is_running
+        is_stable = self._clock_seconds() - self._crashed_at >= STABLE_SECONDS
+        return self._is_running and is_stable
+
+    async def turns(self) -> None:
+        """Take turn after turn until the actor is stopped, or the task is cancelled."""
+        actor, pace = self.actor, self.actor.pace
+        try:
+            if pace is not None and pace.rests_first:
+                await self._rest(pace)
+            while not actor.is_stopping:
+                # Before the turn: a wake-up during it is about something newer than what it takes.
+                actor.woken.clear()
+                try:
+                    done = await actor.run_once()
+                except asyncio.CancelledError as error:
+                    if _is_cancelled():
+                        raise
+                    # What it waited for was cancelled, and not the actor.
+                    await self._recover(error)
+                except Exception as error:  # noqa: BLE001 no bug may end an actor for good
+                    if _is_cancelled():
+                        # A driver may raise errors of its own where it is cancelled.
+                        return
+                    await self._recover(error)
+                else:
+                    self._failures = self._crashes = 0
+                    if pace is not None and done < pace.full:
+                        await self._rest(pace)
+        finally:
+            self._is_running = False
+            await actor.close()
+
+    async def _rest(self, pace: Pace) -> None:
+        seconds = pace.seconds * random.uniform(1 - pace.spread, 1 + pace.spread)
+        if await self._wait(self.actor.woken, seconds) and pace.gather_seconds:
+            await self._wait(self.actor.stopped, pace.gather_seconds)
+
+    async def _recover(self, error: BaseException) -> None:
+        """Report what has ended a turn, and wait before the next one: wake-ups do not shorten that."""
+        actor = self.actor
+        seconds = actor.backoff.seconds(self._failures)
+        self._failures += 1
+        is_crash = not isinstance(error, (TryAgain, *actor.failures))
+        if is_crash:
+            self._crashes += 1
+            self._crashed_at = self._clock_seconds()
+            self._is_running = False
+            self._report(ActorCrashed(actor.name, error))
+        elif isinstance(error, actor.failures):
+            self._report(UpkeepTrouble(actor.name, error))
+        if not await self._wait(actor.stopped, seconds) and is_crash:
+            self._is_running = True
+            self._report(ActorRestarted(actor.name))
+
+
+class Runner:
+    """The actors of a process; use as `async with`, whose end stops those that still run."""
+
+    def __init__(
+        self,
+        report: Report,
+        wait: Wait = wait_until,
+        clock_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._report = report
+        self._wait = wait
+        self._clock_seconds = clock_seconds
+        self._runs: dict[Actor, tuple[Run, asyncio.Task[None]]] = {}
+        self._vital: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop(*self._runs)
+
+    def start(self, actor: Actor, *, is_vital: bool = False) -> None:
+        """Run the actor until it is stopped; requests cannot be answered without a vital one."""
+        assert actor not in self._runs, f"{actor.name} runs already"
+        run = Run(actor, self._report, self._wait, self._clock_seconds)
+        task = asyncio.create_task(run.turns(), name=f"stretto {actor.name}")
+        self._runs[actor] = run, task
+        if is_vital:
+            self._vital.add(actor.name)
+
+    async def stop(self, *actors: Actor) -> None:
+        """Stop them side by side, in a bounded time; close those that never ran. Idempotent."""
+        for actor in actors:
+            actor.stop()
+        tasks = {self._runs[actor][1]: actor for actor in actors if actor in self._runs}
+        # Cancelled here, it leaves them to the runner's own end.
+        left = await _ended(tasks)
+        for task, actor in tasks.items():
+            self._runs.pop(actor, None)
+            task.add_done_callback(_look_at)
+            if task in left:
+                self._report(ActorCrashed(actor.name, TimeoutError("it did not stop in time")))
+        for actor in set(actors).difference(tasks.values()):
+            await actor.close()
+
+    @asynccontextmanager
+    async def running(self, actor: Actor) -> AsyncIterator[None]:
+        """Run the actor for as long as the context lasts."""
+        self.start(actor)
+        try:
+            yield
+        finally:
+            await self.stop(actor)
+
+    @property
+    def up(self) -> Mapping[str, int]:
+        """How many actors of each name run; those that were stopped are not listed."""
+        up: Counter[str] = Counter()
+        for actor, (run, _) in self._runs.items():
+            up[actor.name] += run.is_up
+        return up
+
+    @property
+    def down(self) -> list[str]:
+        """The names of vital actors of which none runs."""
+        up = self.up
+        return sorted(name for name in self._vital if name in up and not up[name])
+
+
+async def _ended(tasks: Mapping[asyncio.Task[None], Actor]) -> set[asyncio.Task[None]]:
+    """Wait until they have ended, those that take too long after a cancellation; return what is left."""
+    now = asyncio.get_running_loop().time
+    cancel_at = {task: now() + actor.stop_seconds for task, actor in tasks.items()}
+    give_up_at = max(cancel_at.values(), default=0.0) + CANCEL_SECONDS
+    left = set(tasks)
+    while left and now() < give_up_at:
+        for task in left:
+            if cancel_at[task] <= now():
+                task.cancel()
+                cancel_at[task] = now() + tasks[task].cancel_again_seconds
+        until = min(give_up_at, *(cancel_at[task] for task in left))
+        _, left = await asyncio.wait(left, timeout=max(0.0, until - now()))
+    return left
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled this task, rather than something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    """Take what a stopped actor has raised: it is of no interest, and would be reported as forgotten."""
+    if not task.cancelled():
+        task.exception()

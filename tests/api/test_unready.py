@@ -1,0 +1,79 @@
+"""What runs in the service and does not, as `/readyz` and the metrics show it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from live_service import live_service
+from stretto.http.service import SERVICE
+from stretto.observations import ActorCrashed
+from stretto.runtime.backoff import Backoff
+
+DEADLINE_SECONDS = 60
+NEVER = Backoff(3600.0, 3600.0)
+
+
+class Crash(Exception):
+    """What no actor expects."""
+
+
+async def crash() -> int:
+    """A turn that ends so."""
+    raise Crash
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("writer", 503),
+        ("history reader", 503),
+        ("reader of attempts", 503),
+        ("reader of health", 503),
+        ("relay", 200),
+        ("sweeper", 200),
+        ("session hub", 200),
+    ],
+)
+async def test_the_service_is_unready_and_says_why_while_what_requests_need_does_not_run(
+    name: str, status: int, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody waits for is shown by the metric alone; all else is served on."""
+    async with asyncio.timeout(DEADLINE_SECONDS), live_service(database_url) as live:
+        runner = live.app[SERVICE].runner
+        down = asyncio.Event()
+        report = runner._report
+
+        def observe(event: object) -> None:
+            report(event)  # type: ignore[arg-type]
+            if isinstance(event, ActorCrashed) and not runner.up[name]:
+                down.set()
+
+        monkeypatch.setattr(runner, "_report", observe)
+        for actor, (_, task) in list(runner._runs.items()):
+            if actor.name == name:
+                actor.backoff = NEVER
+                monkeypatch.setattr(actor, "run_once", crash)
+                # It is in the midst of a turn, or at rest: another start ends either.
+                task.cancel()
+                await asyncio.wait([task])
+                del runner._runs[actor]
+                runner.start(actor)
+        await down.wait()
+        ready = await live.api.get("/readyz", user=None)
+        assert status == ready.status
+        if status == 503:
+            assert f"Not running: {name}." == ready.json["detail"]
+        metrics = (await live.api.get("/metrics", user=None)).body.decode()
+        assert f'stretto_actor_up{{actor="{name}"}} 0.0' in metrics
+        assert 200 == (await live.api.get("/livez", user=None)).status
+
+
+async def test_the_service_is_ready_while_all_of_it_runs(database_url: str) -> None:
+    """The twin."""
+    async with asyncio.timeout(DEADLINE_SECONDS), live_service(database_url) as live:
+        assert 200 == (await live.api.get("/readyz", user=None)).status
+        metrics = (await live.api.get("/metrics", user=None)).body.decode()
+        assert 'stretto_actor_up{actor="writer"} 2.0' in metrics
+        assert 'stretto_actor_up{actor="relay"}' in metrics

@@ -1,0 +1,421 @@
+"""The runner, with actors of the test's own: turns, rests, failures, crashes, and every kind of stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
+from stretto.runtime import runner as runner_module
+from stretto.runtime.actor import Actor, Pace, TryAgain
+from stretto.runtime.backoff import Backoff
+from stretto.runtime.runner import CRASHES_MAX, STABLE_SECONDS, Run, Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEADLINE_SECONDS = 10
+HOUR = 3600.0
+
+
+class Away(Exception):
+    """What the world may do to an actor."""
+
+
+class Scripted(Actor):
+    """Does in each turn what comes next in its script; without one it waits for its end."""
+
+    failures = (Away,)
+    backoff = Backoff(1.0, 8.0)
+
+    def __init__(self, *script: object, pace: Pace | None = None, name: str = "scripted") -> None:
+        super().__init__(name)
+        self.pace = pace
+        self.script = list(script)
+        self.turns = 0
+        self.closed = 0
+        self.idle = asyncio.Event()
+
+    async def run_once(self) -> int:
+        self.turns += 1
+        if not self.script:
+            self.idle.set()
+            await asyncio.Event().wait()
+        step = self.script.pop(0)
+        if isinstance(step, BaseException):
+            raise step
+        if callable(step):
+            step()
+            return 0
+        assert isinstance(step, int)
+        return step
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class World:
+    """A runner whose clock is a number, and whose waits end at once or when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.reports: list[object] = []
+        self.waits: list[tuple[str, float]] = []
+        self.gate: asyncio.Event | None = None
+        """Where there is one, a wait lasts until it opens, or until its event comes."""
+        self.waiting = asyncio.Event()
+        self.on_wait: Callable[[], object] = lambda: None
+        self.runner = Runner(self.reports.append, self.wait, lambda: self.now)
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> bool:
+        actor = next(each for each in self.runner._runs if event in (each.woken, each.stopped))
+        self.waits.append(("woken" if event is actor.woken else "stopped", seconds))
+        self.waiting.set()
+        self.on_wait()
+        if self.gate is not None and not event.is_set():
+            tasks = [asyncio.create_task(each.wait()) for each in (event, self.gate)]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+        if not event.is_set():
+            self.now += seconds
+        return event.is_set()
+
+    @property
+    def kinds(self) -> list[type]:
+        """The kinds of what was reported."""
+        return [type(report) for report in self.reports]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world of its own, whose jitter draws the longest."""
+    monkeypatch.setattr("random.uniform", lambda _, high: high)
+    return World()
+
+
+async def until_idle(actor: Scripted) -> None:
+    """Wait until the actor's script is at its end."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await actor.idle.wait()
+
+
+async def test_an_actor_runs_in_a_task_with_its_name_until_it_is_stopped(world: World) -> None:
+    """And is closed once, whatever it was doing."""
+    actor = Scripted(1, 1, 1)
+    world.runner.start(actor)
+    await until_idle(actor)
+    assert "stretto scripted" in {task.get_name() for task in asyncio.all_tasks()}
+    assert {"scripted": 1} == world.runner.up
+    await world.runner.stop(actor)
+    assert (4, 1) == (actor.turns, actor.closed)
+    assert {} == world.runner.up
+    assert [] == world.reports
+    assert "stretto scripted" not in {task.get_name() for task in asyncio.all_tasks()}
+
+
+async def test_a_crash_is_reported_and_the_actor_restarted_after_its_back_off(
+    world: World,
+) -> None:
+    """Later and later while it keeps crashing; anew at first after a turn that came to its end."""
+    error = ZeroDivisionError()
+    actor = Scripted(error, KeyError(), 1, KeyError())
+    world.runner.start(actor)
+    await until_idle(actor)
+    assert [ActorCrashed, ActorRestarted] * 3 == world.kinds
+    assert ActorCrashed("scripted", error) == world.reports[0]
+    assert [("stopped", 1.0), ("stopped", 2.0), ("stopped", 1.0)] == world.waits
+    await world.runner.stop(actor)
+
+
+async def test_a_failure_is_reported_and_is_no_crash(world: World) -> None:
+    """The world's failures are reported as such; what the actor has reported itself is not."""
+    actor = Scripted(Away(), TryAgain(), Away())
+    states: list[bool] = []
+    world.on_wait = lambda: states.append(world.runner.up["scripted"] == 1)
+    world.runner.start(actor, is_vital=True)
+    await until_idle(actor)
+    assert [UpkeepTrouble, UpkeepTrouble] == world.kinds
+    assert [1.0, 2.0, 4.0] == [seconds for _, seconds in world.waits]
+    assert [True] * 3 == states
+    await world.runner.stop(actor)
+
+
+async def test_an_actor_is_down_from_its_crash_to_its_restart(world: World) -> None:
+    """One crash is over with its pause, although no turn has come to its end yet."""
+    actor = Scripted(KeyError())
+    world.gate = asyncio.Event()
+    world.runner.start(actor, is_vital=True)
+    await world.waiting.wait()
+    assert (["scripted"], {"scripted": 0}) == (world.runner.down, world.runner.up)
+    world.gate.set()
+    await until_idle(actor)
+    assert ([], {"scripted": 1}) == (world.runner.down, world.runner.up)
+    await world.runner.stop(actor)
+
+
+async def test_a_loop_of_crashes_stays_red_until_a_turn_has_come_to_its_end(world: World) -> None:
+    """Or until there has been none for a while: what waits for requests may get none while it is red."""
+    actor = Scripted(*[KeyError()] * CRASHES_MAX)
+    world.runner.start(actor, is_vital=True)
+    await until_idle(actor)
+    crashed_at = world.now - world.waits[-1][1]
+    assert ["scripted"] == world.runner.down
+    world.now = crashed_at + STABLE_SECONDS - 0.1
+    assert ["scripted"] == world.runner.down
+    world.now = crashed_at + STABLE_SECONDS
+    assert [] == world.runner.down
+    await world.runner.stop(actor)
+    done = Scripted(*[KeyError()] * CRASHES_MAX, 1, name="done")
+    world.runner.start(done, is_vital=True)
+    await until_idle(done)
+    assert [] == world.runner.down
+    await world.runner.stop(done)
+
+
+async def test_of_siblings_one_that_runs_is_enough(world: World) -> None:
+    """Two writers share their work; and what is not vital is only counted."""
+    world.gate = asyncio.Event()
+    crashed, sibling = Scripted(KeyError(), name="writer"), Scripted(name="writer")
+    relay = Scripted(KeyError(), name="relay")
+    world.runner.start(relay)
+    for each in (crashed, sibling):
+        world.runner.start(each, is_vital=True)
+    await until_idle(sibling)
+    assert ({"relay": 0, "writer": 1}, []) == (world.runner.up, world.runner.down)
+    await world.runner.stop(crashed, sibling, relay)
+
+
+async def test_an_actor_whose_task_somebody_cancels_is_down(world: World) -> None:
+    """It is closed, and not started again: whoever cancels a task wants its end."""
+    actor = Scripted()
+    world.runner.start(actor, is_vital=True)
+    await until_idle(actor)
+    task = world.runner._runs[actor][1]
+    task.cancel()
+    await asyncio.wait([task])
+    assert (["scripted"], 1) == (world.runner.down, actor.closed)
+    await world.runner.stop(actor)
+    assert [] == world.runner.down
+
+
+async def test_a_cancellation_of_what_an_actor_waits_for_is_a_crash(world: World) -> None:
+    """Nobody has cancelled the actor, and it must not be gone."""
+    actor = Scripted(asyncio.CancelledError(), 1)
+    world.runner.start(actor)
+    await until_idle(actor)
+    assert [ActorCrashed, ActorRestarted] == world.kinds
+    await world.runner.stop(actor)
+
+
+async def test_what_a_cancelled_turn_raises_is_no_crash(world: World) -> None:
+    """Drivers raise errors of their own where they are cancelled."""
+
+    class Translating(Scripted):
+        async def run_once(self) -> int:
+            try:
+                return await super().run_once()
+            except asyncio.CancelledError:
+                raise ConnectionError from None
+
+    actor = Translating()
+    world.runner.start(actor)
+    await until_idle(actor)
+    await world.runner.stop(actor)
+    assert ([], 1) == (world.reports, actor.closed)
+
+
+async def test_between_turns_an_actor_rests_unless_there_is_more_to_do(world: World) -> None:
+    """As long as its pace says; after a wake-up it waits for others."""
+    actor = Scripted(8, 7, 0, pace=Pace(seconds=HOUR, gather_seconds=2.0, full=8))
+    woken: list[str] = []
+
+    def on_wait() -> None:
+        if len(world.waits) == 2:
+            woken.append("now")
+            actor.wake()
+
+    world.on_wait = on_wait
+    world.runner.start(actor)
+    await until_idle(actor)
+    assert [("woken", HOUR), ("woken", HOUR), ("stopped", 2.0)] == world.waits
+    await world.runner.stop(actor)
+
+
+async def test_a_rest_is_spread_and_may_come_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that replicas take turns."""
+    drawn: list[tuple[float, float]] = []
+
+    def draw(low: float, high: float) -> float:
+        drawn.append((low, high))
+        return low
+
+    monkeypatch.setattr("random.uniform", draw)
+    actor = Scripted(pace=Pace(seconds=100, spread=0.25, rests_first=True))
+    turns: list[int] = []
+    world.on_wait = lambda: turns.append(actor.turns)
+    world.runner.start(actor)
+    await until_idle(actor)
+    assert ([("woken", 75.0)], [(0.75, 1.25)], [0]) == (world.waits, drawn, turns)
+    await world.runner.stop(actor)
+
+
+async def test_a_wake_up_during_a_turn_leads_to_another_turn(world: World) -> None:
+    """What it is about may be newer than what the turn has taken."""
+    world.gate = asyncio.Event()
+    actor = Scripted(pace=Pace(seconds=HOUR))
+    actor.script.append(actor.wake)
+    world.runner.start(actor)
+    await until_idle(actor)
+    assert [("woken", HOUR)] == world.waits
+    await world.runner.stop(actor)
+
+
+async def test_a_wake_up_does_not_shorten_a_back_off_but_a_stop_ends_it(world: World) -> None:
+    """Each creation would otherwise ask a bus that is away."""
+    world.gate = asyncio.Event()
+    actor = Scripted(Away(), pace=Pace(seconds=HOUR))
+    world.runner.start(actor)
+    await world.waiting.wait()
+    for _ in range(5):
+        actor.wake()
+        await asyncio.sleep(0)
+    assert 1 == actor.turns
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await world.runner.stop(actor)
+    assert (1, 1) == (actor.turns, actor.closed)
+
+
+async def test_a_stop_during_the_back_off_of_a_crash_restarts_nothing(world: World) -> None:
+    """It ends at once."""
+    world.gate = asyncio.Event()
+    actor = Scripted(KeyError())
+    world.runner.start(actor)
+    await world.waiting.wait()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await world.runner.stop(actor)
+    assert ([ActorCrashed], 1, 1) == (world.kinds, actor.turns, actor.closed)
+
+
+async def test_a_stop_before_the_start_is_a_stop(world: World) -> None:
+    """What the actor holds is let go of, and a start that follows begins no turn."""
+    actor = Scripted(1)
+    await world.runner.stop(actor)
+    assert 1 == actor.closed
+    world.runner.start(actor)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await world.runner._runs[actor][1]
+    assert 0 == actor.turns
+    await world.runner.stop(actor)
+
+
+async def test_a_stop_may_come_twice_and_side_by_side(world: World) -> None:
+    """Whoever stops first, both wait for the end."""
+    actor = Scripted()
+    world.runner.start(actor)
+    await until_idle(actor)
+    await asyncio.gather(world.runner.stop(actor), world.runner.stop(actor))
+    await world.runner.stop(actor)
+    assert actor.closed
+    assert [] == world.reports
+
+
+async def test_a_turn_that_is_under_way_may_end_at_a_stop(world: World) -> None:
+    """It is not cancelled, where the actor's turns are short."""
+    go_on = asyncio.Event()
+    ended = False
+
+    class Slow(Scripted):
+        async def run_once(self) -> int:
+            nonlocal ended
+            self.idle.set()
+            await go_on.wait()
+            ended = True
+            return 0
+
+    actor = Slow(pace=Pace(seconds=HOUR))
+    world.runner.start(actor)
+    await until_idle(actor)
+    asyncio.get_running_loop().call_soon(go_on.set)
+    await world.runner.stop(actor)
+    assert ended
+
+
+@pytest.mark.parametrize("swallowed", [0, 1, 1_000_000])
+async def test_a_stop_that_hangs_is_bounded(
+    world: World, swallowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cancels again where that is swallowed; in the end it goes on without the actor, and says so."""
+    monkeypatch.setattr(runner_module, "CANCEL_SECONDS", 0.2)
+    release = asyncio.Event()
+
+    class Stubborn(Scripted):
+        cancel_again_seconds = 0.01
+        left = swallowed
+
+        async def run_once(self) -> int:
+            self.idle.set()
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    if not self.left:
+                        raise
+                    self.left -= 1
+            return 0
+
+    actor = Stubborn()
+    world.runner.start(actor)
+    await until_idle(actor)
+    task = world.runner._runs[actor][1]
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await world.runner.stop(actor)
+    assert (swallowed < 10) == task.done()
+    assert [ActorCrashed] * (swallowed > 10) == world.kinds
+    release.set()
+    await asyncio.wait([task])
+
+
+async def test_the_runners_end_stops_what_still_runs(world: World) -> None:
+    """Also where the block has raised."""
+    actors = [Scripted() for _ in range(3)]
+
+    async def run() -> None:
+        async with world.runner:
+            for actor in actors:
+                world.runner.start(actor)
+            await until_idle(actors[-1])
+            raise Away
+
+    with pytest.raises(Away):
+        await run()
+    assert [1, 1, 1] == [actor.closed for actor in actors]
+
+
+async def test_an_actor_runs_for_as_long_as_its_context(world: World) -> None:
+    """And is stopped at its end."""
+    actor = Scripted()
+    async with world.runner.running(actor):
+        await until_idle(actor)
+    assert ({}, 1) == (world.runner.up, actor.closed)
+
+
+async def test_turns_of_an_actor_without_a_pace_take_no_rest() -> None:
+    """It waits for its work in the turn itself: nothing stands between two batches."""
+
+    async def wait(_: asyncio.Event, seconds: float) -> bool:
+        raise AssertionError(seconds)
+
+    actor = Scripted(*range(100))
+    task = asyncio.create_task(Run(actor, lambda _: None, wait).turns())
+    # One step of the loop: no turn has given the loop away.
+    await asyncio.sleep(0)
+    assert 101 == actor.turns
+    task.cancel()
+    await asyncio.wait([task])

@@ -1,0 +1,94 @@
+"""Who may make a task: the runner, and what owns the tasks of a connection, a request or a process."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[3] / "service" / "stretto"
+MAKERS = {"create_task", "ensure_future", "shield", "TaskGroup", "run_coroutine_threadsafe"}
+# What runs by itself is an actor. These last as long as what they belong to, which ends them.
+OWNED = {
+    ("runtime/runner.py", "create_task"): "the actors' own",
+    ("protocol/creator.py", "create_task"): "a flight that has to follow; the creator's stop",
+    ("actors/sender.py", "create_task"): "a request to the webhook's endpoint; the sender's close",
+    ("bus/commands.py", "create_task"): "workers of one connection; the end of its turn",
+    ("bus/connection.py", "create_task"): "a request of one connection; who waits for it",
+    ("http/event_streams.py", "create_task"): "what a client sends in a session; its session",
+    ("http/jwks.py", "create_task"): "one download for all who wait for keys; the key set's end",
+    ("storage/hook.py", "create_task"): "a host's hook in one write; that write",
+    ("supervisor.py", "create_task"): "waits for worker processes; the supervisor's own group",
+    ("supervisor.py", "TaskGroup"): "the same",
+}
+# Each coroutine that it is given becomes a task without a name, which it waits for.
+GATHERED = {"bus/nats.py": "acknowledgements of one batch", "storage/database.py": "ends of pools"}
+
+
+def makers(source: str) -> list[tuple[str, bool, int]]:
+    """Return each call that makes a task: its name, whether the task has a name, and its line."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in MAKERS:
+                is_named = any(keyword.arg == "name" for keyword in node.keywords)
+                found.append((name, is_named or name == "TaskGroup", node.lineno))
+    return found
+
+
+def gathers_coroutines(source: str) -> bool:
+    """Whether `gather` is given anything but tasks that somebody keeps."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    gathers = [node for node in calls if getattr(node.func, "attr", "") == "gather"]
+    kept = ("self._tasks", "unanswered")
+    return any(ast.unparse(each) not in {f"*{k}" for k in kept} for g in gathers for each in g.args)
+
+
+def test_nothing_but_the_runner_and_owners_makes_a_task() -> None:
+    """Whoever makes one more has to say here whose it is, and what ends it."""
+    made = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path in PACKAGE.rglob("*.py")
+        for name, _, _ in makers(path.read_text())
+    }
+    assert set(OWNED) == made
+
+
+def test_every_task_has_a_name() -> None:
+    """A line about it, in a log or a dump, says which it was."""
+    nameless = [
+        f"{path.relative_to(PACKAGE)}:{line} {name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name, is_named, line in makers(path.read_text())
+        if not is_named
+    ]
+    assert [] == nameless
+
+
+def test_coroutines_are_gathered_only_where_a_batch_waits_for_all() -> None:
+    """Anywhere else they are actors, or tasks with a name."""
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if gathers_coroutines(path.read_text())
+    }
+    assert set(GATHERED) == found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "asyncio.create_task(run())",
+        "loop.create_task(run())",
+        "asyncio.ensure_future(run())",
+        "asyncio.shield(run())",
+        "create_task(run(), context=c)",
+    ],
+)
+def test_a_bare_task_would_be_found(source: str) -> None:
+    """The twin: each way of making one."""
+    ((_, is_named, _),) = makers(source)
+    assert not is_named
+    assert gathers_coroutines("asyncio.gather(*map(run, all))")
