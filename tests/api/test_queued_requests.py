@@ -227,8 +227,7 @@ async def test_whoever_sends_on_behind_a_last_request_is_not_read(
     client.send(PING)
     transport = made[0].transport
     assert transport is not None
-    while transport.is_reading():
-        await asyncio.sleep(0)
+    await until(lambda: not transport.is_reading())
     await connection.execute("DELETE FROM attempt WHERE group_id = $1", pending)
     assert (await client.answer())[0] == 404
     assert await client.closed() == b""
