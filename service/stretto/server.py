@@ -23,6 +23,7 @@ from stretto.http.limits import ConnectionLimits
 from stretto.http.service import SERVICE
 from stretto.provision import bus_place, database_connection, database_place, token_settings
 from stretto.runtime.actor import Actor, Pace
+from stretto.runtime.memory import MemoryTrimmer
 from stretto.stop import Stop
 from stretto.supervisor import Supervisor
 from stretto.telemetry import flush_log, logger
@@ -115,11 +116,11 @@ class GarbageCollector(Actor):
 
 @asynccontextmanager
 async def _collecting(runner: Runner) -> AsyncIterator[None]:
-    """Pass over what has been there since the start, and collect by the clock what comes later."""
+    """Pass over what has been there since the start; collect what comes later, and give it back."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS_MAX, *gc.get_threshold()[1:])
-    async with runner.running(GarbageCollector()):
+    async with runner.running(GarbageCollector()), runner.running(MemoryTrimmer()):
         yield
 
 

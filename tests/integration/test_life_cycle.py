@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import uuid
 import weakref
 from contextlib import asynccontextmanager, suppress
@@ -38,6 +39,7 @@ from stretto.protocol.sessions import CloseCode
 from stretto.protocol.webhooks import Answered, WebhookSettings, parse_secrets
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
+from stretto.runtime.memory import GROWTH_BYTES_MIN, MemoryTrimmer
 from stretto.runtime.runner import Runner
 from stretto.server import GarbageCollector
 from stretto.storage.database import Database
@@ -69,6 +71,10 @@ SOON_AGAIN = CommandSettings(ack_seconds=0.2, fetch_seconds=0.2)
 
 class Crash(Exception):
     """What no actor expects."""
+
+
+class Trim:
+    """Memory that was given back."""
 
 
 class Fuse:
@@ -189,6 +195,9 @@ class Stage:
             component.sweeper,
             hub,
             GarbageCollector(),
+            MemoryTrimmer(
+                itertools.count(step=GROWTH_BYTES_MIN).__next__, lambda: self.seen.add(Trim())
+            ),
         ]
         if component.pool_watch is not None:
             actors.append(component.pool_watch)
@@ -282,6 +291,13 @@ async def collect(stage: Stage) -> None:
         await asyncio.sleep(0)
 
 
+async def trim(stage: Stage) -> None:
+    """Wait until memory is given back."""
+    trims = stage.seen.count(Trim)
+    stage.actor.wake()
+    await stage.seen.until(lambda _: stage.seen.count(Trim) > trims)
+
+
 async def link(stage: Stage) -> None:
     """Wait for a connection."""
     assert stage.nats is not None
@@ -328,6 +344,7 @@ LOADS: dict[str, Load] = {
     "session hub": end_session,
     "pool watch": close_pool,
     "garbage collector": collect,
+    "memory trimmer": trim,
     "nats connection": link,
     "nats receiver": receive,
     "commands": command,

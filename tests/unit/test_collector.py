@@ -97,7 +97,7 @@ async def test_collecting_begins_and_ends_with_the_service() -> None:
     before = gc.get_threshold()
     runner = Runner(lambda _: None)
     async with _collecting(runner):
-        assert {"garbage collector": 1} == runner.up
+        assert {"garbage collector": 1, "memory trimmer": 1} == runner.up
         assert (YOUNG_OBJECTS_MAX, *before[1:]) == gc.get_threshold()
         assert gc.get_freeze_count() > 0
     assert {} == runner.up
