@@ -21,7 +21,12 @@ async def started(*arguments: str, **settings: str) -> asyncio.subprocess.Proces
 
 async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
     """Return exit code, output and errors. No command may show a traceback."""
-    output, errors = await process.communicate()
+    try:
+        output, errors = await process.communicate()
+    finally:
+        # A service that starts where it should not has to end with its test.
+        if process.returncode is None:
+            process.kill()
     assert b"Traceback" not in output + errors, errors.decode()
     assert process.returncode is not None
     return process.returncode, output.decode(), errors.decode()
