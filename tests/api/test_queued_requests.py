@@ -115,7 +115,10 @@ async def until_working(client: ClientConnection) -> None:
 
 
 @pytest.mark.parametrize(
-    "request_bytes", [PING, creation(TOKEN, "h"), PING + creation(TOKEN, "h")], ids=str
+    "request_bytes",
+    [PING, creation(TOKEN, "h"), PING + creation(TOKEN, "h")],
+    # Not the bytes themselves: each process that collects the tests makes a token of its own.
+    ids=["GET", "POST", "GET and POST"],
 )
 async def test_a_client_that_has_closed_its_half_is_answered(
     request_bytes: bytes, api: Api

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stretto.runtime.actor import Actor, Pace
+from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 10.0
 # A trim walks the heap and keeps the loop for 10 to 20 ms, so there has to be something to gain.
 GROWTH_BYTES_MIN: Final = 16 * 2**20
+# What a trim does not give back is in use, but not for ever: its connections go.
+AGAIN: Final = Backoff(10.0, 600.0)
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -39,24 +43,40 @@ def trim() -> None:
 
 
 class MemoryTrimmer(Actor):
-    """Trims whenever the process has grown by a good deal since it was smallest, or was trimmed."""
+    """Trims once the process has grown by a good deal, and while it stays larger, ever more seldom.
+
+    The size to grow from is the smallest one that it had.
+    """
 
     pace = Pace(seconds=LOOK_SECONDS)
 
     def __init__(
-        self, resident: Callable[[], int] = resident_bytes, trim: Callable[[], None] = trim
+        self,
+        resident: Callable[[], int] = resident_bytes,
+        trim: Callable[[], None] = trim,
+        clock_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__("memory trimmer")
         self._resident = resident
         self._trim = trim
-        self._smallest_bytes = resident()
+        self._clock_seconds = clock_seconds
+        self._smallest_bytes = self._left_bytes = resident()
+        self._trims = 0
+        """Since the process was small, or has grown again."""
+        self._again_at = 0.0
 
     async def run_once(self) -> int:
         """Look once; return whether there was a trim."""
-        self._smallest_bytes = min(self._smallest_bytes, self._resident())
-        if self._resident() - self._smallest_bytes < GROWTH_BYTES_MIN:
+        size = self._resident()
+        self._smallest_bytes = min(self._smallest_bytes, size)
+        if size - self._left_bytes >= GROWTH_BYTES_MIN:
+            self._trims = 0
+        elif (
+            size - self._smallest_bytes < GROWTH_BYTES_MIN or self._clock_seconds() < self._again_at
+        ):
             return 0
         self._trim()
-        # What it did not give back is in use.
-        self._smallest_bytes = self._resident()
+        self._left_bytes = self._resident()
+        self._again_at = self._clock_seconds() + AGAIN.seconds(self._trims)
+        self._trims += 1
         return 1
