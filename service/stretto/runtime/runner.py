@@ -161,10 +161,14 @@ class Runner:
         # Cancelled here, it leaves them to the runner's own end.
         left = await _ended(tasks)
         for task, actor in tasks.items():
-            self._runs.pop(actor, None)
-            task.add_done_callback(_look_at)
+            error: BaseException | None = None
             if task in left:
-                self._report(ActorCrashed(actor.name, TimeoutError("it did not stop in time")))
+                error = TimeoutError("it did not stop in time")
+                task.add_done_callback(_look_at)
+            elif not task.cancelled():
+                error = task.exception()
+            if self._runs.pop(actor, None) is not None and error is not None:
+                self._report(ActorCrashed(actor.name, error))
         for actor in set(actors).difference(tasks.values()):
             await actor.close()
 
@@ -215,6 +219,6 @@ def _is_cancelled() -> bool:
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
-    """Take what a stopped actor has raised: it is of no interest, and would be reported as forgotten."""
+    """Take what an actor raises that was left behind: it would be reported as forgotten."""
     if not task.cancelled():
         task.exception()

@@ -382,6 +382,21 @@ async def test_a_stop_that_hangs_is_bounded(
     await asyncio.wait([task])
 
 
+async def test_a_fault_as_an_actor_lets_go_is_reported_and_hinders_no_other(world: World) -> None:
+    """Once, whoever stops it as well."""
+
+    class Clinging(Scripted):
+        async def close(self) -> None:
+            raise KeyError
+
+    clinging, other = Clinging(), Scripted()
+    for actor in (clinging, other):
+        world.runner.start(actor)
+        await until_idle(actor)
+    await asyncio.gather(world.runner.stop(clinging, other), world.runner.stop(clinging))
+    assert ([ActorCrashed], 1) == (world.kinds, other.closed)
+
+
 async def test_the_runners_end_stops_what_still_runs(world: World) -> None:
     """Also where the block has raised."""
     actors = [Scripted() for _ in range(3)]
