@@ -295,7 +295,7 @@ async def test_a_wake_up_does_not_shorten_a_back_off_but_a_stop_ends_it(world: W
 async def test_a_stop_during_the_back_off_of_a_crash_restarts_nothing(world: World) -> None:
     """It ends at once."""
     world.gate = asyncio.Event()
-    actor = Scripted(KeyError())
+    actor = Scripted(KeyError(), pace=Pace(seconds=HOUR))
     world.runner.start(actor)
     await world.waiting.wait()
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -374,12 +374,15 @@ async def test_a_stop_that_hangs_is_bounded(
     world.runner.start(actor)
     await until_idle(actor)
     task = world.runner._runs[actor][1]
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        await world.runner.stop(actor)
-    assert (swallowed < 10) == task.done()
-    assert [ActorCrashed] * (swallowed > 10) == world.kinds
-    release.set()
-    await asyncio.wait([task])
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await world.runner.stop(actor)
+        assert (swallowed < 10) == task.done()
+        assert [ActorCrashed] * (swallowed > 10) == world.kinds
+    finally:
+        # Or the loop itself would wait for its end.
+        release.set()
+        await asyncio.wait([task])
 
 
 async def test_a_fault_as_an_actor_lets_go_is_reported_and_hinders_no_other(world: World) -> None:
