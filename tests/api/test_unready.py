@@ -60,6 +60,8 @@ async def test_the_service_is_unready_and_says_why_while_what_requests_need_does
                 await asyncio.wait([task])
                 del runner._runs[actor]
                 runner.start(actor)
+                # The sweeper rests before its first turn.
+                actor.wake()
         await down.wait()
         ready = await live.api.get("/readyz", user=None)
         assert status == ready.status
