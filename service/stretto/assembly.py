@@ -1,7 +1,7 @@
 """Puts the parts together and takes them apart again, in a fixed order.
 
-Start: connections, bus, relay, sweeper, webhook, readers, writers, history reader, hub, commands, then
-the HTTP server. Stop, the other way round:
+Start: connections, bus, relay, sweeper, webhook, readers, writers, history reader, hub, commands, the watch
+of a host's pool, then the HTTP server. Stop, the other way round:
 
 1. the service drains: `/readyz` is 503, all else is served, and each connection ends with its next
    answer (for `STRETTO_DRAIN_SECONDS`; `server.py`);
@@ -11,7 +11,8 @@ the HTTP server. Stop, the other way round:
 5. the history reader stops; sessions that still ask are answered with an error;
 6. the creator refuses new requests and lets its flights land (bounded);
 7. the mailbox closes: what is still queued is answered with an error;
-8. the writers give their connections back; a write that is still under way is cut off;
+8. the watch of a host's pool ends, and the writers give their connections back; a write that is still
+   under way is cut off;
 9. the readers stop; what still waits for them is answered with an error;
 10. relay, sweeper and webhook stop; events that were being sent are given back;
 11. the bus closes;
