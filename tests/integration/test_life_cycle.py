@@ -44,6 +44,7 @@ from stretto.runtime.runner import Runner
 from stretto.server import GarbageCollector
 from stretto.storage.database import Database
 from stretto.storage.history import PostgresHistoryStore
+from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -287,8 +288,7 @@ async def collect(stage: Stage) -> None:
     cycle.itself, left = cycle, weakref.ref(cycle)
     del cycle
     stage.actor.wake()
-    while left() is not None:
-        await asyncio.sleep(0)
+    await until(lambda: left() is None)
 
 
 async def trim(stage: Stage) -> None:
