@@ -6,7 +6,6 @@ Reads JSON strictly, and writes outcomes: a created group, or an error as a prob
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -81,21 +80,30 @@ def parse_json(body: bytes) -> object:
         document: object = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise RequestInvalid([FieldError("", f"is not JSON: {error}")]) from error
-    # The field that a parser keeps of two is anybody's guess. The exact check is slow; a body that
-    # spells each known field once, without escapes, cannot have any twice (others are refused).
+    # The field that a parser keeps of two is anybody's guess. The exact check takes as long as the
+    # reading; a body that spells each known field once, without escapes, cannot have any twice
+    # (others are refused).
     if b"\\" in body or max(map(body.count, _FIELDS)) > 1:
-        _refuse_twins(body)
+        _refuse_twins(body, document)
     return document
 
 
-def _refuse_twins(body: bytes) -> None:
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        fields = dict(pairs)
-        if len(fields) < len(pairs):
-            raise RequestInvalid([FieldError("", "has a field twice")])
-        return fields
+def _refuse_twins(body: bytes, document: object) -> None:
+    """Raise `RequestInvalid` where the body has names that are not in its document.
 
+    Reading it again in Python would take fifty times as long as a creation, for a body of thousands
+    of small fields, before any of them is refused. Of two equal names the parser keeps one, and all
+    else as it is: the body then has more strings than its document.
+    """
     try:
-        json.loads(body, object_pairs_hook=unique)
-    except RecursionError as error:
+        kept = orjson.dumps(document)
+    except orjson.JSONEncodeError as error:
         raise RequestInvalid([FieldError("", "is nested too deeply")]) from error
+    if _strings(body) > _strings(kept):
+        raise RequestInvalid([FieldError("", "has a field twice")])
+
+
+def _strings(valid: bytes) -> int:
+    """Return how many strings there are in valid JSON, names among them."""
+    # Backslashes first: what follows a pair of them is no part of an escape.
+    return valid.replace(rb"\\", b"").replace(rb"\"", b"").count(b'"') // 2

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 
 import pytest
@@ -95,6 +96,8 @@ def test_the_wait_is_what_the_client_prefers_within_our_maximum(
         ({"name": 'a"b\\'}, rb'{"name":"a\"b\\"}'),
         ({"name": "\U0001f3b6"}, rb'{"name":"\ud83c\udfb6"}'),
         ({"name": "\x00"}, rb'{"name":"\u0000"}'),
+        ({"name": "\\", "\\": '"'}, rb'{"name":"\\","\u005c":"\u0022"}'),
+        ({"name": '\\"', "x": ['"\\']}, rb'{"name":"\\\"","x":["\"\\"]}'),
         # A value that is spelled like a field is no second field.
         ({"name": "name", "members": ["name"]}, b'{"name":"name","members":["name"]}'),
         ([1, None], b"[1,null]"),
@@ -117,6 +120,8 @@ def test_json_is_read(expected: object, body: bytes) -> None:
         rb'{"n\u0061me":"a","\u006eame":"b"}',
         rb'{"name":"a\\","x":1,"x":2}',
         rb'{"name":"a\n","x":{"y":1,"y":2}}',
+        rb'{"name":"\"","name":"\""}',
+        rb'{"name":"\\","x":"\\\"","x":"\\"}',
     ],
 )
 def test_a_field_that_comes_twice_is_refused(body: bytes) -> None:
@@ -160,6 +165,33 @@ def test_anything_else_is_not_json(body: bytes) -> None:
     """Among it lone surrogates, which no database can store."""
     with pytest.raises(RequestInvalid, match="is not JSON"):
         parse_json(body)
+
+
+LARGE = {
+    "fields": b'{"name":"\\n"' + b"".join(b',"%05x":1' % number for number in range(23_000)) + b"}",
+    "objects": b'{"name":"\\n","members":[' + b"{}," * 80_000 + b"{}]}",
+    "one field": b'{"name":"a"' + b',"name":"a"' * 20_000 + b"}",
+    "strings": b'{"name":"\\n","members":[' + b'"",' * 80_000 + b'""]}',
+}
+
+
+@pytest.mark.parametrize("body", LARGE.values(), ids=LARGE)
+def test_a_large_body_of_small_parts_is_refused_without_a_look_at_each(body: bytes) -> None:
+    """Python would take a hundred times as long for them as the parser does."""
+    calls = 0
+
+    def count(_frame: object, event: str, _what: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        with suppress(RequestInvalid):
+            NewGroup.parse(ALICE, parse_json(body))
+            calls = sys.maxsize
+    finally:
+        sys.setprofile(None)
+    assert calls < 300
 
 
 def test_deep_nesting_is_refused_or_read_but_never_crashes() -> None:
