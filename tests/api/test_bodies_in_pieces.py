@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from api_client import Api, api_for, token_of
-from raw_client import RawClients, creation, creation_head, raw_clients
+from raw_client import BODY, RawClients, creation, creation_head, raw_clients
+from stretto.documents import BODY_BYTES_MAX
 from stretto.http import connection as front
 from stretto.http.connection import HEAD_BYTES_MAX, ClientConnection
 from stretto.http.limits import ConnectionLimits
+from stretto.http.queueing import READ_BYTES_MAX
+from stretto.http.requests import BODY_UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,6 +24,7 @@ DEADLINE_SECONDS = 30
 LARGE = b'{"name": "Team"}' + b" " * 6 * HEAD_BYTES_MAX
 PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n"
 LENGTH = b"Content-Length: %d\r\n\r\n" % len(LARGE)
 EARLY = {
     "bad token": (401, creation_head("no token of ours", "k") + LENGTH),
@@ -81,6 +85,67 @@ async def test_the_rest_of_a_body_may_come_after_the_answer(
     assert (await client.answer())[0] == 200
 
 
+@pytest.mark.parametrize(("status", "head"), EARLY.values(), ids=EARLY)
+async def test_the_rest_of_chunks_is_not_read_after_the_answer(
+    status: int, head: bytes, raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of a byte cost as much as requests: the connection ends, and what comes is dropped."""
+    monkeypatch.setattr("stretto.http.writing.LINGER_SECONDS", 0.1)
+    read = 0
+    read_request = ClientConnection._read_request
+
+    def count(client: ClientConnection, data: bytes) -> bool:
+        nonlocal read
+        read += len(data)
+        return read_request(client, data)
+
+    first = head.replace(LENGTH, CHUNKS) + b"1\r\n{\r\n"
+    client = await raw.connect(first)
+    answered, fields, _ = await client.answer()
+    assert (status, "close") == (answered, fields["connection"])
+    monkeypatch.setattr(ClientConnection, "_read_request", count)
+    client.send(b"1\r\n \r\n" * 1000 + b"0\r\n\r\n" + PING)
+    assert (b"", 0) == (await client.closed(), read)
+
+
+@pytest.mark.parametrize(("expected", "chunk_bytes"), [(400, 1), (201, 100)])
+async def test_a_body_in_too_many_chunks_is_refused(
+    expected: int, chunk_bytes: int, raw: RawClients
+) -> None:
+    """Although it is small; the largest in chunks of moderate size is not."""
+    body = BODY.ljust(BODY_BYTES_MAX if expected == 201 else BODY_BYTES_MAX // 8)
+    chunks = (body[at : at + chunk_bytes] for at in range(0, len(body), chunk_bytes))
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    client = await raw.connect(creation_head(token_of("alice"), "k") + CHUNKS)
+    client.send(framed + b"0\r\n\r\n")
+    status, fields, document = await client.answer()
+    assert expected == status
+    if expected == 400:
+        assert (BODY_UNREADABLE, "close") == (
+            document["errors"][0]["detail"],
+            fields["connection"],
+        )
+        assert await client.closed() == b""
+
+
+async def test_what_is_read_of_a_client_in_one_turn_is_bounded(
+    raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much has arrived: other clients have their turn in between."""
+    received: list[int] = []
+    receive = ClientConnection.data_received
+
+    def count(client: ClientConnection, data: bytes) -> None:
+        received.append(len(data))
+        receive(client, data)
+
+    monkeypatch.setattr(ClientConnection, "data_received", count)
+    client = await raw.connect(creation(token_of("alice"), "k", BODY.ljust(BODY_BYTES_MAX)))
+    assert (await client.answer())[0] == 201
+    assert BODY_BYTES_MAX < sum(received)
+    assert READ_BYTES_MAX >= max(received)
+
+
 @pytest.mark.parametrize("is_bounded", [True, False])
 async def test_what_is_dropped_after_an_answer_is_bounded(
     is_bounded: bool, raw: RawClients, monkeypatch: pytest.MonkeyPatch
@@ -132,11 +197,22 @@ async def test_the_last_answer_arrives_although_more_is_sent(
         writer.close()
 
 
-@pytest.mark.parametrize(("linger_seconds", "leaves"), [(0.01, False), (DEADLINE_SECONDS, True)])
+@pytest.mark.parametrize(
+    ("linger_seconds", "leaves", "last"),
+    [
+        (0.01, False, LAST),
+        (0.01, False, creation_head("no token of ours", "k") + CHUNKS),
+        (DEADLINE_SECONDS, True, LAST),
+    ],
+)
 async def test_a_client_is_not_waited_for_after_the_last_answer(
-    linger_seconds: float, leaves: bool, database_url: str, monkeypatch: pytest.MonkeyPatch
+    linger_seconds: float,
+    leaves: bool,
+    last: bytes,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether it closes its half of the connection too, or keeps that open."""
+    """Whether it closes its half too, or keeps that open, or has not sent its body."""
     monkeypatch.setattr("stretto.http.writing.LINGER_SECONDS", linger_seconds)
     async with asyncio.timeout(DEADLINE_SECONDS), api_for(database_url) as api:
         lost = asyncio.Event()
@@ -148,8 +224,8 @@ async def test_a_client_is_not_waited_for_after_the_last_answer(
 
         monkeypatch.setattr(ClientConnection, "connection_lost", connection_lost)
         reader, writer = await _opened(api)
-        writer.write(LAST)
-        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.write(last)
+        assert b"\r\nConnection: close\r\n" in await reader.read()
         if leaves:
             writer.close()
         await lost.wait()

@@ -213,7 +213,8 @@ class ClientConnection(BoundedQueue):
         """Send an answer, and return when the client has taken it: no other is made before."""
         if not resp.prepared:
             resp.headers.update(COMMON_FIELDS)
-            if not (self._lingering_time or request.content.is_eof()):
+            if not request.content.is_eof() and (self._is_chunked or not self._lingering_time):
+                # What is still to come of it could cost as much as many requests: chunks of a byte.
                 resp.force_close()
         self._decline_upgrade(resp)
         resp, is_lost = await super().finish_response(request, resp, start_time)
@@ -227,6 +228,7 @@ class ClientConnection(BoundedQueue):
             self.close()
             self._stop_reading()
             await self.linger()
+            self.end_at_answer()
         else:
             self._answered += 1
             # Until now it was the client that waited for us.

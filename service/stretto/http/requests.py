@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from aiohttp import StreamReader
     from multidict import CIMultiDictProxy
 
+BODY_UNREADABLE: Final = "cannot be decompressed, is cut off or comes in too many chunks"
 PAGE_ITEMS_DEFAULT: Final = 50
 PAGE_ITEMS_MAX: Final = 200
 
@@ -76,7 +77,7 @@ async def read_body(request: web.Request) -> bytes:
         else:
             body = await _read_arriving(content)
     except web.RequestPayloadError as error:
-        raise RequestInvalid([FieldError("", "cannot be decompressed or is cut off")]) from error
+        raise RequestInvalid([FieldError("", BODY_UNREADABLE)]) from error
     if len(body) > BODY_BYTES_MAX:
         raise BodyTooLarge
     return body

@@ -98,6 +98,7 @@ def test_the_wait_is_what_the_client_prefers_within_our_maximum(
         ({"name": "\x00"}, rb'{"name":"\u0000"}'),
         ({"name": "\\", "\\": '"'}, rb'{"name":"\\","\u005c":"\u0022"}'),
         ({"name": '\\"', "x": ['"\\']}, rb'{"name":"\\\"","x":["\"\\"]}'),
+        ({"name": "\\", "x": "\\"}, rb'{"name":"\u005c","x":"\u005c"}'),
         # A value that is spelled like a field is no second field.
         ({"name": "name", "members": ["name"]}, b'{"name":"name","members":["name"]}'),
         ([1, None], b"[1,null]"),
