@@ -45,6 +45,7 @@ from stretto.bus.opening import Bus, make_nats
 from stretto.bus.webhook import WebhookEndpoint
 from stretto.errors import ListenError
 from stretto.host import (
+    guarded,
     require_database,
     require_hook,
     require_kind,
@@ -250,6 +251,7 @@ async def open_component(
     another deployment's, and `Unreachable` when the database does not answer.
     """
     settings = _component_settings(settings, dsn, pool, on_create)
+    observe = guarded(observe)
     async with AsyncExitStack() as stack:
         if pool is not None:
             stack.enter_context(sharing(pool, settings.writers))

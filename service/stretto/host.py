@@ -22,10 +22,12 @@ from stretto.protocol.ports import Unreachable
 from stretto.storage.database import Lane, is_lost
 from stretto.storage.migrate import PRIVILEGES
 from stretto.storage.queries import QUERIES
+from stretto.telemetry import logger
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
+    from stretto.protocol.ports import Event, Observer
     from stretto.storage.database import Connection, Database, Pool
 
 # Beside the writers', which are kept for good: one for reads, one for relay, sweeper and webhook.
@@ -94,6 +96,24 @@ def require_hook(on_create: object) -> None:
         " `async def on_create(connection, created)`"
     )
     raise TypeError(message)
+
+
+def guarded(observe: Observer) -> Observer:
+    """Return an observer that never raises.
+
+    It is called in the middle of writes and of answers: a failure of its own must end neither.
+    """
+
+    def observe_safely(event: Event) -> None:
+        try:
+            observe(event)
+        except (KeyboardInterrupt, SystemExit):
+            # A signal's, for the process.
+            raise
+        except BaseException as error:  # noqa: BLE001 a cancellation as well: nothing is awaited here
+            logger.error("observer.failed", kind=type(event).__name__, exc_info=error)
+
+    return observe_safely
 
 
 def require_one_source(dsn: str, pool: object) -> None:

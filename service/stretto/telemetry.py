@@ -38,6 +38,7 @@ from stretto.protocol.ports import (
     WebhookTried,
     WriteTrouble,
 )
+from stretto.safe_log import SafeLogger
 from stretto.tally import SECONDS, Tally
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ flush_log: Final = _folder.flush
 # Events go through the standard library's logger, whatever a host has configured: a fallback of
 # structlog's own would print local variables with a traceback, and among them tokens.
 logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-    logging.getLogger("stretto"),
+    SafeLogger(logging.getLogger("stretto")),
     processors=[_folder, structlog.stdlib.render_to_log_kwargs],
     wrapper_class=structlog.stdlib.BoundLogger,
     context_class=dict,

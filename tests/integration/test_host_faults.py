@@ -1,0 +1,92 @@
+"""What a host hands in and what then fails by itself: observer, log, bus and pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+import stretto
+from stretto.assembly import open_component
+from stretto.observations import ActorCrashed
+from stretto.protocol.ports import Event, WriteTrouble
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stretto.assembly import Component
+
+DEADLINE_SECONDS: Final = 20
+NEW_GROUP: Final = stretto.NewGroup(stretto.UserId("alice"), "Team", None, ())
+
+
+async def created(component: Component, key: str) -> stretto.Answer:
+    """Create a group, or find it."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        return await component.creator.create(stretto.IdempotencyKey(key), NEW_GROUP)
+
+
+class _Fault(BaseException):
+    """No `Exception`, and none that ends a process."""
+
+
+@pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError, GeneratorExit, _Fault])
+async def test_an_observer_that_raises_ends_neither_an_answer_nor_an_actor(
+    error: type[BaseException], database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each event is observed, each group answered, and the log says what the observer has met."""
+    seen: list[Event] = []
+
+    def observe(event: Event) -> None:
+        seen.append(event)
+        raise error
+
+    async with open_component(database_url, observe=observe) as component:
+        first = await created(component, "a")
+        assert first.group == (await created(component, "a")).group
+        assert first.group != (await created(component, "b")).group
+        assert [] == component.runner.down
+    assert not [event for event in seen if isinstance(event, ActorCrashed)]
+    failed = [record for record in caplog.records if record.getMessage() == "observer.failed"]
+    assert "AttemptAnswered" in {vars(record)["kind"] for record in failed}
+
+
+class _NeedsARequest(logging.Filter):
+    """Reads what only a host's middleware sets, as one with a context variable does."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        raise LookupError
+
+
+@pytest.fixture
+def broken_log() -> Iterator[None]:
+    """A filter of the host's that raises for everything that we log."""
+    log, broken = logging.getLogger("stretto"), _NeedsARequest()
+    log.addFilter(broken)
+    yield
+    log.removeFilter(broken)
+
+
+async def test_a_log_that_raises_ends_neither_an_answer_nor_an_actor(
+    database_url: str, broken_log: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even where it would say what an observer has met; stderr has one line about it."""
+    troubles: list[Event] = []
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError
+
+    def observe(event: Event) -> None:
+        if isinstance(event, WriteTrouble):
+            troubles.append(event)
+        raise ZeroDivisionError
+
+    async with open_component(database_url, on_create=fail, observe=observe) as component:
+        for key in ("a", "b"):
+            with pytest.raises(stretto.HookFailed):
+                await created(component, key)
+        assert [] == component.runner.down
+    assert len(troubles) == 2
+    assert 1 == capsys.readouterr().err.count("logging has raised LookupError")
