@@ -14,7 +14,8 @@ from stretto.observations import ActorCrashed
 from stretto.protocol.ports import Event, WriteTrouble
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+    from uuid import UUID
 
     from stretto.assembly import Component
 
@@ -90,3 +91,33 @@ async def test_a_log_that_raises_ends_neither_an_answer_nor_an_actor(
         assert [] == component.runner.down
     assert len(troubles) == 2
     assert 1 == capsys.readouterr().err.count("logging has raised LookupError")
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, ValueError])
+async def test_a_bus_that_raises_what_it_likes_does_not_end_the_relay(
+    error: type[BaseException], database_url: str
+) -> None:
+    """It is reported as a crash, and the next turn sends the next events."""
+    published: list[stretto.CommittedEvent] = []
+    errors, arrived, crashed = [error()], asyncio.Event(), asyncio.Event()
+
+    class Bus:
+        async def publish(self, events: Sequence[stretto.CommittedEvent]) -> Mapping[UUID, str]:
+            if errors:
+                raise errors.pop()
+            published.extend(events)
+            arrived.set()
+            return {}
+
+    def observe(event: Event) -> None:
+        if isinstance(event, ActorCrashed):
+            assert "relay" == event.actor
+            crashed.set()
+
+    async with open_component(database_url, bus=Bus(), observe=observe) as component:
+        await created(component, "a")
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await crashed.wait()
+            await created(component, "b")
+            await arrived.wait()
+    assert published

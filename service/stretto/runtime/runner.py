@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
 from stretto.runtime.actor import CANCEL_SECONDS, TryAgain
+from stretto.runtime.cancelling import is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -73,7 +74,7 @@ class Run:
 
     async def turns(self) -> None:
         """Take turn after turn until the actor is stopped, or the task is cancelled."""
-        actor, pace = self.actor, self.actor.pace
+        actor, pace, task = self.actor, self.actor.pace, asyncio.current_task()
         try:
             if pace is not None and pace.rests_first:
                 await self._rest(pace)
@@ -82,15 +83,17 @@ class Run:
                 actor.woken.clear()
                 try:
                     done = await actor.run_once()
-                except asyncio.CancelledError as error:
-                    if _is_cancelled():
-                        raise
-                    # What it waited for was cancelled, and not the actor.
-                    await self._recover(error)
-                except Exception as error:  # noqa: BLE001 no bug may end an actor for good
-                    if _is_cancelled():
+                except (KeyboardInterrupt, SystemExit):
+                    # For the process: a signal's handler raises it wherever the program is.
+                    raise
+                except BaseException as error:
+                    if is_cancelled() or asyncio.current_task() is not task:
+                        # The last is a coroutine that is closed: its loop has gone.
+                        if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+                            raise
                         # A driver may raise errors of its own where it is cancelled.
                         return
+                    # A cancellation is that of what it waited for, and not its own.
                     await self._recover(error)
                 else:
                     self._failures = self._crashes = 0
@@ -210,12 +213,6 @@ async def _ended(tasks: Mapping[asyncio.Task[None], Actor]) -> set[asyncio.Task[
         until = min(give_up_at, *(cancel_at[task] for task in left))
         _, left = await asyncio.wait(left, timeout=max(0.0, until - now()))
     return left
-
-
-def _is_cancelled() -> bool:
-    """Whether somebody has cancelled this task, rather than something that it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _look_at(task: asyncio.Task[None]) -> None:

@@ -203,13 +203,36 @@ async def test_an_actor_whose_task_somebody_cancels_is_down(world: World) -> Non
     assert [] == world.runner.down
 
 
-async def test_a_cancellation_of_what_an_actor_waits_for_is_a_crash(world: World) -> None:
-    """Nobody has cancelled the actor, and it must not be gone."""
-    actor = Scripted(asyncio.CancelledError(), 1)
+class Fault(BaseException):
+    """No `Exception`, and none that ends a process."""
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, Fault])
+async def test_a_cancellation_of_what_an_actor_waits_for_is_a_crash(
+    error: type[BaseException], world: World
+) -> None:
+    """Nobody has cancelled the actor, and it must not be gone; nor with any other such error."""
+    actor = Scripted(error(), 1)
     world.runner.start(actor)
     await until_idle(actor)
     assert [ActorCrashed, ActorRestarted] == world.kinds
     await world.runner.stop(actor)
+
+
+def test_a_coroutine_that_is_closed_is_no_crash() -> None:
+    """Its loop has gone, and nothing can be waited for any more."""
+    reports: list[object] = []
+    actor = Scripted()
+    turns = Run(actor, reports.append).turns()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(turns)
+    loop.run_until_complete(actor.idle.wait())
+    turns.close()
+    assert ([], 1) == (reports, actor.closed)
+    task.cancel()
+    with pytest.raises(RuntimeError):
+        loop.run_until_complete(task)
+    loop.close()
 
 
 async def test_what_a_cancelled_turn_raises_is_no_crash(world: World) -> None:
