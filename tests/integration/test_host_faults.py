@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import asyncpg
 import pytest
 
 import stretto
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.assembly import Component
+
+    Connection = asyncpg.Connection[asyncpg.Record]
 
 DEADLINE_SECONDS: Final = 20
 NEW_GROUP: Final = stretto.NewGroup(stretto.UserId("alice"), "Team", None, ())
@@ -121,3 +124,59 @@ async def test_a_bus_that_raises_what_it_likes_does_not_end_the_relay(
             await created(component, "b")
             await arrived.wait()
     assert published
+
+
+class _Callback:
+    """A callback of a host's pool, which fails while it is told to."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    async def __call__(self, *_: object, **__: object) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+@pytest.mark.parametrize("name", ["setup", "init", "reset"])
+async def test_a_pool_whose_callback_fails_is_a_database_that_is_away(
+    name: str, error: type[BaseException], database_url: str, connection: Connection
+) -> None:
+    """No actor crashes; once the callback works again, so does everything else."""
+    events: list[Event] = []
+    callback = _Callback()
+    options: dict[str, Any] = {name: callback}
+    async with (
+        asyncpg.create_pool(
+            database_url,
+            min_size=0,
+            max_size=4,
+            server_settings={"search_path": "stretto", "application_name": "broken pool"},
+            **options,
+        ) as pool,
+        open_component(pool=pool, observe=events.append) as component,
+    ):
+        groups, alice = component.reads.groups, NEW_GROUP.owner
+        await created(component, "a")
+        callback.error = error()
+        if name == "reset":
+            # What was read is known by then, and the pool makes another connection.
+            assert 1 == len(await groups.groups_of_member(alice, None, 9))
+        else:
+            await connection.fetch(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = 'broken pool'"
+            )
+            with pytest.raises(stretto.DatabaseUnavailable):
+                await created(component, "b")
+            with pytest.raises(stretto.Unreachable, match=f"setup .* raised {error.__name__}"):
+                await groups.groups_of_member(alice, None, 9)
+            with pytest.raises(stretto.Unreachable):
+                await component.reads.ping()
+        callback.error = None
+        await created(component, "b")
+        await created(component, "c")
+        await component.reads.ping()
+        assert 3 == len(await groups.groups_of_member(alice, None, 9))
+        assert {1, 2} == set(component.runner.up.values())
+    assert not [event for event in events if isinstance(event, ActorCrashed)]

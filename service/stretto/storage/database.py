@@ -21,8 +21,10 @@ from asyncpg.connect_utils import SessionAttribute
 from asyncpg.exceptions import TargetServerAttributeNotMatched
 
 from stretto.protocol.ports import ReadCancelled, Unreachable
+from stretto.runtime.cancelling import is_cancelled
 from stretto.storage.driver_connection import DriverConnection
 from stretto.storage.driver_errors import DRIVER_ERRORS, URL_ERRORS, in_words, is_lasting
+from stretto.storage.hosts_pool import acquire
 from stretto.storage.pooler import ADD_PARAMETER, require_role_settings, split_pooler
 from stretto.storage.queries import QUERIES
 from stretto.storage.schema_state import is_newer, require_rights
@@ -147,21 +149,37 @@ class Database:
         self._require_open()
         if self._host_pool is None:
             return await self._connect(may_take_long=may_take_long)
-        try:
-            return await self._host_pool.acquire(timeout=CONNECT_SECONDS)
-        except DRIVER_ERRORS as error:
-            raise Unreachable(in_words(error)) from error
+        return await acquire(self._host_pool, CONNECT_SECONDS)
 
     async def give_back(self, connection: Connection) -> None:
-        """Take a lent connection back, dead or alive; never raises for a dead one."""
+        """Take a lent connection back, dead or alive; raises nothing, for a dead one neither.
+
+        Nor what the `reset` of a host's pool raises: the pool has dropped the connection then.
+        """
         try:
             # Not told by their type: asyncpg has a pool's connections pass for its own class.
             if self._host_pool is None:
                 await connection.close(timeout=GRACE_SECONDS)
             else:
                 await self._host_pool.release(connection, timeout=GRACE_SECONDS)  # type: ignore[arg-type]
-        except DRIVER_ERRORS:
+        except (Exception, asyncio.CancelledError):
             terminate(connection)
+            if is_cancelled():
+                raise
+
+    @asynccontextmanager
+    async def _acquired(self, lane: Lane) -> AsyncIterator[Connection]:
+        if self._host_pool is None:
+            seconds = FOLLOWER_SECONDS if lane is Lane.FOLLOWERS else None
+            async with self._pools[lane].acquire(timeout=seconds) as connection:
+                yield connection
+            return
+        # A host may keep all of its pool's for itself.
+        lent = await acquire(self._host_pool, CONNECT_SECONDS)
+        try:
+            yield lent
+        finally:
+            await self.give_back(lent)
 
     @asynccontextmanager
     async def reading(self, lane: Lane) -> AsyncIterator[Connection]:
@@ -170,12 +188,8 @@ class Database:
         Every failure of it is raised as `Unreachable`.
         """
         self._require_open()
-        seconds = FOLLOWER_SECONDS if lane is Lane.FOLLOWERS else None
-        if self._host_pool is not None:
-            # A host may keep all of its pool's for itself.
-            seconds = CONNECT_SECONDS
         try:
-            async with self._pools[lane].acquire(timeout=seconds) as connection:
+            async with self._acquired(lane) as connection:
                 try:
                     with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
                         yield connection
