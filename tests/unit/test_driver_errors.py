@@ -139,3 +139,10 @@ def test_a_url_that_the_driver_cannot_use_lasts_and_a_network_does_not(
 ) -> None:
     """Addresses appear, sockets are made, and handshakes break off at a restart."""
     assert expected is is_lasting(error)
+
+
+@pytest.mark.parametrize("error", [asyncpg.SerializationError(), asyncpg.AdminShutdownError()])
+def test_an_error_without_a_text_is_named_by_its_kind(error: asyncpg.PostgresError) -> None:
+    """A host's hook may raise the driver's errors itself, without any argument."""
+    meaning = store_error(error, connection_lives=True)
+    assert f"{type(error).__name__} (SQLSTATE {error.sqlstate})" == str(meaning)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from stretto.actors.contention import ContendedKeys
 from stretto.actors.mailbox import Envelope, Mailbox
+from stretto.observations import ActorCrashed
 from stretto.protocol.ports import (
     BatchWritten,
     HookInterrupted,
@@ -177,6 +178,12 @@ class GroupWriter(Actor):
                 return {request.message.claim_token for request in batch}
             if len(batch) == 1 or _is_away(error):
                 raise
+        except Exception as error:
+            if len(batch) == 1:
+                raise
+            await self._forget_bug(error)
+            # As after a lost connection: what was claimed before the bug is ours to lead.
+            return {request.message.claim_token for request in batch}
         return set().union(*await self._take_apart(batch, lambda each: self._claim([each])))
 
     async def _claim_contended(self, batch: Sequence[_Request]) -> set[UUID]:
@@ -206,6 +213,9 @@ class GroupWriter(Actor):
             may_be_table = isinstance(error, Locked) and not isinstance(error, _RowLocked)
             if _is_away(error) or (may_be_table and await self._are_tables_locked()):
                 raise
+        except Exception as error:  # noqa: BLE001 raised again where it lasts
+            # A bug in judging one request: what it has left open is rolled back, or settled already.
+            await self._forget_bug(error)
         return sum(await self._take_apart(batch, self._lead_hastily))
 
     async def _lead_hastily(self, request: _Request) -> int:
@@ -230,18 +240,29 @@ class GroupWriter(Actor):
     ) -> list[Result]:
         """Take a step for each request alone, so that one never fails its neighbours.
 
-        Raises what ends it before all had their turn: the database is away, or is too slow.
+        Raises what ends it before all had their turn: the database is away, or is too slow; and a
+        bug that every one of them has met.
         """
-        results, started = [], time.perf_counter()
+        results: list[Result] = []
+        started, bugs = time.perf_counter(), 0
         for request in batch:
             try:
                 results.append(await step(request))
-            except StoreError as error:
-                request.fail(error)
+            except Exception as error:
+                is_bug = not isinstance(error, StoreError)
+                bugs += is_bug
                 is_late = time.perf_counter() - started >= APART_SECONDS_MAX
-                if is_late or _is_away(error):
+                if is_late or _is_away(error) or bugs == len(batch):
                     raise
+                if is_bug:
+                    await self._forget_bug(error)
+                request.fail(OutcomeUnknown("the writer has met a bug") if is_bug else error)
         return results
+
+    async def _forget_bug(self, error: Exception) -> None:
+        """Report a bug that did not end the turn, and take another connection."""
+        self._observe(ActorCrashed(self.name, error))
+        await self._store.close()
 
     async def _lead_persistently(
         self,
@@ -328,7 +349,7 @@ def _is_connection_lost(error: StoreError) -> bool:
     return isinstance(error, OutcomeUnknown) and not isinstance(error, InDoubt)
 
 
-def _is_away(error: StoreError) -> bool:
+def _is_away(error: Exception) -> bool:
     return isinstance(error, Unreachable) and not isinstance(error, Misconfigured)
 
 

@@ -122,7 +122,9 @@ def _said(error: asyncpg.PostgresError, sqlstate: str) -> str:
     if sqlstate.startswith(_REFUSED_CLASSES) and is_of_rows:
         constraint = getattr(error, "constraint_name", None)
         return f"the database refused a row ({constraint or 'its values'})"
-    said, detail = str(error.args[0]), getattr(error, "detail", None)
+    # A host's hook may raise one that no server has sent, and that says nothing.
+    said = str(error.args[0]) if error.args else type(error).__name__
+    detail = getattr(error, "detail", None)
     if detail and sqlstate.startswith(_DETAILED_CLASSES):
         return f"{said}: {detail}"
     return said

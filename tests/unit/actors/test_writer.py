@@ -51,7 +51,7 @@ def write(number: int, *, is_claimed: bool = False) -> Write:
 class ScriptedStore:
     """Does what it is asked, unless `trouble` has an error for that call."""
 
-    def __init__(self, trouble: Callable[[Call], StoreError | None] = lambda _: None) -> None:
+    def __init__(self, trouble: Callable[[Call], Exception | None] = lambda _: None) -> None:
         self.trouble = trouble
         self.calls: list[Call] = []
         self.lost: set[int] = set()
@@ -432,6 +432,49 @@ async def test_a_bug_costs_its_batch_and_not_the_writer() -> None:
     assert [("claim", [1]), ("close", []), ("claim", [2])] == store.calls[:3]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def _bug_of(*numbers: int, step: str = "lead") -> Callable[[Call], Exception | None]:
+    """Return what has a bug met where a step has one of these writes."""
+    return lambda call: ZeroDivisionError() if call[0] == step and {*numbers} & {*call[1]} else None
+
+
+async def test_a_bug_that_one_request_meets_costs_no_neighbour() -> None:
+    """Each is led alone, with the same token and on a fresh connection after each bug."""
+    store, events = ScriptedStore(_bug_of(2)), list[Event]()
+    one, bad, three = await answers(store, *map(write, (1, 2, 3)), events=events)
+    assert (Led(), Led()) == (one, three)
+    assert isinstance(bad, OutcomeUnknown)
+    assert [
+        ("lead", [1, 2, 3]),
+        ("close", []),
+        ("lead", [1]),
+        ("lead", [2]),
+        ("close", []),
+        ("lead", [3]),
+    ] == store.calls[1:]
+    assert [ActorCrashed, ActorCrashed, BatchWritten] == [type(event) for event in events]
+
+
+async def test_after_a_bug_in_a_claim_the_fence_tells_which_were_ours() -> None:
+    """As after a connection that was lost."""
+    store = ScriptedStore(_bug_of(1, step="claim"))
+    store.fenced = {2}
+    assert [Led(), NotLed()] == await answers(store, write(1), write(2))
+    assert [("claim", [1, 2]), ("close", []), ("lead", [1, 2])] == store.calls
+
+
+async def test_a_bug_that_every_request_meets_is_a_crash() -> None:
+    """The runner then waits before the next turn, and readiness says so in the end."""
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    store = ScriptedStore(_bug_of(1, 2))
+    writer = GroupWriter(mailbox, store, lambda _: None, batch_max=100)
+    asked = [mailbox.ask(write(number)) for number in (1, 2)]
+    with pytest.raises(ZeroDivisionError):
+        await writer.run_once()
+    failures = await asyncio.gather(*asked, return_exceptions=True)
+    assert [OutcomeUnknown] * 2 == [type(failure) for failure in failures]
+    assert ("close", []) == store.calls[-1]
 
 
 async def test_only_a_batch_with_new_events_wakes_those_who_read_them() -> None:
