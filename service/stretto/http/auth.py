@@ -58,13 +58,13 @@ class TokenSettings:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a genuine token says; times are in seconds since the epoch."""
+    """What a genuine token says."""
 
     owner: UserId
     until: float
-    """Until when it need not be verified again."""
+    """Until when it need not be verified again, in seconds of the monotonic clock."""
     ends_at: float
-    """When it ends; endless, if it names no end."""
+    """When it ends, in seconds since the epoch; endless, if it names no end."""
 
 
 _UNKNOWN: Final[tuple[str, Verified | None]] = "", None
@@ -74,11 +74,19 @@ class Authenticator:
     """Tells the owner of a request from its token; use as `async with`."""
 
     def __init__(
-        self, settings: TokenSettings, clock_seconds: Callable[[], float] = time.time
+        self,
+        settings: TokenSettings,
+        clock_seconds: Callable[[], float] = time.time,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raise `ConfigurationError` for settings that cannot verify a token."""
+        """Raise `ConfigurationError` for settings that cannot verify a token.
+
+        A token's own times are judged by the first clock. Ages are measured by the second, which
+        nobody sets back.
+        """
         self._settings = settings
         self._clock_seconds = clock_seconds
+        self._monotonic_seconds = monotonic_seconds
         self._key = _fixed_key(settings)
         self._key_set: KeySet | None = None
         self._verified: dict[str, tuple[str, Verified]] = {}
@@ -93,7 +101,7 @@ class Authenticator:
         if self._settings.jwks_url:
             # A key may have been withdrawn: what was verified with it counts no longer.
             forget = self._verified.clear
-            key_set = KeySet(self._settings.jwks_url, self._clock_seconds, forget)
+            key_set = KeySet(self._settings.jwks_url, self._monotonic_seconds, forget)
             self._key_set = await self._stack.enter_async_context(key_set)
         return self
 
@@ -130,7 +138,9 @@ class Authenticator:
         spelled, known = self._verified.get(_signed(token), _UNKNOWN)
         if known is None or spelled != token or scheme.lower() != "bearer":
             return None
-        return known if self._clock_seconds() < known.until else None
+        if self._monotonic_seconds() >= known.until:
+            return None
+        return known if self._clock_seconds() < known.ends_at else None
 
     async def _verify(self, token: str) -> Verified:
         key = self._key
@@ -149,8 +159,8 @@ class Authenticator:
                 f" 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters, the first and the last"
                 " no blank."
             ) from error
-        until = _valid_until(claims, self._clock_seconds())
-        return Verified(owner, until, _time(claims, "exp") or math.inf)
+        ends_at = _end(claims, self._clock_seconds())
+        return Verified(owner, self._monotonic_seconds() + VERIFIED_SECONDS_MAX, ends_at)
 
     def _read_claims(self, token: str, key: TokenKey) -> dict[str, Any]:
         """Return the claims of a token that is genuine and meant for us, whatever the time."""
@@ -228,8 +238,8 @@ def _key_id(token: str) -> str | None:
     return kid
 
 
-def _valid_until(claims: dict[str, Any], now: float) -> float:
-    """Return until when a token need not be verified again, in seconds since the epoch.
+def _end(claims: dict[str, Any], now: float) -> float:
+    """Return when a token ends, in seconds since the epoch.
 
     Raises `Unauthenticated` for one that is not valid at the given time.
     """
@@ -238,10 +248,10 @@ def _valid_until(claims: dict[str, Any], now: float) -> float:
             raise Unauthenticated(f"The token is not valid yet ({name}).")
     ends = _time(claims, "exp")
     if ends is None:
-        return now + VERIFIED_SECONDS_MAX
+        return math.inf
     if ends <= now:
         raise Unauthenticated("The token has expired (exp).")
-    return min(ends, now + VERIFIED_SECONDS_MAX)
+    return ends
 
 
 def _time(claims: dict[str, Any], name: str) -> float | None:

@@ -1,7 +1,8 @@
 """The token issuer's published keys (RFC 7517), fetched when needed and kept for a while.
 
 An issuer that is away does not take us with it: known keys go on serving. A token that names an
-unknown key makes us look again, but seldom: garbage must not make us hammer the issuer.
+unknown key makes us look again, but seldom: garbage must not make us hammer the issuer. Such a token
+is refused only when the issuer was asked after the token had come; until then nothing is known of it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
 KEPT_SECONDS: Final = 600.0
 # Keys of an issuer that stays away are trusted for a day, then no longer.
 STALE_SECONDS: Final = 24 * 3600.0
+# Until an issuer that has answered is asked for an unknown key again: anybody can make us ask, with a
+# token that names any key, and a new key's first clients wait so long.
+LOOK_AGAIN_SECONDS: Final = 5.0
+# The same after a try that has failed.
 COOL_DOWN_SECONDS: Final = 30.0
+# Unknown keys that are remembered, the oldest is forgotten first: its clients wait for one more look.
+UNKNOWN_KEYS_MAX: Final = 1000
 FETCH_SECONDS: Final = 3.0
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 # RFC 7518, 3.3.
@@ -58,7 +65,10 @@ class KeySet:
     def __init__(
         self, url: str, clock_seconds: Callable[[], float], on_change: Callable[[], None]
     ) -> None:
-        """Take a callback for when other keys have been published; it must not await."""
+        """Take a monotonic clock, and a callback for when other keys have been published.
+
+        The callback must not await.
+        """
         self._url = url
         self._clock_seconds = clock_seconds
         self._on_change = on_change
@@ -67,6 +77,10 @@ class KeySet:
         self._fault: Exception | None = None
         """What was wrong with the last try, if anything."""
         self._fetching: asyncio.Task[None] | None = None
+        self._fetches = self._last_success = 0
+        """How many fetches were begun, and which of them was the last that the issuer answered."""
+        self._unknown: dict[int, int] = {}
+        """By the hash of an unknown key's id: how many fetches were begun when it first came."""
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FETCH_SECONDS))
@@ -81,21 +95,28 @@ class KeySet:
     async def key(self, kid: str | None) -> TokenKey | None:
         """Return the key of that id, or the only one where a token names none.
 
-        Raises `Overloaded` when no keys can be had at all.
+        Raises `Overloaded` when no keys can be had at all, and while it is not known whether the
+        issuer has this one.
         """
         known = self._find(kid)
+        fetches = self._fetches if known is not None else self._note_unknown(kid)
         if known is None or self._age_seconds > KEPT_SECONDS:
             fetching = self._fetch_unless_just_tried()
             # An issuer that was away a moment ago holds up nobody whose key we know.
             if fetching is not None and (known is None or self._fault is None):
                 # Not awaited as such: whoever gives up leaves the fetch to the others.
                 await asyncio.wait((fetching,))
+        known = self._find(kid)
+        if known is not None:
+            return known
         if not self._keys or self._age_seconds > STALE_SECONDS:
-            raise Overloaded(
-                "The token issuer's keys cannot be fetched.",
-                retry_after_seconds=max(1, math.ceil(self._cool_down_seconds)),
-            ) from self._fault
-        return self._find(kid)
+            detail = "The token issuer's keys cannot be fetched."
+        elif self._fault is None and self._last_success > fetches:
+            return None
+        else:
+            detail = "The token's key is not known yet; its issuer is asked again soon."
+        seconds = max(1, math.ceil(self._cool_down_seconds))
+        raise Overloaded(detail, retry_after_seconds=seconds) from self._fault
 
     @property
     def _age_seconds(self) -> float:
@@ -103,7 +124,8 @@ class KeySet:
 
     @property
     def _cool_down_seconds(self) -> float:
-        return self._tried_at + COOL_DOWN_SECONDS - self._clock_seconds()
+        pause_seconds = LOOK_AGAIN_SECONDS if self._fault is None else COOL_DOWN_SECONDS
+        return self._tried_at + pause_seconds - self._clock_seconds()
 
     def _find(self, kid: str | None) -> TokenKey | None:
         if self._age_seconds > STALE_SECONDS:
@@ -112,10 +134,21 @@ class KeySet:
             return self._keys[0] if len(self._keys) == 1 else None
         return next((key for key in self._keys if key.kid == kid), None)
 
+    def _note_unknown(self, kid: str | None) -> int:
+        """Return how many fetches were begun when a token first named this unknown key.
+
+        A hash, because a client writes ids of any length.
+        """
+        fetches = self._unknown.setdefault(hash(kid), self._fetches)
+        if len(self._unknown) > UNKNOWN_KEYS_MAX:
+            del self._unknown[next(iter(self._unknown))]
+        return fetches
+
     def _fetch_unless_just_tried(self) -> asyncio.Task[None] | None:
         """Return the one fetch under way, if any; it belongs to the set, not to who asked first."""
         if self._fetching is None and self._cool_down_seconds <= 0:
             self._tried_at = self._clock_seconds()
+            self._fetches += 1
             self._fetching = asyncio.create_task(
                 self._fetch(), name="fetch the token issuer's keys"
             )
@@ -133,6 +166,8 @@ class KeySet:
         else:
             self._fault = None
             self._fetched_at = self._clock_seconds()
+            # One at a time: the last that was begun.
+            self._last_success = self._fetches
             if keys != self._keys:
                 self._keys = keys
                 self._on_change()

@@ -226,7 +226,7 @@ async def test_a_token_that_is_verified_anew_takes_no_other_ones_place(
     """Its own is free by then."""
     monkeypatch.setattr("stretto.http.auth.VERIFIED_MAX", 2)
     now = float(NOW)
-    known = Authenticator(TokenSettings(secret=SECRET), clock_seconds=lambda: now)
+    known = Authenticator(TokenSettings(secret=SECRET), lambda: NOW, lambda: now)
     first, second = bearer(jti="first"), bearer(jti="second")
     await known.owner(first)
     await known.owner(second)
@@ -294,7 +294,7 @@ async def test_what_was_verified_is_recalled_for_that_very_token_alone() -> None
 async def test_a_token_is_verified_again_after_a_while(claims: dict[str, Any]) -> None:
     """So a key that is withdrawn counts for minutes, not for ever, whatever end the token has."""
     now = float(NOW)
-    known = Authenticator(TokenSettings(secret=SECRET), clock_seconds=lambda: now)
+    known = Authenticator(TokenSettings(secret=SECRET), lambda: NOW, lambda: now)
     authorization = bearer(**claims)
     await known.owner(authorization)
     known._key = VERIFIES_NOTHING

@@ -13,7 +13,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from stretto.errors import Overloaded, Unauthenticated
 from stretto.http.auth import VERIFIED_SECONDS_MAX, Authenticator, TokenSettings
-from stretto.http.jwks import COOL_DOWN_SECONDS, KEPT_SECONDS
+from stretto.http.jwks import (
+    COOL_DOWN_SECONDS,
+    KEPT_SECONDS,
+    LOOK_AGAIN_SECONDS,
+    UNKNOWN_KEYS_MAX,
+)
 
 if TYPE_CHECKING:
     from pytest_aiohttp import AiohttpServer
@@ -33,6 +38,7 @@ class Issuer:
         self.asked = 0
         self.status = 200
         self.now = 0.0
+        self.wall_now = 1e9
         self.reached, self.answers = asyncio.Event(), asyncio.Event()
         self.answers.set()
 
@@ -48,7 +54,8 @@ class Issuer:
         app = web.Application()
         app.router.add_get("/keys", self.answer)
         url = str((await aiohttp_server(app)).make_url("/keys"))
-        return Authenticator(TokenSettings(jwks_url=url), lambda: self.now)
+        settings = TokenSettings(jwks_url=url)
+        return Authenticator(settings, lambda: self.wall_now, lambda: self.now)
 
 
 def algorithm_name(key: Any) -> str:
@@ -123,6 +130,7 @@ async def test_one_unusable_key_does_not_spoil_the_others(
     issuer.keys = [unusable, published(NEW, kid="good")]
     async with await issuer.authenticator(aiohttp_server) as known:
         assert await known.owner(bearer(NEW, None)) == "alice"
+        issuer.now += LOOK_AGAIN_SECONDS
         with pytest.raises(Unauthenticated):
             await known.owner(bearer(key, "k"))
 
@@ -204,3 +212,100 @@ async def test_whoever_meets_no_keys_is_told_when_they_are_looked_for_again(
         issuer.now, issuer.status = 30, 200
         assert await known.owner(bearer(OLD, "k")) == "alice"
     assert issuer.asked == 2
+
+
+async def test_a_wall_clock_that_is_set_back_keeps_no_old_keys(
+    aiohttp_server: AiohttpServer,
+) -> None:
+    """A withdrawn key would be trusted, and a new one refused, as long as the clock was set back."""
+    issuer = Issuer()
+    issuer.keys = [published(OLD, kid="old")]
+    async with await issuer.authenticator(aiohttp_server) as known:
+        old = bearer(OLD, "old")
+        assert await known.owner(old) == "alice"
+        issuer.wall_now -= 3600
+        issuer.keys = [published(NEW, kid="new")]
+        issuer.now += LOOK_AGAIN_SECONDS
+        assert await known.owner(bearer(NEW, "new")) == "alice"
+        with pytest.raises(Unauthenticated):
+            await known.owner(old)
+
+
+async def test_a_token_is_verified_again_though_the_wall_clock_is_set_back(
+    aiohttp_server: AiohttpServer,
+) -> None:
+    """Its key may be withdrawn, which only another look at the issuer's keys shows."""
+    issuer = Issuer()
+    async with await issuer.authenticator(aiohttp_server) as known:
+        old = bearer(OLD, "k")
+        assert await known.owner(old) == "alice"
+        issuer.wall_now -= 3600
+        issuer.keys = [published(NEW, kid="new")]
+        issuer.now += KEPT_SECONDS + 1
+        with pytest.raises(Unauthenticated):
+            await known.owner(old)
+
+
+async def test_an_unknown_key_is_refused_only_by_an_issuer_asked_since(
+    aiohttp_server: AiohttpServer,
+) -> None:
+    """Garbage that came just before must not have good tokens of a new key thrown away."""
+    issuer = Issuer()
+    async with await issuer.authenticator(aiohttp_server) as known:
+        with pytest.raises(Unauthenticated):
+            await known.owner(bearer(OLD, "garbage"))
+        issuer.keys.append(published(NEW, kid="new"))
+        issuer.now += 1
+        with pytest.raises(Overloaded) as refused:
+            await known.owner(bearer(NEW, "new"))
+        assert LOOK_AGAIN_SECONDS - 1 == refused.value.retry_after_seconds
+        issuer.now += LOOK_AGAIN_SECONDS - 1
+        assert await known.owner(bearer(NEW, "new")) == "alice"
+
+
+async def test_while_the_issuer_is_away_an_unknown_key_is_not_judged(
+    aiohttp_server: AiohttpServer,
+) -> None:
+    """Nor one that the issuer did not have before it went away."""
+    issuer = Issuer()
+    async with await issuer.authenticator(aiohttp_server) as known:
+        assert await known.owner(bearer(OLD, "k")) == "alice"
+        issuer.now += LOOK_AGAIN_SECONDS
+        with pytest.raises(Unauthenticated):
+            await known.owner(bearer(NEW, "new"))
+        issuer.now, issuer.status = issuer.now + LOOK_AGAIN_SECONDS, 500
+        for waited_seconds in (0, 20):
+            issuer.now += waited_seconds
+            with pytest.raises(Overloaded) as refused:
+                await known.owner(bearer(NEW, "new"))
+            assert COOL_DOWN_SECONDS - waited_seconds == refused.value.retry_after_seconds
+            assert "500" in str(refused.value.__cause__)
+
+
+async def test_all_clients_with_a_withdrawn_key_hear_so_after_one_look(
+    aiohttp_server: AiohttpServer,
+) -> None:
+    """They need new tokens now; to come again would not help them."""
+    issuer = Issuer()
+    async with await issuer.authenticator(aiohttp_server) as known:
+        assert await known.owner(bearer(OLD, "k")) == "alice"
+        issuer.keys = [published(NEW, kid="new")]
+        with pytest.raises(Overloaded):
+            await known.owner(bearer(OLD, "withdrawn"))
+        issuer.now += LOOK_AGAIN_SECONDS
+        for _ in range(3):
+            with pytest.raises(Unauthenticated):
+                await known.owner(bearer(OLD, "withdrawn"))
+    assert issuer.asked == 2
+
+
+async def test_garbage_takes_a_bounded_memory(aiohttp_server: AiohttpServer) -> None:
+    """However many keys it names."""
+    issuer = Issuer()
+    async with await issuer.authenticator(aiohttp_server) as known:
+        assert await known.owner(bearer(OLD, "k")) == "alice"
+        assert known._key_set is not None
+        for number in range(UNKNOWN_KEYS_MAX + 9):
+            with pytest.raises(Overloaded):
+                await known._key_set.key(f"garbage {number}")
+        assert UNKNOWN_KEYS_MAX == len(known._key_set._unknown)
