@@ -81,8 +81,7 @@ class Authenticator:
     ) -> None:
         """Raise `ConfigurationError` for settings that cannot verify a token.
 
-        A token's own times are judged by the first clock. Ages are measured by the second, which
-        nobody sets back.
+        The first clock judges a token's own times; the second, never set back, measures ages.
         """
         self._settings = settings
         self._clock_seconds = clock_seconds
@@ -138,9 +137,8 @@ class Authenticator:
         spelled, known = self._verified.get(_signed(token), _UNKNOWN)
         if known is None or spelled != token or scheme.lower() != "bearer":
             return None
-        if self._monotonic_seconds() >= known.until:
-            return None
-        return known if self._clock_seconds() < known.ends_at else None
+        is_good = self._clock_seconds() < known.ends_at
+        return known if is_good and self._monotonic_seconds() < known.until else None
 
     async def _verify(self, token: str) -> Verified:
         key = self._key

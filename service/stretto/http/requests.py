@@ -58,8 +58,9 @@ def read_wait_seconds(headers: CIMultiDictProxy[str], default_seconds: float) ->
 async def read_body(request: web.Request) -> bytes:
     """Return the body of a request that brings JSON.
 
-    Raises `UnsupportedMediaType`, `BodyTooLarge` (the bytes are counted as they come, after
-    decompression) or `RequestInvalid`.
+    It stays where `request.read()` finds it: a host's middleware may read it afterwards, or call the
+    handler again. Raises `UnsupportedMediaType`, `BodyTooLarge` (the bytes are counted as they come,
+    after decompression) or `RequestInvalid`.
     """
     media_type = request.headers.get(hdrs.CONTENT_TYPE, "")
     if media_type != "application/json" and _JSON_TYPE.fullmatch(media_type) is None:
@@ -69,7 +70,7 @@ async def read_body(request: web.Request) -> bytes:
     content = request.content
     try:
         if content.at_eof():
-            # A host's middleware has read it before us, and aiohttp has kept it; or there is none.
+            # It was read before, and kept; or there is none.
             body = await request.read()
         elif content.is_eof():
             # It came with the headers, as most do: there is nothing to wait for.
@@ -80,6 +81,7 @@ async def read_body(request: web.Request) -> bytes:
         raise RequestInvalid([FieldError("", BODY_UNREADABLE)]) from error
     if len(body) > BODY_BYTES_MAX:
         raise BodyTooLarge
+    request._read_bytes = body  # noqa: SLF001 where aiohttp keeps what it has read
     return body
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,3 +78,11 @@ def test_what_is_overridden_is_still_called_so(base: type) -> None:
     if base is BaseProtocol:
         ours = {"pause_writing", "resume_writing", "_drain_helper"}
     assert ours <= set(vars(base))
+
+
+def test_what_was_read_of_a_body_is_kept_where_aiohttp_looks_for_it() -> None:
+    """`requests.py` puts it there."""
+    private = private_names((HTTP / "requests.py").read_text()) - {"_read_arriving"}
+    assert {"_read_bytes"} == private
+    assert "_read_bytes" in inspect.getsource(web.BaseRequest.read)
+    assert "_read_bytes" in web.BaseRequest.ATTRS

@@ -19,12 +19,14 @@ from stretto.http.requests import read_body
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from aiohttp.typedefs import Handler, Middleware
+
 JSON = "application/json"
 ANSWER_SECONDS = 10
 
 
 @asynccontextmanager
-async def echo() -> AsyncIterator[TestClient[web.Request, web.Application]]:
+async def echo(*middlewares: Middleware) -> AsyncIterator[TestClient[web.Request, web.Application]]:
     """Serve one route that answers the document that it read, or the code of the error."""
 
     async def answer(request: web.Request) -> web.Response:
@@ -33,7 +35,7 @@ async def echo() -> AsyncIterator[TestClient[web.Request, web.Application]]:
         except StrettoError as error:
             return web.Response(text=error.code)
 
-    app = web.Application()
+    app = web.Application(middlewares=middlewares)
     app.router.add_post("/", answer)
     async with TestClient(TestServer(app)) as client:
         yield client
@@ -151,3 +153,40 @@ async def test_a_compressed_body_is_counted_decompressed() -> None:
 async def test_a_body_that_cannot_be_decompressed_is_refused(body: bytes) -> None:
     """It is the client's fault, so it is told and not a crash."""
     assert await sent(body, encoding="gzip") == "request_invalid"
+
+
+async def test_a_body_that_cannot_be_decompressed_is_refused_each_time() -> None:
+    """Nothing of it is kept for a handler that is called again."""
+
+    @web.middleware
+    async def call_twice(request: web.Request, handler: Handler) -> web.StreamResponse:
+        await handler(request)
+        return await handler(request)
+
+    async with echo(call_twice) as client:
+        headers = {"Content-Type": JSON, "Content-Encoding": "gzip"}
+        response = await client.post("/", data=b"{}", headers=headers)
+        assert "request_invalid" == await response.text()
+
+
+@pytest.mark.parametrize("body", [b'{"a":1}', in_parts(padded(30_000)), gzip.compress(b'{"a":1}')])
+async def test_a_host_finds_the_body_after_us(body: Any) -> None:
+    """Its middleware may call the handler again, or read the body afterwards."""
+    answers = []
+    seen = []
+
+    @web.middleware
+    async def call_twice(request: web.Request, handler: Handler) -> web.StreamResponse:
+        first, second = await handler(request), await handler(request)
+        assert isinstance(first, web.Response)
+        assert isinstance(second, web.Response)
+        answers.extend([first.body, second.body])
+        seen.append(orjson.loads(await request.read()))
+        return await handler(request)
+
+    is_compressed = isinstance(body, bytes) and body.startswith(b"\x1f")
+    headers = {"Content-Type": JSON} | ({"Content-Encoding": "gzip"} if is_compressed else {})
+    async with echo(call_twice) as client:
+        document = await (await client.post("/", data=body, headers=headers)).read()
+    assert [document, document] == answers
+    assert [orjson.loads(document)] == seen
