@@ -176,6 +176,32 @@ async def test_bad_data_is_refused_with_the_constraints_name(store: PostgresWrit
     assert Failure("refused_by_database", expected) == refused.value.failure
 
 
+NEW_COLUMN = """
+    ALTER TABLE chat_group ADD tenant text NOT NULL DEFAULT 'x';
+    ALTER TABLE chat_group ALTER tenant DROP DEFAULT"""
+NO_PARTITION = """
+    CREATE TABLE host_rows (name text) PARTITION BY LIST (name);
+    CREATE FUNCTION copy_name() RETURNS trigger LANGUAGE plpgsql AS
+    $$BEGIN INSERT INTO host_rows VALUES (NEW.name); RETURN NEW; END$$;
+    CREATE TRIGGER copy_name AFTER INSERT ON chat_group
+    FOR EACH ROW EXECUTE FUNCTION copy_name()"""
+
+
+@pytest.mark.parametrize(
+    ("expected", "damage"),
+    [("column tenant of chat_group", NEW_COLUMN), ("table host_rows", NO_PARTITION)],
+)
+async def test_a_row_without_a_place_is_nobodys_failure(
+    expected: str, damage: str, store: PostgresWriteStore, connection: Connection
+) -> None:
+    """A column that has become NOT NULL, or a detached partition: an operator mends both."""
+    ours = write("k")
+    await store.claim([ours])
+    await connection.execute(damage)
+    with pytest.raises(Misconfigured, match=expected):
+        await store.lead([ours])
+
+
 async def test_a_missing_table_is_nobodys_failure(
     store: PostgresWriteStore, connection: Connection
 ) -> None:

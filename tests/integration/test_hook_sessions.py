@@ -168,3 +168,18 @@ async def test_a_hook_does_not_decide_whether_a_commit_waits_for_the_disk(
     other = "local" if usual == "off" else "off"
     assert len(await led_by(stores(running(f"SET {scope} synchronous_commit = {other}")))) == 1
     assert usual == await connection.fetchval("SELECT durability FROM public.seen")
+
+
+@pytest.mark.parametrize("state", ["23514", "55000", "P0001"])
+async def test_what_a_hosts_deferred_trigger_raises_is_the_hosts(
+    state: str, stores: Stores, connection: Connection
+) -> None:
+    """Nothing of ours is checked at the commit; the group is not refused for good."""
+    await connection.execute(
+        "CREATE FUNCTION public.stumble() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN"
+        f" RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END$$;"
+        "CREATE CONSTRAINT TRIGGER stumble AFTER INSERT ON chat_group DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION public.stumble()"
+    )
+    with pytest.raises(HookError):
+        await led_by(stores(running("SELECT 1")))

@@ -40,13 +40,13 @@ def server_error(state: str) -> asyncpg.PostgresError:
         (Transient, ["40001", "40P01", "53100", "53200", "53300", "57014", "0A000"]),
         (Locked, ["55P03"]),
         (Transient, ["25006"]),
-        (Refused, ["22001", "22P05", "23502", "23503", "23505", "23514", "44000", "P0001"]),
+        (Refused, ["22001", "23503", "23505", "23514", "44000", "P0001"]),
         # PgBouncer calls a dead server 08P01, with the connection to itself alive.
         (
             InDoubt,
             ["40003", "08P01", "08006", "57P01", "57P02", "57P03", "58030", "XX000", "XX001"],
         ),
-        (Misconfigured, ["42P01", "42501", "3F000", "28000", "55000"]),
+        (Misconfigured, ["42P01", "42501", "3F000", "28000", "55000", "22021", "22P05", "23502"]),
     ],
 )
 def test_a_state_says_what_became_of_the_write(
@@ -97,6 +97,23 @@ def test_a_refusal_names_the_constraint_and_no_data() -> None:
     assert refused.failure.code == "refused_by_database"
     assert "some_check" in refused.failure.detail
     assert "secret" not in refused.failure.detail
+    assert "the database refused a row (some_check) (SQLSTATE 23514)" == str(refused)
+
+
+@pytest.mark.parametrize("state", ["23000", "23502", "23514"])
+def test_a_constraint_without_a_name_is_the_operators(state: str) -> None:
+    """A row that no partition takes breaks one, until the partition is attached again."""
+    fields = {"S": "ERROR", "V": "ERROR", "C": state, "M": "…", "t": "chat_group", "c": "tenant"}
+    error = store_error(asyncpg.PostgresError.new(fields), connection_lives=True)
+    assert type(error) is Misconfigured
+    expected = f"the database refused a row (column tenant of chat_group) (SQLSTATE {state})"
+    assert expected == str(error)
+
+
+def test_what_the_driver_cannot_send_is_not_refused() -> None:
+    """No server has seen it: a codec or an encoding of the host's pool is wrong."""
+    error = store_error(asyncpg.DataError("invalid input"), connection_lives=True)
+    assert type(error) is Misconfigured
 
 
 @pytest.mark.parametrize(

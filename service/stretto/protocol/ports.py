@@ -30,8 +30,9 @@ class StoreError(Exception):
 class Refused(StoreError):
     """The database refused this write for what it says; nothing was committed."""
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.code)
+    def __init__(self, failure: Failure, cause: str = "") -> None:
+        """Take what the client is told, and in words for the log why."""
+        super().__init__(cause or failure.code)
         self.failure = failure
 
 

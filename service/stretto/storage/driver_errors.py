@@ -53,6 +53,11 @@ READ_ONLY_STATE: Final = "25006"
 # Rolled back because of what the statement says: bad data, a constraint, a trigger's veto. Only
 # these are the request's own fault; a missing table or permission is the operator's.
 _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
+# Of these, what an operator mends: text that a database or session of another encoding than UTF-8 does
+# not take, and a column that has become NOT NULL without a default.
+_ENCODING_STATES: Final = ("22021", "22P05")
+_NOT_NULL: Final = "23502"
+_CONSTRAINT_CLASS: Final = "23"
 # Of these the server's detail says more than its message, and speaks of no row: why it takes no
 # connections, what became of the database, which limit was met.
 _DETAILED_CLASSES: Final = ("3D", "53", "55", "57P")
@@ -78,9 +83,22 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
         return Locked(cause)
     if state.startswith(_TRANSIENT_CLASSES) or state == READ_ONLY_STATE:
         return Transient(cause)
-    if state.startswith(_REFUSED_CLASSES):
-        return Refused(_failure(error))
+    if _is_refusal(error, state):
+        return Refused(_failure(error), cause)
     return Misconfigured(cause)
+
+
+def _is_refusal(error: asyncpg.PostgresError, state: str) -> bool:
+    """Whether the server has judged the row itself, by a rule that was made for rows.
+
+    Such a rule is a constraint with a name, a view's check or a trigger's code. A row that no partition
+    takes breaks a constraint too, but one without a name. What the driver cannot encode is not judged.
+    """
+    if getattr(error, "severity_en", None) != _ANSWERED or state in _ENCODING_STATES:
+        return False
+    if state.startswith(_CONSTRAINT_CLASS):
+        return state != _NOT_NULL and bool(getattr(error, "constraint_name", None))
+    return state.startswith(_REFUSED_CLASSES)
 
 
 def is_lasting(error: BaseException | None) -> bool:
@@ -120,14 +138,27 @@ def _said(error: asyncpg.PostgresError, sqlstate: str) -> str:
     # What ends a connection at its start was said before any row was sent.
     is_of_rows = getattr(error, "severity_en", None) not in _UNKNOWN_SEVERITIES
     if sqlstate.startswith(_REFUSED_CLASSES) and is_of_rows:
-        constraint = getattr(error, "constraint_name", None)
-        return f"the database refused a row ({constraint or 'its values'})"
+        return f"the database refused a row ({_named(error, sqlstate)})"
     # A host's hook may raise one that no server has sent, and that says nothing.
     said = str(error.args[0]) if error.args else type(error).__name__
     detail = getattr(error, "detail", None)
     if detail and sqlstate.startswith(_DETAILED_CLASSES):
         return f"{said}: {detail}"
     return said
+
+
+def _named(error: asyncpg.PostgresError, sqlstate: str) -> str:
+    """Return what the row has met, by names alone."""
+    constraint, table, column = (
+        getattr(error, f"{kind}_name", None) for kind in ("constraint", "table", "column")
+    )
+    if constraint:
+        return str(constraint)
+    if sqlstate in _ENCODING_STATES:
+        return "encodings must be UTF8: server_encoding and client_encoding"
+    if column:
+        return f"column {column} of {table}"
+    return f"table {table}" if table else "its values"
 
 
 def _failure(error: asyncpg.PostgresError) -> Failure:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import asyncpg
 
 from stretto.domain import CreatedGroup, NewGroup
-from stretto.protocol.ports import HookError, HookInterrupted, Refused, StoreError, Transient, Write
+from stretto.protocol.ports import (
+    HookError,
+    HookInterrupted,
+    Misconfigured,
+    Refused,
+    StoreError,
+    Transient,
+    Write,
+)
 from stretto.storage.database import WRITE_SECONDS, is_lost, terminate
 from stretto.storage.driver_connection import end_resources
 from stretto.storage.driver_errors import DRIVER_ERRORS, store_error
@@ -195,7 +203,8 @@ class HookedLead:
             await transaction.commit()
         except asyncpg.PostgresError as error:
             # Only what is checked late fails here, and ours is not: it is the host's.
-            if isinstance(store_error(error, connection_lives=not is_lost(connection)), Refused):
+            meaning = store_error(error, connection_lives=not is_lost(connection))
+            if isinstance(meaning, (Refused, Misconfigured)):
                 await self._keep_if_unchanged(connection, before)
                 raise HookError(cause_of(error)) from without_row_data(error)
             raise
