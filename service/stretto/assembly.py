@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final, Required, TypedDict, Unpack
 
 from aiohttp import web
 
+from stretto.actors.breakers import OwnerBreakers
 from stretto.actors.history_reader import Ask, HistoryReader, Stretch
 from stretto.actors.hub import HubSettings, SessionHub
 from stretto.actors.mailbox import Mailbox
@@ -314,12 +315,21 @@ def _component(outside: _Outside, hub: SessionHub, settings: ComponentSettings) 
         creator.forget()
         observe(ConnectionLost())
 
+    breakers = OwnerBreakers(observe)
+
     def writer() -> GroupWriter:
         """Return one that wakes those who read the outbox."""
         store = PostgresWriteStore(database, on_lost, outside.on_create)
         write_stores.append(store)
         wakes = [each.wake for each in (relay, webhook) if each is not None]
-        return GroupWriter(mailbox, store, observe, batch_max=settings.batch_max, wakes=wakes)
+        return GroupWriter(
+            mailbox,
+            store,
+            observe,
+            batch_max=settings.batch_max,
+            wakes=wakes,
+            breakers=breakers,
+        )
 
     writers = [writer() for _ in range(settings.writers)]
     watch = None

@@ -31,6 +31,8 @@ from stretto.protocol.ports import (
     EventsRelayed,
     GuaranteeBroken,
     HookError,
+    OwnerPaused,
+    OwnerResumed,
     RowsSwept,
     SessionEnded,
     WebhookBlocked,
@@ -83,6 +85,11 @@ class Metrics:
             "stretto_write_trouble_total",
             "Writes that did not go through at once, by kind.",
             ["kind"],
+            registry=self.registry,
+        )
+        self._owner_pauses = Counter(
+            "stretto_owner_pauses_total",
+            "Times that an owner was paused, because its failures cost others their time.",
             registry=self.registry,
         )
         self._connections_lost = Counter(
@@ -170,6 +177,7 @@ class Metrics:
         )
         # Events of which there is nothing to say but that they happened.
         self._occurrences: Mapping[type[Event], Counter] = {
+            OwnerPaused: self._owner_pauses,
             ConnectionLost: self._connections_lost,
             GuaranteeBroken: self._guarantees_broken,
             BusTrouble: self._bus_trouble,
@@ -201,9 +209,10 @@ class Metrics:
                 self._batch_writes.observe(writes)
                 self._batch_seconds.observe(seconds)
             case WriteTrouble(error, writes):
-                self._trouble.labels(type(error).__name__).inc(writes)
+                self._trouble.labels(_kind(error)).inc(writes)
             case (
-                ConnectionLost()
+                OwnerPaused()
+                | ConnectionLost()
                 | GuaranteeBroken()
                 | BusTrouble()
                 | EventsMissed()
@@ -217,7 +226,7 @@ class Metrics:
                 self._sessions_ended.labels(int(code)).inc()
             case CommandHandled(end) | WebhookTried(end):
                 self._ends[type(event)].labels(end).inc()
-            case BusConnected() | WebhookBlocked() | ActorRestarted():
+            case BusConnected() | WebhookBlocked() | ActorRestarted() | OwnerResumed():
                 pass
             case EventsRelayed(delivered, refused, seconds):
                 self._relayed.labels("delivered").inc(delivered)
@@ -267,6 +276,14 @@ _WEBHOOK_STOPPED: Final[Mapping[type[Event], tuple[str, Mapping[str, str]]]] = {
     ),
 }
 
+# Events of which there is nothing to say but that they happened.
+_BARE: Final[Mapping[type[Event], str]] = {
+    ConnectionLost: "writer.connection_lost",
+    EventsMissed: "bus.events_missed",
+    OwnerResumed: "owner.resumed",
+    BusConnected: "bus.connected",
+}
+
 
 def log_event(event: Event) -> None:
     """Log what an operator should know of; the normal case is only counted."""
@@ -286,22 +303,28 @@ def log_event(event: Event) -> None:
         case WriteTrouble(error, writes):
             logger.warning(
                 "write.trouble",
-                kind=type(error).__name__,
+                kind=_kind(error),
                 cause=str(error),
                 writes=writes,
                 # The hook is the host's program: its traceback says where to mend it.
                 exc_info=error.__cause__ if isinstance(error, HookError) else None,
             )
-        case ConnectionLost():
-            logger.warning("writer.connection_lost")
+        case OwnerPaused(error, group_id, seconds):
+            logger.warning(
+                "owner.paused",
+                kind=_kind(error),
+                cause=str(error),
+                group_id=str(group_id),
+                seconds=round(seconds, 1),
+            )
+        case ConnectionLost() | EventsMissed():
+            logger.warning(_BARE[type(event)])
+        case OwnerResumed() | BusConnected():
+            logger.info(_BARE[type(event)])
         case GuaranteeBroken(group_id):
             logger.critical("guarantee.broken", guarantee="G4", group_id=str(group_id))
-        case BusConnected():
-            logger.info("bus.connected")
         case BusTrouble(cause):
             logger.warning("bus.trouble", cause=cause)
-        case EventsMissed():
-            logger.warning("bus.events_missed")
         case EventBuried(event_id, reason):
             logger.error("event.dead", event_id=str(event_id), reason=reason)
         case WebhookDisabled() | WebhookBlocked():
@@ -317,6 +340,11 @@ def log_event(event: Event) -> None:
             logger.info("actor.restarted", actor=actor)
         case _:
             assert_never(event)
+
+
+def _kind(error: Exception) -> str:
+    """Return the name of the error's documented class: the writer's own are hidden below it."""
+    return next(each.__name__ for each in type(error).__mro__ if not each.__name__.startswith("_"))
 
 
 def configure_logging(*, level: str, as_json: bool | None = None) -> None:

@@ -21,6 +21,8 @@ from stretto.protocol.ports import (
     HookError,
     HookInterrupted,
     OutcomeUnknown,
+    OwnerPaused,
+    OwnerResumed,
     Refused,
     RowsSwept,
     SessionEnded,
@@ -103,6 +105,22 @@ def test_only_a_bug_is_logged_with_its_traceback(
     assert "a token" not in str(line).replace('secret = "a token"', "")
 
 
+def test_a_paused_owner_is_logged_with_its_cause_and_without_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The group's id leads an operator to the attempt; the kind is one that the docs name."""
+
+    class _Own(Transient):
+        """A writer's own."""
+
+    (line,) = logged(capsys, OwnerPaused(_Own("row"), UUID(int=1), 2.54))
+    assert ("owner.paused", "Transient", "row", str(UUID(int=1)), 2.5) == (
+        *(line[name] for name in ("event", "kind", "cause", "group_id", "seconds")),
+    )
+    (line,) = logged(capsys, OwnerResumed())
+    assert ("owner.resumed", "info") == (line["event"], line["level"])
+
+
 def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """With its name, and its traceback: it is a bug. That it runs again is said as well."""
     (line,) = logged(capsys, ActorCrashed("writer", raised(ZeroDivisionError())))
@@ -118,6 +136,8 @@ def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
         ('stretto_attempts_total{outcome="created"} 1.0', AttemptAnswered("created")),
         ("stretto_batch_writes_sum 7.0", BatchWritten(7, 6, 0.1)),
         ('stretto_write_trouble_total{kind="Transient"} 3.0', WriteTrouble(Transient(), 3)),
+        ("stretto_owner_pauses_total 1.0", OwnerPaused(Transient(), UUID(int=1), 5.0)),
+        ("stretto_owner_pauses_total 0.0", OwnerResumed()),
         ("stretto_writer_connections_lost_total 1.0", ConnectionLost()),
         (
             'stretto_actor_crashes_total{actor="writer"} 1.0',

@@ -8,7 +8,8 @@ What is certain is answered; what is not stays pending and is answered with the 
 writer never follows and never decides what a request means.
 
 No request harms its neighbours: a batch is bounded by rows, what another transaction holds is left to
-its request to follow, and a batch that fails is taken apart, whatever the error.
+its request to follow, and a batch that fails is taken apart, whatever the error. An owner whose requests cost the others too much is paused
+(`breakers.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import asyncio
 import random
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from stretto.actors.breakers import OWNER_SECONDS_MAX, OwnerBreakers
 from stretto.actors.contention import ContendedKeys
 from stretto.actors.mailbox import Envelope, Mailbox
 from stretto.observations import ActorCrashed
 from stretto.protocol.ports import (
     BatchWritten,
+    HookError,
     HookInterrupted,
     InDoubt,
     Led,
@@ -46,8 +50,10 @@ from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from uuid import UUID
+
+    from stretto.domain import UserId
 
 # Four of the largest groups: 0.2 s on two busy cores, a twenty-fifth of what a write may take. 128 of
 # them take longer than that, and small ones would wait behind them.
@@ -60,8 +66,8 @@ TRIES_MAX: Final = 4
 BACKOFF: Final = Backoff(0.02, 0.5)
 
 # Requests that are written alone, and one of them still fails after so long, keep those in the mailbox
-# waiting: the rest of the batch stays pending. As long as a single write may take; a request that the
-# server refuses at once costs a few milliseconds.
+# waiting: the rest of the batch is tried together once more. As long as a single write may take; a
+# request that the server refuses at once costs a few milliseconds.
 APART_SECONDS_MAX: Final = 5.0
 
 # Keys that held up a batch before are claimed alone, after the others, for so long in each batch.
@@ -73,6 +79,15 @@ Result = TypeVar("Result")
 
 class _RowLocked(Locked):
     """A row beside the attempts, such as a host's, was held, and no table: others can be written."""
+
+
+@dataclass(slots=True)
+class _Failing:
+    """An owner's failures while a batch was taken apart."""
+
+    write: Write
+    error: StoreError
+    seconds: float = 0.0
 
 
 class GroupWriter(Actor):
@@ -88,8 +103,9 @@ class GroupWriter(Actor):
         *,
         batch_max: int,
         wakes: Sequence[Callable[[], None]] = (),
+        breakers: OwnerBreakers | None = None,
     ) -> None:
-        """Take what is to be woken by new events."""
+        """Take what is to be woken by new events, and the breakers that writers share."""
         super().__init__("writer")
         self._mailbox = mailbox
         self._store = store
@@ -97,6 +113,8 @@ class GroupWriter(Actor):
         self._batch_max = batch_max
         self._wakes = wakes
         self._contended = ContendedKeys()
+        self._breakers = OwnerBreakers(observe) if breakers is None else breakers
+        self._clock_seconds = self._breakers.clock_seconds
 
     def stop(self) -> None:
         """Break off a write that is under way. Idempotent."""
@@ -133,6 +151,66 @@ class GroupWriter(Actor):
         return len(batch)
 
     async def _write(self, batch: Sequence[_Request]) -> int:
+        """Write a batch; requests of owners who are paused are answered, or tried after the others."""
+        if not self._breakers:
+            return await self._write_shared(batch)
+        self._breakers.drop_stale()
+        free: list[_Request] = []
+        probes: dict[UserId, list[_Request]] = {}
+        for request in batch:
+            owner = request.message.new_group.owner
+            if owner not in self._breakers:
+                free.append(request)
+            elif owner in probes:
+                probes[owner].append(request)
+            elif self._breakers.may_probe(owner):
+                probes[owner] = [request]
+            else:
+                # Before the others have their turn, and before anything is claimed.
+                request.fail(self._breakers.error_of(owner))
+        led = await self._write_shared(free) if free else 0
+        for owner, requests in probes.items():
+            led += await self._probe(owner, requests)
+        return led
+
+    async def _probe(self, owner: UserId, requests: Sequence[_Request]) -> int:
+        """Try one request of a paused owner; the others follow it through, or get its error."""
+        led = 0
+        # Another writer may have opened, closed or probed it meanwhile.
+        if owner in self._breakers and self._breakers.begin_probe(owner):
+            try:
+                led = await self._try_alone(requests[0])
+            finally:
+                self._breakers.end_probe()
+        if owner not in self._breakers:
+            return led + await self._write_shared(
+                [request for request in requests if not request.answered.done()]
+            )
+        for request in requests:
+            request.fail(self._breakers.error_of(owner))
+        return led
+
+    async def _try_alone(self, request: _Request) -> int:
+        """Write a probe, once and in haste; close or keep the breaker by what it meets."""
+        started, led = self._clock_seconds(), 0
+        try:
+            if request.message.is_claimed or await self._claim([request]):
+                led = await self._lead_alone(request, (Locked,), is_hasty=True)
+        except StoreError as error:
+            request.fail(error)
+            if _is_away(error):
+                raise
+            # A table that is locked says nothing of the owner.
+            if type(error) is not Locked:
+                seconds = self._clock_seconds() - started
+                self._breakers.keep(request.message, seconds, error)
+            return 0
+        # Neither does an attempt of another's; a veto has got as far as a success.
+        if not isinstance(_result_of(request), NotLed | None):
+            self._breakers.close(request.message.new_group.owner)
+        return led
+
+    async def _write_shared(self, batch: Sequence[_Request]) -> int:
         """Write a batch; keys that held up a batch before come after the others, each alone."""
         if not self._contended:
             return await self._claim_and_lead(batch, self._claim)
@@ -184,7 +262,13 @@ class GroupWriter(Actor):
             await self._forget_bug(error)
             # As after a lost connection: what was claimed before the bug is ours to lead.
             return {request.message.claim_token for request in batch}
-        return set().union(*await self._take_apart(batch, lambda each: self._claim([each])))
+        apart = await self._take_apart(batch, lambda each: self._claim([each]), self._claim_once)
+        return set().union(*apart)
+
+    async def _claim_once(self, batch: Sequence[_Request]) -> set[UUID]:
+        """Claim the rest of a batch that was taken apart for too long."""
+        with self._telling(batch):
+            return await self._store.claim([request.message for request in batch])
 
     async def _claim_contended(self, batch: Sequence[_Request]) -> set[UUID]:
         """Claim each alone, for so long that the batches of others do not wait noticeably."""
@@ -205,7 +289,14 @@ class GroupWriter(Actor):
         Returns how many led.
         """
         if len(batch) == 1:
-            return await self._lead_alone(batch[0], (OutcomeUnknown, Transient))
+            started = self._clock_seconds()
+            try:
+                return await self._lead_alone(batch[0], (OutcomeUnknown, Transient))
+            except (HookError, _RowLocked) as error:
+                if len(self._mailbox):
+                    seconds = self._clock_seconds() - started
+                    self._breakers.charge(batch[0].message, seconds, error)
+                raise
         try:
             return await self._lead_persistently(batch, (OutcomeUnknown, Locked))
         except StoreError as error:
@@ -216,7 +307,11 @@ class GroupWriter(Actor):
         except Exception as error:  # noqa: BLE001 raised again where it lasts
             # A bug in judging one request: what it has left open is rolled back, or settled already.
             await self._forget_bug(error)
-        return sum(await self._take_apart(batch, self._lead_hastily))
+        return sum(await self._take_apart(batch, self._lead_hastily, self._lead_once))
+
+    async def _lead_once(self, batch: Sequence[_Request]) -> int:
+        """Lead the rest of a batch that was taken apart for too long."""
+        return await self._lead_persistently(batch, (), is_hasty=True)
 
     async def _lead_hastily(self, request: _Request) -> int:
         """Lead one of a batch that was taken apart: its neighbours wait."""
@@ -236,33 +331,69 @@ class GroupWriter(Actor):
             return 0
 
     async def _take_apart(
-        self, batch: Sequence[_Request], step: Callable[[_Request], Awaitable[Result]]
+        self,
+        batch: Sequence[_Request],
+        step: Callable[[_Request], Awaitable[Result]],
+        together: Callable[[Sequence[_Request]], Awaitable[Result]],
     ) -> list[Result]:
         """Take a step for each request alone, so that one never fails its neighbours.
 
-        Raises what ends it before all had their turn: the database is away, or is too slow; and a
-        bug that every one of them has met.
+        Of an owner whose failures have taken too long, no more is tried. When all has taken too long,
+        the rest is tried together once. Raises what ends it before all had their turn: the database is
+        away, the rest has failed as well, or all have met a bug.
         """
         results: list[Result] = []
-        started, bugs = time.perf_counter(), 0
-        for request in batch:
+        failing: dict[UserId, _Failing] = {}
+        started, bugs, is_late = self._clock_seconds(), 0, False
+        left = list(reversed(batch))
+        while left and not is_late:
+            request, since = left.pop(), self._clock_seconds()
+            owner = request.message.new_group.owner
+            if owner in failing and failing[owner].seconds >= OWNER_SECONDS_MAX:
+                request.fail(failing[owner].error)
+                continue
             try:
                 results.append(await step(request))
-            except Exception as error:
-                is_bug = not isinstance(error, StoreError)
-                bugs += is_bug
-                is_late = time.perf_counter() - started >= APART_SECONDS_MAX
-                if is_late or _is_away(error) or bugs == len(batch):
+                continue
+            except StoreError as error:
+                _note_failure(failing, request, error, self._clock_seconds() - since)
+                if _is_away(error):
                     raise
-                if is_bug:
-                    await self._forget_bug(error)
-                request.fail(OutcomeUnknown("the writer has met a bug") if is_bug else error)
+            except Exception as error:
+                bugs += 1
+                if bugs == len(batch):
+                    raise
+                await self._forget_bug(error)
+                unknown = OutcomeUnknown("the writer has met a bug")
+                _note_failure(failing, request, unknown, self._clock_seconds() - since)
+            is_late = self._clock_seconds() - started >= APART_SECONDS_MAX
+        rest = _fail_like(failing, reversed(left))
+        try:
+            if rest:
+                results.append(await together(rest))
+        finally:
+            self._charge(batch, failing, is_own=bool(results))
+            # Each error knows this frame by its traceback.
+            failing.clear()
         return results
 
     async def _forget_bug(self, error: Exception) -> None:
         """Report a bug that did not end the turn, and take another connection."""
         self._observe(ActorCrashed(self.name, error))
         await self._store.close()
+
+    def _charge(
+        self, batch: Sequence[_Request], failing: dict[UserId, _Failing], *, is_own: bool
+    ) -> None:
+        """Charge owners with what their failures have cost, where they had neighbours.
+
+        A lock on a row and a host's hook are their own. So is any other error while others get through.
+        """
+        has_neighbours = len({request.message.new_group.owner for request in batch}) > 1
+        if has_neighbours or len(self._mailbox):
+            for each in failing.values():
+                if is_own or isinstance(each.error, HookError | _RowLocked):
+                    self._breakers.charge(each.write, each.seconds, each.error)
 
     async def _lead_persistently(
         self,
@@ -343,6 +474,34 @@ def _fail(batch: Sequence[_Request], error: Exception) -> None:
     """Answer those that have no answer yet."""
     for request in batch:
         request.fail(error)
+
+
+def _result_of(request: _Request) -> WriteResult | None:
+    """Return what a request was answered, if its sender has not left."""
+    is_answered = request.answered.done() and not request.answered.cancelled()
+    return request.answered.result() if is_answered else None
+
+
+def _note_failure(
+    failing: dict[UserId, _Failing], request: _Request, error: StoreError, seconds: float
+) -> None:
+    """Answer a request that has failed alone, and note what it has cost its neighbours."""
+    request.fail(error)
+    each = failing.setdefault(request.message.new_group.owner, _Failing(request.message, error))
+    each.write, each.error = request.message, error
+    each.seconds += seconds
+
+
+def _fail_like(failing: dict[UserId, _Failing], left: Iterable[_Request]) -> list[_Request]:
+    """Answer the requests of owners who are failing as their others; return the rest."""
+    rest = []
+    for request in left:
+        failed = failing.get(request.message.new_group.owner)
+        if failed is None:
+            rest.append(request)
+        else:
+            request.fail(failed.error)
+    return rest
 
 
 def _is_connection_lost(error: StoreError) -> bool:

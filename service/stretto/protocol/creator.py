@@ -311,9 +311,9 @@ def _told(error: BaseException) -> StrettoError:
     if isinstance(error, StrettoError):
         return error
     told: StrettoError = InternalError()
-    if isinstance(error, HookError):
-        told = HookFailed(retry_after_seconds=RETRY_AFTER_SECONDS)
-    elif isinstance(error, StoreError):
-        told = DatabaseUnavailable(retry_after_seconds=RETRY_AFTER_SECONDS)
+    if isinstance(error, StoreError):
+        seconds = error.retry_after_seconds or RETRY_AFTER_SECONDS
+        kind = HookFailed if isinstance(error, HookError) else DatabaseUnavailable
+        told = kind(retry_after_seconds=seconds)
     told.__cause__ = error
     return told

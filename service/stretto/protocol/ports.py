@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class StoreError(Exception):
     """A store could not do what it was asked."""
 
+    retry_after_seconds: int | None = None
+    """How long the owner is paused, where it is."""
+
 
 class Refused(StoreError):
     """The database refused this write for what it says; nothing was committed."""
@@ -177,6 +180,21 @@ class WriteTrouble:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerPaused:
+    """Failures of one owner's have cost others too much: it is not tried for so many seconds."""
+
+    error: StoreError
+    group_id: UUID
+    """Of the write that has failed last; the owner is not named."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerResumed:
+    """An owner is paused no longer: a write of it went through, or it has not come back."""
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptAnswered:
     """A request was answered: `outcome` is the answer's status or the error's code."""
 
@@ -278,6 +296,8 @@ class RowsSwept:
 Event = (
     BatchWritten
     | WriteTrouble
+    | OwnerPaused
+    | OwnerResumed
     | AttemptAnswered
     | ConnectionLost
     | GuaranteeBroken

@@ -1,0 +1,137 @@
+"""No tenant harms another (G6): an owner whose writes cost the others their time is paused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from stretto.actors.breakers import PAUSE, OwnerBreakers
+from stretto.assembly import ComponentSettings, open_component
+from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.errors import DatabaseUnavailable, HookFailed
+from stretto.protocol.attempt import AnswerStatus
+from stretto.protocol.creator import Answer, CreatorSettings
+from stretto.protocol.ports import Event, OwnerPaused, OwnerResumed, WriteTrouble
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import asyncpg
+
+    from stretto.assembly import Component
+    from stretto.domain import CreatedGroup
+    from stretto.storage.database import Connection as InnerConnection
+
+    Connection = asyncpg.Connection[asyncpg.Record]
+
+ALICE, MALLORY = UserId("alice"), UserId("mallory")
+ONE_WRITER: Final = ComponentSettings(writers=1, creator=CreatorSettings(lease_seconds=0.0))
+HOT, COLD = 20, 8
+
+
+class Clock:
+    """The machine's, until it stands still."""
+
+    def __init__(self) -> None:
+        self.now: float | None = None
+
+    def __call__(self) -> float:
+        return time.monotonic() if self.now is None else self.now
+
+
+async def wave(component: Component, name: str) -> tuple[list[object], list[object]]:
+    """Ask for groups of both owners at once; return what mallory got, and what alice."""
+    create = component.creator.create
+    results = await asyncio.gather(
+        *(
+            create(IdempotencyKey(f"{name}{number}"), NewGroup.parse(owner, {"name": "Team"}))
+            for owner, count in ((MALLORY, HOT), (ALICE, COLD))
+            for number in range(count)
+        ),
+        return_exceptions=True,
+    )
+    return list(results[:HOT]), list(results[HOT:])
+
+
+def statuses(results: list[object]) -> set[object]:
+    """Return how requests were answered, or the kinds of the errors."""
+    return {each.status if isinstance(each, Answer) else type(each) for each in results}
+
+
+async def harm(connection: Connection, kind: str, harmed: asyncio.Event) -> AsyncExitStack:
+    """Have mallory's writes cost something, until the stack is closed."""
+    stack = AsyncExitStack()
+    if kind == "lock":
+        await connection.execute(
+            """CREATE TABLE app_user (user_id text PRIMARY KEY);
+               INSERT INTO app_user VALUES ('alice'), ('mallory');
+               ALTER TABLE chat_group ADD FOREIGN KEY (owner_id) REFERENCES app_user"""
+        )
+        await stack.enter_async_context(connection.transaction())
+        await connection.execute("SELECT FROM app_user WHERE user_id = 'mallory' FOR UPDATE")
+    elif kind == "trigger":
+        await connection.execute(
+            """CREATE FUNCTION busy() RETURNS trigger LANGUAGE plpgsql AS
+               $$BEGIN RAISE EXCEPTION 'busy' USING ERRCODE = '40001'; END$$;
+               CREATE TRIGGER busy BEFORE INSERT ON chat_group FOR EACH ROW
+               WHEN (NEW.owner_id = 'mallory') EXECUTE FUNCTION busy()"""
+        )
+        stack.push_async_callback(connection.execute, "DROP TRIGGER busy ON chat_group")
+    else:
+        harmed.set()
+        stack.callback(harmed.clear)
+    return stack
+
+
+@pytest.mark.parametrize("kind", ["lock", "trigger", "hook"])
+async def test_an_owner_who_costs_the_others_their_time_is_paused(
+    kind: str, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are created in its first batch; afterwards its requests cost them nothing at all.
+
+    Nothing of what comes meanwhile is claimed. When the harm is over, all of it is created.
+    """
+    clock, events, harmed = Clock(), list[Event](), asyncio.Event()
+    monkeypatch.setattr(
+        "stretto.assembly.OwnerBreakers", partial(OwnerBreakers, clock_seconds=clock)
+    )
+    monkeypatch.setattr("stretto.storage.hook.HOOK_SECONDS", 0.3)
+
+    async def hook(_: InnerConnection, made: Sequence[tuple[CreatedGroup, NewGroup]]) -> None:
+        if harmed.is_set() and any(group.owner == MALLORY for _, group in made):
+            await asyncio.Event().wait()
+
+    async with open_component(
+        database_url,
+        settings=ONE_WRITER,
+        on_create=hook if kind == "hook" else None,
+        observe=events.append,
+    ) as component:
+        expected = HookFailed if kind == "hook" else DatabaseUnavailable
+        async with await harm(connection, kind, harmed):
+            hot, cold = await wave(component, "first")
+            assert {expected} == statuses(hot)
+            assert {AnswerStatus.CREATED} == statuses(cold)
+            clock.now = clock()
+            claimed = await connection.fetchval("SELECT count(*) FROM attempt")
+            events.clear()
+            hot, cold = await wave(component, "second")
+            assert {expected} == statuses(hot)
+            assert {AnswerStatus.CREATED} == statuses(cold)
+            assert [] == [event for event in events if isinstance(event, WriteTrouble)]
+            assert claimed + COLD == await connection.fetchval("SELECT count(*) FROM attempt")
+            # Retry-After tells the pause: ten times what it has cost.
+            pauses = [each.retry_after_seconds for each in hot if isinstance(each, expected)]
+            assert all(pause is not None and pause > 1 for pause in pauses)
+        clock.now += PAUSE.seconds_max
+        for name in ("second", "first"):
+            hot, _ = await wave(component, name)
+            assert {AnswerStatus.CREATED, AnswerStatus.RECOVERED} >= statuses(hot)
+        assert [OwnerResumed] == [
+            type(event) for event in events if isinstance(event, OwnerPaused | OwnerResumed)
+        ]

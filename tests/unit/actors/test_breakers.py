@@ -1,0 +1,347 @@
+"""No owner's failures cost the others' time for long: who is paused, when, and how that ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+import pytest
+
+from stretto.actors.breakers import (
+    OWNER_SECONDS_MAX,
+    OWNERS_MAX,
+    PAUSE,
+    PAUSE_RATIO,
+    PROBE_RATIO,
+    STALE_SECONDS,
+    OwnerBreakers,
+)
+from stretto.actors.mailbox import Mailbox
+from stretto.actors.writer import APART_SECONDS_MAX, GroupWriter
+from stretto.domain import NewGroup, UserId
+from stretto.errors import Failure
+from stretto.protocol.ports import (
+    Event,
+    HookError,
+    Led,
+    Locked,
+    NotLed,
+    OwnerPaused,
+    OwnerResumed,
+    Refused,
+    SettledAsFailed,
+    StoreError,
+    Transient,
+    Unreachable,
+    Write,
+    WriteResult,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+HOT, COLD, OTHER = UserId("hot"), UserId("cold"), UserId("other")
+HANG_SECONDS = 4.0
+
+
+def write(owner: UserId, number: int) -> Write:
+    """Return a write of the owner whose group id is that number."""
+    return Write(
+        UUID(int=number), uuid4(), uuid4(), NewGroup.parse(owner, {"name": "T"}), b"f" * 16, False
+    )
+
+
+class Clock:
+    """Seconds that pass when the store says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class CostlyStore:
+    """Fails every lead with a write of certain owners, after a while."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.failing: dict[UserId, tuple[StoreError, float]] = {}
+        self.fenced: set[int] = set()
+        self.calls: list[tuple[str, list[int]]] = []
+        self.is_table_locked = False
+
+    async def claim(self, writes: Sequence[Write]) -> set[UUID]:
+        self.calls.append(("claim", [each.group_id.int for each in writes]))
+        return {each.claim_token for each in writes}
+
+    async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        self.calls.append(("lead", [each.group_id.int for each in writes]))
+        for each in writes:
+            if each.new_group.owner in self.failing:
+                error, seconds = self.failing[each.new_group.owner]
+                self._clock.now += seconds
+                raise error
+        return {each.claim_token for each in writes if each.group_id.int not in self.fenced}
+
+    async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
+        return {each.claim_token for each in writes}
+
+    async def are_tables_locked(self) -> bool:
+        return self.is_table_locked
+
+    async def fail(self, write: Write, failure: Failure) -> bool:
+        return True
+
+    async def close(self) -> None:
+        """Nothing is kept."""
+
+    def cut_off(self) -> None:
+        """Nothing is under way."""
+
+
+class World:
+    """Writers of one process, their store, and what they have observed."""
+
+    def __init__(self, writers: int = 1) -> None:
+        self.clock, self.events = Clock(), list[Event]()
+        self.store = CostlyStore(self.clock)
+        self.breakers = OwnerBreakers(self.events.append, self.clock)
+        self.mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+        self.writers = [
+            GroupWriter(
+                self.mailbox,
+                self.store,
+                self.events.append,
+                batch_max=100,
+                breakers=self.breakers,
+            )
+            for _ in range(writers)
+        ]
+
+    async def answers(self, *writes: Write) -> list[WriteResult | BaseException]:
+        """Have one batch written; return what each asker got."""
+        asked = [self.mailbox.ask(each) for each in writes]
+        self.store.calls.clear()
+        await self.writers[0].run_once()
+        return [answer_of(each) for each in asked]
+
+    def leads(self) -> list[list[int]]:
+        """Return what the last batch led together."""
+        return [ids for name, ids in self.store.calls if name == "lead"]
+
+    def pauses(self) -> list[type[Event]]:
+        """Return when owners were paused and resumed."""
+        return [type(e) for e in self.events if isinstance(e, OwnerPaused | OwnerResumed)]
+
+
+def answer_of(asked: asyncio.Future[WriteResult]) -> WriteResult | BaseException:
+    """Return the result, or the error."""
+    return asked.exception() or asked.result()
+
+
+async def paused_world(error: StoreError, seconds: float = HANG_SECONDS) -> World:
+    """Return a world in which an owner has been paused for what it has cost."""
+    world = World()
+    world.store.failing[HOT] = error, seconds
+    first, second = await world.answers(write(HOT, 1), write(COLD, 2))
+    assert isinstance(first, type(error))
+    assert Led() == second
+    assert HOT in world.breakers
+    return world
+
+
+async def test_one_slow_failure_of_an_owner_is_all_that_its_batch_waits_for() -> None:
+    """Its other requests get the same error untried; the neighbours are created."""
+    world = World()
+    error = HookError("hang")
+    world.store.failing[HOT] = error, HANG_SECONDS
+    hot = [write(HOT, number) for number in range(1, 11)]
+    answers = await world.answers(*hot, write(COLD, 20), write(OTHER, 21))
+    assert [error] * 10 + [Led()] * 2 == answers
+    assert [[*range(1, 11), 20, 21], [1], [20], [21]] == world.leads()
+    assert [OwnerPaused] == world.pauses()
+
+
+@pytest.mark.parametrize("error", [HookError("hang"), Locked("row"), Transient("40001")])
+async def test_a_paused_owner_is_answered_before_anything_is_claimed(error: StoreError) -> None:
+    """With the error that its last write met, and the rest of the pause; its neighbours share a batch."""
+    world = await paused_world(error)
+    answers = await world.answers(write(HOT, 3), write(COLD, 4), write(HOT, 5))
+    assert Led() == answers[1]
+    assert [("claim", [4]), ("lead", [4])] == world.store.calls
+    for answer in (answers[0], answers[2]):
+        assert isinstance(answer, type(error))
+        assert PAUSE_RATIO * HANG_SECONDS <= (answer.retry_after_seconds or 0)
+
+
+async def test_what_the_server_says_at_once_pauses_nobody() -> None:
+    """One key's poison is cheap: its owner's other keys are created, batch for batch."""
+    world = World()
+    world.store.failing[HOT] = HookError("bug"), 0.001
+    for number in range(0, 30, 3):
+        await world.answers(*(write(HOT, number + more) for more in (1, 2)), write(COLD, number))
+        assert [number + 1] in world.leads()
+        assert [number + 2] in world.leads()
+        world.clock.now += 1
+    assert [] == world.pauses()
+
+
+async def test_small_costs_add_up_and_are_forgiven_over_the_time() -> None:
+    """What comes slowly enough is borne; what does not is paused."""
+    world = World()
+    cost = OWNER_SECONDS_MAX * 0.6
+    world.store.failing[HOT] = HookError("slow"), cost / 2
+    for number in range(10):
+        await world.answers(write(HOT, 2 * number), write(COLD, 2 * number + 1))
+        world.clock.now += PAUSE_RATIO * cost
+    assert [] == world.pauses()
+    for number in range(100, 120, 2):
+        await world.answers(write(HOT, number), write(COLD, number + 1))
+    assert [OwnerPaused] == world.pauses()
+
+
+async def test_an_owner_who_is_alone_is_not_paused() -> None:
+    """It costs no other; a mended hook is met by the very next request."""
+    world = World()
+    world.store.failing[HOT] = HookError("hang"), HANG_SECONDS
+    await world.answers(write(HOT, 1))
+    await world.answers(write(HOT, 2), write(HOT, 3))
+    assert [] == world.pauses()
+
+
+async def test_an_owner_who_is_alone_in_its_batch_is_paused_where_others_wait() -> None:
+    """They have waited in the mailbox."""
+    world = World()
+    world.writers[0]._batch_max = 1
+    world.store.failing[HOT] = HookError("hang"), HANG_SECONDS
+    for each in (write(HOT, 1), write(COLD, 2)):
+        world.mailbox.ask(each)
+    await world.writers[0].run_once()
+    assert [OwnerPaused] == world.pauses()
+
+
+async def test_what_fails_for_all_pauses_nobody() -> None:
+    """A full disk is no owner's; when it is over, each goes on at once."""
+    world = World()
+    for owner in (HOT, COLD, OTHER):
+        world.store.failing[owner] = Transient("disk full"), HANG_SECONDS
+    await world.answers(write(HOT, 1), write(COLD, 2), write(OTHER, 3))
+    assert [] == world.pauses()
+
+
+async def test_the_rest_of_a_batch_that_took_too_long_is_led_together() -> None:
+    """Innocent requests are not failed for the time that others have taken."""
+    world = World()
+    error = HookError("hang")
+    world.store.failing[HOT] = error, APART_SECONDS_MAX
+    answers = await world.answers(*(write(HOT, n) for n in (1, 2)), write(COLD, 3), write(OTHER, 4))
+    assert [error, error, Led(), Led()] == answers
+    assert [[1, 2, 3, 4], [1], [3, 4]] == world.leads()
+
+
+async def test_after_the_pause_one_request_is_a_probe_after_the_others() -> None:
+    """Alone, in haste and once; what fails is paused for longer, and its others are not tried."""
+    world = await paused_world(Locked("row"), 0.25)
+    for failures in range(1, 8):
+        longest = max(PAUSE.longest(failures), PAUSE_RATIO * 1)
+        world.clock.now += longest
+        answers = await world.answers(write(HOT, 10), write(COLD, 11), write(HOT, 12))
+        assert [[11], [10]] == world.leads()
+        assert isinstance(answers[0], Locked)
+        assert isinstance(answers[2], Locked)
+        least = max(PAUSE.longest(failures) / 2, PAUSE_RATIO * 0.25)
+        assert least <= (answers[2].retry_after_seconds or 0) <= longest + 1
+    assert [OwnerPaused] == world.pauses()
+
+
+async def test_a_probe_that_goes_through_ends_the_pause() -> None:
+    """The others of its batch follow together, and the next batch is shared."""
+    world = await paused_world(HookError("hang"))
+    world.store.failing.clear()
+    world.clock.now += PAUSE_RATIO * HANG_SECONDS
+    answers = await world.answers(*(write(HOT, n) for n in (1, 2, 3)), write(COLD, 4))
+    assert [Led()] * 4 == answers
+    assert [[4], [1], [2, 3]] == world.leads()
+    assert [OwnerPaused, OwnerResumed] == world.pauses()
+    await world.answers(write(HOT, 5), write(COLD, 6))
+    assert [[5, 6]] == world.leads()
+
+
+async def test_a_veto_ends_the_pause_as_a_success_does() -> None:
+    """The hook has answered."""
+    world = await paused_world(HookError("hang"))
+    failure = Failure("full", "No more groups.")
+    world.store.failing[HOT] = Refused(failure), 0.0
+    world.clock.now += PAUSE_RATIO * HANG_SECONDS
+    assert [SettledAsFailed(failure)] == await world.answers(write(HOT, 1))
+    assert HOT not in world.breakers
+
+
+async def test_a_probe_that_shows_nothing_leaves_the_pause_as_it_is() -> None:
+    """Another's attempt, or a locked table; the next request is the next probe."""
+    world = await paused_world(HookError("hang"))
+    world.clock.now += PAUSE_RATIO * HANG_SECONDS
+    world.store.failing.clear()
+    world.store.fenced = {1}
+    assert NotLed() == (await world.answers(write(HOT, 1)))[0]
+    assert HOT in world.breakers
+    world.store.failing[HOT] = Locked("table"), 0.0
+    world.store.is_table_locked = True
+    (answer,) = await world.answers(write(HOT, 2))
+    assert isinstance(answer, Locked)
+    world.store.failing.clear()
+    assert [Led()] == await world.answers(write(HOT, 3))
+
+
+async def test_a_database_that_goes_away_under_a_probe_ends_the_probe() -> None:
+    """The next one may be tried when it is back."""
+    world = await paused_world(HookError("hang"))
+    world.clock.now += PAUSE_RATIO * HANG_SECONDS
+    world.store.failing[HOT] = Unreachable("away"), 0.0
+    (answer,) = await world.answers(write(HOT, 1))
+    assert isinstance(answer, Unreachable)
+    world.store.failing.clear()
+    assert [Led()] == await world.answers(write(HOT, 2))
+
+
+def test_one_probe_at_a_time_over_all_writers() -> None:
+    """Nor another owner's soon after one that failed: the time is for those who are not paused."""
+    clock = Clock()
+    breakers = OwnerBreakers(clock_seconds=clock)
+    for owner in (HOT, COLD):
+        breakers.charge(write(owner, 1), 1.0, HookError("hang"))
+    clock.now += PAUSE_RATIO
+    assert breakers.begin_probe(HOT)
+    assert not breakers.begin_probe(COLD)
+    breakers.keep(write(HOT, 1), 1.0, HookError("hang"))
+    breakers.end_probe()
+    assert not breakers.begin_probe(COLD)
+    clock.now += PROBE_RATIO
+    assert breakers.begin_probe(COLD)
+
+
+def test_of_too_many_owners_the_oldest_goes() -> None:
+    """Of those who are paused, and of those who have cost something."""
+    breakers = OwnerBreakers(clock_seconds=lambda: 0.0)
+    for number in range(OWNERS_MAX + 1):
+        for seconds in (OWNER_SECONDS_MAX * 2, OWNER_SECONDS_MAX / 2):
+            owner = UserId(f"{seconds}-{number}")
+            breakers.charge(write(owner, number), seconds, HookError("hang"))
+    assert (OWNERS_MAX, OWNERS_MAX) == (len(breakers), len(breakers._costs))
+    assert UserId(f"{OWNER_SECONDS_MAX * 2}-0") not in breakers
+
+
+def test_a_paused_owner_who_does_not_come_back_is_forgotten() -> None:
+    """Where nobody is paused, batches are not looked through."""
+    clock, events = Clock(), list[Event]()
+    breakers = OwnerBreakers(events.append, clock)
+    breakers.charge(write(HOT, 1), 1.0, HookError("hang"))
+    clock.now += PAUSE_RATIO + STALE_SECONDS - 1
+    breakers.drop_stale()
+    assert breakers
+    clock.now += 1
+    breakers.drop_stale()
+    assert not breakers
+    assert [OwnerPaused, OwnerResumed] == [type(event) for event in events]
