@@ -11,12 +11,14 @@ import random
 import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import orjson
 from aiohttp import WebSocketError, WSMsgType, hdrs, web
 
 from stretto.errors import drop_frames
+from stretto.http.few_frames import QuietWebSocket
 from stretto.http.problems import COMMON_FIELDS
 from stretto.protocol.sessions import CloseCode
 
@@ -87,12 +89,12 @@ class EventStream(Protocol):
 
 
 class WebSocketStream:
-    """Text messages `{"position", "event"}`; the client answers pings and sends nothing else."""
+    """Text messages `{"position", "event"}`; the client answers pings and sends little else."""
 
     silence_seconds = None
 
     def __init__(self, settings: StreamSettings) -> None:
-        self.response = web.WebSocketResponse(
+        self.response = QuietWebSocket(
             timeout=CLOSE_SECONDS,
             heartbeat=settings.heartbeat_seconds,
             protocols=(SUBPROTOCOL,),
@@ -106,6 +108,7 @@ class WebSocketStream:
     @asynccontextmanager
     async def opened(self, request: web.Request, session: Session) -> AsyncIterator[None]:
         """Answer the request and watch the client."""
+        self.response.on_flood = partial(session.close, CloseCode.TOO_MANY_FRAMES)
         await self.response.prepare(request)
         self._transport = _bounded(request)
         reading = asyncio.create_task(self._read(session), name="read a WebSocket session")

@@ -34,6 +34,7 @@ class CloseCode(IntEnum):
     GOING_AWAY = 1001, "The service is shutting down: connect again and resume."
     BAD_FRAME = 1002, "A frame could not be read."
     UNWANTED_DATA = 1003, "Messages go one way here: send nothing."
+    TOO_MANY_FRAMES = 1008, "Too many frames: a ping now and then is enough."
     INTERNAL_ERROR = 1011, "Something unforeseen went wrong: connect again and resume."
     EVENTS_MISSED = 1012, "Some events could not be delivered: connect again and resume."
     TRY_AGAIN = 1013, "The history cannot be read at the moment: resume in a while."

@@ -86,3 +86,9 @@ def test_what_was_read_of_a_body_is_kept_where_aiohttp_looks_for_it() -> None:
     assert {"_read_bytes"} == private
     assert "_read_bytes" in inspect.getsource(web.BaseRequest.read)
     assert "_read_bytes" in web.BaseRequest.ATTRS
+
+
+def test_what_a_websocket_stands_on_is_there() -> None:
+    """It puts itself between a connection and aiohttp's reader of frames."""
+    assert "_post_start" in vars(web.WebSocketResponse)
+    assert {"_message_tail", "_payload_parser"} <= set(RequestHandler.__slots__)
