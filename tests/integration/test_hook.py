@@ -61,6 +61,18 @@ async def _base(*_: object) -> None:
     raise BaseExceptionGroup(message, [asyncio.CancelledError()])
 
 
+async def _exit(*_: object) -> None:
+    raise SystemExit(7)
+
+
+async def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+async def _end_the_generator(*_: object) -> None:
+    raise GeneratorExit
+
+
 async def _cancelled(*_: object) -> None:
     raise asyncio.CancelledError
 
@@ -124,6 +136,9 @@ FAILING: Final[dict[str, object]] = {
     "a bug": _crash,
     "an exception group": _many,
     "a base exception": _base,
+    "SystemExit": _exit,
+    "KeyboardInterrupt": _interrupt,
+    "GeneratorExit": _end_the_generator,
     "its own cancellation": _cancelled,
     "its own time-out": _time_out,
     "a network of its own": _network,

@@ -92,6 +92,34 @@ async def test_a_hook_that_fails_is_tried_once_per_request(database_url: str) ->
     assert failed.value.retry_after_seconds == 1
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_hook_that_blocks_the_event_loop_is_called_once_and_told_so(
+    goes_on: bool, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own watchdog is overdue by then and cuts the connection: that is no loss, but the hook's."""
+    loop = asyncio.get_running_loop()
+    calls: list[object] = []
+    events: list[Event] = []
+    clock_seconds, ahead_seconds = loop.time, [0.0]
+    monkeypatch.setattr(loop, "time", lambda: clock_seconds() + ahead_seconds[0])
+
+    async def block(connection: InnerConnection, created: Created) -> None:
+        calls.append(created)
+        ahead_seconds[0] += 6.0
+        if goes_on:
+            await asyncio.sleep(0)
+            await connection.execute("SELECT 1")
+
+    async with open_component(database_url, on_create=block, observe=events.append) as component:
+        with pytest.raises(HookFailed):
+            await component.creator.create(
+                IdempotencyKey("k"), NewGroup.parse(ALICE, {"name": "Team"})
+            )
+    assert len(calls) == 1
+    (trouble,) = (event for event in events if isinstance(event, WriteTrouble))
+    assert "the event loop was blocked while on_create ran, for 6." in str(trouble.error)
+
+
 async def _wrap(connection: InnerConnection, _: Created) -> None:
     """Raise an error of the host's own that comes from the server's."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -122,3 +123,21 @@ async def test_a_veto_without_a_failure_is_none(stores: Stores) -> None:
     """A subclass may have put anything there; the writer goes on."""
     with pytest.raises(HookError, match="on_create raised ExceptionGroup"):
         await led_by(stores(_in_tasks(_WrongVeto())))
+
+
+@pytest.mark.parametrize(
+    ("frames", "error"), [(0, _veto()), (2, ValueError()), (2, GeneratorExit())]
+)
+async def test_an_error_that_is_raised_again_and_again_keeps_the_frames_of_one_time(
+    frames: int, error: BaseException, stores: Stores
+) -> None:
+    """A constant of the host's module would grow by a traceback, and keep all that it refers to."""
+
+    async def fail(*_: object) -> None:
+        raise error
+
+    store = stores(fail)
+    for key in ("a", "b", "c"):
+        with pytest.raises((HookError, Refused)):
+            await led_by(store, key)
+        assert frames == len([*traceback.walk_tb(error.__traceback__)])

@@ -28,7 +28,14 @@ from stretto.protocol.ports import (
 from stretto.storage.database import WRITE_SECONDS, is_lost, terminate
 from stretto.storage.driver_connection import end_resources
 from stretto.storage.driver_errors import DRIVER_ERRORS, store_error
-from stretto.storage.hook_errors import cause_of, veto_of, without_row_data
+from stretto.storage.hook_errors import (
+    cause_of,
+    drop_all_frames,
+    last_raised,
+    too_late,
+    veto_of,
+    without_row_data,
+)
 from stretto.storage.hook_handle import HookHandle
 from stretto.storage.pooler import RESET_SESSION, ROLL_BACK_SESSION
 from stretto.storage.queries import QUERIES
@@ -122,7 +129,7 @@ class HookedLead:
                 raise
             if isinstance(error, HookError):
                 raise
-            raise _verdict(error) from without_row_data(error)
+            raise _verdict(error) from without_row_data(self._last_raised(error))
         if after.transaction_id != before.transaction_id:
             return await self._ended_by_hook(connection, transaction, before, led)
         await self._commit(connection, transaction, before, after)
@@ -142,14 +149,13 @@ class HookedLead:
     ) -> _Session:
         """Run the hook, for a bounded time; return the session as the hook has left it."""
         handle = HookHandle(connection)
-
-        async def call() -> None:
-            await self._on_create(handle, created)
-
+        clock_seconds = asyncio.get_running_loop().time
+        started = clock_seconds()
         # A task of its own: what cancels the hook from within does not cancel the writer.
-        hook = asyncio.create_task(call(), name="stretto on_create")
+        hook = asyncio.create_task(self._call(handle, created), name="stretto on_create")
         try:
             is_in_time = bool((await asyncio.wait({hook}, timeout=HOOK_SECONDS))[0])
+            seconds = clock_seconds() - started
         finally:
             if not hook.done():
                 hook.cancel()
@@ -160,12 +166,15 @@ class HookedLead:
             handle.end()
             end_resources(connection, transaction)
         if not is_in_time:
-            message = f"on_create took longer than {HOOK_SECONDS:g} s"
-            raise HookError(message)
+            raise HookError(too_late(seconds, HOOK_SECONDS))
         if hook.cancelled():
             message = "on_create was cancelled by something that it waited for"
             raise HookError(message)
         error = hook.exception()
+        is_cut_off = seconds >= HOOK_SECONDS and is_lost(connection)
+        if is_cut_off and (error is None or isinstance(error, DRIVER_ERRORS)):
+            # The loop was blocked. Once it was free, our own watchdog was due before we were.
+            raise HookError(too_late(seconds, HOOK_SECONDS)) from error
         if isinstance(error, Exception):
             try:
                 raise error
@@ -174,7 +183,7 @@ class HookedLead:
                 del hook, error
         if error is not None:
             message = cause_of(error)
-            raise HookError(message) from without_row_data(error)
+            raise HookError(message) from without_row_data(self._last_raised(error))
         try:
             return await _session(connection)
         except asyncpg.InFailedSQLTransactionError as error:
@@ -184,6 +193,18 @@ class HookedLead:
                 " catch it outside of `async with connection.transaction()`"
             )
             raise HookError(message) from error
+
+    async def _call(
+        self, handle: HookHandle, created: Sequence[tuple[CreatedGroup, NewGroup]]
+    ) -> None:
+        try:
+            await self._on_create(handle, created)
+        except (KeyboardInterrupt, SystemExit) as error:
+            # A task that raises one of these ends its event loop, and the host with it.
+            raise HookError(cause_of(error)) from without_row_data(error)
+
+    def _last_raised(self, error: BaseException) -> BaseException:
+        return last_raised(error, HookedLead._call.__code__)
 
     async def _commit(
         self,
@@ -275,6 +296,7 @@ def _verdict(error: Exception) -> StoreError:
     """Return what a hook's failure means for the group: only a veto says anything about it."""
     veto = veto_of(error)
     if veto is not None:
+        drop_all_frames(error)
         return Refused(veto)
     is_passing = isinstance(error, asyncpg.PostgresError) and isinstance(
         store_error(error, connection_lives=True), Transient

@@ -12,11 +12,15 @@ from stretto.storage.hook_handle import HandleMisused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import CodeType
 
 # Messages of this class quote the data that is wrong (`invalid input syntax for integer: "alice"`);
 # what others quote are names of tables and constraints.
 _DATA_CLASS: Final = "22"
 _QUOTED: Final = re.compile(r'"[^"]*"')
+
+# A timer that is so late has not waited for a busy loop: nothing could run at all.
+BLOCKED_SECONDS_MIN: Final = 1.0
 
 
 def cause_of(error: BaseException) -> str:
@@ -30,6 +34,16 @@ def cause_of(error: BaseException) -> str:
     elif isinstance(error, HandleMisused):
         cause += f": {error}"
     return cause
+
+
+def too_late(seconds: float, seconds_max: float) -> str:
+    """Return why a hook was not in time: it waited for too long, or nothing else could run."""
+    if seconds < seconds_max + BLOCKED_SECONDS_MIN:
+        return f"on_create took longer than {seconds_max:g} s"
+    return (
+        f"the event loop was blocked while on_create ran, for {seconds:.1f} s in all: await what takes"
+        " long, or call it by asyncio.to_thread"
+    )
 
 
 def veto_of(error: BaseException) -> Failure | None:
@@ -57,6 +71,29 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             left += reversed(leaf.exceptions)
         else:
             yield leaf
+
+
+def last_raised(error: BaseException, entry: CodeType) -> BaseException:
+    """Return the error; of its traceback, what was added since it has last passed this entry.
+
+    An instance that is raised again, such as a constant of the host's module, keeps the frames of each
+    time before, and with them what our own refer to: connections, and other owners' groups.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not entry:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    while trace is not None:
+        if trace.tb_next is not None and trace.tb_next.tb_frame.f_code is entry:
+            trace.tb_next = None
+        trace = trace.tb_next
+    return error
+
+
+def drop_all_frames(error: BaseException) -> None:
+    """Drop the tracebacks of a veto and of all that it is a group of: nobody looks for a fault there."""
+    for link in _chain(error):
+        link.__traceback__ = None
 
 
 def without_row_data(error: BaseException) -> BaseException:
