@@ -35,6 +35,17 @@ async def _terminate(connection: InnerConnection) -> None:
     connection.terminate()
 
 
+def _adding(method: str, *arguments: object) -> Use:
+    """Return what adds a listener, by a method that need not be async."""
+
+    async def add(connection: InnerConnection) -> None:
+        added = getattr(connection, method)(*arguments, print)
+        if added is not None:
+            await added
+
+    return add
+
+
 def _crash(_: object) -> str:
     raise LookupError
 
@@ -55,6 +66,10 @@ MISUSES: Final[dict[str, Use]] = {
     "set_builtin_type_codec": lambda connection: connection.set_builtin_type_codec(
         "uuid", schema="pg_catalog", codec_name="text"
     ),
+    "add_listener": _adding("add_listener", "channel"),
+    "add_log_listener": _adding("add_log_listener"),
+    "add_query_logger": _adding("add_query_logger"),
+    "add_termination_listener": _adding("add_termination_listener"),
     "reset_type_codec": lambda connection: connection.reset_type_codec("uuid", schema="pg_catalog"),
 } | {f"set_type_codec {name}": _codec_of(name) for name in TYPES}
 
@@ -109,13 +124,13 @@ async def test_a_hook_that_swallows_the_refusal_has_done_nothing(
     assert (1, []) == (len(set(hook.pids)), stores.lost)
 
 
-def test_everything_that_changes_codecs_or_closes_is_refused() -> None:
+def test_everything_that_changes_codecs_stays_or_closes_is_refused() -> None:
     """A method that the driver adds under such a name must be looked at."""
     harmful = {
         name
         for name in dir(HookHandle)
         if not name.startswith("_")
-        and any(part in name for part in ("codec", "close", "terminate", "reset"))
+        and any(part in name for part in ("codec", "close", "terminate", "reset", "add_"))
     }
     assert {name.partition(" ")[0] for name in MISUSES} | {
         "is_closed",

@@ -6,7 +6,8 @@ with the driver's own connection (by a coroutine that the hook has made, and tha
 shows in the session, which is looked at before each lead.
 
 What would harm the writer whose connection it is raises `HandleMisused`: closing it, resetting it,
-and codecs, which change what our own statements send and read.
+codecs, which change what our own statements send and read, and listeners, which would stay after the hook
+and see the statements and values of others.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ _RESETTING: Final = "it would end the transaction that creates the groups"
 _CODECS: Final = (
     "other groups are written through this connection: convert values in the hook, or set codecs of"
     " types that stretto does not use in the `init` of a pool of yours"
+)
+
+_LISTENERS: Final = (
+    "it would stay with the connection, through which other groups are written: use a connection of your"
+    " own, or `with connection.query_logger(...)`"
 )
 
 
@@ -72,6 +78,22 @@ class HookHandle(_Proxy):
     async def reset_type_codec(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse to."""
         self._refuse("reset_type_codec", _CODECS)
+
+    async def add_listener(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to."""
+        self._refuse("add_listener", _LISTENERS)
+
+    def add_log_listener(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to."""
+        self._refuse("add_log_listener", _LISTENERS)
+
+    def add_query_logger(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to."""
+        self._refuse("add_query_logger", _LISTENERS)
+
+    def add_termination_listener(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse to."""
+        self._refuse("add_termination_listener", _LISTENERS)
 
     def _refuse(self, method: str, reason: str) -> NoReturn:
         if self._con is None:
