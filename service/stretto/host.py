@@ -22,6 +22,7 @@ from stretto.protocol.ports import Unreachable
 from stretto.storage.database import Lane, is_lost
 from stretto.storage.migrate import PRIVILEGES
 from stretto.storage.queries import QUERIES
+from stretto.storage.server_settings import session_violation
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
@@ -207,6 +208,9 @@ async def require_database(database: Database, *, is_hosts_pool: bool) -> None:
 async def _require_right_pool(database: Database) -> None:
     try:
         async with database.reading(Lane.PROBE) as connection:
+            violation = await session_violation(connection)
+            if violation is not None:
+                raise ConfigurationError(violation)
             await _require_codecs(connection)
             pool = await connection.fetchrow(QUERIES["ping_pool"], [*PRIVILEGES])
             assert pool is not None

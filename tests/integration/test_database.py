@@ -265,3 +265,25 @@ async def test_a_hosts_pool_gets_its_connection_back_alive(database_url: str) ->
         assert pids[0] == pids[1]
     with pytest.raises(Unreachable):
         await Database(pool=pool).lend()
+
+
+async def test_a_roles_isolation_is_not_taken_over(
+    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """Above READ COMMITTED, a claim that waits for another one fails."""
+    name = await connection.fetchval("SELECT current_database()")
+    await connection.execute(
+        f'ALTER DATABASE "{name}" SET default_transaction_isolation = serializable'
+    )
+    async with Database(database_url) as database:
+        await database.inspect()
+        kept = await database.lend()
+        assert "read committed" == await kept.fetchval("SHOW transaction_isolation")
+        await database.give_back(kept)
+
+
+async def test_a_url_with_another_encoding_is_refused(database_url: str) -> None:
+    """With what to do about it."""
+    async with Database(f"{database_url}&client_encoding=LATIN1") as database:
+        with pytest.raises(Unreachable, match="client_encoding is LATIN1 and must be UTF8"):
+            await database.inspect()

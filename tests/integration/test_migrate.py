@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from importlib.resources import files
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
@@ -13,10 +14,14 @@ import pytest_asyncio
 
 from conftest import connect
 from stretto.errors import ConfigurationError
+from stretto.protocol.ports import Unreachable
+from stretto.storage.database import Database
 from stretto.storage.migrate import Step, migrate, read_steps
+from stretto.storage.queries import schema_file
 from waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -232,3 +237,36 @@ def test_changes_are_read_by_the_number_in_their_name(tmp_path: Path) -> None:
     (tmp_path / "0003_three.sql").write_text("SELECT 3")
     (tmp_path / "0002_two.sql").write_text("SELECT 2")
     assert [Step(2, "SELECT 2"), Step(3, "SELECT 3")] == read_steps(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def other_encoding_url(server_url: str) -> AsyncIterator[str]:
+    """A database whose encoding has no characters but those of Western Europe."""
+    name = f"{urlsplit(server_url).path[1:]}_latin1"
+    admin = await asyncpg.connect(server_url)
+    await admin.execute(
+        f"CREATE DATABASE \"{name}\" ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0"
+    )
+    yield urlsplit(server_url)._replace(path=f"/{name}").geturl()
+    await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    await admin.close()
+
+
+async def test_a_database_of_another_encoding_gets_no_schema(other_encoding_url: str) -> None:
+    """Names that the contract allows could not be stored there."""
+    connection = await connect(other_encoding_url)
+    with pytest.raises(ConfigurationError, match="has the encoding LATIN1 and needs UTF8"):
+        await migrate(connection, "stretto")
+    assert not await connection.fetchval("SELECT to_regnamespace('stretto') IS NOT NULL")
+    await connection.close()
+
+
+async def test_a_database_of_another_encoding_is_not_served(other_encoding_url: str) -> None:
+    """It may have got its tables from an older version."""
+    connection = await connect(other_encoding_url)
+    await connection.execute("CREATE SCHEMA stretto; SET search_path = stretto")
+    await connection.execute(schema_file().read_text("utf-8"))
+    await connection.close()
+    async with Database(other_encoding_url) as database:
+        with pytest.raises(Unreachable, match="has the encoding LATIN1 and needs UTF8"):
+            await database.inspect()

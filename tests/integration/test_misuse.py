@@ -281,6 +281,28 @@ async def test_a_pool_whose_path_meets_a_hosts_table_first_is_refused(
                 pass
 
 
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        ("client_encoding is LATIN1 and must be UTF8", {"client_encoding": "LATIN1"}),
+        (
+            "default_transaction_isolation is serializable and must be read committed",
+            {"default_transaction_isolation": "serializable"},
+        ),
+    ],
+)
+async def test_a_pool_whose_sessions_do_not_suit_is_refused(
+    words: str, settings: dict[str, str], database_url: str
+) -> None:
+    """The first name that its encoding lacks would otherwise find out."""
+    async with asyncpg.create_pool(
+        database_url, min_size=0, server_settings={"search_path": "stretto", **settings}
+    ) as pool:
+        with pytest.raises(stretto.ConfigurationError, match=words):
+            async with stretto.open_component(pool=pool):
+                pass
+
+
 TYPES: Final = sorted({name.removesuffix("[]") for name in {**SENT, **READ}})
 
 

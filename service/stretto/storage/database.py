@@ -28,6 +28,7 @@ from stretto.storage.hosts_pool import acquire
 from stretto.storage.pooler import ADD_PARAMETER, require_role_settings, split_pooler
 from stretto.storage.queries import QUERIES
 from stretto.storage.schema_state import is_newer, require_rights
+from stretto.storage.server_settings import ISOLATION, session_violation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -62,6 +63,8 @@ _NAME: Final = {"application_name": "stretto"}
 _SERVER_SETTINGS: Final = _NAME | {
     "lock_timeout": f"{LOCK_SECONDS:.0f}s",
     "idle_in_transaction_session_timeout": "30s",
+    # A role may bring another one.
+    "default_transaction_isolation": ISOLATION,
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
@@ -238,12 +241,15 @@ class Database:
     async def require_schema(self, connection: Connection) -> bool:
         """Raise `Unreachable` unless the tables are there, not older than ours, and ours to use.
 
-        Return whether they are newer.
+        The session must also suit them. Return whether they are newer.
         """
         missing = await require_rights(
             connection, self._schema if self._host_pool is None else None
         )
         await self.require_tables(connection)
+        violation = await session_violation(connection)
+        if violation is not None:
+            raise Unreachable(violation)
         newer = await is_newer(connection)
         # An older schema has been told by now.
         if missing:

@@ -16,6 +16,7 @@ import asyncpg
 
 from stretto.errors import ConfigurationError
 from stretto.storage.queries import QUERIES, schema_file
+from stretto.storage.server_settings import session_violation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,9 @@ async def migrate(
     Each change is one transaction: one that fails leaves those before it applied, and nothing of
     itself.
     """
+    violation = await session_violation(connection)
+    if violation is not None:
+        raise ConfigurationError(violation)
     changes = read_steps(files("stretto.storage") / "migrations") if steps is None else steps
     newest = Step(changes[-1].number if changes else 1, schema_file().read_text("utf-8"))
     applied: list[int] = []

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from stretto.protocol.ports import Unreachable
 from stretto.storage.queries import QUERIES
+from stretto.storage.server_settings import ISOLATION
 
 if TYPE_CHECKING:
     from stretto.storage.database import Connection
@@ -53,10 +54,13 @@ async def require_role_settings(connection: Connection, schema: str) -> None:
     if role["is_set"]:
         return
     alter = f"  ALTER ROLE {role['role']} IN DATABASE {role['database']} SET "
-    statements = ";\n".join(
-        alter + setting
-        for setting in (f"search_path = {schema}", "lock_timeout = '1s'", "statement_timeout = 0")
+    settings = (
+        f"search_path = {schema}",
+        "lock_timeout = '1s'",
+        "statement_timeout = 0",
+        f"default_transaction_isolation = '{ISOLATION}'",
     )
+    statements = ";\n".join(alter + setting for setting in settings)
     message = (
         "behind PgBouncer the role itself must bring its settings; run\n"
         f"{statements};\nand then RECONNECT on PgBouncer's console"

@@ -292,6 +292,13 @@ SELECT pg_backend_pid();
 -- Ask whether the database answers and has our tables.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated;
 
+-- name: ping_session
+-- Ask for the encodings of the database and of the session, and what its transactions see.
+SELECT current_setting('server_encoding') AS server_encoding,
+       current_setting('client_encoding') AS client_encoding,
+       current_setting('default_transaction_isolation') AS isolation,
+       quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
+
 -- name: schema_state
 -- Describe the schema $1 (null: the one of the tables that the search_path leads to) for the current
 -- role: whether it has our tables, which of the tables $2 it lacks, whether the role may use it, and on
@@ -386,11 +393,12 @@ SELECT '00000000-0000-0000-0000-000000000007'::uuid AS uuid,
 
 -- name: ping_pooled
 -- Ask the same behind PgBouncer, and whether the role leads to the schema $1, does not wait for locks
--- for ever, and lets no write be cancelled.
+-- for ever, lets no write be cancelled, and has statements see what commits.
 SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrated,
        current_schema() IS NOT DISTINCT FROM $1::text
            AND current_setting('lock_timeout')::interval > '0'
-           AND current_setting('statement_timeout')::interval = '0' AS is_set,
+           AND current_setting('statement_timeout')::interval = '0'
+           AND current_setting('default_transaction_isolation') = 'read committed' AS is_set,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
 
 -- name: take
