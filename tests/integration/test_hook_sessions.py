@@ -12,8 +12,9 @@ import pytest_asyncio
 from contract.harness import write
 from hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by, running
 from stretto.errors import GroupRejected
-from stretto.protocol.ports import HookError, Refused
+from stretto.protocol.ports import HookError, Refused, Unreachable
 from stretto.storage.database import Database
+from stretto.storage.queries import QUERIES
 from waiting import until
 
 if TYPE_CHECKING:
@@ -183,3 +184,48 @@ async def test_what_a_hosts_deferred_trigger_raises_is_the_hosts(
     )
     with pytest.raises(HookError):
         await led_by(stores(running("SELECT 1")))
+
+
+async def test_a_writer_whose_hook_changes_its_session_still_hears_of_a_loss(
+    stores: Stores, connection: Connection
+) -> None:
+    """Between two writes as well: what a failover has lost is not replayed until the next one."""
+    store = stores(running("SET work_mem = '5MB'"))
+    assert await led_by(store)
+    assert [] == stores.lost
+    await connection.execute(
+        """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+           WHERE datname = current_database() AND application_name = 'stretto'"""
+    )
+    await until(lambda: bool(stores.lost))
+
+
+async def test_a_writer_that_cannot_connect_anew_counts_as_one_that_was_lost(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody watches until it can; the write has its outcome."""
+
+    async def away(*_: object) -> None:
+        raise Unreachable
+
+    async def hook(connection: InnerConnection, _: Created) -> None:
+        await connection.execute("SET work_mem = '5MB'")
+        monkeypatch.setattr(Database, "lend", away)
+
+    assert await led_by(stores(hook))
+    assert ["lost"] == stores.lost
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+async def test_a_writer_that_finds_another_server_forgets(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, *, is_other: bool
+) -> None:
+    """A connection that was given up is not watched: a failover meanwhile shows in what is found."""
+    store = stores(running())
+    assert await led_by(store)
+    await store.close()
+    if is_other:
+        other = {**QUERIES, "server": "SELECT 'another'"}
+        monkeypatch.setattr("stretto.storage.attempts.QUERIES", other)
+    assert await led_by(store, "k2")
+    assert ["lost"] * is_other == stores.lost

@@ -12,8 +12,16 @@ from uuid_utils.compat import uuid4
 from stretto.domain import CreatedGroup, event_id
 from stretto.errors import Failure
 from stretto.protocol.attempt import Attempt, AttemptStatus, GroupRow, Sighting
-from stretto.protocol.ports import InDoubt, Misconfigured, OutcomeUnknown, Write
+from stretto.protocol.ports import (
+    InDoubt,
+    Misconfigured,
+    OutcomeUnknown,
+    StoreError,
+    Unreachable,
+    Write,
+)
 from stretto.storage.database import (
+    CONNECT_SECONDS,
     GRACE_SECONDS,
     LOCK_SECONDS,
     WRITE_SECONDS,
@@ -23,7 +31,7 @@ from stretto.storage.database import (
     terminate,
     watchdog,
 )
-from stretto.storage.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, store_error
+from stretto.storage.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, in_words, store_error
 from stretto.storage.hook import HookedLead
 from stretto.storage.queries import QUERIES
 
@@ -33,7 +41,6 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from stretto.protocol.ports import StoreError
     from stretto.storage.database import Connection
     from stretto.storage.hook import Lead, OnCreate
 
@@ -59,6 +66,8 @@ class PostgresWriteStore:
         self._database = database
         self._on_lost = on_lost
         self._connection: Connection | None = None
+        self._server: str | None = None
+        """Which server the last connection led to."""
         self._is_writing = False
         self.is_cut_off = False
         """Whether the last try to connect has failed, or goes on."""
@@ -147,13 +156,9 @@ class PostgresWriteStore:
         """Lend our connection; errors on it come out as the store's own."""
         if self._connection is not None and _is_left_over(self._connection):
             await self._discard()
-        if self._connection is None or is_lost(self._connection):
-            await self._drop()
-            self.is_cut_off = True
-            self._connection = await self._database.lend()
-            self.is_cut_off = False
-            self._connection.add_termination_listener(self._told_of_loss)
         connection = self._connection
+        if connection is None or is_lost(connection):
+            connection = await self._connect()
         self._is_writing = True
         try:
             with watchdog(connection, WRITE_SECONDS):
@@ -163,6 +168,32 @@ class PostgresWriteStore:
             raise await self._known_as(error, connection) from error
         finally:
             self._is_writing = False
+
+    async def _connect(self) -> Connection:
+        """Take a connection, and watch it; raises `Unreachable`.
+
+        Nobody has watched since the last one was given up. So the server says which it is, and where
+        it is another, what was remembered is forgotten as after a loss.
+        """
+        await self._drop()
+        self.is_cut_off = True
+        connection = await self._database.lend()
+        try:
+            with watchdog(connection, CONNECT_SECONDS):
+                server: str = await connection.fetchval(QUERIES["server"])
+        except BaseException as error:
+            terminate(connection)
+            await self._database.give_back(connection)
+            if isinstance(error, DRIVER_ERRORS):
+                raise Unreachable(in_words(error)) from error
+            raise
+        self._connection = connection
+        self.is_cut_off = False
+        connection.add_termination_listener(self._told_of_loss)
+        if self._server not in (None, server):
+            self._on_lost()
+        self._server = server
+        return connection
 
     async def _known_as(self, error: BaseException, connection: Connection) -> StoreError:
         """Return what an error means for the write; drops the connection where it is of no use."""
@@ -179,11 +210,22 @@ class PostgresWriteStore:
         return meaning
 
     async def _discard(self) -> None:
-        """Drop a connection whose session is not as it was; nothing that was remembered is wrong."""
+        """Drop a connection whose session is not as it was; nothing that was remembered is wrong.
+
+        The next is taken at once: without one, a failover would not be noticed until the next write, and
+        what the new primary does not have would go on being replayed.
+        """
         connection = self._connection
-        if connection is not None and not is_lost(connection):
-            connection.remove_termination_listener(self._told_of_loss)
+        if connection is None or is_lost(connection):
+            await self._drop()
+            return
+        connection.remove_termination_listener(self._told_of_loss)
         await self._drop()
+        try:
+            await self._connect()
+        except StoreError:
+            # Nobody watches. The write that has led to this has its outcome nevertheless.
+            self._on_lost()
 
     async def _drop(self) -> None:
         """Give up a connection whose state nobody knows."""

@@ -75,6 +75,12 @@ SELECT EXISTS (
                        'conversation_member'::regclass, 'outbox'::regclass)
       AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'));
 
+-- name: server
+-- Ask which server this is, since its last start: a standby that was promoted has another start, and so
+-- has a primary that was restored.
+SELECT system_identifier || '/' || extract(epoch FROM pg_postmaster_start_time())
+FROM pg_control_system();
+
 -- name: session
 -- Read which transaction this is, and what a host's hook may leave behind in a session: roles,
 -- settings (but those of the transaction, the lock time-out, which each write sets anew, and names
