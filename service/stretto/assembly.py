@@ -47,14 +47,18 @@ from stretto.bus.webhook import WebhookEndpoint
 from stretto.errors import ListenError
 from stretto.host import (
     guarded,
+    pool_of,
+    require_bus,
     require_database,
     require_hook,
     require_kind,
+    require_observer,
     require_one_source,
     require_options,
     require_pool,
     require_positive,
     require_prefix,
+    require_schema,
     sharing,
 )
 from stretto.http.app import build_app
@@ -252,6 +256,8 @@ async def open_component(
     another deployment's, and `Unreachable` when the database does not answer.
     """
     settings = _component_settings(settings, dsn, pool, on_create)
+    require_observer(observe)
+    require_bus(bus)
     observe = guarded(observe)
     async with AsyncExitStack() as stack:
         if pool is not None:
@@ -403,7 +409,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
             Authenticator(options["tokens"]) as authenticator,
             open_component(
                 options.get("dsn", ""),
-                pool=options["pool"]() if "pool" in options else None,
+                pool=pool_of(options["pool"]) if "pool" in options else None,
                 settings=options.get("settings"),
                 on_create=options.get("on_create"),
                 observe=observe,
@@ -493,6 +499,7 @@ def _component_settings(
     require_positive(
         writers=settings.writers, batch_max=settings.batch_max, mailbox_max=settings.mailbox_max
     )
+    require_schema(settings.schema)
     require_hook(on_create)
     if pool is not None:
         require_pool(pool, settings.writers)

@@ -79,9 +79,9 @@ class IdempotencyKey(str):
 
     __slots__ = ()
 
-    def __new__(cls, value: str) -> Self:
+    def __new__(cls, value: object) -> Self:
         """Raise `KeyInvalid` for anything else."""
-        if _KEY.fullmatch(value) is None:
+        if not isinstance(value, str) or _KEY.fullmatch(value) is None:
             raise KeyInvalid
         return str.__new__(cls, value)
 

@@ -26,7 +26,7 @@ from stretto.storage.server_settings import session_violation
 from stretto.telemetry import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from stretto.protocol.ports import Event, Observer
     from stretto.storage.database import Connection, Database, Pool
@@ -36,6 +36,8 @@ POOL_SPARE_MIN: Final = 2
 # How many connections of a pool the components that run on it need. A pool cannot be asked who has
 # its connections, and counting those that are lent would count the host's own.
 _needed: Final[dict[Pool, int]] = {}
+# That of the setting `DB_SCHEMA`: what needs quotes would be another schema, or none.
+SCHEMA: Final = re.compile("[a-z_][a-z0-9_]{0,62}")
 DATA_CLASS: Final = "22"
 # All that stands in a path as itself (RFC 3986, 3.3).
 _PART_MARKS: Final = "-._~!$&'()*+,;=:@"
@@ -86,11 +88,58 @@ def require_kind(name: str, value: object, kind: type) -> None:
         raise TypeError(message)
 
 
+def require_observer(observe: object) -> None:
+    """Raise `TypeError` unless it can be called with an event, and is done when it returns."""
+    if not callable(observe) or _is_async(observe):
+        message = (
+            "observe must be a function of one event, and no async one: `def observe(event)`, not"
+            f" {observe!r}"
+        )
+        raise TypeError(message)
+
+
+def require_bus(bus: object) -> None:
+    """Raise `TypeError` unless it has an async method `publish`."""
+    if bus is not None and not _is_async(getattr(bus, "publish", None)):
+        message = (
+            "bus must be an object with `async def publish(self, events)`, which returns the reasons of"
+            f" refused events by their ids, not {bus!r}"
+        )
+        raise TypeError(message)
+
+
+def require_schema(schema: object) -> None:
+    """Raise `ConfigurationError` unless the name stands in a search_path as it is written."""
+    if not isinstance(schema, str) or SCHEMA.fullmatch(schema) is None:
+        message = (
+            f"ComponentSettings.schema is {schema!r}: it must be a name of up to 63 lower-case letters,"
+            " digits and underscores that begins with no digit, such as 'stretto'"
+        )
+        raise ConfigurationError(message)
+
+
+def pool_of(make_pool: Callable[[], Pool]) -> Pool:
+    """Return the pool that the option `pool` leads to; raises `ConfigurationError`."""
+    try:
+        return make_pool()
+    except Exception as error:
+        message = (
+            f"the function given as pool raised {error!r}: it is called when the application starts, and"
+            " the host must have opened its pool by then; add what opens it before stretto.setup"
+        )
+        raise ConfigurationError(message) from error
+
+
+def _is_async(function: object) -> bool:
+    """Whether it is an async function, or an object that is called like one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 which kind?
+    )
+
+
 def require_hook(on_create: object) -> None:
     """Raise `TypeError` unless it is an async function, or an object that is called like one."""
-    if on_create is None or inspect.iscoroutinefunction(on_create):
-        return
-    if inspect.iscoroutinefunction(getattr(on_create, "__call__", None)):  # noqa: B004 which kind?
+    if on_create is None or _is_async(on_create):
         return
     message = (
         "on_create must be an async function of a connection and the created groups:"

@@ -126,6 +126,29 @@ async def test_a_bus_that_raises_what_it_likes_does_not_end_the_relay(
     assert published
 
 
+async def test_a_bus_that_returns_nothing_is_told_what_to_return(database_url: str) -> None:
+    """It may have forgotten that events were refused: none of them counts as published."""
+    crashes: asyncio.Queue[ActorCrashed] = asyncio.Queue()
+
+    class Bus:
+        async def publish(self, events: Sequence[stretto.CommittedEvent]) -> None:
+            """Forget to return anything."""
+
+    def observe(event: Event) -> None:
+        if isinstance(event, ActorCrashed):
+            crashes.put_nowait(event)
+
+    bus: Any = Bus()
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        open_component(database_url, bus=bus, observe=observe) as component,
+    ):
+        await created(component, "a")
+        crash = await crashes.get()
+    assert "relay" == crash.actor
+    assert "from `publish`, and {} where none was refused, not NoneType" in str(crash.error)
+
+
 class _Callback:
     """A callback of a host's pool, which fails while it is told to."""
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 import stretto
 from api_client import SECRET
+from stretto.errors import KeyInvalid
 from stretto.host import POOL_SPARE_MIN, READ, SENT, require_hook
 from stretto.storage.migrate import PRIVILEGES
 from stretto.storage.queries import QUERIES
@@ -38,6 +39,14 @@ class _Hook:
 
     async def run(self, *_: object) -> None:
         """Do nothing."""
+
+
+class _NotAsync:
+    """A bus that forgets `async`."""
+
+    def publish(self, _: object) -> dict[object, str]:
+        """Refuse nothing."""
+        return {}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +130,18 @@ def test_any_other_path_is_a_prefix(prefix: str) -> None:
         (TypeError, "pool must be asyncpg.pool.Pool, not", {"pool": object()}),
         (TypeError, "settings must be", {"dsn": DSN, "settings": {}}),
         (TypeError, "on_create must be", {"dsn": DSN, "on_create": print}),
+        (TypeError, "observe must be a function .* not 'print'", {"dsn": DSN, "observe": "print"}),
+        (TypeError, "observe must be .* no async one", {"dsn": DSN, "observe": _hook}),
+        (TypeError, "bus must be .* `async def publish", {"dsn": DSN, "bus": object()}),
+        (TypeError, "bus must be", {"dsn": DSN, "bus": _NotAsync()}),
+        *(
+            (
+                stretto.ConfigurationError,
+                f"ComponentSettings.schema is '{schema}'",
+                {"dsn": DSN, "settings": stretto.ComponentSettings(schema=schema)},
+            )
+            for schema in ("Stretto", "", "a b", "1a", "a" * 64)
+        ),
         *(
             (
                 stretto.ConfigurationError,
@@ -352,3 +373,26 @@ async def test_every_type_that_our_statements_use_is_tried(connection: Connectio
         returned |= {attribute.type.name for attribute in prepared.get_attributes()}
     assert set(SENT) >= taken
     assert {*SENT, *READ} >= returned - {"void"}
+
+
+async def test_a_pool_that_is_not_there_yet_is_told_in_words() -> None:
+    """The host opens it after us, or keeps it under another name."""
+    pools: dict[str, Any] = {}
+    app = stretto.create_app(tokens=TOKENS, pool=lambda: pools["main"])
+    words = r"the function given as pool raised KeyError\('main'\): .* before stretto.setup"
+    runner = web.AppRunner(app)
+    with pytest.raises(stretto.ConfigurationError, match=words):
+        await runner.setup()
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("key", [5, None, "", "a b", "a" * 256])
+async def test_a_key_that_could_not_come_over_http_is_refused(key: Any, database_url: str) -> None:
+    """Its group could never be found by a client."""
+    new_group = stretto.NewGroup(stretto.UserId("alice"), "Team", None, ())
+    async with stretto.open_component(database_url) as component:
+        with pytest.raises(KeyInvalid):
+            await component.creator.create(key, new_group)
+        answer = await component.creator.create("k", new_group)  # type: ignore[arg-type]
+        again = await component.creator.create(stretto.IdempotencyKey("k"), new_group)
+    assert answer.group == again.group

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from stretto.protocol.ports import (
 from stretto.runtime.actor import Actor, Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from uuid import UUID
 
     from stretto.protocol.events import CommittedEvent, EventBus
@@ -99,10 +100,18 @@ class OutboxRelay(Actor):
         """Publish on our lease; give it back where that did not work."""
         try:
             async with asyncio.timeout(self._settings.lease_seconds):
-                return await self._bus.publish(events)
+                reasons: object = await self._bus.publish(events)
         except (BusUnavailable, TimeoutError, asyncio.CancelledError) as error:
             with suppress(StoreError):
                 await self._store.release([event.event_id for event in events])
             if isinstance(error, TimeoutError):
                 raise BusUnavailable("no answer within the lease") from error
             raise
+        if isinstance(reasons, Mapping):
+            return reasons
+        # Whether any event was handed over is not known: they come again.
+        message = (
+            "the bus must return the reasons of refused events by their ids from `publish`, and {} where"
+            f" none was refused, not {type(reasons).__name__}"
+        )
+        raise TypeError(message)

@@ -162,8 +162,10 @@ class GroupCreator:
 
         Cancelling the call leaves the attempt to go on; call again with the same key. Raises
         `KeyReused`, `AttemptFailed`, `AttemptPending`, `RateLimited`, `Overloaded`, `HookFailed` or
-        `DatabaseUnavailable`.
+        `DatabaseUnavailable`, and `KeyInvalid` for a key that could not come over HTTP.
         """
+        if not isinstance(key, IdempotencyKey):
+            key = IdempotencyKey(key)
         return await self._told(key, new_group, NO_BODY, wait_seconds)
 
     async def create_from(
