@@ -105,7 +105,12 @@ class Settings(BaseSettings):
     read_timeout_seconds: float = Field(
         30.0, gt=0, le=3600, description="after this long a request must have arrived in full"
     )
-    sessions_max: int = Field(20_000, ge=1, le=1_000_000, description="live sessions of a process")
+    sessions_max: int = Field(
+        20_000,
+        ge=1,
+        le=1_000_000,
+        description="live sessions of a process; never more than nine tenths of its connections",
+    )
     sessions_per_user: int = Field(16, ge=1, le=10_000, description="live sessions of one user")
     session_events_max: int = Field(
         256, ge=1, le=100_000, description="events that may wait for a session until it is too slow"

@@ -11,6 +11,7 @@ import socket
 import sys
 import uuid
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from stretto.assembly import ComponentSettings, create_app, serving
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 # Database, log, bus, and whatever else is open beside the clients' connections.
 FILES_OWN: Final = 200
+# The others are for what comes and goes: health checks, creations, reads.
+SESSIONS_SHARE: Final = 0.9
 WELCOME_TOKEN_SECONDS: Final = 24 * 3600
 # Nearly all that a request makes is freed by reference counts. At Python's 700 young objects the
 # collector would run for every dozen requests, and find nothing; at 20,000 it would walk those that
@@ -73,14 +76,16 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
         if settings.workers > 1:
             await _supervise(settings, place.dsn, tokens, notify, stop)
             return
+        connections_max = _connections_max(settings.connections_max)
+        sessions_max = _sessions_max(settings.sessions_max, connections_max)
         app = create_app(
             dsn=place.dsn,
             tokens=tokens,
-            settings=component,
+            settings=replace(component, hub=replace(component.hub, sessions_max=sessions_max)),
             streams=StreamSettings.of(settings),
         )
         limits = ConnectionLimits(
-            connections_max=_connections_max(settings.connections_max),
+            connections_max=connections_max,
             read_seconds=settings.read_timeout_seconds,
         )
         async with serving(
@@ -135,6 +140,15 @@ def _connections_max(wanted: int) -> int:
         logger.warning("server.few_files", files=files, wanted=wanted + FILES_OWN)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
     return max(1, files - FILES_OWN)
+
+
+def _sessions_max(wanted: int, connections_max: int) -> int:
+    """Return for how many sessions there is room beside other requests.
+
+    A session is never closed for a newcomer: if sessions had all connections, every health check
+    and every creation would be closed unanswered. One session too many is told so.
+    """
+    return max(1, min(wanted, int(connections_max * SESSIONS_SHARE)))
 
 
 def _stop_on_signals(drain_seconds: float, *, is_worker: bool) -> Stop:

@@ -35,6 +35,7 @@ IDLE_MAX = 10_000
 FILES_OWN = 500
 HEAD = creation_head(token_of("mallory"), "k")
 LOOKUP = HEAD.replace(b"POST /v1/groups", b"GET /v1/attempts/k") + b"Prefer: wait=30\r\n\r\n"
+SESSION = HEAD.replace(b"POST /v1/groups", b"GET /v1/events") + b"Accept: text/event-stream\r\n\r\n"
 PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 SLOW = {
     "head": b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: ",
@@ -209,6 +210,17 @@ async def test_who_is_worked_for_is_never_closed_for_a_newcomer(
             assert await (await raw.connect(PING)).closed() == b""
         await connection.execute("DELETE FROM attempt")
         assert [404] * 10 == [(await client.answer())[0] for client in waiting]
+
+
+async def test_sessions_leave_places_for_other_requests(start_service: StartService) -> None:
+    """The session that would take the last is told so, whatever their own bound is."""
+    service = await start_service(CONNECTIONS_MAX="10", SESSIONS_MAX="1000")
+    async with clients_of(service) as (api, raw):
+        for _ in range(9):
+            await (await raw.connect(SESSION)).until(b"\nid: ")
+        status, _, document = await (await raw.connect(SESSION)).answer()
+        assert (503, "overloaded") == (status, document["code"])
+        assert (await api.create("k")).status == 201
 
 
 def peak_bytes(service: ServiceProcess) -> int:

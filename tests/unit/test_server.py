@@ -17,6 +17,7 @@ from stretto.server import (
     FILES_OWN,
     _connections_max,
     _reserved_port,
+    _sessions_max,
     _stop_on_signals,
     _stop_without_supervisor,
     _welcome,
@@ -49,6 +50,16 @@ def test_as_many_descriptors_as_needed_are_asked_for(
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: asked.append(both))
     assert (expected, set_to) == (_connections_max(1000), asked[-1])
+
+
+@pytest.mark.parametrize(
+    ("expected", "wanted", "connections_max"), [(9, 20_000, 10), (5, 5, 10), (1, 5, 1)]
+)
+def test_sessions_leave_connections_to_other_requests(
+    expected: int, wanted: int, connections_max: int
+) -> None:
+    """One in ten at least; also where there are fewer descriptors than connections were wanted."""
+    assert expected == _sessions_max(wanted, connections_max)
 
 
 @pytest.mark.parametrize("is_worker", [True, False], ids=["worker", "service"])
