@@ -62,6 +62,20 @@ async def test_a_client_that_floods_its_session_with_frames_is_sent_away(
     await live.emptied()
 
 
+@pytest.mark.parametrize("target", [b"/v1/event%73", b"http://x/v1/events", b"/v1/events?since="])
+async def test_a_session_hears_its_client_however_its_target_is_spelled(
+    target: bytes, live: LiveService
+) -> None:
+    """What the router takes for a session's path is read as a session."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(live.api.url) as raw:
+        client = await raw.connect(BEGUN.replace(b"/v1/events", target))
+        await client.until(b'"position"')
+        client.send(PING)
+        await client.until(PONG)
+        client.transport.abort()
+        await live.emptied()
+
+
 async def test_a_client_that_pings_now_and_then_is_answered(live: LiveService) -> None:
     """Clients have heartbeats of their own."""
     async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(live.api.url) as raw:

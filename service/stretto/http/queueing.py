@@ -226,5 +226,5 @@ def _is_declined(message: RawRequestMessage) -> bool:
     protocol = message.headers.get(hdrs.UPGRADE)
     if protocol is None:
         return message.method == hdrs.METH_CONNECT
-    path = message.path.partition("?")[0]
-    return path != EVENTS_PATH or protocol.strip().lower() != "websocket"
+    # As the router compares it: a target may have a host before it, and letters in other spellings.
+    return message.url.path_safe != EVENTS_PATH or protocol.strip().lower() != "websocket"
