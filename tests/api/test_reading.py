@@ -91,7 +91,7 @@ async def test_members_come_in_pages_by_id(api: Api) -> None:
     created = (await api.create("k", {"name": "Team", "members": ["Zoe", "bob", "a b"]})).json
     path = f"/v1/groups/{created['group_id']}/members?limit=2"
     first = (await api.get(path)).json
-    second = (await api.get(path, params={"limit": "2", "cursor": first["next_cursor"]})).json
+    second = (await api.get(path, params={"cursor": first["next_cursor"]})).json
     members = [(m["user_id"], m["role"]) for m in first["members"] + second["members"]]
     assert [
         ("Zoe", "member"),
@@ -234,3 +234,30 @@ async def test_the_documentation_loads_nothing_from_elsewhere(api: Api) -> None:
     assert (await api.get("/docs/index.html", user=None)).status == 404
     document = await api.get("/openapi.json", user=None)
     assert (DOCUMENT, "application/json") == (document.body, document.headers["Content-Type"])
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/groups?limit=1&limit=2", "/v1/groups?cursor=a&cursor=a", "/v1/events?since=a&since=b"],
+)
+async def test_a_parameter_that_stands_twice_is_refused(path: str, api: Api) -> None:
+    """One of them would be passed over."""
+    reply = await api.get(path, headers={"Accept": "text/event-stream"})
+    assert (400, "stands more than once") == (reply.status, reply.json["errors"][0]["detail"])
+
+
+async def test_bytes_that_are_no_text_are_no_key(api: Api) -> None:
+    """Nor are they the key that they are written as."""
+    key = "%FF"
+    assert (await api.create(key)).status == 201
+    reply = await api.get("/v1/attempts/%FF")
+    assert (400, "key_invalid") == (reply.status, reply.json["code"])
+    assert (await api.get("/v1/attempts/%25FF")).status == 200
+
+
+@pytest.mark.parametrize(
+    "accept", ["text/event-stream;q=0", "text/html, text/event-stream; q=0.0", "text/event-streams"]
+)
+async def test_a_stream_that_is_not_accepted_is_not_opened(accept: str, api: Api) -> None:
+    """A weight of 0 says so."""
+    assert (await api.get("/v1/events", headers={"Accept": accept})).status == 400

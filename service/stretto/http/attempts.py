@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stretto.domain import IdempotencyKey
-from stretto.http.requests import read_query, read_wait_seconds
+from stretto.http.requests import read_key_of_path, read_query, read_wait_seconds
 from stretto.http.service import SERVICE, authenticate, json_response
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ async def read_attempt(request: web.Request) -> web.Response:
     """`GET /v1/attempts/{key}`: the attempt's state; waits only where `Prefer: wait` asks."""
     owner = await authenticate(request)
     read_query(request)
-    key = IdempotencyKey.parse(request.match_info["key"])
+    key = read_key_of_path(request)
     wait_seconds = read_wait_seconds(request.headers, default_seconds=0)
     report = await request.app[SERVICE].lookup.look_up(owner, key, wait_seconds)
     failure = report.failure

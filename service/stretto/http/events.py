@@ -7,6 +7,7 @@ both in the same words. Nothing of a session outlives its request.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import hdrs, web
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 READ_ON_SECONDS: Final = 10.0
 TOKEN_SUBPROTOCOL: Final = "stretto.token."  # noqa: S105 a prefix, no token
 _EVENT_STREAM: Final = "text/event-stream"
+_WEIGHT_OF_ZERO: Final = re.compile(r"(?:^|;)\s*q\s*=\s*0(?:\.0{0,3})?\s*(?:$|;)")
 
 
 async def open_session(request: web.Request) -> web.StreamResponse:
@@ -124,9 +126,18 @@ def _stream(request: web.Request, settings: StreamSettings) -> EventStream:
         if not _is_handshake(stream, request):
             raise RequestInvalid([], "This is no handshake of a WebSocket (RFC 6455, 4.2.1).")
         return stream
-    if any(_EVENT_STREAM in accepted.lower() for accepted in request.headers.getall("Accept", [])):
+    if _accepts_events(request):
         return ServerSentEvents(settings)
     raise RequestInvalid([], f"Open a WebSocket here, or ask for {_EVENT_STREAM} in Accept.")
+
+
+def _accepts_events(request: web.Request) -> bool:
+    """Whether Accept names our stream with any weight but 0, which means "not this" (RFC 9110, 12.4.2)."""
+    ranges = ",".join(request.headers.getall(hdrs.ACCEPT, [])).lower().split(",")
+    for media_type, _, parameters in (each.partition(";") for each in ranges):
+        if media_type.strip() == _EVENT_STREAM:
+            return _WEIGHT_OF_ZERO.search(parameters) is None
+    return False
 
 
 def _wants_websocket(request: web.Request) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes
 
 from aiohttp import hdrs, web
 
@@ -34,6 +35,10 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGN
 _JSON_TYPE = re.compile(r"application/json\s*(?:;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
 
 
+# What aiohttp decompresses. Any other it passes on as it is, and so it does with one of several.
+_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
+
+
 def read_key(headers: CIMultiDictProxy[str]) -> IdempotencyKey:
     """Return the one idempotency key; raises `KeyMissing` or `KeyInvalid`."""
     fields = headers.getall("Idempotency-Key", [])
@@ -42,6 +47,16 @@ def read_key(headers: CIMultiDictProxy[str]) -> IdempotencyKey:
     if len(fields) > 1:
         raise KeyInvalid("There is more than one Idempotency-Key header.")
     return IdempotencyKey.parse(fields[0])
+
+
+def read_key_of_path(request: web.Request) -> IdempotencyKey:
+    """Return the key that a path ends with; raises `KeyInvalid`.
+
+    Bytes that are no UTF-8 come from the router as they were written, "%FF", which may be a key.
+    """
+    if not unquote_to_bytes(request.rel_url.raw_path.rpartition("/")[2]).isascii():
+        raise KeyInvalid
+    return IdempotencyKey.parse(request.match_info["key"])
 
 
 def read_wait_seconds(headers: CIMultiDictProxy[str], default_seconds: float) -> float:
@@ -65,6 +80,9 @@ async def read_body(request: web.Request) -> bytes:
     media_type = request.headers.get(hdrs.CONTENT_TYPE, "")
     if media_type != "application/json" and _JSON_TYPE.fullmatch(media_type) is None:
         raise UnsupportedMediaType
+    encodings = request.headers.getall(hdrs.CONTENT_ENCODING, [])
+    if encodings and (len(encodings) > 1 or encodings[0].lower() not in _ENCODINGS):
+        raise UnsupportedMediaType("The request's Content-Encoding may be gzip or deflate, once.")
     if (request.content_length or 0) > BODY_BYTES_MAX:
         raise BodyTooLarge
     content = request.content
@@ -98,11 +116,13 @@ async def _read_arriving(content: StreamReader) -> bytes:
 def read_query(request: web.Request, *known: str) -> Mapping[str, str]:
     """Return the parameters of the query.
 
-    Raises `RequestInvalid` for those that the route does not know: a misspelt one would be passed
-    over, and the answer be another than the one that was asked for.
+    Raises `RequestInvalid` for those that the route does not know, and for those that stand twice:
+    one would be passed over, and the answer be another than the one that was asked for.
     """
     query = request.query
     faults = [ParameterError(name, "unknown parameter") for name in query if name not in known]
+    twice = [name for name in known if len(query.getall(name, ())) > 1]
+    faults += [ParameterError(name, "stands more than once") for name in twice]
     if faults:
         raise RequestInvalid(faults[:FAULTS_TOLD_MAX])
     return query

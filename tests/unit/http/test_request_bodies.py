@@ -11,6 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from multidict import CIMultiDict
 
 from stretto.documents import BODY_BYTES_MAX, parse_json
 from stretto.errors import StrettoError
@@ -139,6 +140,20 @@ async def test_a_body_without_an_end_is_refused_once_it_is_too_large() -> None:
     """What is beyond is not waited for."""
     chunk = b"%x\r\n%b\r\n" % (BODY_BYTES_MAX + 1, padded(BODY_BYTES_MAX + 1))
     assert b"HTTP/1.1 200 OK" == await unfinished(b"Transfer-Encoding: chunked\r\n\r\n", chunk)
+
+
+@pytest.mark.parametrize("encodings", [["foo"], ["x-gzip"], ["gzip, gzip"], ["gzip", "gzip"], [""]])
+async def test_an_encoding_that_is_not_undone_is_refused(encodings: list[str]) -> None:
+    """The bytes as they came would be read as JSON, and be told to be none."""
+    async with echo() as client:
+        fields = [("Content-Type", JSON), *(("Content-Encoding", each) for each in encodings)]
+        response = await client.post("/", data=b"{}", headers=CIMultiDict(fields))
+        assert "unsupported_media_type" == await response.text()
+
+
+async def test_a_body_as_it_is_may_say_so() -> None:
+    """By the name of no encoding."""
+    assert await sent(b"{}", encoding="identity") == "{}"
 
 
 async def test_a_compressed_body_is_counted_decompressed() -> None:
