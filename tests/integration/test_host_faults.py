@@ -146,7 +146,9 @@ async def test_a_bus_that_returns_nothing_is_told_what_to_return(database_url: s
         await created(component, "a")
         crash = await crashes.get()
     assert "relay" == crash.actor
-    assert "from `publish`, and {} where none was refused, not NoneType" in str(crash.error)
+    assert "from `publish`, and {} where none was refused, not <class 'NoneType'>" in str(
+        crash.error
+    )
 
 
 class _Callback:

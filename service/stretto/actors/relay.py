@@ -112,6 +112,6 @@ class OutboxRelay(Actor):
         # Whether any event was handed over is not known: they come again.
         message = (
             "the bus must return the reasons of refused events by their ids from `publish`, and {} where"
-            f" none was refused, not {type(reasons).__name__}"
+            f" none was refused, not {type(reasons)!r}"
         )
         raise TypeError(message)

@@ -140,7 +140,7 @@ def _said(error: asyncpg.PostgresError, sqlstate: str) -> str:
     if sqlstate.startswith(_REFUSED_CLASSES) and is_of_rows:
         return f"the database refused a row ({_named(error, sqlstate)})"
     # A host's hook may raise one that no server has sent, and that says nothing.
-    said = str(error.args[0]) if error.args else type(error).__name__
+    said = str(error.args[0]) if error.args else "an error without a text"
     detail = getattr(error, "detail", None)
     if detail and sqlstate.startswith(_DETAILED_CLASSES):
         return f"{said}: {detail}"
