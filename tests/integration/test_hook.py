@@ -61,6 +61,10 @@ async def _base(*_: object) -> None:
     raise BaseExceptionGroup(message, [asyncio.CancelledError()])
 
 
+async def _driver_error(*_: object) -> None:
+    raise asyncpg.SerializationError
+
+
 async def _exit(*_: object) -> None:
     raise SystemExit(7)
 
@@ -136,6 +140,7 @@ FAILING: Final[dict[str, object]] = {
     "a bug": _crash,
     "an exception group": _many,
     "a base exception": _base,
+    "an error without a text": _driver_error,
     "SystemExit": _exit,
     "KeyboardInterrupt": _interrupt,
     "GeneratorExit": _end_the_generator,
