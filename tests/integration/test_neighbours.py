@@ -231,3 +231,26 @@ async def test_a_failure_lasts_as_long_as_its_attempt(
         assert (there.document, AnswerStatus.REPLAYED) == (here.document, here.status)
         report = await one.lookup.look_up(mallory.owner, key, 0)
         assert AttemptStatus.SUCCEEDED is report.status
+
+
+async def test_an_event_that_has_outlived_its_group_burns_no_key(
+    database_url: str, connection: Connection
+) -> None:
+    """Its neighbours are created; the key is once the event has been swept."""
+    settings = ComponentSettings(writers=1, creator=CreatorSettings(lease_seconds=0.0))
+    events: list[Event] = []
+    async with open_component(database_url, settings=settings, observe=events.append) as component:
+        await created(component, keys("k", 1))
+        await connection.execute("DELETE FROM conversation; DELETE FROM attempt")
+        component.creator.forget()
+        for _ in range(2):
+            first, *others = await asyncio.gather(
+                *(component.creator.create(key, TEAM) for key in keys("k", 3)),
+                return_exceptions=True,
+            )
+            assert isinstance(first, DatabaseUnavailable)
+            assert [True] * 2 == [isinstance(other, Answer) for other in others]
+        assert {"LeftOver"} == set(troubles(events))
+        await connection.execute("DELETE FROM outbox")
+        (answer,) = await created(component, keys("k", 1))
+        assert AnswerStatus.RECOVERED is answer.status

@@ -1,7 +1,7 @@
 """What the protocol needs from the world: stores, writers, and somebody who is told.
 
-A store's write ends in one of six ways, and never in a guess: it returns (committed), or raises
-`Refused`, `Transient`, `HookError` or `Unreachable` (not committed), or `OutcomeUnknown` (nobody can
+A store's write ends in one of seven ways, and never in a guess: it returns (committed), or raises
+`Refused`, `Transient`, `LeftOver`, `HookError` or `Unreachable` (not committed), or `OutcomeUnknown` (nobody can
 know yet).
 """
 
@@ -45,6 +45,10 @@ class Transient(StoreError):
 
 class Locked(Transient):
     """A row or a table was held by another for longer than a statement waits."""
+
+
+class LeftOver(StoreError):
+    """A row that has outlived its group is in the way; nothing was committed, and nothing is failed."""
 
 
 class HookError(StoreError):

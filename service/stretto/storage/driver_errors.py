@@ -15,6 +15,7 @@ import asyncpg
 from stretto.errors import Failure
 from stretto.protocol.ports import (
     InDoubt,
+    LeftOver,
     Locked,
     Misconfigured,
     OutcomeUnknown,
@@ -58,6 +59,8 @@ _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
 _ENCODING_STATES: Final = ("22021", "22P05")
 _NOT_NULL: Final = "23502"
 _CONSTRAINT_CLASS: Final = "23"
+# An event that has outlived its group: its id follows from the group's. The request is as good as ever.
+_LEFT_OVER: Final = ("23505", "outbox", "outbox_pkey")
 # Of these the server's detail says more than its message, and speaks of no row: why it takes no
 # connections, what became of the database, which limit was met.
 _DETAILED_CLASSES: Final = ("3D", "53", "55", "57P")
@@ -83,6 +86,12 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
         return Locked(cause)
     if state.startswith(_TRANSIENT_CLASSES) or state == READ_ONLY_STATE:
         return Transient(cause)
+    place = getattr(error, "table_name", None), getattr(error, "constraint_name", None)
+    if (state, *place) == _LEFT_OVER:
+        message = (
+            "an event of a deleted group is still in the outbox; delete it, or wait for its sweep"
+        )
+        return LeftOver(message)
     if _is_refusal(error, state):
         return Refused(_failure(error), cause)
     return Misconfigured(cause)
