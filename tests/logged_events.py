@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from stretto.telemetry import configure_logging, log_event
+from stretto.telemetry import configured_logging, log_event
 
 if TYPE_CHECKING:
     import pytest
@@ -22,8 +22,8 @@ def logged(capsys: pytest.CaptureFixture[str], event: Event) -> list[dict[str, A
     # What is configured before is closed: the test runner's own handlers must not be.
     root.handlers.clear()
     try:
-        configure_logging(level="info", as_json=True)
-        log_event(event)
+        with configured_logging(level="info", as_json=True):
+            log_event(event)
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)

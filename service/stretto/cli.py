@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -51,6 +52,7 @@ from stretto.errors import (
 )
 from stretto.http.auth import make_token
 from stretto.http.openapi import DOCUMENT
+from stretto.log_writer import STOP_SECONDS
 from stretto.protocol.lookup import AttemptLookup
 from stretto.protocol.ports import Unreachable
 from stretto.provision import bus_place, database_connection, database_place, token_settings
@@ -70,7 +72,7 @@ from stretto.storage.retention import Retention, sweepable
 from stretto.storage.retention import sweep as sweep_database
 from stretto.storage.webhooks import disabled_at
 from stretto.storage.webhooks import enable as enable_webhook_again
-from stretto.telemetry import configure_logging
+from stretto.telemetry import configured_logging
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -472,8 +474,10 @@ def main() -> None:
 
 def _run(work: Coroutine[Any, Any, Result], settings: Settings) -> Result:
     as_json = None if settings.log_format == "auto" else settings.log_format == "json"
-    configure_logging(level=settings.log_level, as_json=as_json)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with (
+        configured_logging(level=settings.log_level, as_json=as_json),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         return runner.run(work)
 
 
@@ -486,7 +490,12 @@ def _say(line: str) -> None:
 
 
 def _fail(message: str, exit_code: int) -> None:
-    stderr.print(f"stretto: {message}")
+    speaking = threading.Thread(target=stderr.print, args=(f"stretto: {message}",), daemon=True)
+    speaking.start()
+    speaking.join(STOP_SECONDS)
+    if speaking.is_alive():
+        # A pipe that nobody reads: the usual end would wait for it, and for its lock.
+        os._exit(exit_code)
     raise SystemExit(exit_code)
 
 

@@ -26,3 +26,8 @@ class ActorRestarted:
     """An actor that has crashed runs again, after its back-off."""
 
     actor: str
+
+
+def kind_of(error: Exception) -> str:
+    """Return the name of the error's documented class: the writer's own are hidden below it."""
+    return next(each.__name__ for each in type(error).__mro__ if not each.__name__.startswith("_"))

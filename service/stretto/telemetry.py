@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, assert_never
 
 import orjson
 import stamina.instrumentation
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from stretto.log_folding import LogFolder
-from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
+from stretto.log_writer import LogWriter, dropped_lines
+from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble, kind_of
 from stretto.protocol.ports import (
     AttemptAnswered,
     BatchWritten,
@@ -44,7 +46,7 @@ from stretto.safe_log import SafeLogger
 from stretto.tally import SECONDS, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _WRITES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -67,6 +69,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._tally = Tally()
         self.registry.register(self._tally)
+        self.registry.register(_LogLines())
         self.count_request = self._tally.count_request
         self.count_shed = self._tally.count_shed
         self._batch_writes = Histogram(
@@ -209,7 +212,7 @@ class Metrics:
                 self._batch_writes.observe(writes)
                 self._batch_seconds.observe(seconds)
             case WriteTrouble(error, writes):
-                self._trouble.labels(_kind(error)).inc(writes)
+                self._trouble.labels(kind_of(error)).inc(writes)
             case (
                 OwnerPaused()
                 | ConnectionLost()
@@ -244,6 +247,15 @@ class Metrics:
     def exposition(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class _LogLines:
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        yield CounterMetricFamily(
+            "stretto_log_lines_dropped",
+            "Lines of the log that were dropped, since nobody read it.",
+            value=dropped_lines.total,
+        )
 
 
 class _Gauges:
@@ -303,7 +315,7 @@ def log_event(event: Event) -> None:
         case WriteTrouble(error, writes):
             logger.warning(
                 "write.trouble",
-                kind=_kind(error),
+                kind=kind_of(error),
                 cause=str(error),
                 writes=writes,
                 # The hook is the host's program: its traceback says where to mend it.
@@ -312,7 +324,7 @@ def log_event(event: Event) -> None:
         case OwnerPaused(error, group_id, seconds):
             logger.warning(
                 "owner.paused",
-                kind=_kind(error),
+                kind=kind_of(error),
                 cause=str(error),
                 group_id=str(group_id),
                 seconds=round(seconds, 1),
@@ -342,13 +354,9 @@ def log_event(event: Event) -> None:
             assert_never(event)
 
 
-def _kind(error: Exception) -> str:
-    """Return the name of the error's documented class: the writer's own are hidden below it."""
-    return next(each.__name__ for each in type(error).__mro__ if not each.__name__.startswith("_"))
-
-
-def configure_logging(*, level: str, as_json: bool | None = None) -> None:
-    """Log to stderr: JSON lines, or coloured ones on a terminal."""
+@contextmanager
+def configured_logging(*, level: str, as_json: bool | None = None) -> Iterator[None]:
+    """Log to stderr meanwhile: JSON lines, or coloured ones on a terminal."""
     # Retries are told as our own events.
     stamina.instrumentation.set_on_retry_hooks([])
     renderers: list[structlog.typing.Processor] = [
@@ -356,7 +364,7 @@ def configure_logging(*, level: str, as_json: bool | None = None) -> None:
     ]
     if as_json or (as_json is None and not sys.stderr.isatty()):
         renderers = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_json)]
-    handler = logging.StreamHandler()
+    handler = LogWriter(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
@@ -368,6 +376,11 @@ def configure_logging(*, level: str, as_json: bool | None = None) -> None:
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
 
 
 def _json(event: object, **_: object) -> str:

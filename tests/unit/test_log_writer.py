@@ -1,0 +1,99 @@
+"""The log is written by a thread of its own: nobody waits for those who read it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from full_pipe import fill
+from stretto.log_writer import STOP_SECONDS, DroppedLines, LogWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LINES_MAX = 3
+
+
+class Pipe:
+    """A log that nobody reads yet: it is full already."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe()
+        self.filled = fill(self._writer)
+        self.stream = os.fdopen(self._writer, "w")
+        self.dropped = DroppedLines()
+        self.log = LogWriter(self.stream, self.dropped, LINES_MAX)
+        self.log.setFormatter(logging.Formatter("%(message)s %(lines)s", defaults={"lines": ""}))
+
+    def say(self, message: str) -> None:
+        """Log a message."""
+        self.log.handle(logging.makeLogRecord({"msg": message}))
+
+    def drain(self) -> None:
+        """Read what it was full of."""
+        while self.filled:
+            self.filled -= len(os.read(self.reader, self.filled))
+
+    def lines(self) -> list[str]:
+        """Return all that was written, after the end."""
+        self.log.close()
+        return [line.strip() for line in os.read(self.reader, 4096).decode().splitlines()]
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    """A pipe that is full, and a log into it."""
+    pipe = Pipe()
+    yield pipe
+    with suppress(OSError):
+        os.close(pipe.reader)
+    # Now that no reader can come any more, the thread ends.
+    pipe.log.close()
+    pipe.stream.close()
+
+
+def test_lines_that_find_no_room_are_dropped_and_told(pipe: Pipe) -> None:
+    """The thread has the first one or not yet: so many lines wait, or one more."""
+    for number in range(10):
+        pipe.say(f"line {number}")
+    assert pipe.dropped.total in (10 - LINES_MAX, 10 - LINES_MAX - 1)
+    dropped = pipe.dropped.total
+    pipe.drain()
+    *written, report = pipe.lines()
+    assert written == sorted(written)
+    assert 10 == len(written) + dropped
+    assert f"log.lines_dropped {dropped}" == report
+    assert 0 == pipe.dropped.unreported
+
+
+def test_the_end_does_not_wait_for_a_reader(pipe: Pipe) -> None:
+    """Nor does a second one."""
+    for number in range(10):
+        pipe.say(f"line {number}")
+    started = time.monotonic()
+    pipe.log.close()
+    assert time.monotonic() - started < STOP_SECONDS + 4
+    pipe.drain()
+    assert "line 0" in pipe.lines()
+
+
+def test_a_log_without_a_reader_costs_lines_and_no_more(pipe: Pipe) -> None:
+    """The reader is gone for good: each write fails at once."""
+    os.close(pipe.reader)
+    for number in range(LINES_MAX):
+        pipe.say(f"line {number}")
+    pipe.log.close()
+    assert LINES_MAX == pipe.dropped.total
+
+
+def test_a_pipe_that_does_not_block_is_waited_for(pipe: Pipe) -> None:
+    """A process that shares it may have set it so."""
+    os.set_blocking(pipe.stream.fileno(), False)
+    pipe.say("line 0")
+    pipe.drain()
+    assert ["line 0"] == pipe.lines()
