@@ -57,6 +57,7 @@ from stretto.protocol.lookup import AttemptLookup
 from stretto.protocol.ports import Unreachable
 from stretto.provision import bus_place, database_connection, database_place, token_settings
 from stretto.server import serve as serve_until_stopped
+from stretto.standard_streams import open_missing
 from stretto.storage.attempts import PostgresAttemptStore
 from stretto.storage.check import check_database
 from stretto.storage.database import Database
@@ -450,6 +451,7 @@ def openapi() -> None:
 
 def main() -> None:
     """Run the command; every expected error ends in one clear message and its exit code."""
+    open_missing()
     try:
         app()
     except ConfigurationError as error:

@@ -7,12 +7,13 @@ import os
 import signal
 import socket
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import aiohttp
 import orjson
 import pytest
 
@@ -233,6 +234,48 @@ async def test_check_finds_what_was_planted(
     code, output, _ = await stretto("check", DATABASE_URL=database_url)
     assert code == 1
     assert f"{created['group_id']}: group without its event" in output
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+async def test_closed_streams_change_no_exit_code(
+    closed: str, database_url: str, connection: Connection
+) -> None:
+    """A check says by its code alone whether the database is sound, and a service serves."""
+    script = f'exec "$@" {closed}'
+    settings = {"STRETTO_DATABASE_URL": database_url, "STRETTO_JWT_SECRET": SECRET}
+
+    async def run(*arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", script, "sh", sys.executable, "-m", "stretto", *arguments),
+            stdout=asyncio.subprocess.DEVNULL,
+            env=dict(os.environ) | settings | {"STRETTO_DRAIN_SECONDS": "0"},
+        )
+
+    assert 0 == await (await run("check")).wait()
+    await connection.execute(
+        "INSERT INTO conversation (conversation_id, kind) VALUES (gen_random_uuid(), 'group')"
+    )
+    assert 1 == await (await run("check")).wait()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    service = await run("serve", "--port", str(port))
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def is_ready() -> bool:
+                assert service.returncode is None
+                with suppress(aiohttp.ClientError):
+                    async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                        return answer.status == 200
+                return False
+
+            await until(is_ready, 30)
+        service.terminate()
+        assert 0 == await service.wait()
+    finally:
+        if service.returncode is None:
+            service.kill()
+            await service.wait()
 
 
 async def test_sweep_deletes_what_is_past_its_retention(

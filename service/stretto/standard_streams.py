@@ -1,0 +1,20 @@
+"""Gives a process that was started with closed standard streams empty ones.
+
+Without them Python has no `sys.stderr`, and the next file or connection takes the free number: what a
+child process writes to its stderr would go to the database.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def open_missing() -> None:
+    """Open what is closed of stdin, stdout and stderr, before anything else takes their numbers."""
+    for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8", errors="backslashreplace")  # noqa: PTH123, SIM115
+            setattr(sys, name, stream)
+            if stream.fileno() == descriptor:
+                os.set_inheritable(descriptor, True)
