@@ -269,6 +269,7 @@ async def open_component(
         if settings.webhook is not None:
             endpoint = await stack.enter_async_context(WebhookEndpoint(settings.webhook))
         history = PostgresHistoryStore(database)
+        await history.open()
         hub = SessionHub(await history.origin(), settings.hub, observe)
         component = _component(
             _Outside(database, pool, runner, history, endpoint, bus, on_create, observe),

@@ -16,6 +16,8 @@ from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.protocol.attempt import AnswerStatus
 from stretto.storage import retention
 from stretto.storage.check import FAULTS_MAX, check_database
+from stretto.storage.database import Database
+from stretto.storage.history import PostgresHistoryStore
 from stretto.storage.queries import QUERIES
 from stretto.storage.retention import Retention, sweep, sweepable
 from waiting import until
@@ -296,6 +298,28 @@ async def test_the_start_of_history_never_goes_back(
         )
         assert 1 == (await swept(connection, datetime.now(UTC)))["outbox"]
         assert second + 1 == await connection.fetchval(QUERIES["history_start"])
+
+
+@pytest.mark.parametrize("is_numbered_anew", [True, False])
+async def test_history_begins_anew_on_another_server(
+    is_numbered_anew: bool, component: Component, connection: Connection, database_url: str
+) -> None:
+    """A start that this server has not counted to is the one of the server before it."""
+    await create(component, "k")
+    own = await connection.fetchval("SELECT position FROM outbox")
+    if not is_numbered_anew:
+        await connection.execute("UPDATE outbox SET position = '1000000000'")
+    await connection.execute("UPDATE history_start SET position = '1000000000'")
+    async with Database(database_url) as database:
+        await PostgresHistoryStore(database).open()
+    start = await connection.fetchval(QUERIES["history_start"])
+    now = await connection.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())")
+    assert own == start if is_numbered_anew else own < start <= now
+    # The twin: a start of its own stays.
+    await connection.execute("UPDATE history_start SET position = $1", now)
+    async with Database(database_url) as database:
+        await PostgresHistoryStore(database).open()
+    assert now == await connection.fetchval(QUERIES["history_start"])
 
 
 @pytest.mark.parametrize(("expected", "is_busy"), [(0, True), (1, False)])

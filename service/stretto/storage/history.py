@@ -30,6 +30,13 @@ class PostgresHistoryStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    async def open(self) -> None:
+        """Have history begin here where its start is another server's: nobody could resume else."""
+        async with self._database.tending() as connection:
+            # First ask: a server that takes no writes now is no reason not to start.
+            if await connection.fetchval(QUERIES["is_history_foreign"]):
+                await connection.execute(QUERIES["open_history"])
+
     async def origin(self) -> Origin:
         """Return what tells this database's positions from another one's."""
         async with self._database.reading(Lane.HISTORY) as connection:

@@ -282,6 +282,19 @@ FROM (
 WHERE $3::text[] IS NULL OR recipients && $3::text[] OR number = $4
 ORDER BY number;
 
+-- name: is_history_foreign
+-- Ask whether the start of history is of the future: then it is another server's, from which the tables
+-- were restored. A sweep moves it to what this server has counted at most.
+SELECT position > pg_snapshot_xmax(pg_current_snapshot()) FROM history_start;
+
+-- name: open_history
+-- Have history begin where this server's does: with the first event that it has numbered, or with what
+-- commits from now on. Nothing of it was swept yet.
+UPDATE history_start
+SET position = least(pg_snapshot_xmin(snapshot), (SELECT min(position) FROM outbox))
+FROM pg_current_snapshot() AS snapshot
+WHERE history_start.position > pg_snapshot_xmax(snapshot);
+
 -- name: history_start
 -- Ask from which position on nothing was swept.
 SELECT position FROM history_start;
