@@ -71,7 +71,7 @@ from stretto.storage.outbox import replay as replay_events
 from stretto.storage.pooler import split_pooler
 from stretto.storage.retention import Retention, sweepable
 from stretto.storage.retention import sweep as sweep_database
-from stretto.storage.webhooks import disabled_at
+from stretto.storage.webhooks import disabled_at, paused_until
 from stretto.storage.webhooks import enable as enable_webhook_again
 from stretto.telemetry import configured_logging
 
@@ -350,7 +350,8 @@ def events(
     ] = None,
     replay_all: Annotated[bool, typer.Option(help="Have all of them tried again.")] = False,
     enable_webhook: Annotated[
-        bool, typer.Option(help="Have events sent to an endpoint again that has answered 410.")
+        bool,
+        typer.Option(help="Have events sent again to an endpoint that answered 410, or is paused."),
     ] = False,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
@@ -368,13 +369,16 @@ def events(
         ):
             if enable_webhook:
                 is_news = await enable_webhook_again(connection)
-                stdout.print(f"the webhook {'is enabled' if is_news else 'was not disabled'}")
+                stdout.print(
+                    f"the webhook {'is enabled' if is_news else 'was not disabled or paused'}"
+                )
             if replay or replay_all:
                 count = await replay_events(connection, None if replay_all else replay)
                 stdout.print(f"{count} events will be tried again")
                 return
             letters = await dead_letters(connection, DEAD_LETTERS_MAX)
             since = await disabled_at(connection)
+            pause_end = await paused_until(connection)
         for letter in letters:
             stdout.print(
                 f"{letter['event_id']} {letter['event_type']} of {letter['created_at']:%F %T},"
@@ -383,6 +387,11 @@ def events(
         stdout.print(f"{len(letters) or 'no'} dead letters")
         if since is not None:
             stdout.print(f"the webhook is disabled: its endpoint answered 410 at {since:%F %T}")
+        if pause_end is not None:
+            stdout.print(
+                f"the webhook is paused until {pause_end:%F %T}, as its endpoint has asked:"
+                " --enable-webhook ends the pause"
+            )
 
     _run(run(), settings)
 

@@ -138,3 +138,21 @@ async def heard(socket: aiohttp.ClientWebSocketResponse, count: int) -> set[str]
             if event := (await socket.receive_json()).get("event"):
                 ids.add(event["id"])
     return ids
+
+
+async def test_a_pause_of_the_webhook_is_shown_and_ended(
+    database_url: str, connection: Connection
+) -> None:
+    """With what was put off meanwhile; a second time there is nothing to end."""
+    await connection.execute("INSERT INTO webhook (paused_until) VALUES ('2999-01-02 03:04:05Z')")
+    await connection.execute(
+        """INSERT INTO webhook_delivery (event_id, due_at)
+           VALUES (gen_random_uuid(), clock_timestamp() + interval '1 day')"""
+    )
+    _, output, _ = await stretto("events", DATABASE_URL=database_url)
+    assert "the webhook is paused until 2999-01-02 03:04:05" in output
+    _, output, _ = await stretto("events", "--enable-webhook", DATABASE_URL=database_url)
+    assert "the webhook is enabled\nno dead letters\n" == output
+    assert await connection.fetchval("SELECT due_at <= clock_timestamp() FROM webhook_delivery")
+    _, output, _ = await stretto("events", "--enable-webhook", DATABASE_URL=database_url)
+    assert output.startswith("the webhook was not disabled or paused\n")

@@ -30,8 +30,8 @@ RETRY_SECONDS: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_4
 JITTER_RATIO_MAX: Final = 0.2
 # Where an endpoint that is asked too often does not say for how long.
 THROTTLE_SECONDS: Final = 5.0
-# An endpoint can silence itself for a day at a time.
-THROTTLE_SECONDS_MAX: Final = 86_400.0
+# An endpoint can silence itself for an hour at a time: by mistake, too, or before it is moved.
+THROTTLE_SECONDS_MAX: Final = 3600.0
 # RFC 6052: an IPv4 address in the last 32 bits, which a gateway will connect to.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")

@@ -641,11 +641,23 @@ SET paused_until = greatest(
 UPDATE webhook SET disabled_at = clock_timestamp() WHERE disabled_at IS NULL RETURNING true;
 
 -- name: enable_webhook
--- Send again, at once.
-UPDATE webhook
-SET disabled_at = NULL, paused_until = '-infinity', served_at = clock_timestamp()
-WHERE disabled_at IS NOT NULL
-RETURNING true;
+-- Send again, at once: also what was put off, in a pause or after a failure. Returns nothing where the
+-- webhook was neither disabled nor paused.
+WITH enabled AS (
+    UPDATE webhook
+    SET disabled_at = NULL, paused_until = '-infinity', served_at = clock_timestamp()
+    WHERE disabled_at IS NOT NULL OR paused_until > clock_timestamp()
+    RETURNING true AS is_news
+), hastened AS (
+    UPDATE webhook_delivery SET due_at = clock_timestamp()
+    FROM enabled
+    WHERE dead_reason IS NULL AND due_at > clock_timestamp()
+)
+SELECT is_news FROM enabled;
+
+-- name: webhook_paused_until
+-- Ask until when the endpoint wants nothing, if it has asked for a pause.
+SELECT paused_until FROM webhook WHERE paused_until > clock_timestamp();
 
 -- name: webhook_disabled_at
 -- Ask since when the webhook is disabled.

@@ -83,6 +83,12 @@ async def disabled_at(connection: Connection) -> datetime | None:
     return at
 
 
+async def paused_until(connection: Connection) -> datetime | None:
+    """Return until when the endpoint has asked for a pause, if it has."""
+    until: datetime | None = await connection.fetchval(QUERIES["webhook_paused_until"])
+    return until
+
+
 async def enable(connection: Connection) -> bool:
-    """Have events sent again; return whether they were not."""
+    """Have events sent again, at once; return whether they were not, or were paused."""
     return bool(await connection.fetchval(QUERIES["enable_webhook"]))
