@@ -279,6 +279,28 @@ async def test_history_starts_behind_what_was_swept(
     assert last < await connection.fetchval("SELECT min(position) FROM outbox")
 
 
+async def test_a_check_misses_no_event_that_was_swept(
+    component: Component, connection: Connection
+) -> None:
+    """Whatever its own retention says: the sweep may have had a shorter one."""
+    old = await create(component, "old")
+    await connection.execute("UPDATE outbox SET delivered_at = '2020-01-01'")
+    assert 1 == (await swept(connection, datetime.now(UTC)))["outbox"]
+    assert set() == await faults(connection)
+    # The twin: what came after the sweep is missed, with events behind it or without.
+    young = await create(component, "young")
+    await create(component, "kept")
+    # As after a restore: its row is of a later transaction.
+    await connection.execute("UPDATE chat_group SET name = name WHERE group_id = $1", old)
+    assert set() == await faults(connection)
+    await connection.execute("DELETE FROM outbox WHERE subject <> $1", young)
+    await connection.execute("UPDATE outbox SET position = '1' WHERE subject = $1", young)
+    assert {"group without its event"} == await faults(connection)
+    await connection.execute("DELETE FROM outbox")
+    report = await check_database(connection, RETENTION_DAYS)
+    assert 3 == len(report.faults)
+
+
 async def test_the_start_of_history_never_goes_back(
     component: Component, connection: Connection
 ) -> None:

@@ -775,7 +775,10 @@ LIMIT $1;
 
 -- name: check_groups
 -- G5: groups that lack a part. The event may be gone once it was delivered and swept: it is missed
--- only if it is younger than the retention, $2 days. $3 is now.
+-- only if it is younger than the retention, $2 days, and behind the start of history. The retention may
+-- have been another one at the sweep; and a restored group has a later transaction than its event had. So
+-- a group is behind that start by its own transaction and, where an event there is kept, by its time.
+-- $3 is now.
 SELECT group_id,
        CASE WHEN conversation.conversation_id IS NULL THEN 'group without its conversation'
             WHEN conversation.kind <> 'group' THEN 'conversation of another kind'
@@ -787,9 +790,19 @@ LEFT JOIN conversation_member AS owner
     ON owner.conversation_id = chat_group.conversation_id
    AND owner.user_id = chat_group.owner_id AND owner.role = 'owner'
 LEFT JOIN outbox ON outbox.subject = chat_group.group_id
+CROSS JOIN (
+    SELECT position::text::bigint AS first_transaction,
+           pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next_transaction,
+           (SELECT created_at FROM outbox WHERE position >= history_start.position
+            ORDER BY position LIMIT 1) AS first_at
+    FROM history_start
+) AS history
 WHERE conversation.conversation_id IS NULL OR conversation.kind <> 'group' OR owner.user_id IS NULL
    OR (outbox.event_id IS NULL AND chat_group.created_at
-       > coalesce($3::timestamptz, clock_timestamp()) - make_interval(days => $2))
+       > coalesce($3::timestamptz, clock_timestamp()) - make_interval(days => $2)
+       AND (first_transaction = 0
+            OR next_transaction - age(chat_group.xmin) >= first_transaction
+            AND chat_group.created_at >= coalesce(first_at, '-infinity')))
 LIMIT $1;
 
 -- name: check_conversations
