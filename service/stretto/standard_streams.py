@@ -17,4 +17,4 @@ def open_missing() -> None:
             stream = open(os.devnull, mode, encoding="utf-8", errors="backslashreplace")  # noqa: PTH123, SIM115
             setattr(sys, name, stream)
             if stream.fileno() == descriptor:
-                os.set_inheritable(descriptor, True)  # noqa: FBT003
+                os.set_inheritable(descriptor, True)  # noqa: FBT003 it has no name
