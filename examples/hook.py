@@ -21,7 +21,7 @@ import stretto
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stretto.storage.database import Connection
+    from stretto.postgres.driver_connection import Connection
 
 GROUPS_PER_OWNER_MAX: Final = 2
 

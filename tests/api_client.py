@@ -10,17 +10,17 @@ import aiohttp
 import orjson
 
 from stretto.assembly import AppOptions, ComponentSettings, create_app, serving
+from stretto.creation.creator import CreatorSettings
 from stretto.domain import UserId
-from stretto.http.auth import TokenSettings, make_token
-from stretto.protocol.creator import CreatorSettings
+from stretto.http.tokens.authenticator import TokenSettings, make_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from multidict import CIMultiDictProxy
 
-    from stretto.http.limits import ConnectionLimits
-    from stretto.storage.hook import OnCreate
+    from stretto.http.front.limits import ConnectionLimits
+    from stretto.postgres.hook import OnCreate
 
 SECRET = "a secret for tests that is long enough"
 TEAM = {"name": "Team", "members": ["bob", "carol"]}

@@ -25,15 +25,15 @@ import pytest_asyncio
 from api_client import Api, api_for
 from service_process import ServiceProcess
 from stretto.assembly import ComponentSettings, open_component
-from stretto.protocol.creator import CreatorSettings
-from stretto.storage.embedded import embedded_postgres
-from stretto.storage.migrate import migrate
+from stretto.creation.creator import CreatorSettings
+from stretto.embedded.postgres import embedded_postgres
+from stretto.postgres.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from stretto.assembly import Component
-    from stretto.protocol.ports import Event
+    from stretto.observations import Event
 
 SERVER = "TEST_POSTGRES_URL"
 # Names carry the process that distributes the tests: two runs at once do not meet.

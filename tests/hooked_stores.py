@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 from contract.harness import write
-from stretto.storage.attempts import PostgresWriteStore
-from stretto.storage.database import Database
+from stretto.postgres.attempts import PostgresWriteStore
+from stretto.postgres.connections import Database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from uuid import UUID
 
     from stretto.domain import CreatedGroup, NewGroup
-    from stretto.storage.database import Connection as InnerConnection
-    from stretto.storage.hook import OnCreate
+    from stretto.postgres.driver_connection import Connection as InnerConnection
+    from stretto.postgres.hook import OnCreate
 
     Connection = asyncpg.Connection[asyncpg.Record]
     Created = Sequence[tuple[CreatedGroup, NewGroup]]

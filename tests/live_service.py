@@ -13,13 +13,14 @@ import aiohttp
 import orjson
 
 from api_client import SECRET, TEAM, Api, connected_api, token_of
-from stretto.actors.relay import OutboxRelay
 from stretto.assembly import ComponentSettings, create_app, serving
-from stretto.http.auth import TokenSettings
+from stretto.events.event import CommittedEvent
+from stretto.events.positions import Position
+from stretto.events.relay import OutboxRelay
 from stretto.http.event_streams import StreamSettings
 from stretto.http.service import SERVICE
-from stretto.protocol.events import CommittedEvent, Position
-from stretto.storage.outbox import envelope
+from stretto.http.tokens.authenticator import TokenSettings
+from stretto.postgres.outbox import envelope
 from waiting import until
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import asyncpg
     from aiohttp import web
 
-    from stretto.actors.hub import HubSettings, SessionHub
+    from stretto.events.hub import HubSettings, SessionHub
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from stretto.telemetry import configured_logging, log_event
+from stretto.telemetry.logs import configured_logging, log_event
 
 if TYPE_CHECKING:
     import pytest
 
-    from stretto.protocol.ports import Event
+    from stretto.observations import Event
 
 
 def logged(capsys: pytest.CaptureFixture[str], event: Event) -> list[dict[str, Any]]:

@@ -14,10 +14,10 @@ import orjson
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NoStreamResponseError
 
-from stretto.bus.deployment import Deployment
-from stretto.bus.embedded import nats_program
-from stretto.storage.database import Database
-from stretto.storage.history import PostgresHistoryStore
+from stretto.embedded.nats import nats_program
+from stretto.nats.deployment import Deployment
+from stretto.postgres.connections import Database
+from stretto.postgres.history import PostgresHistoryStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

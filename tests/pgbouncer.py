@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from stretto.storage.account import server_account
+from stretto.embedded.account import server_account
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

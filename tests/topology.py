@@ -14,7 +14,7 @@ import orjson
 from api_client import connected_api, token_of
 from live_service import SseClient
 from nats_process import OURS, nats_client, stored
-from stretto.storage.check import check_database
+from stretto.postgres.check import check_database
 from waiting import until
 
 if TYPE_CHECKING:

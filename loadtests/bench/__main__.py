@@ -28,7 +28,7 @@ from loadtests.bench.parts import (
 from loadtests.bench.report import Results, publish, ratios_table, results_table
 from rich.console import Console
 
-from stretto.storage.embedded import embedded_postgres
+from stretto.embedded.postgres import embedded_postgres
 
 DATA_DIR = Path(".bench-postgres")
 

@@ -22,10 +22,10 @@ from loadtests.bench.parts import OWNER, Bench, service
 from rich.console import Console
 from rich.table import Table
 
-from stretto.http.auth import make_token
-from stretto.storage.database import Database
-from stretto.storage.embedded import embedded_postgres
-from stretto.storage.retention import Retention, sweep
+from stretto.embedded.postgres import embedded_postgres
+from stretto.http.tokens.authenticator import make_token
+from stretto.postgres.connections import Database
+from stretto.postgres.retention import Retention, sweep
 
 if TYPE_CHECKING:
     import asyncpg

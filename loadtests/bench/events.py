@@ -24,9 +24,9 @@ from loadtests.bench.machinery import (
 )
 from loadtests.bench.parts import OWNER, service
 
-from stretto.bus.embedded import embedded_nats
 from stretto.domain import UserId
-from stretto.http.auth import make_token
+from stretto.embedded.nats import embedded_nats
+from stretto.http.tokens.authenticator import make_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

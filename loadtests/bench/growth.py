@@ -18,7 +18,7 @@ from loadtests.bench.machinery import (
 )
 from loadtests.bench.parts import OWNER, must_have, service
 
-from stretto.http.auth import make_token
+from stretto.http.tokens.authenticator import make_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

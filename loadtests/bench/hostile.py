@@ -11,7 +11,7 @@ from loadtests.bench.overload import Service
 from loadtests.bench.parts import OWNER, service
 
 from stretto.domain import UserId
-from stretto.http.auth import make_token
+from stretto.http.tokens.authenticator import make_token
 
 if TYPE_CHECKING:
     from loadtests.bench.parts import Bench

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import uvloop
 
-from stretto.documents import BODY_BYTES_MAX
+from stretto.codec import BODY_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -16,8 +16,8 @@ from loadtests.bench.parts import OWNER, Bench
 from rich.console import Console
 from rich.table import Table
 
-from stretto.storage.embedded import embedded_postgres
-from stretto.storage.queries import QUERIES
+from stretto.embedded.postgres import embedded_postgres
+from stretto.postgres.queries import QUERIES
 
 FILL_FACTORS = (70, 50, 40)
 BATCH = 256

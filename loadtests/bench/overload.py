@@ -18,7 +18,7 @@ from loadtests.bench.machinery import SECRET, BenchError, Measure, resident_mib
 from loadtests.bench.open_loop import Plan, arrivals
 from loadtests.bench.parts import OWNER, service
 
-from stretto.http.auth import make_token
+from stretto.http.tokens.authenticator import make_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,18 +27,18 @@ from loadtests.bench.machinery import (
 from loadtests.bench.statements import CONVENTIONAL, own
 from uuid_utils.compat import uuid4, uuid7
 
+from stretto.creation.ports import Write
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
-from stretto.http.auth import make_token
-from stretto.protocol.ports import Write
-from stretto.storage.attempts import PostgresWriteStore
-from stretto.storage.database import Database
-from stretto.storage.migrate import migrate
+from stretto.http.tokens.authenticator import make_token
+from stretto.postgres.attempts import PostgresWriteStore
+from stretto.postgres.connections import Database
+from stretto.postgres.migrate import migrate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from stretto.storage.embedded import EmbeddedServer
+    from stretto.embedded.postgres import EmbeddedServer
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

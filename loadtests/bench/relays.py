@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 from loadtests.bench.machinery import BODY, BenchError, Measure
 from loadtests.bench.parts import OWNER
 
-from stretto.actors.relay import OutboxRelay, RelaySettings
-from stretto.bus.embedded import embedded_nats
-from stretto.bus.local import LocalBus
-from stretto.bus.opening import open_nats
-from stretto.protocol.events import BUS_PREFIX
-from stretto.protocol.history import Origin
-from stretto.storage.database import Database
-from stretto.storage.outbox import PostgresOutboxStore
+from stretto.embedded.nats import embedded_nats
+from stretto.events.event import BUS_PREFIX
+from stretto.events.local_bus import LocalBus
+from stretto.events.positions import Origin
+from stretto.events.relay import OutboxRelay, RelaySettings
+from stretto.nats.opening import open_nats
+from stretto.postgres.connections import Database
+from stretto.postgres.outbox import PostgresOutboxStore
 
 if TYPE_CHECKING:
     from loadtests.bench.parts import Bench
 
-    from stretto.protocol.events import CommittedEvent, EventBus
+    from stretto.events.event import CommittedEvent, EventBus
 
 EVENTS = 50_000
 

@@ -13,12 +13,13 @@ import uvloop
 from aiohttp import web
 from loadtests.bench.machinery import SECRET
 
-from stretto.actors.hub import HubSettings
 from stretto.assembly import ComponentSettings, create_app, serving
-from stretto.http.auth import TokenSettings
+from stretto.events.event import CommittedEvent
+from stretto.events.hub import HubSettings
+from stretto.events.positions import Position
 from stretto.http.event_streams import StreamSettings
 from stretto.http.service import SERVICE
-from stretto.protocol.events import CommittedEvent, Position
+from stretto.http.tokens.authenticator import TokenSettings
 
 
 async def deliver(request: web.Request) -> web.Response:

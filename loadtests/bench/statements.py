@@ -6,7 +6,7 @@ import re
 
 from loadtests.bench.machinery import BODY
 
-from stretto.storage.queries import QUERIES
+from stretto.postgres.queries import QUERIES
 
 # Two random numbers make an id; pgbench has no UUIDs of its own.
 _ID = "(lpad(to_hex(:a::bigint), 16, '0') || lpad(to_hex(:b::bigint), 16, '0'))::uuid"

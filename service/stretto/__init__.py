@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 # For type checkers, which do not run `__getattr__`; a test compares them with the table.
 if TYPE_CHECKING:
-    from stretto.actors.hub import HubSettings as HubSettings
     from stretto.assembly import AppOptions as AppOptions
     from stretto.assembly import Component as Component
     from stretto.assembly import ComponentSettings as ComponentSettings
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
     from stretto.client import ClientAnswer as ClientAnswer
     from stretto.client import ClientError as ClientError
     from stretto.client import StrettoClient as StrettoClient
+    from stretto.creation.creator import Answer as Answer
+    from stretto.creation.creator import CreatorSettings as CreatorSettings
+    from stretto.creation.creator import GroupCreator as GroupCreator
     from stretto.domain import CreatedGroup as CreatedGroup
     from stretto.domain import IdempotencyKey as IdempotencyKey
     from stretto.domain import NewGroup as NewGroup
@@ -36,36 +38,33 @@ if TYPE_CHECKING:
     from stretto.errors import Overloaded as Overloaded
     from stretto.errors import RateLimited as RateLimited
     from stretto.errors import StrettoError as StrettoError
-    from stretto.http.auth import TokenSettings as TokenSettings
+    from stretto.errors import Unreachable as Unreachable
+    from stretto.events.event import BusUnavailable as BusUnavailable
+    from stretto.events.event import CommittedEvent as CommittedEvent
+    from stretto.events.event import EventBus as EventBus
+    from stretto.events.hub import HubSettings as HubSettings
     from stretto.http.event_streams import StreamSettings as StreamSettings
-    from stretto.protocol.creator import Answer as Answer
-    from stretto.protocol.creator import CreatorSettings as CreatorSettings
-    from stretto.protocol.creator import GroupCreator as GroupCreator
-    from stretto.protocol.events import BusUnavailable as BusUnavailable
-    from stretto.protocol.events import CommittedEvent as CommittedEvent
-    from stretto.protocol.events import EventBus as EventBus
-    from stretto.protocol.ports import Unreachable as Unreachable
-    from stretto.protocol.webhooks import WebhookSettings as WebhookSettings
-    from stretto.storage.hook import OnCreate as OnCreate
-    from stretto.storage.inbox import Inbox as Inbox
-    from stretto.storage.migrate import migrate as migrate
+    from stretto.http.tokens.authenticator import TokenSettings as TokenSettings
+    from stretto.postgres.hook import OnCreate as OnCreate
+    from stretto.postgres.inbox import Inbox as Inbox
+    from stretto.postgres.migrate import migrate as migrate
+    from stretto.webhook.rules import WebhookSettings as WebhookSettings
 
 _MODULES: Final = {
-    "stretto.actors.hub": "HubSettings",
+    "stretto.events.hub": "HubSettings",
     "stretto.assembly": "AppOptions Component ComponentSettings create_app open_component setup",
     "stretto.client": "ClientAnswer ClientError StrettoClient",
     "stretto.domain": "CreatedGroup IdempotencyKey NewGroup UserId event_id group_id",
     "stretto.errors": "AttemptFailed AttemptPending ConfigurationError DatabaseUnavailable"
-    " GroupRejected HookFailed KeyReused Overloaded RateLimited StrettoError",
-    "stretto.http.auth": "TokenSettings",
+    " GroupRejected HookFailed KeyReused Overloaded RateLimited StrettoError Unreachable",
+    "stretto.http.tokens.authenticator": "TokenSettings",
     "stretto.http.event_streams": "StreamSettings",
-    "stretto.protocol.creator": "Answer CreatorSettings GroupCreator",
-    "stretto.protocol.events": "BusUnavailable CommittedEvent EventBus",
-    "stretto.protocol.ports": "Unreachable",
-    "stretto.protocol.webhooks": "WebhookSettings",
-    "stretto.storage.hook": "OnCreate",
-    "stretto.storage.inbox": "Inbox",
-    "stretto.storage.migrate": "migrate",
+    "stretto.creation.creator": "Answer CreatorSettings GroupCreator",
+    "stretto.events.event": "BusUnavailable CommittedEvent EventBus",
+    "stretto.webhook.rules": "WebhookSettings",
+    "stretto.postgres.hook": "OnCreate",
+    "stretto.postgres.inbox": "Inbox",
+    "stretto.postgres.migrate": "migrate",
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -31,20 +31,17 @@ from typing import TYPE_CHECKING, Final, Required, TypedDict, Unpack
 
 from aiohttp import web
 
-from stretto.actors.breakers import OwnerBreakers
-from stretto.actors.history_reader import Ask, HistoryReader, Stretch
-from stretto.actors.hub import HubSettings, SessionHub
-from stretto.actors.mailbox import Mailbox
-from stretto.actors.pool_watch import PoolWatch
-from stretto.actors.reads import Reads
-from stretto.actors.relay import OutboxRelay, RelaySettings
-from stretto.actors.sender import WebhookSender
-from stretto.actors.sweeper import RetentionSweeper
-from stretto.actors.writer import GroupWriter
-from stretto.bus.local import LocalBus
-from stretto.bus.opening import Bus, make_nats
-from stretto.bus.webhook import WebhookEndpoint
-from stretto.errors import ListenError
+from stretto.creation.breakers import OwnerBreakers
+from stretto.creation.creator import CreatorSettings, GroupCreator
+from stretto.creation.lookup import AttemptLookup
+from stretto.creation.reads import Reads
+from stretto.creation.writer import GroupWriter
+from stretto.errors import ListenError, StoreError
+from stretto.events.event import BUS_PREFIX
+from stretto.events.history_reader import Ask, HistoryReader, Stretch
+from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.local_bus import LocalBus
+from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.host import (
     guarded,
     pool_of,
@@ -61,44 +58,43 @@ from stretto.host import (
     require_schema,
     sharing,
 )
+from stretto.http.admission import LoadShedder
 from stretto.http.app import build_app
-from stretto.http.auth import Authenticator, TokenSettings
 from stretto.http.event_streams import StreamSettings
-from stretto.http.limits import ConnectionLimits
-from stretto.http.runner import ContractRunner
+from stretto.http.front.limits import ConnectionLimits
+from stretto.http.front.runner import ContractRunner
 from stretto.http.service import Service
-from stretto.http.shedding import LoadShedder
-from stretto.protocol.creator import CreatorSettings, GroupCreator
-from stretto.protocol.events import BUS_PREFIX
-from stretto.protocol.lookup import AttemptLookup
-from stretto.protocol.ports import (
-    ConnectionLost,
-    Event,
-    StoreError,
-    Write,
-    WriteResult,
-)
-from stretto.protocol.webhooks import WebhookSettings, parse_secrets
+from stretto.http.tokens.authenticator import Authenticator, TokenSettings
+from stretto.nats.opening import Bus, make_nats
+from stretto.observations import ConnectionLost, Event
+from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
+from stretto.postgres.connections import Database
+from stretto.postgres.groups import PostgresGroupStore
+from stretto.postgres.history import PostgresHistoryStore
+from stretto.postgres.outbox import PostgresOutboxStore
+from stretto.postgres.pool_watch import PoolWatch
+from stretto.postgres.readiness import Readiness
+from stretto.postgres.retention import Retention, sweep
+from stretto.postgres.sweeper import RetentionSweeper
+from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
-from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
-from stretto.storage.database import Database
-from stretto.storage.groups import PostgresGroupStore
-from stretto.storage.history import PostgresHistoryStore
-from stretto.storage.outbox import PostgresOutboxStore
-from stretto.storage.readiness import Readiness
-from stretto.storage.retention import Retention, sweep
-from stretto.storage.webhooks import PostgresWebhookStore
-from stretto.telemetry import Metrics, flush_log, log_event
+from stretto.telemetry.logs import flush_log, log_event
+from stretto.telemetry.metrics import Metrics
+from stretto.webhook.endpoint import WebhookEndpoint
+from stretto.webhook.rules import WebhookSettings, parse_secrets
+from stretto.webhook.sender import WebhookSender
+from stretto.webhook.store import PostgresWebhookStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from stretto.bus.opening import Nats
     from stretto.config import Settings
-    from stretto.protocol.events import EventBus
-    from stretto.protocol.ports import Observer
-    from stretto.storage.database import Pool
-    from stretto.storage.hook import OnCreate
+    from stretto.creation.ports import Write, WriteResult
+    from stretto.events.event import EventBus
+    from stretto.nats.opening import Nats
+    from stretto.observations import Observer
+    from stretto.postgres.driver_connection import Pool
+    from stretto.postgres.hook import OnCreate
 
 # Longer than a load balancer's own time-out, so that it is never us who closes under a request.
 KEEP_ALIVE_SECONDS: Final = 75.0

@@ -24,7 +24,6 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
-from stretto.bus.opening import describe_streams
 from stretto.cli_help import (
     EXIT_DATABASE,
     EXIT_DONE,
@@ -41,6 +40,7 @@ from stretto.cli_help import (
 )
 from stretto.cli_reports import attempt_text, database_failure, group_line, unknown_attempt
 from stretto.config import Settings, read_settings
+from stretto.creation.lookup import AttemptLookup
 from stretto.domain import IdempotencyKey, UserId
 from stretto.errors import (
     ConfigurationError,
@@ -48,32 +48,32 @@ from stretto.errors import (
     KeyInvalid,
     ListenError,
     NotFound,
+    Unreachable,
     WorkersError,
 )
-from stretto.http.auth import make_token
 from stretto.http.openapi import DOCUMENT
-from stretto.log_writer import STOP_SECONDS
-from stretto.protocol.lookup import AttemptLookup
-from stretto.protocol.ports import Unreachable
+from stretto.http.tokens.authenticator import make_token
+from stretto.nats.opening import describe_streams
+from stretto.postgres.attempts import PostgresAttemptStore
+from stretto.postgres.check import check_database
+from stretto.postgres.connections import Database
+from stretto.postgres.driver_errors import in_words
+from stretto.postgres.groups import PostgresGroupStore
+from stretto.postgres.history import PostgresHistoryStore
+from stretto.postgres.migrate import grant, require_roles
+from stretto.postgres.migrate import migrate as migrate_database
+from stretto.postgres.outbox import dead_letters
+from stretto.postgres.outbox import replay as replay_events
+from stretto.postgres.pooler import split_pooler
+from stretto.postgres.retention import Retention, sweepable
+from stretto.postgres.retention import sweep as sweep_database
 from stretto.provision import bus_place, database_connection, database_place, token_settings
 from stretto.server import serve as serve_until_stopped
 from stretto.standard_streams import open_missing
-from stretto.storage.attempts import PostgresAttemptStore
-from stretto.storage.check import check_database
-from stretto.storage.database import Database
-from stretto.storage.driver_errors import in_words
-from stretto.storage.groups import PostgresGroupStore
-from stretto.storage.history import PostgresHistoryStore
-from stretto.storage.migrate import grant, require_roles
-from stretto.storage.migrate import migrate as migrate_database
-from stretto.storage.outbox import dead_letters
-from stretto.storage.outbox import replay as replay_events
-from stretto.storage.pooler import split_pooler
-from stretto.storage.retention import Retention, sweepable
-from stretto.storage.retention import sweep as sweep_database
-from stretto.storage.webhooks import disabled_at, paused_until
-from stretto.storage.webhooks import enable as enable_webhook_again
-from stretto.telemetry import configured_logging
+from stretto.telemetry.log_writer import STOP_SECONDS
+from stretto.telemetry.logs import configured_logging
+from stretto.webhook.store import disabled_at, paused_until
+from stretto.webhook.store import enable as enable_webhook_again
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import orjson
 
 from stretto.domain import group_id
-from stretto.storage.driver_errors import in_words
+from stretto.postgres.driver_errors import in_words
 
 if TYPE_CHECKING:
+    from stretto.creation.lookup import AttemptReport
     from stretto.domain import Group, IdempotencyKey, UserId
-    from stretto.protocol.lookup import AttemptReport
 
 
 def attempt_text(report: AttemptReport, retention_days: int) -> str:

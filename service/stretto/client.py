@@ -19,7 +19,8 @@ import orjson
 import stamina
 
 from stretto.domain import CreatedGroup
-from stretto.errors import Failure, Retry, network_failure
+from stretto.errors import Failure, Retry
+from stretto.network import network_failure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

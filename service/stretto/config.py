@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from stretto.database_url import require_database_url
 from stretto.domain import TOKEN_SECRET_BYTES_MIN
 from stretto.errors import ConfigurationError
-from stretto.protocol.events import BUS_PREFIX, BUS_PREFIX_PATTERN
-from stretto.protocol.webhooks import parse_secrets
+from stretto.events.event import BUS_PREFIX, BUS_PREFIX_PATTERN
+from stretto.postgres.database_url import require_database_url
+from stretto.webhook.rules import parse_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

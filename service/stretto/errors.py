@@ -1,14 +1,14 @@
 """Everything that can go wrong and that a caller may meet, as one small tree.
 
 Each error has a stable `code`, an advice on what to do next (`retry`), and its docstring is its
-default message. Which HTTP status a code has is decided in `stretto.documents` alone.
+default message. Which HTTP status a code has is decided in `stretto.codec` alone.
+
+A store's errors have no code: they say what is known of a write, and callers meet what follows.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
-import ssl
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -204,17 +204,6 @@ class HookFailed(StrettoError):
     code = "hook_failed"
 
 
-def drop_frames(error: BaseException | None) -> None:
-    """Drop the tracebacks of an error that has been answered, and of what caused it.
-
-    An error refers to every frame that it has passed, and variables of some of these refer to the
-    error: cycles of a hundred objects each, which only the garbage collector would free.
-    """
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
-
-
 class GroupRejected(Exception):
     """Raised by a host's `on_create` hook: this group must not be created.
 
@@ -247,17 +236,57 @@ class EmbeddedError(Exception):
     """An embedded PostgreSQL or NATS cannot run here; the message says what to do."""
 
 
-def network_failure(error: BaseException) -> str:
-    """Return in words why an answer did not come.
+class StoreError(Exception):
+    """A store could not do what it was asked."""
 
-    Texts of such errors may hold the address, which may hold a secret; a class is no word for people.
-    """
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS failed ({error.reason or 'the certificate is not accepted'})"
-    if isinstance(error, OSError):
-        errno = error.errno or 0
-        # Names that are not found have numbers of their own, below 0, and name no address.
-        return os.strerror(errno) if errno > 0 else error.strerror or "the connection broke"
-    return "the connection ended before a complete answer"
+    retry_after_seconds: int | None = None
+    """How long the owner is paused, where it is."""
+
+
+class Refused(StoreError):
+    """The database refused this write for what it says; nothing was committed."""
+
+    def __init__(self, failure: Failure, cause: str = "") -> None:
+        """Take what the client is told, and in words for the log why."""
+        super().__init__(cause or failure.code)
+        self.failure = failure
+
+
+class Transient(StoreError):
+    """Nothing was committed; the same write may succeed in a moment."""
+
+
+class Locked(Transient):
+    """A row or a table was held by another for longer than a statement waits."""
+
+
+class LeftOver(StoreError):
+    """A row that has outlived its group is in the way; nothing was committed, and nothing is failed."""
+
+
+class HookError(StoreError):
+    """The host's hook did not let the write through, and it was no veto; nothing was committed."""
+
+
+class HookInterrupted(HookError, Transient):
+    """The hook met a lock, a deadlock or a full disk; the same write may succeed in a moment."""
+
+
+class Unreachable(StoreError):
+    """No connection could be had, or the database cannot serve; nothing was committed."""
+
+
+class ReadCancelled(Unreachable):
+    """The server has cancelled a read that took too long; the connection lives."""
+
+
+class Misconfigured(Unreachable):
+    """The server lacks what a statement needs, such as a table or a permission; it lives."""
+
+
+class OutcomeUnknown(StoreError):
+    """The connection was lost after the write was sent: it may be committed, now or later."""
+
+
+class InDoubt(OutcomeUnknown):
+    """The server has answered with an error that settles nothing; the connection lives."""

@@ -17,19 +17,19 @@ from uuid import UUID
 
 import asyncpg
 
-from stretto.errors import ConfigurationError
-from stretto.protocol.ports import Unreachable
-from stretto.storage.database import Lane, is_lost
-from stretto.storage.migrate import PRIVILEGES
-from stretto.storage.queries import QUERIES
-from stretto.storage.server_settings import session_violation
-from stretto.telemetry import logger
+from stretto.errors import ConfigurationError, Unreachable
+from stretto.postgres.connections import Lane, is_lost
+from stretto.postgres.migrate import PRIVILEGES
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.server_settings import session_violation
+from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from stretto.protocol.ports import Event, Observer
-    from stretto.storage.database import Connection, Database, Pool
+    from stretto.observations import Event, Observer
+    from stretto.postgres.connections import Database
+    from stretto.postgres.driver_connection import Connection, Pool
 
 # Beside the writers', which are kept for good: one for reads, one for relay, sweeper and webhook.
 POOL_SPARE_MIN: Final = 2

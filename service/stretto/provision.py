@@ -21,24 +21,23 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.bus.embedded import embedded_nats
 from stretto.config import EMBEDDED, require_token_settings
-from stretto.database_url import place_of
-from stretto.errors import ConfigurationError
-from stretto.http.auth import TokenSettings
-from stretto.protocol.ports import Unreachable
-from stretto.storage.database import Database
-from stretto.storage.driver_errors import is_lasting
-from stretto.storage.embedded import embedded_postgres
-from stretto.storage.embedded_place import bundled_programs
-from stretto.storage.migrate import migrate, newest_number
-from stretto.telemetry import logger
+from stretto.embedded.nats import embedded_nats
+from stretto.embedded.place import bundled_programs
+from stretto.embedded.postgres import embedded_postgres
+from stretto.errors import ConfigurationError, Unreachable
+from stretto.http.tokens.authenticator import TokenSettings
+from stretto.postgres.connections import Database
+from stretto.postgres.database_url import place_of
+from stretto.postgres.driver_errors import is_lasting
+from stretto.postgres.migrate import migrate, newest_number
+from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from stretto.config import Settings
-    from stretto.storage.database import Connection
+    from stretto.postgres.driver_connection import Connection
 
 # A database that is being started or failed over needs some seconds; a wrong address never works.
 START_SECONDS: Final = 10.0

@@ -18,22 +18,22 @@ from stretto.assembly import ComponentSettings, create_app, serving
 from stretto.config import environment_of
 from stretto.domain import UserId
 from stretto.errors import ListenError
-from stretto.http.auth import make_token
 from stretto.http.event_streams import StreamSettings
-from stretto.http.limits import ConnectionLimits
+from stretto.http.front.limits import ConnectionLimits
 from stretto.http.service import SERVICE
+from stretto.http.tokens.authenticator import make_token
 from stretto.provision import bus_place, database_connection, database_place, token_settings
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.memory import MemoryTrimmer
-from stretto.stop import Stop
+from stretto.runtime.stop import Stop
 from stretto.supervisor import Supervisor
-from stretto.telemetry import flush_log, logger
+from stretto.telemetry.logs import flush_log, logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from stretto.config import Settings
-    from stretto.http.auth import TokenSettings
+    from stretto.http.tokens.authenticator import TokenSettings
     from stretto.runtime.runner import Runner
 
 # Database, log, bus, and whatever else is open beside the clients' connections.

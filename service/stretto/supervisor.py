@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stretto.errors import WorkersError
 from stretto.runtime.backoff import Backoff
-from stretto.telemetry import logger
+from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from stretto.stop import Stop
+    from stretto.runtime.stop import Stop
 
 # After its drain a worker stops within 10 s by itself.
 STOP_SECONDS: Final = 15.0

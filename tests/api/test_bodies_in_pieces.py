@@ -10,11 +10,11 @@ import pytest
 
 from api_client import Api, api_for, token_of
 from raw_client import BODY, RawClients, creation, creation_head, raw_clients
-from stretto.documents import BODY_BYTES_MAX
-from stretto.http import connection as front
-from stretto.http.connection import HEAD_BYTES_MAX, ClientConnection
-from stretto.http.limits import ConnectionLimits
-from stretto.http.queueing import READ_BYTES_MAX
+from stretto.codec import BODY_BYTES_MAX
+from stretto.http.front import connection as front
+from stretto.http.front.connection import HEAD_BYTES_MAX, ClientConnection
+from stretto.http.front.limits import ConnectionLimits
+from stretto.http.front.queueing import READ_BYTES_MAX
 from stretto.http.requests import BODY_UNREADABLE
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ async def test_the_rest_of_chunks_is_not_read_after_the_answer(
     status: int, head: bytes, raw: RawClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks of a byte cost as much as requests: the connection ends, and what comes is dropped."""
-    monkeypatch.setattr("stretto.http.writing.LINGER_SECONDS", 0.1)
+    monkeypatch.setattr("stretto.http.front.writing.LINGER_SECONDS", 0.1)
     read = 0
     read_request = ClientConnection._read_request
 
@@ -168,7 +168,7 @@ async def test_the_last_answer_arrives_although_more_is_sent(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A socket that is closed over unread bytes would reset the connection under it."""
-    monkeypatch.setattr("stretto.http.writing.LINGER_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr("stretto.http.front.writing.LINGER_SECONDS", DEADLINE_SECONDS)
     dropped = 0
     is_over = asyncio.Event()
     drop, lose = ClientConnection.drop, ClientConnection.connection_lost
@@ -213,7 +213,7 @@ async def test_a_client_is_not_waited_for_after_the_last_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whether it closes its half too, or keeps that open, or has not sent its body."""
-    monkeypatch.setattr("stretto.http.writing.LINGER_SECONDS", linger_seconds)
+    monkeypatch.setattr("stretto.http.front.writing.LINGER_SECONDS", linger_seconds)
     async with asyncio.timeout(DEADLINE_SECONDS), api_for(database_url) as api:
         lost = asyncio.Event()
         lose = ClientConnection.connection_lost

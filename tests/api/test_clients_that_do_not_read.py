@@ -10,11 +10,11 @@ import pytest
 
 from api_client import api_for
 from raw_client import RawClient, RawClients, raw_clients
-from stretto.http.connection import ClientConnection
-from stretto.http.limits import ConnectionLimits
+from stretto.http.front.connection import ClientConnection
+from stretto.http.front.limits import ConnectionLimits
 
 if TYPE_CHECKING:
-    from stretto.http.runner import ContractServer
+    from stretto.http.front.runner import ContractServer
 
 DEADLINE_SECONDS = 60
 MUTE_MAX = 5

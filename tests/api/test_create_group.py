@@ -11,10 +11,10 @@ import pytest
 
 from api_client import TEAM, Api, api_for, token_of
 from stretto.assembly import ComponentSettings
-from stretto.documents import BODY_BYTES_MAX
+from stretto.codec import BODY_BYTES_MAX
+from stretto.creation.creator import CreatorSettings
 from stretto.domain import group_id
 from stretto.errors import GroupRejected, Retry
-from stretto.protocol.creator import CreatorSettings
 
 if TYPE_CHECKING:
     import asyncpg

@@ -16,10 +16,10 @@ from api_client import SECRET, Api, api_for, token_of
 from chaos.steps import first_row, writes_held_up
 from raw_client import RawClients, raw_clients
 from stretto.domain import MEMBERS_MAX, UserId
-from stretto.http.auth import Authenticator, make_token
-from stretto.http.connection import ClientConnection
-from stretto.http.limits import ConnectionLimits
-from stretto.http.plain_requests import PlainRequests
+from stretto.http.front.connection import ClientConnection
+from stretto.http.front.limits import ConnectionLimits
+from stretto.http.front.plain_requests import PlainRequests
+from stretto.http.tokens.authenticator import Authenticator, make_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -11,8 +11,8 @@ import pytest
 from api_client import token_of
 from live_service import live_service
 from raw_client import BODY, RawClients, creation, creation_head, raw_clients
-from stretto.http.connection import ClientConnection
-from stretto.http.runner import ContractServer
+from stretto.http.front.connection import ClientConnection
+from stretto.http.front.runner import ContractServer
 from stretto.http.service import SERVICE
 
 if TYPE_CHECKING:

@@ -23,12 +23,13 @@ from live_service import (
     relay_once,
     session_tasks,
 )
-from stretto.actors.hub import HubSettings
 from stretto.assembly import create_app
-from stretto.http.auth import TokenSettings
+from stretto.events.close_codes import CloseCode
+from stretto.events.event import CommittedEvent
+from stretto.events.hub import HubSettings
+from stretto.events.positions import Position
 from stretto.http.event_streams import SUBPROTOCOL, StreamSettings
-from stretto.protocol.events import CommittedEvent, Position
-from stretto.protocol.sessions import CloseCode
+from stretto.http.tokens.authenticator import TokenSettings
 from waiting import until
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from api_client import SECRET, TEAM, Api, connected_api, token_of
 from chaos.steps import first_row, settled_create, sound, writes_held_up
 from raw_client import RawClients, creation, raw_clients
 from stretto.assembly import ComponentSettings, create_app, serving
-from stretto.http.auth import TokenSettings
-from stretto.http.connection import ClientConnection
+from stretto.http.admission import LoadShedder
+from stretto.http.front.connection import ClientConnection
 from stretto.http.service import SERVICE
-from stretto.http.shedding import LoadShedder
+from stretto.http.tokens.authenticator import TokenSettings
 from waiting import until
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ async def test_what_the_parser_refuses_takes_no_place(
 ) -> None:
     """Nor where the reader before it should ever take it for plain, and its client reads nothing."""
     if is_read_as_plain:
-        monkeypatch.setattr("stretto.http.plain_requests._HOST", re.compile(b".*"))
+        monkeypatch.setattr("stretto.http.front.plain_requests._HOST", re.compile(b".*"))
     shedders: list[LoadShedder] = []
     receive = ClientConnection.data_received
 

@@ -25,22 +25,21 @@ from pgbouncer import (
     url_through,
 )
 from service_process import ServiceProcess
-from stretto.errors import GroupRejected
+from stretto.errors import GroupRejected, HookError, InDoubt, OutcomeUnknown, Refused, Unreachable
 from stretto.host import require_database
-from stretto.protocol.ports import HookError, InDoubt, OutcomeUnknown, Refused, Unreachable
+from stretto.postgres.attempts import PostgresWriteStore
+from stretto.postgres.check import check_database
+from stretto.postgres.connections import PREPARED_MAX, Database, Lane
+from stretto.postgres.migrate import read_steps
+from stretto.postgres.pooler import split_pooler
 from stretto.provision import START_SECONDS
-from stretto.storage.attempts import PostgresWriteStore
-from stretto.storage.check import check_database
-from stretto.storage.database import PREPARED_MAX, Database, Lane
-from stretto.storage.migrate import read_steps
-from stretto.storage.pooler import split_pooler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from hooked_stores import Created
-    from stretto.storage.database import Connection as InnerConnection
+    from stretto.postgres.driver_connection import Connection as InnerConnection
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
@@ -91,7 +90,7 @@ async def test_a_new_database_can_be_migrated_through_it(
 ) -> None:
     """Before its role has any settings; with them, what was opened before is of no use."""
     await connection.execute("DROP SCHEMA stretto CASCADE")
-    newest = read_steps(files("stretto.storage") / "migrations")[-1].number
+    newest = read_steps(files("stretto.postgres") / "migrations")[-1].number
     assert (0, f"applied: {newest}\n") == (await stretto("migrate", DATABASE_URL=url))[:2]
     await give_settings(server_url)
     await reconnect(pgbouncer)

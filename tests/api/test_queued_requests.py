@@ -12,9 +12,9 @@ import pytest
 from api_client import Api, api_for, token_of
 from raw_client import BODY, RawClients, creation, creation_head, raw_clients
 from stretto.domain import group_id
-from stretto.http.connection import ClientConnection
-from stretto.http.limits import ConnectionLimits
-from stretto.http.queueing import QUEUED_BYTES_MAX, QUEUED_MAX
+from stretto.http.front.connection import ClientConnection
+from stretto.http.front.limits import ConnectionLimits
+from stretto.http.front.queueing import QUEUED_BYTES_MAX, QUEUED_MAX
 from waiting import until
 
 if TYPE_CHECKING:

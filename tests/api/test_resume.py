@@ -21,11 +21,11 @@ from live_service import (
     live_service,
     relay_once,
 )
-from stretto.actors.session import Session
 from stretto.domain import event_id, group_id
-from stretto.http import events
-from stretto.protocol.sessions import CloseCode
-from stretto.storage import history
+from stretto.events.close_codes import CloseCode
+from stretto.events.session import Session
+from stretto.http.routes import events
+from stretto.postgres import history
 from waiting import until
 
 if TYPE_CHECKING:

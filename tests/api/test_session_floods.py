@@ -11,8 +11,8 @@ import pytest_asyncio
 from api_client import token_of
 from live_service import DEADLINE_SECONDS, UPGRADE, LiveService, live_service
 from raw_client import raw_clients
+from stretto.events.close_codes import CloseCode
 from stretto.http.few_frames import FRAME_BYTES_MAX
-from stretto.protocol.sessions import CloseCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

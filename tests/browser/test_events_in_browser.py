@@ -10,8 +10,8 @@ from playwright.async_api import async_playwright
 
 from api_client import token_of
 from live_service import LiveService, live_service, relay_once
+from stretto.events.close_codes import CloseCode
 from stretto.http.event_streams import SUBPROTOCOL
-from stretto.protocol.sessions import CloseCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -18,7 +18,7 @@ from chaos.history import AGAIN, History
 from chaos.nemesis import Nemesis
 from chaos.rows import read_rows
 from chaos.world import World, running_world
-from stretto.storage.check import check_database
+from stretto.postgres.check import check_database
 
 if TYPE_CHECKING:
     from pathlib import Path

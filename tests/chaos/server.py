@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.storage.embedded_cluster import NAME, prepare_cluster
-from stretto.storage.embedded_place import ServerPlace, find_place
-from stretto.storage.migrate import migrate
+from stretto.embedded.cluster import NAME, prepare_cluster
+from stretto.embedded.place import ServerPlace, find_place
+from stretto.postgres.migrate import migrate
 from waiting import until
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from api_client import TEAM, Api, Reply, connected_api
-from stretto.storage.check import check_database
+from stretto.postgres.check import check_database
 from waiting import until
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A proxy before PostgreSQL that breaks the connection at a chosen statement.
 
-Faults are planned by the statement's name in queries.sql and by count ("the reply of the 3rd lead"),
+Faults are planned by the statement's name and by count ("the reply of the 3rd lead"),
 so that a test is the same every time. What is not planned passes untouched.
 """
 
@@ -27,7 +27,7 @@ from chaos.wire import (
     read_messages,
     read_startup,
 )
-from stretto.storage.queries import QUERIES
+from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter

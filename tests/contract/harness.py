@@ -10,9 +10,9 @@ from uuid import UUID, uuid4
 from memory_store.database import MemoryDatabase
 from memory_store.stores import MemoryAttemptStore, MemoryWriteStore
 from memory_store.tables import AttemptRow
+from stretto.creation.ports import Write
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
-from stretto.protocol.ports import Write
-from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
+from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
 from waiting import until
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from stretto.protocol.ports import AttemptStore, WriteStore
-    from stretto.storage.database import Database
+    from stretto.creation.ports import AttemptStore, WriteStore
+    from stretto.postgres.connections import Database
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

@@ -9,7 +9,7 @@ import pytest
 from contract.harness import write
 from memory_store.database import MemoryDatabase
 from memory_store.stores import MemoryAttemptStore, MemoryWriteStore
-from stretto.protocol.ports import OutcomeUnknown, Unreachable
+from stretto.errors import OutcomeUnknown, Unreachable
 
 if TYPE_CHECKING:
     from memory_store.database import Statement

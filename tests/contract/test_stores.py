@@ -16,10 +16,9 @@ import pytest
 import pytest_asyncio
 
 from contract.harness import MemoryStores, PostgresStores, write
-from stretto.errors import Failure
-from stretto.protocol.attempt import Attempt, AttemptStatus
-from stretto.protocol.ports import OutcomeUnknown
-from stretto.storage.database import Database
+from stretto.creation.attempt import Attempt, AttemptStatus
+from stretto.errors import Failure, OutcomeUnknown
+from stretto.postgres.connections import Database
 from waiting import until
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from contract.harness import Stores
-    from stretto.protocol.ports import Write, WriteStore
+    from stretto.creation.ports import Write, WriteStore
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

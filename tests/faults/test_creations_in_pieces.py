@@ -17,7 +17,7 @@ import pytest
 from api_client import token_of
 from proxies import haproxy_before, nginx_before, running_haproxy, running_nginx
 from raw_client import creation, raw_clients
-from stretto.documents import BODY_BYTES_MAX
+from stretto.codec import BODY_BYTES_MAX
 from waiting import until
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nats_process import DEADLINE_SECONDS, OURS, deployment_of, nats_client
-from stretto.bus.deployment import MARK
 from stretto.domain import IdempotencyKey, UserId, event_id, group_id
+from stretto.nats.deployment import MARK
 from topology import Topology, delivered, observed
 from waiting import until
 

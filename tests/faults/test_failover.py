@@ -13,8 +13,8 @@ from chaos.server import OwnServer, dsn_of, standby_of
 from chaos.steps import apis, first_row, settled_create, sound
 from service_process import ServiceProcess
 from stretto.domain import group_id
-from stretto.protocol.ports import Unreachable
-from stretto.storage.database import Database, Lane
+from stretto.errors import Unreachable
+from stretto.postgres.connections import Database, Lane
 
 if TYPE_CHECKING:
     import asyncpg

@@ -15,9 +15,9 @@ import pytest
 
 from api_client import Api, connected_api, token_of
 from raw_client import BODY, RawClients, creation_head, raw_clients
-from stretto.documents import BODY_BYTES_MAX
+from stretto.codec import BODY_BYTES_MAX
 from stretto.domain import group_id
-from stretto.http.connection import HEAD_BYTES_MAX
+from stretto.http.front.connection import HEAD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from api_client import Api, connected_api
 from nats_process import commanded, nats_client
-from stretto.protocol.sessions import CloseCode
+from stretto.events.close_codes import CloseCode
 from topology import TEAM, Topology, delivered, observed
 
 if TYPE_CHECKING:

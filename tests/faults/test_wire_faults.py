@@ -15,8 +15,8 @@ from chaos.steps import apis, settled_create, sound
 from chaos.wire_proxy import FaultKind
 from stretto.assembly import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.storage.attempts import PostgresWriteStore
-from stretto.storage.database import LOCK_SECONDS
+from stretto.postgres.attempts import PostgresWriteStore
+from stretto.postgres.connections import LOCK_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -224,7 +224,7 @@ async def test_a_session_whose_client_fell_silent_lets_go_of_its_locks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also between two packets of a statement, and where the wire lives on; else it blocks for ever."""
-    monkeypatch.setattr("stretto.storage.database.TRANSACTION_SECONDS", bound_seconds)
+    monkeypatch.setattr("stretto.postgres.connections.TRANSACTION_SECONDS", bound_seconds)
     # A statement that is prepared already comes in one packet; behind a lost connection it is not.
     monkeypatch.setattr(PostgresWriteStore, "open", AsyncMock())
     async with open_component(proxy.dsn) as component:

@@ -12,7 +12,7 @@ from uuid_utils.compat import uuid4
 
 from chaos.wire_proxy import FaultKind, WireProxy
 from conftest import connect
-from stretto.storage.queries import QUERIES
+from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

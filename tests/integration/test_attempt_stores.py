@@ -12,16 +12,9 @@ import pytest
 import pytest_asyncio
 
 from contract.harness import write
-from stretto.errors import Failure
-from stretto.protocol.ports import (
-    InDoubt,
-    Locked,
-    Misconfigured,
-    OutcomeUnknown,
-    Refused,
-)
-from stretto.storage.attempts import PostgresWriteStore
-from stretto.storage.database import Database
+from stretto.errors import Failure, InDoubt, Locked, Misconfigured, OutcomeUnknown, Refused
+from stretto.postgres.attempts import PostgresWriteStore
+from stretto.postgres.connections import Database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -29,7 +22,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from stretto.domain import CreatedGroup, NewGroup
-    from stretto.storage.database import Connection as InnerConnection
+    from stretto.postgres.driver_connection import Connection as InnerConnection
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

@@ -8,12 +8,12 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from stretto.creation.attempt import AttemptStatus
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
-from stretto.protocol.attempt import AttemptStatus
-from stretto.storage.attempts import PostgresAttemptStore
-from stretto.storage.database import Database, Lane
-from stretto.storage.groups import PostgresGroupStore
-from stretto.storage.queries import QUERIES
+from stretto.postgres.attempts import PostgresAttemptStore
+from stretto.postgres.connections import Database, Lane
+from stretto.postgres.groups import PostgresGroupStore
+from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
     from uuid import UUID

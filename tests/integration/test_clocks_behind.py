@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import pytest_asyncio
 
-from stretto.protocol.outbox import PAUSE_SECONDS_MAX
-from stretto.protocol.webhooks import PutOff
-from stretto.storage.database import Database
-from stretto.storage.outbox import PostgresOutboxStore
-from stretto.storage.webhooks import PostgresWebhookStore
+from stretto.events.outbox import PAUSE_SECONDS_MAX
+from stretto.postgres.connections import Database
+from stretto.postgres.outbox import PostgresOutboxStore
+from stretto.webhook.rules import PutOff
+from stretto.webhook.store import PostgresWebhookStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -16,12 +16,7 @@ import pytest_asyncio
 
 from nats_process import DEADLINE_SECONDS, OURS, NatsProcess, nats_client, stored
 from stretto.assembly import open_component
-from stretto.bus import commands as commands_module
-from stretto.bus import connection as connection_module
-from stretto.bus.commands import CommandConsumer, CommandSettings
-from stretto.bus.connection import NatsConnection
-from stretto.bus.deployment import MARK
-from stretto.documents import BODY_BYTES_MAX, created_document, problem
+from stretto.codec import BODY_BYTES_MAX, created_document, problem
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import (
     AttemptFailed,
@@ -35,10 +30,15 @@ from stretto.errors import (
     KeyReused,
     Overloaded,
 )
-from stretto.protocol.ports import CommandHandled
+from stretto.nats import commands as commands_module
+from stretto.nats import connection as connection_module
+from stretto.nats.commands import CommandConsumer, CommandSettings
+from stretto.nats.connection import NatsConnection
+from stretto.nats.deployment import MARK
+from stretto.observations import CommandHandled
+from stretto.postgres.check import check_database
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
-from stretto.storage.check import check_database
 from waiting import until
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from stretto.assembly import Component
-    from stretto.protocol.creator import GroupCreator
-    from stretto.protocol.ports import Event
+    from stretto.creation.creator import GroupCreator
+    from stretto.observations import Event
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

@@ -10,10 +10,11 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from stretto.actors.mailbox import Mailbox
-from stretto.actors.writer import GroupWriter
 from stretto.assembly import ComponentSettings, open_component
-from stretto.documents import parse_json
+from stretto.codec import parse_json
+from stretto.creation.attempt import AnswerStatus, AttemptStatus
+from stretto.creation.creator import CreatorSettings, GroupCreator
+from stretto.creation.writer import GroupWriter
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import (
     AttemptFailed,
@@ -23,15 +24,16 @@ from stretto.errors import (
     GroupRejected,
     KeyReused,
     NotFound,
+    OutcomeUnknown,
     Overloaded,
     RateLimited,
+    Unreachable,
 )
-from stretto.protocol.attempt import AnswerStatus, AttemptStatus
-from stretto.protocol.creator import CreatorSettings, GroupCreator
-from stretto.protocol.ports import ConnectionLost, GuaranteeBroken, OutcomeUnknown, Unreachable
-from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
-from stretto.storage.check import check_database
-from stretto.storage.database import Database
+from stretto.observations import ConnectionLost, GuaranteeBroken
+from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
+from stretto.postgres.check import check_database
+from stretto.postgres.connections import Database
+from stretto.runtime.mailbox import Mailbox
 from waiting import until
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.assembly import Component
-    from stretto.protocol.ports import Event, Write, WriteResult
+    from stretto.creation.ports import Write, WriteResult
+    from stretto.observations import Event
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
@@ -135,7 +138,7 @@ async def test_a_repeated_body_is_answered_without_being_read(
         read.append(body)
         return parse_json(body)
 
-    monkeypatch.setattr("stretto.protocol.creator.parse_json", note)
+    monkeypatch.setattr("stretto.creation.creator.parse_json", note)
     again = await creator.create_from(ALICE, KEY, body)
     assert (first.document, AnswerStatus.REPLAYED) == (again.document, again.status)
     assert not read

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from stretto.protocol.ports import OutcomeUnknown, ReadCancelled, Unreachable
-from stretto.storage import database as database_module
-from stretto.storage.database import CONNECTIONS_MAX, Database, Lane, watchdog
-from stretto.storage.driver_errors import DRIVER_ERRORS, store_error
+from stretto.errors import OutcomeUnknown, ReadCancelled, Unreachable
+from stretto.postgres import connections as database_module
+from stretto.postgres.connections import CONNECTIONS_MAX, Database, Lane, watchdog
+from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

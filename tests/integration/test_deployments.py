@@ -30,19 +30,20 @@ from nats_process import (
     stored,
 )
 from stretto.assembly import ComponentSettings, open_component
-from stretto.bus import connection as connection_module
-from stretto.bus import deployment as deployment_module
-from stretto.bus import nats as nats_bus
-from stretto.bus.command_streams import provide_command_streams
-from stretto.bus.connection import NatsConnection
-from stretto.bus.deployment import MARK, Deployment, ForeignStream, adopt, provide_stream
-from stretto.bus.nats import NatsBus
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import ConfigurationError
-from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
+from stretto.events.event import BusUnavailable, CommittedEvent
+from stretto.events.positions import Position
+from stretto.nats import connection as connection_module
+from stretto.nats import deployment as deployment_module
+from stretto.nats import publisher as nats_bus
+from stretto.nats.command_streams import provide_command_streams
+from stretto.nats.connection import NatsConnection
+from stretto.nats.deployment import MARK, Deployment, ForeignStream, adopt, provide_stream
+from stretto.nats.publisher import NatsBus
+from stretto.postgres.migrate import migrate
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
-from stretto.storage.migrate import migrate
 from waiting import until
 
 if TYPE_CHECKING:
@@ -51,9 +52,9 @@ if TYPE_CHECKING:
 
     from nats.aio.client import Client
 
-    from stretto.actors.session import Session
-    from stretto.bus.connection import Link
-    from stretto.protocol.ports import Event
+    from stretto.events.session import Session
+    from stretto.nats.connection import Link
+    from stretto.observations import Event
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

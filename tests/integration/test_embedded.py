@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from stretto.lock_file import try_lock
-from stretto.storage import embedded, embedded_cluster, embedded_place
-from stretto.storage.account import Account, server_account
-from stretto.storage.embedded import EmbeddedError, embedded_postgres
+from stretto.embedded import cluster as embedded_cluster
+from stretto.embedded import place as embedded_place
+from stretto.embedded import postgres as embedded
+from stretto.embedded.account import Account, server_account
+from stretto.embedded.lock_file import try_lock
+from stretto.embedded.postgres import EmbeddedError, embedded_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from stretto.storage.embedded_place import ServerPlace
+    from stretto.embedded.place import ServerPlace
 
 IS_ROOT = os.geteuid() == 0
 # Losing data is no risk here, and two cores have more to do.
@@ -30,7 +32,7 @@ OWNER = """
 import asyncio, sys
 from functools import partial
 from pathlib import Path
-from stretto.storage import embedded
+from stretto.embedded import postgres as embedded
 
 real = embedded.stop_server
 

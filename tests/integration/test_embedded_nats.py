@@ -16,10 +16,10 @@ from nats.aio.client import Client
 
 from nats_process import commanded, nats_client
 from service_process import ServiceProcess
-from stretto.bus import embedded
-from stretto.bus.embedded import embedded_nats
+from stretto.embedded import nats as embedded
+from stretto.embedded.nats import embedded_nats
+from stretto.embedded.place import find_place
 from stretto.errors import EmbeddedError
-from stretto.storage.embedded_place import find_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from stretto.bus.embedded import embedded_nats
+from stretto.embedded.nats import embedded_nats
 
 async def main():
     async with embedded_nats(Path(sys.argv[1])) as server:

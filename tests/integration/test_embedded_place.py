@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from stretto.storage import embedded_place
-from stretto.storage.account import server_account
-from stretto.storage.embedded import EmbeddedError, embedded_postgres
+from stretto.embedded import place as embedded_place
+from stretto.embedded.account import server_account
+from stretto.embedded.postgres import EmbeddedError, embedded_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

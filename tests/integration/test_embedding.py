@@ -14,8 +14,8 @@ import stretto
 from api_client import SECRET, TEAM, connected_api
 from chaos.steps import first_row
 from stretto.assembly import open_component
-from stretto.protocol.ports import Unreachable
-from stretto.storage.migrate import migrate
+from stretto.errors import Unreachable
+from stretto.postgres.migrate import migrate
 from waiting import until
 
 if TYPE_CHECKING:

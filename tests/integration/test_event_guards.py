@@ -12,19 +12,19 @@ import pytest
 import pytest_asyncio
 
 from conftest import connect
-from stretto.actors.history_reader import Ask, HistoryReader, Replay, Stretch
-from stretto.actors.hub import HubSettings, SessionHub
-from stretto.actors.mailbox import Mailbox
-from stretto.actors.relay import OutboxRelay, RelaySettings
-from stretto.bus.local import LocalBus
 from stretto.domain import UserId
-from stretto.protocol.events import Position
-from stretto.protocol.history import Bookmark, Cursor
-from stretto.protocol.sessions import OutgoingEvent
+from stretto.events.catch_up import Replay
+from stretto.events.history_reader import Ask, HistoryReader, Stretch
+from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.local_bus import LocalBus
+from stretto.events.outgoing import OutgoingEvent
+from stretto.events.positions import Bookmark, Cursor, Position
+from stretto.events.relay import OutboxRelay, RelaySettings
+from stretto.postgres import history, outbox
+from stretto.postgres.connections import Database
+from stretto.postgres.queries import QUERIES
+from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
-from stretto.storage import history, outbox
-from stretto.storage.database import Database
-from stretto.storage.queries import QUERIES
 from waiting import until
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from stretto.protocol.events import CommittedEvent
-    from stretto.protocol.history import PastEvent
+    from stretto.events.event import CommittedEvent
+    from stretto.events.history import PastEvent
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

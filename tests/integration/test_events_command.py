@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from api_client import Api, connected_api, token_of
 from command_process import stretto
 from service_process import ServiceProcess
-from stretto.actors.relay import OutboxRelay, RelaySettings
 from stretto.domain import event_id, group_id
-from stretto.protocol.outbox import RefusalLimits
-from stretto.storage.database import Database
-from stretto.storage.outbox import PostgresOutboxStore
+from stretto.events.outbox import RefusalLimits
+from stretto.events.relay import OutboxRelay, RelaySettings
+from stretto.postgres.connections import Database
+from stretto.postgres.outbox import PostgresOutboxStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import aiohttp
     import asyncpg
 
-    from stretto.protocol.events import CommittedEvent
+    from stretto.events.event import CommittedEvent
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

@@ -18,7 +18,7 @@ import pytest
 
 from api_client import SECRET, TEAM, connected_api, token_of
 from stretto.domain import event_id
-from stretto.protocol.webhooks import parse_secrets, sign
+from stretto.webhook.rules import parse_secrets, sign
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

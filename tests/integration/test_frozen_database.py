@@ -12,7 +12,7 @@ import pytest_asyncio
 
 import stretto
 from frozen_server import Frozen
-from stretto.storage.database import Database, Lane
+from stretto.postgres.connections import Database, Lane
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

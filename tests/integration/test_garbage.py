@@ -24,13 +24,13 @@ from conftest import connect
 from raw_client import creation, creation_head
 from socket_client import SocketClient
 from stretto.assembly import AppOptions, ComponentSettings, create_app, serving
+from stretto.creation.creator import CreatorSettings
 from stretto.domain import NewGroup, UserId, group_id
 from stretto.errors import GroupRejected
+from stretto.events.close_codes import CloseCode
 from stretto.http import event_streams, problems, service
-from stretto.http.auth import TokenSettings
 from stretto.http.service import SERVICE
-from stretto.protocol.creator import CreatorSettings
-from stretto.protocol.sessions import CloseCode
+from stretto.http.tokens.authenticator import TokenSettings
 from waiting import until
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from stretto.domain import CreatedGroup
-    from stretto.storage.database import Connection
+    from stretto.postgres.driver_connection import Connection
 
 TIMES = 6
 # For each path or method that is not known, aiohttp makes a route that refers to itself, with the

@@ -15,16 +15,16 @@ from api_client import SECRET, connected_api
 from command_process import stretto
 from service_process import ServiceProcess
 from stretto.assembly import open_component
-from stretto.protocol.ports import Unreachable
-from stretto.storage.migrate import PRIVILEGES, Step, grant, migrate, newest_number, read_steps
-from stretto.storage.queries import schema_file
+from stretto.errors import Unreachable
+from stretto.postgres.migrate import PRIVILEGES, Step, grant, migrate, newest_number, read_steps
+from stretto.postgres.queries import schema_file
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
-STEPS = read_steps(files("stretto.storage") / "migrations")
+STEPS = read_steps(files("stretto.postgres") / "migrations")
 
 
 @pytest_asyncio.fixture

@@ -12,17 +12,23 @@ import pytest_asyncio
 
 from contract.harness import write
 from hooked_stores import DEADLINE_SECONDS, HOST_TABLES, Stores, groups, led_by, running
-from stretto.errors import GroupRejected
-from stretto.protocol.ports import HookError, HookInterrupted, OutcomeUnknown, Refused, Transient
-from stretto.storage import hook as hook_module
-from stretto.storage.database import Database
+from stretto.errors import (
+    GroupRejected,
+    HookError,
+    HookInterrupted,
+    OutcomeUnknown,
+    Refused,
+    Transient,
+)
+from stretto.postgres import hook as hook_module
+from stretto.postgres.connections import Database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from hooked_stores import Created
-    from stretto.storage.database import Connection as InnerConnection
-    from stretto.storage.hook import OnCreate
+    from stretto.postgres.driver_connection import Connection as InnerConnection
+    from stretto.postgres.hook import OnCreate
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

@@ -12,16 +12,16 @@ import pytest_asyncio
 from hooked_stores import DEADLINE_SECONDS, HOST_TABLES, groups, running
 from logged_events import logged
 from stretto.assembly import ComponentSettings, open_component
+from stretto.creation.creator import Answer, CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
-from stretto.errors import HookFailed
-from stretto.protocol.creator import Answer, CreatorSettings
-from stretto.protocol.ports import ConnectionLost, HookError, WriteTrouble
+from stretto.errors import HookError, HookFailed
+from stretto.observations import ConnectionLost, WriteTrouble
 
 if TYPE_CHECKING:
     from hooked_stores import Created
-    from stretto.protocol.ports import Event
-    from stretto.storage.database import Connection as InnerConnection
-    from stretto.storage.hook import OnCreate
+    from stretto.observations import Event
+    from stretto.postgres.driver_connection import Connection as InnerConnection
+    from stretto.postgres.hook import OnCreate
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

@@ -9,8 +9,8 @@ import pytest_asyncio
 
 from contract.harness import write
 from hooked_stores import groups, led_by, open_stores
-from stretto.protocol.ports import HookError
-from stretto.storage.hook_handle import HandleMisused, HookHandle
+from stretto.errors import HookError
+from stretto.postgres.hook_handle import HandleMisused, HookHandle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from hooked_stores import Created, Stores
-    from stretto.storage.database import Connection as InnerConnection
+    from stretto.postgres.driver_connection import Connection as InnerConnection
 
     Connection = asyncpg.Connection[asyncpg.Record]
     Use = Callable[[InnerConnection], Awaitable[object]]

@@ -10,13 +10,13 @@ import pytest_asyncio
 
 from contract.harness import write
 from hooked_stores import groups, led_by, open_stores
-from stretto.protocol.ports import Misconfigured, Transient
+from stretto.errors import Misconfigured, Transient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from hooked_stores import Created, Stores
-    from stretto.storage.database import Connection as InnerConnection
+    from stretto.postgres.driver_connection import Connection as InnerConnection
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

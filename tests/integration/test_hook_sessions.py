@@ -11,18 +11,17 @@ import pytest_asyncio
 
 from contract.harness import write
 from hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by, running
-from stretto.errors import GroupRejected
-from stretto.protocol.ports import HookError, Refused, Unreachable
-from stretto.storage.database import Database
-from stretto.storage.queries import QUERIES
+from stretto.errors import GroupRejected, HookError, Refused, Unreachable
+from stretto.postgres.connections import Database
+from stretto.postgres.queries import QUERIES
 from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from hooked_stores import Created
-    from stretto.storage.database import Connection as InnerConnection
-    from stretto.storage.hook import OnCreate
+    from stretto.postgres.driver_connection import Connection as InnerConnection
+    from stretto.postgres.hook import OnCreate
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
@@ -226,6 +225,6 @@ async def test_a_writer_that_finds_another_server_forgets(
     await store.close()
     if is_other:
         other = {**QUERIES, "server": "SELECT 'another'"}
-        monkeypatch.setattr("stretto.storage.attempts.QUERIES", other)
+        monkeypatch.setattr("stretto.postgres.attempts.QUERIES", other)
     assert await led_by(store, "k2")
     assert ["lost"] * is_other == stores.lost

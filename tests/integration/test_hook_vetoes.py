@@ -11,8 +11,7 @@ import pytest_asyncio
 
 from contract.harness import write
 from hooked_stores import groups, led_by, open_stores
-from stretto.errors import GroupRejected
-from stretto.protocol.ports import HookError, Refused
+from stretto.errors import GroupRejected, HookError, Refused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from hooked_stores import Stores
-    from stretto.storage.hook import OnCreate
+    from stretto.postgres.hook import OnCreate
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

@@ -11,8 +11,7 @@ import pytest
 
 import stretto
 from stretto.assembly import open_component
-from stretto.observations import ActorCrashed
-from stretto.protocol.ports import Event, WriteTrouble
+from stretto.observations import ActorCrashed, Event, WriteTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

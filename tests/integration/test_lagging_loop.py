@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from stretto.actors.history_reader import Ask
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
-from stretto.protocol.ports import Unreachable
-from stretto.storage.attempts import PostgresAttemptStore
-from stretto.storage.database import Database
+from stretto.errors import Unreachable
+from stretto.events.history_reader import Ask
+from stretto.postgres.attempts import PostgresAttemptStore
+from stretto.postgres.connections import Database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -20,30 +20,29 @@ import pytest_asyncio
 from nats.js.errors import NoStreamResponseError
 
 from nats_process import OURS, NatsProcess, nats_client
-from stretto.actors.history_reader import Ask
-from stretto.actors.hub import SessionHub
 from stretto.assembly import ComponentSettings, _component, _Outside, open_component
-from stretto.bus import connection as connection_module
-from stretto.bus import nats as nats_bus
-from stretto.bus.commands import CommandConsumer, CommandSettings
-from stretto.bus.opening import Bus, Nats, make_nats
-from stretto.documents import created_document
+from stretto.codec import created_document
+from stretto.creation.attempt import AnswerStatus
+from stretto.creation.creator import Answer
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId
-from stretto.observations import ActorCrashed, ActorRestarted
-from stretto.protocol.attempt import AnswerStatus
-from stretto.protocol.creator import Answer
-from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
-from stretto.protocol.history import Origin
-from stretto.protocol.ports import RowsSwept
-from stretto.protocol.sessions import CloseCode
-from stretto.protocol.webhooks import Answered, WebhookSettings, parse_secrets
+from stretto.events.close_codes import CloseCode
+from stretto.events.event import BusUnavailable, CommittedEvent
+from stretto.events.history_reader import Ask
+from stretto.events.hub import SessionHub
+from stretto.events.positions import Origin, Position
+from stretto.nats import connection as connection_module
+from stretto.nats import publisher as nats_bus
+from stretto.nats.commands import CommandConsumer, CommandSettings
+from stretto.nats.opening import Bus, Nats, make_nats
+from stretto.observations import ActorCrashed, ActorRestarted, RowsSwept
+from stretto.postgres.connections import Database
+from stretto.postgres.history import PostgresHistoryStore
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.memory import GROWTH_BYTES_MIN, MemoryTrimmer
 from stretto.runtime.runner import Runner
 from stretto.server import GarbageCollector
-from stretto.storage.database import Database
-from stretto.storage.history import PostgresHistoryStore
+from stretto.webhook.rules import Answered, WebhookSettings, parse_secrets
 from waiting import until
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ import pytest
 import pytest_asyncio
 
 from conftest import connect
-from stretto.errors import ConfigurationError
-from stretto.protocol.ports import Unreachable
-from stretto.storage.database import Database
-from stretto.storage.migrate import Step, migrate, read_steps
-from stretto.storage.queries import schema_file
+from stretto.errors import ConfigurationError, Unreachable
+from stretto.postgres.connections import Database
+from stretto.postgres.migrate import Step, migrate, read_steps
+from stretto.postgres.queries import schema_file
 from waiting import until
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 # Whoever holds this advisory lock is the one who changes the schema.
 LOCK = int.from_bytes(b"stretto", "big")
-MIGRATIONS = files("stretto.storage") / "migrations"
+MIGRATIONS = files("stretto.postgres") / "migrations"
 STEPS = [
     Step(2, "ALTER TABLE inbox ADD COLUMN two text"),
     Step(3, "ALTER TABLE inbox ADD COLUMN three text"),

@@ -13,13 +13,13 @@ import stretto
 from api_client import SECRET
 from stretto.errors import KeyInvalid
 from stretto.host import POOL_SPARE_MIN, READ, SENT, require_hook
-from stretto.storage.migrate import PRIVILEGES
-from stretto.storage.queries import QUERIES
+from stretto.postgres.migrate import PRIVILEGES
+from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stretto.storage.database import Connection
+    from stretto.postgres.driver_connection import Connection
 
 TOKENS: Final = stretto.TokenSettings(secret=SECRET)
 DSN: Final = "postgresql://nowhere/chat"

@@ -13,14 +13,15 @@ import pytest_asyncio
 from uuid_utils.compat import uuid4
 
 from nats_process import OURS, NatsProcess, nats_client, stored
-from stretto.bus import connection as connection_module
-from stretto.bus import nats as nats_bus
-from stretto.bus import receiver as receiver_module
-from stretto.bus.connection import NatsConnection
-from stretto.bus.deployment import MARK
-from stretto.bus.nats import NatsBus
-from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
-from stretto.protocol.ports import BusConnected, BusTrouble, EventsMissed
+from stretto.events.event import BusUnavailable, CommittedEvent
+from stretto.events.positions import Position
+from stretto.nats import connection as connection_module
+from stretto.nats import publisher as nats_bus
+from stretto.nats import receiver as receiver_module
+from stretto.nats.connection import NatsConnection
+from stretto.nats.deployment import MARK
+from stretto.nats.publisher import NatsBus
+from stretto.observations import BusConnected, BusTrouble, EventsMissed
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from stretto.protocol.ports import Event
+    from stretto.observations import Event
 
 DEADLINE_SECONDS = 20
 STREAM, SUBJECT = OURS.event_stream, OURS.event_subject

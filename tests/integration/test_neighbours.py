@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from stretto.assembly import ComponentSettings, open_component
+from stretto.creation.attempt import AnswerStatus, AttemptStatus
+from stretto.creation.creator import Answer, CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import AttemptFailed, DatabaseUnavailable
-from stretto.protocol.attempt import AnswerStatus, AttemptStatus
-from stretto.protocol.creator import Answer, CreatorSettings
-from stretto.protocol.ports import BatchWritten, ConnectionLost, WriteTrouble
-from stretto.storage.queries import QUERIES
+from stretto.observations import BatchWritten, ConnectionLost, WriteTrouble
+from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from stretto.assembly import Component
-    from stretto.protocol.ports import Event
+    from stretto.observations import Event
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
@@ -91,7 +91,7 @@ async def test_a_claim_that_meets_rows_under_way_waits_for_them(
     """The twin: without leaving out what exists, each of them costs the others a lock time-out."""
     assert LEAVES_OUT in QUERIES["claim"]
     waiting = {**QUERIES, "claim": QUERIES["claim"].replace(LEAVES_OUT, "")}
-    monkeypatch.setattr("stretto.storage.attempts.QUERIES", waiting)
+    monkeypatch.setattr("stretto.postgres.attempts.QUERIES", waiting)
     events, repeated = await beside_a_held_leader(database_url)
     assert "Locked" in troubles(events)
     # Even then no request is answered 503 by a database that lives.

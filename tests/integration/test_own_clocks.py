@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.actors.relay import OutboxRelay, RelaySettings
 from stretto.assembly import ComponentSettings, open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id
-from stretto.protocol.ports import RowsSwept
+from stretto.events.relay import OutboxRelay, RelaySettings
+from stretto.observations import RowsSwept
 from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import asyncpg
 
     from stretto.assembly import Component
-    from stretto.protocol.events import CommittedEvent
-    from stretto.protocol.ports import Event
+    from stretto.events.event import CommittedEvent
+    from stretto.observations import Event
     from stretto.runtime.actor import Pace
 
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
@@ -104,8 +104,8 @@ async def test_replicas_sweep_by_themselves_and_every_row_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody asks for it; what one of them has deleted the other does not count again."""
-    monkeypatch.setattr("stretto.actors.sweeper.SWEEP_SECONDS", 0.01)
-    monkeypatch.setattr("stretto.storage.retention.RANGE_BLOCKS", 1)
+    monkeypatch.setattr("stretto.postgres.sweeper.SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr("stretto.postgres.retention.RANGE_BLOCKS", 1)
     await connection.execute(
         """INSERT INTO inbox (consumer, message_id, received_at)
            SELECT 'counter', gen_random_uuid(), '2020-01-01' FROM generate_series(1, 1000)"""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from stretto.actors.breakers import PAUSE, OwnerBreakers
 from stretto.assembly import ComponentSettings, open_component
+from stretto.creation.attempt import AnswerStatus
+from stretto.creation.breakers import PAUSE, OwnerBreakers
+from stretto.creation.creator import Answer, CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import DatabaseUnavailable, HookFailed
-from stretto.protocol.attempt import AnswerStatus
-from stretto.protocol.creator import Answer, CreatorSettings
-from stretto.protocol.ports import Event, OwnerPaused, OwnerResumed, WriteTrouble
+from stretto.observations import Event, OwnerPaused, OwnerResumed, WriteTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from stretto.assembly import Component
     from stretto.domain import CreatedGroup
-    from stretto.storage.database import Connection as InnerConnection
+    from stretto.postgres.driver_connection import Connection as InnerConnection
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
@@ -100,7 +100,7 @@ async def test_an_owner_who_costs_the_others_their_time_is_paused(
     monkeypatch.setattr(
         "stretto.assembly.OwnerBreakers", partial(OwnerBreakers, clock_seconds=clock)
     )
-    monkeypatch.setattr("stretto.storage.hook.HOOK_SECONDS", 0.3)
+    monkeypatch.setattr("stretto.postgres.hook.HOOK_SECONDS", 0.3)
 
     async def hook(_: InnerConnection, made: Sequence[tuple[CreatedGroup, NewGroup]]) -> None:
         if harmed.is_set() and any(group.owner == MALLORY for _, group in made):

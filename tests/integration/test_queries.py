@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 import stretto
-from stretto.storage.queries import QUERIES, parse_queries
+from stretto.postgres.queries import QUERIES, parse_queries
 
 if TYPE_CHECKING:
     import asyncpg
 
-SOURCES = sorted(Path(stretto.__file__).parent.rglob("*.py"))
+PACKAGE = Path(stretto.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+FILES = sorted(PACKAGE.glob("*/*.sql"))
+# What a host hands in is checked above the stores, as connections of ours are.
+LENT = {"connections.sql": [PACKAGE / "host.py"]}
 
 
 @pytest.mark.parametrize("name", QUERIES)
@@ -31,9 +35,18 @@ def test_every_statement_is_used_and_every_used_one_exists() -> None:
     assert set(QUERIES) == set(re.findall(r'QUERIES\["(\w+)"\]', text))
 
 
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_statement_stands_beside_the_module_that_sends_it(file: Path) -> None:
+    """What a store sends is read in one place."""
+    text = file.with_suffix(".py").read_text() + "".join(
+        map(Path.read_text, LENT.get(file.name, ()))
+    )
+    assert set(parse_queries(file.read_text())) == set(re.findall(r'QUERIES\["(\w+)"\]', text))
+
+
 def test_no_statement_is_built_in_python() -> None:
-    """Statements stand in queries.sql; the few administrative ones stand where they are used."""
-    administrative = {"embedded.py", "migrate.py", "pooler.py"}
+    """They stand in files of SQL; the few administrative ones stand where they are used."""
+    administrative = {"postgres.py", "migrate.py", "pooler.py"}
     pattern = re.compile(r"\b(SELECT|INSERT INTO|UPDATE|DELETE FROM) ", re.MULTILINE)
     found = {s.name for s in SOURCES if pattern.search(s.read_text())}
     assert found <= administrative

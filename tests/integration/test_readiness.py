@@ -12,11 +12,11 @@ import pytest
 
 from chaos.steps import END_OURS, set_read_only
 from pgbouncer import give_settings, reconnect, running_pgbouncer, url_through
-from stretto.protocol.ports import Misconfigured, Unreachable
-from stretto.storage.attempts import PostgresWriteStore
-from stretto.storage.database import READ_ONLY, Database, Lane
-from stretto.storage.migrate import grant
-from stretto.storage.readiness import PROBE_SECONDS, Readiness
+from stretto.errors import Misconfigured, Unreachable
+from stretto.postgres.attempts import PostgresWriteStore
+from stretto.postgres.connections import READ_ONLY, Database, Lane
+from stretto.postgres.migrate import grant
+from stretto.postgres.readiness import PROBE_SECONDS, Readiness
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

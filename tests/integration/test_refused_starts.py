@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from command_process import stretto
-from stretto.protocol.ports import Unreachable
+from stretto.errors import Unreachable
+from stretto.postgres.connections import Database
 from stretto.provision import _patient_lend
-from stretto.storage.database import Database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,13 +12,14 @@ import pytest
 import pytest_asyncio
 
 from conftest import connect
-from stretto.actors.lag import Lag
-from stretto.actors.relay import OutboxRelay, RelaySettings
-from stretto.protocol.events import BusUnavailable
-from stretto.protocol.outbox import RefusalLimits
-from stretto.protocol.ports import EventBuried, Unreachable
-from stretto.storage.database import Database
-from stretto.storage.outbox import PostgresOutboxStore, dead_letters, replay
+from stretto.errors import Unreachable
+from stretto.events.event import BusUnavailable
+from stretto.events.lag import Lag
+from stretto.events.outbox import RefusalLimits
+from stretto.events.relay import OutboxRelay, RelaySettings
+from stretto.observations import EventBuried
+from stretto.postgres.connections import Database
+from stretto.postgres.outbox import PostgresOutboxStore, dead_letters, replay
 from waiting import until
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from stretto.protocol.events import CommittedEvent
-    from stretto.protocol.ports import Event
+    from stretto.events.event import CommittedEvent
+    from stretto.observations import Event
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conftest import connect
-from stretto.actors.sweeper import RetentionSweeper
 from stretto.assembly import open_component
+from stretto.creation.attempt import AnswerStatus
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.protocol.attempt import AnswerStatus
-from stretto.storage import retention
-from stretto.storage.check import FAULTS_MAX, check_database
-from stretto.storage.database import Database
-from stretto.storage.history import PostgresHistoryStore
-from stretto.storage.queries import QUERIES
-from stretto.storage.retention import Retention, sweep, sweepable
+from stretto.postgres import retention
+from stretto.postgres.check import FAULTS_MAX, check_database
+from stretto.postgres.connections import Database
+from stretto.postgres.history import PostgresHistoryStore
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.retention import Retention, sweep, sweepable
+from stretto.postgres.sweeper import RetentionSweeper
 from waiting import until
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ async def test_only_what_is_settled_and_past_its_retention_is_swept(
     component: Component, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the given clock, range by range; what is pending, undelivered or dead stays, however old."""
-    monkeypatch.setattr("stretto.storage.retention.RANGE_BLOCKS", 1)
+    monkeypatch.setattr("stretto.postgres.retention.RANGE_BLOCKS", 1)
     for number in range(40):
         await create(component, f"k{number}")
     await connection.execute(

@@ -17,19 +17,19 @@ import pytest
 from api_client import SECRET, Api, api_for, token_of
 from command_process import stretto
 from conftest import connect
-from stretto.actors.sender import UNDER_WAY_MAX, WebhookSender
 from stretto.assembly import ComponentSettings, open_component
-from stretto.bus.webhook import WebhookEndpoint
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.protocol.events import BusUnavailable
-from stretto.protocol.ports import EventBuried, WebhookDisabled, WebhookTried
-from stretto.protocol.webhooks import JITTER_RATIO_MAX, RETRY_SECONDS, WebhookSettings
+from stretto.events.event import BusUnavailable
+from stretto.observations import EventBuried, WebhookDisabled, WebhookTried
+from stretto.postgres.connections import Database
+from stretto.postgres.outbox import dead_letters, replay
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.retention import Retention, sweep, sweepable
 from stretto.runtime.runner import Run
-from stretto.storage.database import Database
-from stretto.storage.outbox import dead_letters, replay
-from stretto.storage.queries import QUERIES
-from stretto.storage.retention import Retention, sweep, sweepable
-from stretto.storage.webhooks import PostgresWebhookStore, disabled_at, enable
+from stretto.webhook.endpoint import WebhookEndpoint
+from stretto.webhook.rules import JITTER_RATIO_MAX, RETRY_SECONDS, WebhookSettings
+from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
+from stretto.webhook.store import PostgresWebhookStore, disabled_at, enable
 from waiting import until
 from webhook_receiver import receiving
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     import asyncpg
 
     from service_process import ServiceProcess
-    from stretto.protocol.events import CommittedEvent
-    from stretto.protocol.ports import Event
+    from stretto.events.event import CommittedEvent
+    from stretto.observations import Event
     from webhook_receiver import Receiver
 
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -201,7 +201,7 @@ async def test_a_backlog_is_enrolled_in_stretches_of_whole_transactions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each event once, however many one transaction has, and while others commit late."""
-    monkeypatch.setattr("stretto.actors.sender.ENROLLED_MAX", 3)
+    monkeypatch.setattr("stretto.webhook.sender.ENROLLED_MAX", 3)
     ids = []
     for size in (1, 2, 7, 1, 4):
         async with connection.transaction():

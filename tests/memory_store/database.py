@@ -24,9 +24,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from memory_store.tables import AttemptRow, GroupRecord, Tables
-from stretto.errors import Failure
-from stretto.protocol.attempt import AttemptStatus
-from stretto.protocol.ports import Refused, StoreError, Transient
+from stretto.creation.attempt import AttemptStatus
+from stretto.errors import Failure, Refused, StoreError, Transient
 
 if TYPE_CHECKING:
     import asyncio

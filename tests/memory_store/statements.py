@@ -1,4 +1,4 @@
-"""The statements of `queries.sql`, retold in steps: where they look, lock, write and commit.
+"""The statements of `attempts.sql`, retold in steps: where they look, lock, write and commit.
 
 Each `yield` is a moment in which others may go. A statement that has written nothing ends without
 one: nobody could tell.
@@ -11,16 +11,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from memory_store.tables import AttemptRow, GroupRecord
-from stretto.errors import Failure
-from stretto.protocol.attempt import Attempt, AttemptStatus, Sighting
-from stretto.protocol.ports import Refused
+from stretto.creation.attempt import Attempt, AttemptStatus, Sighting
+from stretto.errors import Failure, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
     from memory_store.database import MemoryDatabase, Steps, Transaction
-    from stretto.protocol.ports import Write
+    from stretto.creation.ports import Write
 
 
 def claim(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write]) -> Steps:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from memory_store import statements
 from memory_store.database import Statement
-from stretto.protocol.ports import OutcomeUnknown, StoreError, Unreachable
+from stretto.errors import OutcomeUnknown, StoreError, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
     from memory_store.database import MemoryDatabase, Steps, Transaction
+    from stretto.creation.attempt import Sighting
+    from stretto.creation.ports import Write
     from stretto.errors import Failure
-    from stretto.protocol.attempt import Sighting
-    from stretto.protocol.ports import Write
 
 
 class MemoryWriteStore:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from stretto.creation.attempt import AttemptStatus, GroupRow
 from stretto.domain import CreatedGroup, event_id
-from stretto.protocol.attempt import AttemptStatus, GroupRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mutants.mutant import ROOT
-from stretto.storage.embedded import embedded_postgres
+from stretto.embedded.postgres import embedded_postgres
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping

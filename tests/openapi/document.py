@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import stretto
-from stretto.documents import PROBLEM_CONTENT_TYPE
+from stretto.codec import PROBLEM_CONTENT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stretto.documents import BODY_BYTES_MAX, STATUS, TYPE_PREFIX
+from stretto.codec import BODY_BYTES_MAX, STATUS, TYPE_PREFIX
+from stretto.creation.attempt import AnswerStatus, AttemptStatus
+from stretto.creation.creator import WAIT_SECONDS_DEFAULT, WAIT_SECONDS_MAX
 from stretto.domain import (
     DESCRIPTION_CHARACTERS_MAX,
     KEY_CHARACTERS_MAX,
@@ -16,12 +18,10 @@ from stretto.domain import (
     USER_ID_CHARACTERS_MAX,
 )
 from stretto.errors import Retry
+from stretto.events.close_codes import CloseCode
 from stretto.http.event_streams import SUBPROTOCOL
-from stretto.http.events import TOKEN_SUBPROTOCOL
 from stretto.http.requests import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
-from stretto.protocol.attempt import AnswerStatus, AttemptStatus
-from stretto.protocol.creator import WAIT_SECONDS_DEFAULT, WAIT_SECONDS_MAX
-from stretto.protocol.sessions import CloseCode
+from stretto.http.routes.events import TOKEN_SUBPROTOCOL
 
 _SCHEMAS: Final = "/components/schemas"
 _NEW_GROUP: Final = f"{_SCHEMAS}/NewGroup/properties"

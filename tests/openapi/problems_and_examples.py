@@ -9,7 +9,7 @@ from openapi_schema_validator import OAS31Validator
 
 from openapi.document import Document, operations, pointers, problems
 from stretto import errors
-from stretto.documents import PROBLEM_CONTENT_TYPE, STATUS, TYPE_PREFIX, problem
+from stretto.codec import PROBLEM_CONTENT_TYPE, STATUS, TYPE_PREFIX, problem
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id, group_id
 from stretto.errors import (
     AttemptFailed,

@@ -7,23 +7,24 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from properties.model import LEASE_SECONDS, Place, Wish
-from stretto.actors.mailbox import Mailbox
-from stretto.actors.writer import GroupWriter
-from stretto.documents import created_document
-from stretto.errors import AttemptFailed, AttemptPending, KeyReused
-from stretto.protocol.creator import CreatorSettings, GroupCreator
-from stretto.protocol.lookup import AttemptLookup
-from stretto.protocol.ports import Refused, Write, WriteResult, WriteTrouble
+from stretto.codec import created_document
+from stretto.creation.creator import CreatorSettings, GroupCreator
+from stretto.creation.lookup import AttemptLookup
+from stretto.creation.writer import GroupWriter
+from stretto.errors import AttemptFailed, AttemptPending, KeyReused, Refused
+from stretto.observations import WriteTrouble
+from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
+from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
-from stretto.storage.attempts import PostgresAttemptStore, PostgresWriteStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
+    from stretto.creation.ports import Write, WriteResult
     from stretto.errors import Failure
-    from stretto.protocol.ports import Event
-    from stretto.storage.database import Database
+    from stretto.observations import Event
+    from stretto.postgres.connections import Database
 
 
 class SilentStore(PostgresWriteStore):

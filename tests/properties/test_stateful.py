@@ -31,17 +31,17 @@ from properties.model import (
     Wish,
 )
 from properties.processes import Process
-from stretto.documents import created_document
+from stretto.codec import created_document
+from stretto.creation import follower as follower_module
+from stretto.creation.attempt import decide
+from stretto.creation.outcomes import OutcomeMemory
 from stretto.domain import FINGERPRINT_BYTES, CreatedGroup, IdempotencyKey, UserId, group_id
 from stretto.errors import NotFound
-from stretto.protocol import follower as follower_module
-from stretto.protocol.attempt import decide
-from stretto.protocol.memory import OutcomeMemory
-from stretto.storage import attempts as attempts_module
-from stretto.storage.check import check_database
-from stretto.storage.database import Database
-from stretto.storage.queries import QUERIES
-from stretto.storage.retention import Retention, sweep
+from stretto.postgres import attempts as attempts_module
+from stretto.postgres.check import check_database
+from stretto.postgres.connections import Database
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.retention import Retention, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -242,7 +242,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take more than a second for a write; the model knows no such seconds."""
-    monkeypatch.setattr("stretto.protocol.creator.OWN_WRITE_SECONDS", 600.0)
+    monkeypatch.setattr("stretto.creation.creator.OWN_WRITE_SECONDS", 600.0)
 
 
 def machine_in(world: World) -> type[Machine]:

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from stretto.errors import Failure
-from stretto.protocol.ports import InDoubt, Locked, Refused, Transient, Unreachable
+from stretto.errors import Failure, InDoubt, Locked, Refused, Transient, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stretto.documents import read_created
+from stretto.codec import read_created
+from stretto.creation.attempt import AttemptStatus
+from stretto.creation.creator import Answer
 from stretto.domain import CreatedGroup, event_id, group_id
 from stretto.errors import AttemptFailed, Failure, KeyReused
-from stretto.protocol.attempt import AttemptStatus
-from stretto.protocol.creator import Answer
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from stretto.creation.attempt import Sighting
+from stretto.creation.creator import Answer
 from stretto.errors import AttemptFailed
-from stretto.protocol.attempt import Sighting
-from stretto.protocol.creator import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,14 +7,13 @@ from uuid import UUID
 
 from memory_store.stores import MemoryAttemptStore, MemoryWriteStore
 from races.stepped_loop import SteppedLoop
-from stretto.observations import ActorCrashed
-from stretto.protocol.creator import CreatorSettings
-from stretto.protocol.ports import GuaranteeBroken
+from stretto.creation.creator import CreatorSettings
+from stretto.observations import ActorCrashed, GuaranteeBroken
 from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
     from races.world import World
-    from stretto.protocol.ports import Event
+    from stretto.observations import Event
 
 LEASE_SECONDS: Final = 5.0
 SETTINGS: Final = CreatorSettings(lease_seconds=LEASE_SECONDS)

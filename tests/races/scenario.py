@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from memory_store.database import Guards
-from stretto.actors.mailbox import Mailbox
-from stretto.actors.writer import GroupWriter
+from stretto.creation.creator import GroupCreator
+from stretto.creation.writer import GroupWriter
 from stretto.domain import NewGroup, UserId
-from stretto.protocol.creator import GroupCreator
+from stretto.runtime.mailbox import Mailbox
 
 ALICE: Final = UserId("alice")
 TEAM: Final = NewGroup.parse(ALICE, {"name": "Team", "members": ["bob"]})

@@ -27,13 +27,14 @@ from memory_store.database import Guards
 from races import faults
 from races.explorer import AnomalyError, explore
 from races.scenario import OTHER, Request, Scenario
-from stretto.actors.mailbox import Envelope, Mailbox
-from stretto.actors.writer import GroupWriter
+from stretto.creation.attempt import Decision, Reclaim, Sighting, Wait, decide
+from stretto.creation.creator import Answer, GroupCreator
+from stretto.creation.flight import Flight
+from stretto.creation.ports import SettledAsFailed
+from stretto.creation.writer import GroupWriter
 from stretto.domain import group_id
-from stretto.protocol.attempt import Decision, Reclaim, Sighting, Wait, decide
-from stretto.protocol.creator import Answer, GroupCreator
-from stretto.protocol.flight import Flight
-from stretto.protocol.ports import OutcomeUnknown, SettledAsFailed
+from stretto.errors import OutcomeUnknown
+from stretto.runtime.mailbox import Envelope, Mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -175,6 +176,6 @@ def test_without_reclaims_a_crash_leaves_its_key_pending(monkeypatch: pytest.Mon
 
     scenario = Scenario(requests=(Request(),), faults=("crash",), faults_max=1)
     assert explore(scenario).schedules
-    monkeypatch.setattr("stretto.protocol.follower.decide", only_wait)
+    monkeypatch.setattr("stretto.creation.follower.decide", only_wait)
     with pytest.raises(AnomalyError, match="a request is never answered"):
         explore(scenario)

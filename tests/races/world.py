@@ -26,10 +26,10 @@ from races import faults
 from races.likeness import told
 from races.process import LEASE_SECONDS, Process
 from races.scenario import Request
+from stretto.creation.attempt import AttemptStatus
+from stretto.creation.ports import Write
 from stretto.domain import IdempotencyKey
 from stretto.errors import StrettoError
-from stretto.protocol.attempt import AttemptStatus
-from stretto.protocol.ports import Write
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from memory_store.database import Statement
     from memory_store.tables import AttemptRow
     from races.scenario import Scenario
-    from stretto.protocol.creator import Answer
+    from stretto.creation.creator import Answer
 
 Step = tuple[Any, ...]
 

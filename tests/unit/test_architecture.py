@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stretto.config import Settings
-from stretto.protocol.sessions import CloseCode
+from stretto.events.close_codes import CloseCode
 from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -174,14 +174,14 @@ def test_the_tables_say_what_the_code_does(check: str) -> None:
 @pytest.mark.parametrize(
     ("check", "old", "new"),
     [
-        ("modules", "| `protocol/attempt.py` |", "| `protocol/attempts.py` |"),
-        ("modules", "| `protocol/attempt.py` |", "| `protocol/flight.py` |"),
+        ("modules", "| `creation/attempt.py` |", "| `creation/attempts.py` |"),
+        ("modules", "| `creation/attempt.py` |", "| `creation/flight.py` |"),
         ("modules", "    server  ", "    servers "),
         ("layers", "    http  ", "    https "),
         ("layers", "    domain  ", "    "),
         ("limits", "| turns of a flight | 8 |", "| turns of a flight | 9 |"),
         ("limits", "8 | `TURNS_MAX`", "8 | `TURNS`"),
-        ("limits", "`TURNS_MAX` in `protocol/follower.py`", "`TURNS_MAX` in `protocol/flight.py`"),
+        ("limits", "`TURNS_MAX` in `creation/follower.py`", "`TURNS_MAX` in `creation/flight.py`"),
         ("limits", "| pause between looks | 5 ms to", "| pause between looks | 5 s to"),
         ("limits", "| lease | 5 s |", "| lease | 6 s |"),
         ("limits", "setting `LEASE_SECONDS`", "setting `LEASES`"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.database_url import place_of, require_database_url
+from stretto.postgres.database_url import place_of, require_database_url
 
 if TYPE_CHECKING:
     from pathlib import Path

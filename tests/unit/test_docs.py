@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto import assembly
-from stretto.documents import STATUS
-from stretto.protocol import ports
+from stretto import assembly, errors
+from stretto.codec import STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,10 +126,10 @@ def test_every_kind_of_a_stores_error_is_in_the_telemetry() -> None:
     listed = text.split("- `kind` is ", 1)[1].split("; see", 1)[0]
     kinds = {
         name
-        for name, each in vars(ports).items()
+        for name, each in vars(errors).items()
         if isinstance(each, type)
-        and issubclass(each, ports.StoreError)
-        and each is not ports.StoreError
+        and issubclass(each, errors.StoreError)
+        and each is not errors.StoreError
     }
     assert [] == sorted(name for name in kinds if f"`{name}`" not in listed)
 

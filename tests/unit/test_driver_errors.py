@@ -8,7 +8,7 @@ import ssl
 import asyncpg
 import pytest
 
-from stretto.protocol.ports import (
+from stretto.errors import (
     InDoubt,
     Locked,
     Misconfigured,
@@ -17,7 +17,7 @@ from stretto.protocol.ports import (
     StoreError,
     Transient,
 )
-from stretto.storage.driver_errors import is_lasting, store_error
+from stretto.postgres.driver_errors import is_lasting, store_error
 
 
 def server_error(state: str) -> asyncpg.PostgresError:

@@ -13,8 +13,8 @@ from aiohttp import ClientConnectorDNSError, ClientConnectorError, ServerDisconn
 from aiohttp.client_reqrep import ConnectionKey
 
 import stretto
-from stretto.errors import network_failure
-from stretto.storage.driver_errors import in_words, store_error
+from stretto.network import network_failure
+from stretto.postgres.driver_errors import in_words, store_error
 
 SOURCES = sorted(Path(stretto.__file__).parent.rglob("*.py"))
 # As a label or a field beside words; as a part of a sentence.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 
-from stretto.errors import NotFound, drop_frames
+from stretto.errors import NotFound
+from stretto.http.problems import drop_frames
 
 
 class Witness:

@@ -12,7 +12,7 @@ import pytest
 
 import stretto
 
-CLIENT = {"stretto", "stretto.client", "stretto.domain", "stretto.errors"}
+CLIENT = {"stretto", "stretto.client", "stretto.domain", "stretto.errors", "stretto.network"}
 EVERYTHING = "import stretto\nfor name in stretto.__all__: getattr(stretto, name)"
 SERVER_OF_AIOHTTP = {
     "aiohttp.web",
@@ -26,8 +26,13 @@ TELEMETRY = {"prometheus_client", "structlog"}
 # What only the service's own process uses, or what only some of them use.
 NOT_FOR_HOSTS = {
     *("stretto.cli", "stretto.config", "stretto.provision", "stretto.server", "stretto.supervisor"),
-    *("stretto.bus.commands", "stretto.bus.connection", "stretto.bus.embedded", "stretto.bus.nats"),
-    *("stretto.storage.check", "stretto.storage.embedded", "stretto.storage.embedded_cluster"),
+    *(
+        "stretto.nats.commands",
+        "stretto.nats.connection",
+        "stretto.embedded.nats",
+        "stretto.nats.publisher",
+    ),
+    *("stretto.postgres.check", "stretto.embedded.postgres", "stretto.embedded.cluster"),
 }
 
 
@@ -48,7 +53,7 @@ def loaded(code: str) -> set[str]:
         ("from stretto import GroupRejected", {"stretto", "stretto.errors"}),
         (
             "from stretto import Inbox",
-            {"stretto", "stretto.storage", "stretto.storage.inbox", "stretto.storage.queries"},
+            {"stretto", "stretto.postgres", "stretto.postgres.inbox", "stretto.postgres.queries"},
         ),
     ],
 )
@@ -68,7 +73,7 @@ def test_what_must_not_be_loaded_can_be() -> None:
     """The twin: none of these names is misspelt, and who asks for them is seen to have them."""
     forbidden = NOT_FOR_HOSTS | SERVER_OF_AIOHTTP | DRIVERS | PROCESS | TELEMETRY
     assert [] == [name for name in forbidden if find_spec(name) is None]
-    assert loaded("import stretto.cli, stretto.bus.nats, stretto.bus.commands") >= forbidden
+    assert loaded("import stretto.cli, stretto.nats.publisher, stretto.nats.commands") >= forbidden
 
 
 def test_every_public_name_is_there() -> None:

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from stretto.log_folding import SECONDS_PER_LINE, LogFolder
+from stretto.telemetry.log_folding import SECONDS_PER_LINE, LogFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

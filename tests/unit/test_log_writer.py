@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from full_pipe import fill
-from stretto.log_writer import STOP_SECONDS, DroppedLines, LogWriter
+from stretto.telemetry.log_writer import STOP_SECONDS, DroppedLines, LogWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

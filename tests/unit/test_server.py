@@ -12,7 +12,8 @@ from signal import default_int_handler
 import pytest
 
 from stretto.errors import ListenError
-from stretto.http.auth import TokenSettings
+from stretto.http.tokens.authenticator import TokenSettings
+from stretto.runtime.stop import Stop
 from stretto.server import (
     FILES_OWN,
     _connections_max,
@@ -22,7 +23,6 @@ from stretto.server import (
     _stop_without_supervisor,
     _welcome,
 )
-from stretto.stop import Stop
 from waiting import until
 
 ANY = resource.RLIM_INFINITY

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.stop import Stop
+from stretto.runtime.stop import Stop
 
 if TYPE_CHECKING:
     from signal import Signals

@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.errors import WorkersError
-from stretto.stop import Stop
-from stretto.supervisor import (
-    BACKOFF,
-    FAILED_STARTS_MAX,
-    YOUNG_SECONDS,
-    Supervisor,
-)
-from stretto.telemetry import logger
+from stretto.runtime.stop import Stop
+from stretto.supervisor import BACKOFF, FAILED_STARTS_MAX, YOUNG_SECONDS, Supervisor
+from stretto.telemetry.logs import logger
 from waiting import until
 
 if TYPE_CHECKING:

@@ -8,9 +8,19 @@ from uuid import UUID
 import pytest
 
 from logged_events import logged
-from stretto.errors import Failure, GroupRejected
-from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
-from stretto.protocol.ports import (
+from stretto.errors import (
+    Failure,
+    GroupRejected,
+    HookError,
+    HookInterrupted,
+    OutcomeUnknown,
+    Refused,
+    Transient,
+)
+from stretto.events.close_codes import CloseCode
+from stretto.observations import (
+    ActorCrashed,
+    ActorRestarted,
     AttemptAnswered,
     BatchWritten,
     ConnectionLost,
@@ -18,25 +28,21 @@ from stretto.protocol.ports import (
     EventDelivered,
     EventsRelayed,
     GuaranteeBroken,
-    HookError,
-    HookInterrupted,
-    OutcomeUnknown,
     OwnerPaused,
     OwnerResumed,
-    Refused,
     RowsSwept,
     SessionEnded,
-    Transient,
+    UpkeepTrouble,
     WebhookBlocked,
     WebhookDisabled,
     WebhookTried,
     WriteTrouble,
 )
-from stretto.protocol.sessions import CloseCode
-from stretto.telemetry import Metrics
+from stretto.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from stretto.protocol.ports import Event, StoreError
+    from stretto.errors import StoreError
+    from stretto.observations import Event
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Any:

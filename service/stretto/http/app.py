@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from stretto.http import attempts, docs, events, groups, health
+from stretto.http.routes import attempts, docs, events, groups, health
 from stretto.http.service import SERVICE, answer_problems
 
 if TYPE_CHECKING:

@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING, Final, Protocol
 import orjson
 from aiohttp import WebSocketError, WSMsgType, hdrs, web
 
-from stretto.errors import drop_frames
+from stretto.events.close_codes import CloseCode
 from stretto.http.few_frames import QuietWebSocket
-from stretto.http.problems import COMMON_FIELDS
-from stretto.protocol.sessions import CloseCode
+from stretto.http.problems import COMMON_FIELDS, drop_frames
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from stretto.actors.session import Session
     from stretto.config import Settings
-    from stretto.protocol.sessions import OutgoingEvent
+    from stretto.events.outgoing import OutgoingEvent
+    from stretto.events.session import Session
 
 SUBPROTOCOL: Final = "stretto.v1"
 # Clients have nothing to say; the largest control frame has 125 bytes.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 from aiohttp import hdrs, web
 
-from stretto.documents import PROBLEM_CONTENT_TYPE, STATUS, problem
+from stretto.codec import PROBLEM_CONTENT_TYPE, STATUS, problem
 from stretto.errors import (
     BodyTooLarge,
     InternalError,
@@ -17,7 +17,6 @@ from stretto.errors import (
     StrettoError,
     Unauthenticated,
     UnsupportedMediaType,
-    drop_frames,
 )
 
 if TYPE_CHECKING:
@@ -70,3 +69,14 @@ def problem_of_exception(exception: web.HTTPException) -> web.StreamResponse:
     if isinstance(exception, web.HTTPMethodNotAllowed):
         response.headers[hdrs.ALLOW] = ", ".join(sorted(exception.allowed_methods))
     return response
+
+
+def drop_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error that has been answered, and of what caused it.
+
+    An error refers to every frame that it has passed, and variables of some of these refer to the
+    error: cycles of a hundred objects each, which only the garbage collector would free.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

@@ -8,7 +8,8 @@ from urllib.parse import unquote_to_bytes
 
 from aiohttp import hdrs, web
 
-from stretto.documents import BODY_BYTES_MAX
+from stretto.codec import BODY_BYTES_MAX
+from stretto.creation.creator import WAIT_SECONDS_MAX
 from stretto.domain import FAULTS_TOLD_MAX, IdempotencyKey
 from stretto.errors import (
     BodyTooLarge,
@@ -19,7 +20,6 @@ from stretto.errors import (
     RequestInvalid,
     UnsupportedMediaType,
 )
-from stretto.protocol.creator import WAIT_SECONDS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

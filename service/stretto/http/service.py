@@ -15,26 +15,26 @@ from stretto.errors import (
     InternalError,
     RequestInvalid,
     StrettoError,
-    drop_frames,
+    Unreachable,
 )
-from stretto.http.problems import problem_of_exception, problem_response
-from stretto.protocol.ports import Unreachable
-from stretto.telemetry import Metrics, logger
+from stretto.http.problems import drop_frames, problem_of_exception, problem_response
+from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from stretto.actors.history_reader import Ask, Stretch
-    from stretto.actors.hub import SessionHub
-    from stretto.actors.mailbox import Mailbox
-    from stretto.actors.reads import Reads
+    from stretto.creation.creator import GroupCreator
+    from stretto.creation.lookup import AttemptLookup
+    from stretto.creation.reads import Reads
     from stretto.domain import UserId
-    from stretto.http.auth import Authenticator
+    from stretto.events.history_reader import Ask, Stretch
+    from stretto.events.hub import SessionHub
+    from stretto.http.admission import LoadShedder
     from stretto.http.event_streams import StreamSettings
-    from stretto.http.shedding import LoadShedder
-    from stretto.protocol.creator import GroupCreator
-    from stretto.protocol.lookup import AttemptLookup
+    from stretto.http.tokens.authenticator import Authenticator
+    from stretto.runtime.mailbox import Mailbox
     from stretto.runtime.runner import Runner
+    from stretto.telemetry.metrics import Metrics
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

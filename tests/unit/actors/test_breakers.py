@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from stretto.actors.breakers import (
+from stretto.creation.breakers import (
     OWNER_SECONDS_MAX,
     OWNERS_MAX,
     PAUSE,
@@ -16,26 +16,12 @@ from stretto.actors.breakers import (
     STALE_SECONDS,
     OwnerBreakers,
 )
-from stretto.actors.mailbox import Mailbox
-from stretto.actors.writer import APART_SECONDS_MAX, GroupWriter
+from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
+from stretto.creation.writer import APART_SECONDS_MAX, GroupWriter
 from stretto.domain import NewGroup, UserId
-from stretto.errors import Failure
-from stretto.protocol.ports import (
-    Event,
-    HookError,
-    Led,
-    Locked,
-    NotLed,
-    OwnerPaused,
-    OwnerResumed,
-    Refused,
-    SettledAsFailed,
-    StoreError,
-    Transient,
-    Unreachable,
-    Write,
-    WriteResult,
-)
+from stretto.errors import Failure, HookError, Locked, Refused, StoreError, Transient, Unreachable
+from stretto.observations import Event, OwnerPaused, OwnerResumed
+from stretto.runtime.mailbox import Mailbox
 
 if TYPE_CHECKING:
     import asyncio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from stretto.actors.contention import KEY_SECONDS, KEYS_MAX, ContendedKeys
+from stretto.creation.contention import KEY_SECONDS, KEYS_MAX, ContendedKeys
 
 ONE, OTHER = UUID(int=1), UUID(int=2)
 

@@ -8,32 +8,25 @@ from uuid import UUID
 
 import pytest
 
-from stretto.actors import history_reader
-from stretto.actors.history_reader import Ask, HistoryReader, Replay, Stretch
-from stretto.actors.hub import HubSettings, SessionHub
-from stretto.actors.mailbox import Mailbox
-from stretto.actors.session import Session
 from stretto.domain import UserId
-from stretto.errors import InternalError
+from stretto.errors import InternalError, ReadCancelled, Unreachable
+from stretto.events import history_reader
+from stretto.events.catch_up import Replay
+from stretto.events.event import CommittedEvent
+from stretto.events.history import HistoryBounds, HistoryPage, PastEvent
+from stretto.events.history_reader import Ask, HistoryReader, Stretch
+from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.positions import Bookmark, Cursor, Origin, Position, PositionLost
+from stretto.events.session import Session
 from stretto.observations import ActorCrashed, UpkeepTrouble
-from stretto.protocol.events import CommittedEvent, Position
-from stretto.protocol.history import (
-    Bookmark,
-    Cursor,
-    HistoryBounds,
-    HistoryPage,
-    Origin,
-    PastEvent,
-    PositionLost,
-)
-from stretto.protocol.ports import ReadCancelled, Unreachable
 from stretto.runtime.backoff import Backoff
+from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from stretto.protocol.ports import Event
+    from stretto.observations import Event
 
 ALICE, BOB = UserId("alice"), UserId("bob")
 ORIGIN = Origin("0a1b2c3d")

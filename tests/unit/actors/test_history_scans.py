@@ -6,11 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from stretto.actors.history_reader import Ask, HistoryReader, Stretch
-from stretto.actors.mailbox import Mailbox
 from stretto.domain import UserId
-from stretto.protocol.events import CommittedEvent, Position
-from stretto.protocol.history import Cursor, HistoryBounds, HistoryPage, Origin, PastEvent
+from stretto.events.event import CommittedEvent
+from stretto.events.history import HistoryBounds, HistoryPage, PastEvent
+from stretto.events.history_reader import Ask, HistoryReader, Stretch
+from stretto.events.positions import Cursor, Origin, Position
+from stretto.runtime.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

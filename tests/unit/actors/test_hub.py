@@ -10,21 +10,22 @@ from uuid import UUID
 
 import pytest
 
-from stretto.actors.hub import SESSION_SECONDS_MAX, HubSettings, SessionHub
-from stretto.bus import local
-from stretto.bus.local import LocalBus
 from stretto.domain import UserId
 from stretto.errors import Overloaded, RateLimited
-from stretto.protocol.events import TURN_EVENTS, CommittedEvent, Position
-from stretto.protocol.history import Origin
-from stretto.protocol.ports import EventDelivered, SessionEnded
-from stretto.protocol.sessions import CloseCode, OutgoingEvent
+from stretto.events import local_bus
+from stretto.events.close_codes import CloseCode
+from stretto.events.event import TURN_EVENTS, CommittedEvent
+from stretto.events.hub import SESSION_SECONDS_MAX, HubSettings, SessionHub
+from stretto.events.local_bus import LocalBus
+from stretto.events.outgoing import OutgoingEvent
+from stretto.events.positions import Origin, Position
+from stretto.observations import EventDelivered, SessionEnded
 from stretto.runtime.runner import Runner
 from waiting import until
 
 if TYPE_CHECKING:
-    from stretto.actors.session import Session
-    from stretto.protocol.ports import Event
+    from stretto.events.session import Session
+    from stretto.observations import Event
 
 ALICE, BOB = UserId("alice"), UserId("bob")
 ORIGIN = Origin("0a1b2c3d")
@@ -167,7 +168,7 @@ async def test_a_burst_finds_nobody_too_slow_that_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The bus lets sessions take their share; without its turns it would run them over."""
-    monkeypatch.setattr(local, "TURN_EVENTS", turn_events)
+    monkeypatch.setattr(local_bus, "TURN_EVENTS", turn_events)
     hub = SessionHub(ORIGIN, HubSettings(), told.append)
     taken: list[int] = []
 
@@ -312,7 +313,7 @@ async def test_the_hub_stops_in_time_although_somebody_stays(
     hub: SessionHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process must be able to end."""
-    monkeypatch.setattr("stretto.actors.hub.STOP_SECONDS", 0.01)
+    monkeypatch.setattr("stretto.events.hub.STOP_SECONDS", 0.01)
     with hub.session(ALICE, 2000):
         async with Runner(lambda _: None).running(hub):
             pass

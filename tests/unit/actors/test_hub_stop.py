@@ -6,9 +6,9 @@ import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from stretto.actors.hub import HubSettings, SessionHub
 from stretto.domain import UserId
-from stretto.protocol.history import Origin
+from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.positions import Origin
 from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ async def test_the_stop_waits_until_the_last_session_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And ends right then."""
-    monkeypatch.setattr("stretto.actors.hub.STOP_SECONDS", 1000)
+    monkeypatch.setattr("stretto.events.hub.STOP_SECONDS", 1000)
     hub = SessionHub(ORIGIN, HubSettings(), lambda _: None)
     runner = Runner(lambda _: None)
     runner.start(hub)
@@ -43,7 +43,7 @@ async def test_the_stop_waits_until_the_last_session_has_left(
 
 async def test_a_hub_without_sessions_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether there never were any, or all have left before."""
-    monkeypatch.setattr("stretto.actors.hub.STOP_SECONDS", 1000)
+    monkeypatch.setattr("stretto.events.hub.STOP_SECONDS", 1000)
     async with asyncio.timeout(20):
         for sessions in (0, 1):
             hub = SessionHub(ORIGIN, HubSettings(), lambda _: None)

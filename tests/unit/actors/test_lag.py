@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.actors.lag import LOOK_SECONDS, Lag
-from stretto.protocol.ports import Unreachable
+from stretto.errors import Unreachable
+from stretto.events.lag import LOOK_SECONDS, Lag
 
 
 class World:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from stretto.actors.mailbox import Mailbox
 from stretto.errors import Overloaded
+from stretto.runtime.mailbox import Mailbox
 
 
 async def test_what_has_arrived_is_the_next_batch() -> None:

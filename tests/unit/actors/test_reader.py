@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.actors.reader import WAITING_BATCHES_MAX, BatchReader
-from stretto.errors import InternalError, Overloaded
-from stretto.protocol.ports import ReadCancelled, Unreachable
+from stretto.errors import InternalError, Overloaded, ReadCancelled, Unreachable
+from stretto.runtime.batch_reader import WAITING_BATCHES_MAX, BatchReader
 from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:

@@ -7,22 +7,20 @@ from uuid import UUID
 
 import pytest
 
-from stretto.actors.relay import (
-    OutboxRelay,
-    RelaySettings,
-)
-from stretto.bus.local import LocalBus
-from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
-from stretto.protocol.events import BusUnavailable, CommittedEvent, Position
-from stretto.protocol.ports import EventsRelayed, Unreachable
+from stretto.errors import Unreachable
+from stretto.events.event import BusUnavailable, CommittedEvent
+from stretto.events.local_bus import LocalBus
+from stretto.events.positions import Position
+from stretto.events.relay import OutboxRelay, RelaySettings
+from stretto.observations import ActorCrashed, ActorRestarted, EventsRelayed, UpkeepTrouble
 from stretto.runtime.runner import Run, wait_until
 from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from stretto.protocol.outbox import RefusalLimits
-    from stretto.protocol.ports import Event
+    from stretto.events.outbox import RefusalLimits
+    from stretto.observations import Event
 
 ONE = CommittedEvent(UUID(int=1), ("alice",), b"{}", Position(1))
 TWO = CommittedEvent(UUID(int=2), ("alice",), b"{}", Position(2))

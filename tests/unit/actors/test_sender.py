@@ -8,21 +8,23 @@ from uuid import UUID
 
 import pytest
 
-from stretto.actors.sender import UNDER_WAY_MAX, WebhookSender
-from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
-from stretto.protocol.ports import (
-    Unreachable,
+from stretto.errors import Unreachable
+from stretto.observations import (
+    ActorCrashed,
+    ActorRestarted,
+    UpkeepTrouble,
     WebhookBlocked,
     WebhookTried,
 )
-from stretto.protocol.webhooks import Answered, Delivery, NotCalled
 from stretto.runtime.runner import Run
+from stretto.webhook.rules import Answered, Delivery, NotCalled
+from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from stretto.protocol.ports import Event
-    from stretto.protocol.webhooks import Answer, PutOff
+    from stretto.observations import Event
+    from stretto.webhook.rules import Answer, PutOff
 
 ONE = Delivery(UUID(int=1), b"{}", 0)
 DEADLINE_SECONDS = 10
@@ -171,7 +173,7 @@ async def test_a_hanging_endpoint_has_a_bounded_number_of_requests() -> None:
     assert [UUID(int=1), UUID(int=2)] == store.sent
     assert 0 == store.enrolments
     sender.stop()
-    with patch("stretto.actors.sender.STOP_SECONDS", 0):
+    with patch("stretto.webhook.sender.STOP_SECONDS", 0):
         await sender.close()
 
 
@@ -187,7 +189,7 @@ async def test_of_two_pauses_that_are_asked_for_the_longer_counts() -> None:
     await sender.run_once()
     assert [100.0] == store.pauses
     sender.stop()
-    with patch("stretto.actors.sender.STOP_SECONDS", 0):
+    with patch("stretto.webhook.sender.STOP_SECONDS", 0):
         await sender.close()
 
 
@@ -195,7 +197,7 @@ async def test_an_answer_wakes_the_sender() -> None:
     """Or a fast endpoint would get its next event a second later."""
     store = ScriptedStore()
     sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), lambda _: None)
-    with patch("stretto.actors.sender.POLL_SECONDS", 3600):
+    with patch("stretto.webhook.sender.POLL_SECONDS", 3600):
         running = asyncio.create_task(Run(sender, lambda _: None).turns())
         async with asyncio.timeout(DEADLINE_SECONDS):
             await store.settled.wait()
@@ -218,7 +220,7 @@ async def test_a_wake_up_during_a_turn_leads_to_another_turn() -> None:
 
     store = Store()
     sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), lambda _: None)
-    with patch("stretto.actors.sender.POLL_SECONDS", 3600):
+    with patch("stretto.webhook.sender.POLL_SECONDS", 3600):
         running = asyncio.create_task(Run(sender, lambda _: None).turns())
         async with asyncio.timeout(DEADLINE_SECONDS):
             await store.settled.wait()
@@ -253,7 +255,7 @@ async def test_an_address_that_is_not_called_is_reported_once_until_it_is_called
     assert [blocked, tried, tried, tried, WebhookTried("sent"), tried, blocked] == told
     assert [True] * 4 == [each.is_try for each in store.others]
     sender.stop()
-    with patch("stretto.actors.sender.STOP_SECONDS", 0):
+    with patch("stretto.webhook.sender.STOP_SECONDS", 0):
         await sender.close()
 
 

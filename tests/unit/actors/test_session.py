@@ -6,12 +6,13 @@ from uuid import UUID
 
 import pytest
 
-from stretto.actors import session as session_module
-from stretto.actors.session import Session
 from stretto.domain import UserId
-from stretto.protocol.events import CommittedEvent, Position
-from stretto.protocol.history import Origin
-from stretto.protocol.sessions import CloseCode, OutgoingEvent
+from stretto.events import session as session_module
+from stretto.events.close_codes import CloseCode
+from stretto.events.event import CommittedEvent
+from stretto.events.outgoing import OutgoingEvent
+from stretto.events.positions import Origin, Position
+from stretto.events.session import Session
 
 EVENTS_MAX = 2
 

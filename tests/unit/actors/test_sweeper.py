@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.actors import sweeper as sweeper_module
-from stretto.actors.sweeper import RetentionSweeper
-from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
-from stretto.protocol.ports import RowsSwept, Unreachable
+from stretto.errors import Unreachable
+from stretto.observations import ActorCrashed, ActorRestarted, RowsSwept, UpkeepTrouble
+from stretto.postgres import sweeper as sweeper_module
+from stretto.postgres.sweeper import RetentionSweeper
 from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from stretto.protocol.ports import Event
+    from stretto.observations import Event
 
 DEADLINE_SECONDS = 10
 

@@ -10,29 +10,23 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from stretto.actors.mailbox import Mailbox
-from stretto.actors.writer import ROWS_MAX, ROWS_OF_GROUP, TRIES_MAX, GroupWriter
+from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
+from stretto.creation.writer import ROWS_MAX, ROWS_OF_GROUP, TRIES_MAX, GroupWriter
 from stretto.domain import MEMBERS_MAX, NewGroup, UserId
-from stretto.errors import Failure
-from stretto.observations import ActorCrashed, ActorRestarted
-from stretto.protocol.ports import (
-    BatchWritten,
-    Event,
+from stretto.errors import (
+    Failure,
     HookInterrupted,
     InDoubt,
-    Led,
     Locked,
     Misconfigured,
-    NotLed,
     OutcomeUnknown,
     Refused,
-    SettledAsFailed,
     StoreError,
     Transient,
     Unreachable,
-    Write,
-    WriteResult,
 )
+from stretto.observations import ActorCrashed, ActorRestarted, BatchWritten, Event
+from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
@@ -232,7 +226,7 @@ async def test_what_fails_slowly_is_not_tried_for_every_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rest stays pending: it would keep those in the mailbox waiting."""
-    monkeypatch.setattr("stretto.actors.writer.APART_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("stretto.creation.writer.APART_SECONDS_MAX", 0.0)
     lost = OutcomeUnknown("reset")
     store = ScriptedStore(lambda c: lost if c[0] == "lead" and 2 in c[1] else None)
     assert [Led(), lost, lost] == await answers(store, write(1), write(2), write(3))
@@ -354,7 +348,7 @@ async def test_contended_keys_take_little_time_of_each_batch(
     writer = GroupWriter(mailbox, store, lambda _: None, batch_max=10)
     mailbox.ask(write(1))
     await writer.run_once()
-    monkeypatch.setattr("stretto.actors.writer.CONTENDED_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("stretto.creation.writer.CONTENDED_SECONDS_MAX", 0.0)
     asked = mailbox.ask(write(1))
     store.calls.clear()
     await writer.run_once()

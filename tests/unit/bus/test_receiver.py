@@ -10,16 +10,16 @@ from uuid import UUID
 import pytest
 from nats.aio.msg import Msg
 
-from stretto.actors.hub import HubSettings, SessionHub
-from stretto.bus import receiver
-from stretto.bus.receiver import Receiver
 from stretto.domain import UserId
-from stretto.protocol.events import TURN_EVENTS, CommittedEvent, Position
-from stretto.protocol.history import Origin
-from stretto.protocol.sessions import CloseCode
+from stretto.events.close_codes import CloseCode
+from stretto.events.event import TURN_EVENTS, CommittedEvent
+from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.positions import Origin, Position
+from stretto.nats import receiver
+from stretto.nats.receiver import Receiver
 
 if TYPE_CHECKING:
-    from stretto.actors.session import Session
+    from stretto.events.session import Session
 
 ALICE = UserId("alice")
 EVENTS = 1024

@@ -10,15 +10,15 @@ from uuid import UUID
 import pytest
 from aiohttp import web
 
-from stretto.bus.webhook import SEND_SECONDS, WebhookEndpoint, _retry_after
 from stretto.errors import ConfigurationError
-from stretto.protocol.webhooks import Answered, NotCalled, Unanswered, WebhookSettings, is_public
+from stretto.webhook.endpoint import SEND_SECONDS, WebhookEndpoint, _retry_after
+from stretto.webhook.rules import Answered, NotCalled, Unanswered, WebhookSettings, is_public
 from webhook_receiver import Receiver, receiving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from stretto.protocol.webhooks import Answer
+    from stretto.webhook.rules import Answer
 
 ONE = UUID(int=1)
 

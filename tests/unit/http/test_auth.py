@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from stretto.domain import UserId
 from stretto.errors import ConfigurationError, Unauthenticated
-from stretto.http.auth import (
+from stretto.http.tokens.authenticator import (
     LEEWAY_SECONDS,
     TOKEN_CHARACTERS_MAX,
     VERIFIED_SECONDS_MAX,
@@ -24,7 +24,7 @@ from stretto.http.auth import (
     TokenSettings,
     make_token,
 )
-from stretto.http.jwks import TokenKey
+from stretto.http.tokens.jwks import TokenKey
 
 SECRET = "a secret for tests that is long enough"
 NOW = 1_800_000_000
@@ -224,7 +224,7 @@ async def test_a_token_that_is_verified_anew_takes_no_other_ones_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its own is free by then."""
-    monkeypatch.setattr("stretto.http.auth.VERIFIED_MAX", 2)
+    monkeypatch.setattr("stretto.http.tokens.authenticator.VERIFIED_MAX", 2)
     now = float(NOW)
     known = Authenticator(TokenSettings(secret=SECRET), lambda: NOW, lambda: now)
     first, second = bearer(jti="first"), bearer(jti="second")
@@ -320,7 +320,7 @@ async def test_refused_tokens_are_not_remembered_and_verified_ones_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither garbage nor many users fill the memory."""
-    monkeypatch.setattr("stretto.http.auth.VERIFIED_MAX", 3)
+    monkeypatch.setattr("stretto.http.tokens.authenticator.VERIFIED_MAX", 3)
     known = authenticator()
     for number in range(10):
         with pytest.raises(Unauthenticated):

@@ -12,8 +12,8 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from stretto.errors import Overloaded, Unauthenticated
-from stretto.http.auth import VERIFIED_SECONDS_MAX, Authenticator, TokenSettings
-from stretto.http.jwks import (
+from stretto.http.tokens.authenticator import VERIFIED_SECONDS_MAX, Authenticator, TokenSettings
+from stretto.http.tokens.jwks import (
     COOL_DOWN_SECONDS,
     KEPT_SECONDS,
     LOOK_AGAIN_SECONDS,

@@ -7,10 +7,11 @@ from uuid import UUID
 import pytest
 
 from stretto.config import read_settings
+from stretto.events.close_codes import CloseCode
+from stretto.events.event import CommittedEvent
+from stretto.events.outgoing import OutgoingEvent
+from stretto.events.positions import Origin, Position
 from stretto.http.event_streams import StreamSettings, sse_chunk, websocket_message
-from stretto.protocol.events import CommittedEvent, Position
-from stretto.protocol.history import Origin
-from stretto.protocol.sessions import CloseCode, OutgoingEvent
 
 EVENT = OutgoingEvent(
     CommittedEvent(UUID(int=1), ("alice",), b'{"id":"1"}', Position(7)), Origin("0a1b2c3d")

@@ -12,15 +12,15 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
 from stretto.errors import Overloaded, Unauthenticated
-from stretto.http.auth import Authenticator, TokenSettings
-from stretto.http.jwks import (
+from stretto.http.tokens.authenticator import Authenticator, TokenSettings
+from stretto.http.tokens.jwks import (
     COOL_DOWN_SECONDS,
     DOCUMENT_BYTES_MAX,
     KEPT_SECONDS,
     LOOK_AGAIN_SECONDS,
     STALE_SECONDS,
 )
-from stretto.telemetry import flush_log
+from stretto.telemetry.logs import flush_log
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

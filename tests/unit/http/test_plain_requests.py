@@ -15,8 +15,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from stretto.http import plain_requests
-from stretto.http.plain_requests import PlainRequest, PlainRequests
+from stretto.http.front import plain_requests
+from stretto.http.front.plain_requests import PlainRequest, PlainRequests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

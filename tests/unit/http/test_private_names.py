@@ -13,16 +13,16 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.web_protocol import RequestHandler
 
 import stretto
-from stretto.http.connection import ClientConnection
-from stretto.http.queueing import BoundedQueue
-from stretto.http.runner import ContractRunner, ContractServer
-from stretto.http.writing import BoundedWriting
+from stretto.http.front.connection import ClientConnection
+from stretto.http.front.queueing import BoundedQueue
+from stretto.http.front.runner import ContractRunner, ContractServer
+from stretto.http.front.writing import BoundedWriting
 
 if TYPE_CHECKING:
     from aiohttp.web_request import BaseRequest
     from aiohttp.web_response import StreamResponse
 
-HTTP = Path(stretto.__file__).parent / "http"
+HTTP = Path(stretto.__file__).parent / "http" / "front"
 # Whose private names these files may use, beside those that they define themselves.
 OURS = {
     "connection.py": ClientConnection,

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from stretto import errors
-from stretto.documents import PROBLEM_CONTENT_TYPE, STATUS, TYPE_PREFIX, problem
+from stretto.codec import PROBLEM_CONTENT_TYPE, STATUS, TYPE_PREFIX, problem
 from stretto.errors import (
     AttemptFailed,
     AttemptPending,
@@ -22,12 +22,12 @@ from stretto.errors import (
     RequestInvalid,
     StrettoError,
     Unauthenticated,
+    Unreachable,
 )
 from stretto.http.app import build_app
 from stretto.http.problems import problem_of_exception, problem_response
 from stretto.http.service import SERVICE, answer_problems
-from stretto.protocol.ports import Unreachable
-from stretto.telemetry import Metrics
+from stretto.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from multidict import CIMultiDict
 
-from stretto.documents import BODY_BYTES_MAX, parse_json
+from stretto.codec import BODY_BYTES_MAX, parse_json
 from stretto.errors import StrettoError
 from stretto.http.requests import read_body
 

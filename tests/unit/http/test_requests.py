@@ -6,7 +6,8 @@ from contextlib import suppress
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from stretto.documents import parse_json
+from stretto.codec import parse_json
+from stretto.creation.creator import WAIT_SECONDS_MAX
 from stretto.domain import NewGroup, UserId
 from stretto.errors import FieldError, KeyInvalid, KeyMissing, RequestInvalid
 from stretto.http.requests import (
@@ -16,7 +17,6 @@ from stretto.http.requests import (
     read_limit,
     read_wait_seconds,
 )
-from stretto.protocol.creator import WAIT_SECONDS_MAX
 
 ALICE = UserId("alice")
 

@@ -22,8 +22,8 @@ from stretto.domain import (
     UserId,
 )
 from stretto.errors import KeyInvalid, RequestInvalid
-from stretto.http import groups
-from stretto.protocol.history import Bookmark
+from stretto.events.positions import Bookmark
+from stretto.http.routes import groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 
-from stretto.http.shedding import ANSWERS_PER_TURN, PAUSE_SECONDS_MAX, LoadShedder
+from stretto.http.admission import ANSWERS_PER_TURN, PAUSE_SECONDS_MAX, LoadShedder
 from waiting import until
 
 

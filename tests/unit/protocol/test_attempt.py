@@ -8,9 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from stretto.domain import CreatedGroup
-from stretto.errors import Failure
-from stretto.protocol.attempt import (
+from stretto.creation.attempt import (
     AnswerStatus,
     Attempt,
     AttemptStatus,
@@ -26,6 +24,8 @@ from stretto.protocol.attempt import (
     Wait,
     decide,
 )
+from stretto.domain import CreatedGroup
+from stretto.errors import Failure
 
 OURS, OTHERS = b"o" * 16, b"x" * 16
 GROUP, CONVERSATION, TOKEN = UUID(int=1), UUID(int=2), UUID(int=3)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stretto.creation.creator import CreatorSettings, GroupCreator
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import AttemptPending, Overloaded
-from stretto.protocol.creator import CreatorSettings, GroupCreator
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from stretto.protocol.ports import Write, WriteResult
+    from stretto.creation.ports import Write, WriteResult
 
 ALICE = UserId("alice")
 TEAM = NewGroup.parse(ALICE, {"name": "Team"})

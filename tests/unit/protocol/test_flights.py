@@ -10,6 +10,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from stretto.creation.attempt import AnswerStatus, Attempt, AttemptStatus, GroupRow, Sighting
+from stretto.creation.creator import Answer, CreatorSettings, GroupCreator
+from stretto.creation.flight import Waiter
+from stretto.creation.follower import POLL
+from stretto.creation.ports import Led, NotLed
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId
 from stretto.errors import (
     AttemptPending,
@@ -17,18 +22,16 @@ from stretto.errors import (
     InternalError,
     Overloaded,
     StrettoError,
+    Unreachable,
 )
-from stretto.protocol.attempt import AnswerStatus, Attempt, AttemptStatus, GroupRow, Sighting
-from stretto.protocol.creator import Answer, CreatorSettings, GroupCreator
-from stretto.protocol.flight import Waiter
-from stretto.protocol.follower import POLL
-from stretto.protocol.ports import AttemptAnswered, GuaranteeBroken, Led, NotLed, Unreachable
+from stretto.observations import AttemptAnswered, GuaranteeBroken
 from waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stretto.protocol.ports import Event, Write, WriteResult
+    from stretto.creation.ports import Write, WriteResult
+    from stretto.observations import Event
 
 KEY = IdempotencyKey("k")
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team"})
@@ -231,7 +234,7 @@ async def test_the_time_of_an_own_write_is_not_spent_on_waiting_for_anothers(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the write has come back, a request that does not wait is answered "pending"."""
-    monkeypatch.setattr("stretto.protocol.creator.OWN_WRITE_SECONDS", LONG_SECONDS)
+    monkeypatch.setattr("stretto.creation.creator.OWN_WRITE_SECONDS", LONG_SECONDS)
     request = asyncio.ensure_future(world.creator.create(KEY, TEAM, wait_seconds=0))
     await world.writers.answer(NotLed())
     with pytest.raises(AttemptPending):

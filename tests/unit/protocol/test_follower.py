@@ -8,20 +8,15 @@ from uuid import UUID
 
 import pytest
 
+from stretto.creation.attempt import Sighting
+from stretto.creation.flight import Flight
+from stretto.creation.follower import POLL, TURNS_MAX, Follower, new_write
+from stretto.creation.ports import NotLed, Write, WriteResult
 from stretto.domain import NewGroup, UserId
 from stretto.errors import AttemptPending
-from stretto.protocol.attempt import Sighting
-from stretto.protocol.flight import Flight
-from stretto.protocol.follower import (
-    POLL,
-    TURNS_MAX,
-    Follower,
-    new_write,
-)
-from stretto.protocol.ports import NotLed, Write, WriteResult
 
 if TYPE_CHECKING:
-    from stretto.protocol.ports import AttemptStore
+    from stretto.creation.ports import AttemptStore
 
 
 class Vanishing:

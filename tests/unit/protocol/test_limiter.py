@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from stretto.creation import limiter as limiter_module
+from stretto.creation.limiter import OwnerLimiter
 from stretto.domain import UserId
 from stretto.errors import RateLimited
-from stretto.protocol import limiter as limiter_module
-from stretto.protocol.limiter import OwnerLimiter
 
 ALICE, BOB, CAROL = map(UserId, ("alice", "bob", "carol"))
 

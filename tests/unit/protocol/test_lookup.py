@@ -9,11 +9,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting
+from stretto.creation.follower import POLL
+from stretto.creation.lookup import AttemptLookup, AttemptReport
 from stretto.domain import CreatedGroup, IdempotencyKey, UserId, group_id
 from stretto.errors import Failure, NotFound
-from stretto.protocol.attempt import Attempt, AttemptStatus, GroupRow, Sighting
-from stretto.protocol.follower import POLL
-from stretto.protocol.lookup import AttemptLookup, AttemptReport
 
 ALICE, KEY = UserId("alice"), IdempotencyKey("k")
 ID = group_id(ALICE, KEY)

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
+from stretto.creation.limiter import OWNERS_MAX, OwnerLimiter
+from stretto.creation.outcomes import OutcomeMemory
 from stretto.domain import UserId, digest
 from stretto.errors import KeyReused, RateLimited
-from stretto.protocol.limiter import OWNERS_MAX, OwnerLimiter
-from stretto.protocol.memory import OutcomeMemory
 
 GROUP = UUID(int=1).bytes
 CREATED = b"{}"

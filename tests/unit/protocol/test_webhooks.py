@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from stretto.protocol.webhooks import (
+from stretto.webhook.rules import (
     JITTER_RATIO_MAX,
     RETRY_SECONDS,
     THROTTLE_SECONDS,

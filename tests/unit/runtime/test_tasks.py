@@ -12,18 +12,24 @@ MAKERS = {"create_task", "ensure_future", "shield", "TaskGroup", "run_coroutine_
 # What runs by itself is an actor. These last as long as what they belong to, which ends them.
 OWNED = {
     ("runtime/runner.py", "create_task"): "the actors' own",
-    ("protocol/creator.py", "create_task"): "a flight that has to follow; the creator's stop",
-    ("actors/sender.py", "create_task"): "a request to the webhook's endpoint; the sender's close",
-    ("bus/commands.py", "create_task"): "workers of one connection; the end of its turn",
-    ("bus/connection.py", "create_task"): "a request of one connection; who waits for it",
+    ("creation/creator.py", "create_task"): "a flight that has to follow; the creator's stop",
+    ("webhook/sender.py", "create_task"): "a request to the webhook's endpoint; the sender's close",
+    ("nats/commands.py", "create_task"): "workers of one connection; the end of its turn",
+    ("nats/connection.py", "create_task"): "a request of one connection; who waits for it",
     ("http/event_streams.py", "create_task"): "what a client sends in a session; its session",
-    ("http/jwks.py", "create_task"): "one download for all who wait for keys; the key set's end",
-    ("storage/hook.py", "create_task"): "a host's hook in one write; that write",
+    (
+        "http/tokens/jwks.py",
+        "create_task",
+    ): "one download for all who wait for keys; the key set's end",
+    ("postgres/hook.py", "create_task"): "a host's hook in one write; that write",
     ("supervisor.py", "create_task"): "waits for worker processes; the supervisor's own group",
     ("supervisor.py", "TaskGroup"): "the same",
 }
 # Each coroutine that it is given becomes a task without a name, which it waits for.
-GATHERED = {"bus/nats.py": "acknowledgements of one batch", "storage/database.py": "ends of pools"}
+GATHERED = {
+    "nats/publisher.py": "acknowledgements of one batch",
+    "postgres/connections.py": "ends of pools",
+}
 
 
 def makers(source: str) -> list[tuple[str, bool, int]]:

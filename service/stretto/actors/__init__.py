@@ -1,1 +1,0 @@
-"""Actors: tasks that own their state and a bounded mailbox."""

@@ -1,0 +1,1 @@
+"""Creating a group exactly once per key: decisions, flights, writers. No SQL, no HTTP."""

@@ -1,0 +1,108 @@
+"""Everything that requests read from the database, each kind through a `BatchReader` of its own.
+
+What a request asks for is one question; which questions share a statement is decided here. Nothing
+is remembered: an answer is read after its question was asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from stretto.runtime.batch_reader import BatchReader
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from uuid import UUID
+
+    from stretto.creation.attempt import Sighting
+    from stretto.creation.ports import BatchAttemptStore, BatchGroupStore
+    from stretto.domain import Group, Member, UserId
+
+# Rows by primary key, of which each takes some microseconds: as many as writes.
+ROWS_READ_MAX: Final = 128
+# A page has up to 200 rows, and counts up to 1,001 members of each: so many stay well below a
+# statement's time-out.
+PAGES_READ_MAX: Final = 16
+
+
+class AttemptReads:
+    """The follower's store, whose looks share a statement."""
+
+    def __init__(self, store: BatchAttemptStore) -> None:
+        self._store = store
+        self.looks = BatchReader("reader of attempts", store.look_all, batch_max=ROWS_READ_MAX)
+
+    async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
+        """Read the attempt and the group of that id in one query."""
+        return await self.looks.ask((group_id, lease_seconds))
+
+    async def heal(self, group_id: UUID) -> None:
+        """Settle the attempt as succeeded from the domain tables."""
+        await self._store.heal(group_id)
+
+    async def reclaim(
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
+    ) -> bool:
+        """Put a new token in place of the seen one, if the lease is over and no writer holds it."""
+        return await self._store.reclaim(group_id, seen, claim_token, lease_seconds)
+
+
+class GroupReads:
+    """What members read."""
+
+    def __init__(self, store: BatchGroupStore) -> None:
+        self.single = BatchReader(
+            "reader of groups", store.group_of_member, batch_max=ROWS_READ_MAX
+        )
+        self.lists = BatchReader(
+            "reader of lists", store.groups_of_member, batch_max=PAGES_READ_MAX
+        )
+        self.members = BatchReader(
+            "reader of members", store.members_of_group, batch_max=PAGES_READ_MAX
+        )
+
+    async def group_of_member(self, group_id: UUID, user: UserId) -> Group | None:
+        """Return the group, if this user is a member of it."""
+        return await self.single.ask((group_id, user))
+
+    async def groups_of_member(
+        self, user: UserId, after: UUID | None, limit: int
+    ) -> Sequence[Group]:
+        """Return up to `limit` groups, newest first, behind the conversation `after`."""
+        return await self.lists.ask((user, after, limit))
+
+    async def members_of_group(
+        self, group_id: UUID, after: str | None, limit: int
+    ) -> Sequence[Member]:
+        """Return up to `limit` members in the order of their ids, behind the user `after`."""
+        return await self.members.ask((group_id, after, limit))
+
+
+class Reads:
+    """All readers of a process; each question raises `Unreachable` or `Overloaded` at worst."""
+
+    def __init__(
+        self,
+        attempts: BatchAttemptStore,
+        groups: BatchGroupStore,
+        ping: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.attempts = AttemptReads(attempts)
+        self.groups = GroupReads(groups)
+        self._ping_database = ping
+        self._pings = BatchReader("reader of health", self._answer_pings, batch_max=ROWS_READ_MAX)
+
+    @property
+    def readers(self) -> Sequence[BatchReader[Any, Any]]:
+        """What has to run."""
+        groups = self.groups
+        return self.attempts.looks, groups.single, groups.lists, groups.members, self._pings
+
+    async def ping(self) -> None:
+        """Raise `Unreachable` unless the database answers and has the tables."""
+        await self._pings.ask(None)
+
+    async def _answer_pings(self, questions: Sequence[None]) -> Sequence[None]:
+        """Ask once for all."""
+        await self._ping_database()
+        return questions

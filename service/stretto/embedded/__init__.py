@@ -1,0 +1,1 @@
+"""PostgreSQL and NATS of our own, for trying out and for tests."""

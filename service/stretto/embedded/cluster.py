@@ -1,0 +1,171 @@
+"""The embedded server's cluster, step by step: make it, start its server, stop it.
+
+Everything here blocks, on programs that run for up to a minute, and expects that no other process
+of ours does the same: the caller holds the place's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from stretto.errors import EmbeddedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stretto.embedded.place import ServerPlace
+
+# The user that owns the cluster, and our database in it.
+NAME: Final = "stretto"
+_MAJOR: Final = "18"
+# A start may have to recover from a crash first.
+START_SECONDS: Final = 60
+_STOP_SECONDS: Final = 30
+_LOG_LINES_TOLD: Final = 10
+# What pg_ctl status exits with; any other failure tells nothing about the server.
+_NOT_RUNNING: Final = 3
+# Another program may take the free port before the server does.
+_PORT_TRIES: Final = 3
+
+
+def prepare_cluster(place: ServerPlace) -> None:
+    """Make the cluster if there is none yet; raises `EmbeddedError` if one is not ours to touch."""
+    if not place.cluster.exists():
+        _initialise(place)
+    _require_ours(place)
+
+
+def start_server(place: ServerPlace, settings: Mapping[str, str]) -> None:
+    """Bring the cluster from whatever state it is in to running, or to being on its way."""
+    if _is_running(place):
+        # Left over by an owner that was killed, perhaps while it started or stopped it.
+        return
+    # The account opens this file itself, in the one folder that is surely its own.
+    log = place.cluster / "start.log"
+    output = ""
+    for _ in range(_PORT_TRIES):
+        log.unlink(missing_ok=True)
+        port = _free_port()
+        options = {**settings, "port": str(port)}
+        flags = " ".join(shlex.quote(f"-c{name}={value}") for name, value in options.items())
+        limits = ("-w", "-t", str(START_SECONDS))
+        code, output = _pg_ctl(place, "start", *limits, "-l", log, "-o", flags)
+        if code == 0:
+            return
+        if _is_free(port):
+            break
+    told = "\n  ".join([*output.splitlines()[-1:], *_log_tail(place)])
+    message = f"PostgreSQL did not start in {place.cluster}:\n  {told}"
+    raise EmbeddedError(message)
+
+
+def stop_server(place: ServerPlace) -> bool:
+    """Stop the server and return whether it has stopped: orderly, else at once."""
+    for mode in ("fast", "immediate"):
+        if not _is_running(place):
+            return True
+        _pg_ctl(place, "stop", "-m", mode, "-w", "-t", str(_STOP_SECONDS))
+    return not _is_running(place)
+
+
+def _pg_ctl(place: ServerPlace, *arguments: str | Path) -> tuple[int, str]:
+    return place.run("pg_ctl", "-D", place.cluster, *arguments)
+
+
+def _initialise(place: ServerPlace) -> None:
+    """Make a cluster beside its place and move it there when it is whole."""
+    for left_over in place.folder.glob("postgres.draft-*"):
+        shutil.rmtree(left_over)
+    draft = place.folder / f"postgres.draft-{os.getpid()}"
+    draft.mkdir(mode=0o700)
+    place.password.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with os.fdopen(os.open(place.password, flags, 0o600), "w") as file:
+        file.write(secrets.token_urlsafe(24))
+        file.flush()
+        # initdb makes its files durable as well; a cluster without its password would be lost.
+        os.fsync(file.fileno())
+    for made in (draft, place.password):
+        place.account.own(made)
+    code, output = place.run(
+        "initdb",
+        *("-D", draft, "-U", NAME, "--pwfile", place.password),
+        *("--auth", "scram-sha-256", "-E", "UTF8", "--no-instructions"),
+        # The wheel has no ICU; this provider sorts alike on every system.
+        *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--locale", "C"),
+    )
+    if code != 0:
+        shutil.rmtree(draft)
+        message = f"initdb failed in {place.folder}:\n  {output.strip()}"
+        raise EmbeddedError(message)
+    draft.rename(place.cluster)
+
+
+def _require_ours(place: ServerPlace) -> None:
+    """Refuse a cluster that these programs or this password do not fit, before it is touched."""
+    found = place.cluster / "PG_VERSION"
+    if not found.is_file() or not place.password.is_file():
+        message = (
+            f"{place.cluster} was not made by stretto, or has lost its {place.password.name};"
+            " move it away, or choose another STRETTO_DATA_DIR"
+        )
+        raise EmbeddedError(message)
+    if (major := found.read_text().strip()) != _MAJOR:
+        message = (
+            f"{place.cluster} is of PostgreSQL {major}, ours is {_MAJOR}: dump it with its own"
+            " programs, or choose another STRETTO_DATA_DIR"
+        )
+        raise EmbeddedError(message)
+
+
+def _is_running(place: ServerPlace) -> bool:
+    """Whether the server runs, at whatever stage; a stale note of it is removed.
+
+    After a crash its pid may be another program's, which pg_ctl would take for it and stop.
+    """
+    code, _ = _pg_ctl(place, "status")
+    if code == _NOT_RUNNING:
+        return False
+    note = place.cluster / "postmaster.pid"
+    try:
+        pid = int(note.read_text().splitlines()[0])
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, LookupError, ValueError):
+        # It has just ended, or this system does not tell: pg_ctl's word counts.
+        return note.exists()
+    # pg_ctl names the cluster to the server; one that ended and waits to be reaped shows nothing.
+    if os.fsencode(place.cluster) in arguments:
+        return True
+    note.unlink(missing_ok=True)
+    return False
+
+
+def _log_tail(place: ServerPlace) -> list[str]:
+    """Return the newest log's last lines, read as the account: a link leads it no further."""
+    logs = [*place.cluster.glob("start.log"), *place.cluster.glob("log/*.log")]
+    if not logs:
+        return []
+    newest = max(logs, key=lambda log: log.stat().st_mtime_ns)
+    return place.account.run("tail", "-n", str(_LOG_LINES_TOLD), newest).stdout.splitlines()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

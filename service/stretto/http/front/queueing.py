@@ -1,0 +1,230 @@
+"""The side of a connection on which requests queue: how many, how large, and which is the last.
+
+aiohttp queues 32 requests behind the one that is worked for, with 512 KiB of each body: 13 MB for one
+client that does not read. Here that is about half a megabyte.
+
+The parser reads one request at a time: bytes that cannot be read cost no request before them its
+answer, however they were cut on their way.
+
+A client that closes its half has sent its last request, and is answered before the connection closes.
+So is one whose newest request cannot go on. Nothing behind a request that says that it is the last
+(`Connection: close`, HTTP/1.0) is read (RFC 9112, 9.6), and nothing behind an upgrade that is declined:
+the client meant another protocol.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import hdrs
+from aiohttp.http import HttpRequestParser
+from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
+
+from stretto.http.front.writing import BoundedWriting
+from stretto.telemetry.logs import logger
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from aiohttp import StreamReader, web
+    from aiohttp.http import RawRequestMessage
+
+# Behind the one that is worked for. Few clients pipeline at all.
+QUEUED_MAX: Final = 4
+# What lies of a body before it is read is twice that, and once more where it is packed.
+BODY_BUFFER_BYTES: Final = 32 * 1024
+# Of all bodies that are queued; what was read from the socket at once may come on top.
+QUEUED_BYTES_MAX: Final = 128 * 1024
+# Of a connection in one turn of the loop, which may be its costliest: 256 KiB, as asyncio would read,
+# hold 43,000 chunks of a byte each, or 130,000 frames of a WebSocket.
+READ_BYTES_MAX: Final = 32 * 1024
+# Of a body in chunks, behind what came with its head: two for each chunk, and those of its content. A
+# chunk costs 1.5 µs however small it is. A body of 256 KiB in chunks of 100 bytes has 5,300.
+BODY_LINES_MAX: Final = 8 * 1024
+EVENTS_PATH: Final = "/v1/events"
+
+
+class BoundedQueue(BoundedWriting):
+    """aiohttp's side of a connection, whose client may send requests before it is answered."""
+
+    __slots__ = (
+        "_answered",
+        "_body_lines",
+        "_has_all",
+        "_is_at_end",
+        "_is_chunked",
+        "_is_last",
+        "_newest",
+    )
+
+    def __init__(self, manager: web.Server, write_seconds: float, **options: Any) -> None:
+        super().__init__(manager, write_seconds, read_bufsize=BODY_BUFFER_BYTES, **options)
+        # aiohttp's own takes its bound from a constant.
+        self._parser = HttpRequestParser(
+            self,
+            self._loop,
+            BODY_BUFFER_BYTES,
+            max_line_size=self.max_line_size,
+            max_field_size=self.max_field_size,
+            max_headers=self.max_headers,
+            payload_exception=RequestPayloadError,
+            # It stops behind each request, so that what follows cannot undo it.
+            max_msg_queue_size=1,
+        )
+        self._max_msg_queue_size = QUEUED_MAX
+        self._msg_queue_resume_size = 0
+        self._answered = 0
+        """Requests whose answers were taken in full; the last one of a connection is not counted."""
+        self._newest: StreamReader | None = None
+        """The body of the newest message, whether aiohttp has taken that from its queue or not."""
+        self._has_all = False
+        """Whether nothing more is read: the connection ends with what is queued."""
+        self._is_at_end = False
+        """Whether the client has closed its half."""
+        self._is_last = False
+        """Whether nothing can follow the newest message."""
+        self._is_chunked = False
+        """Whether the body of the newest message comes in chunks."""
+        self._body_lines = 0
+        """Of the newest message, as far as its body comes in chunks, and after its head."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a new client, whose bytes are read in small parts."""
+        # asyncio has no other way to say it.
+        transport.max_size = READ_BYTES_MAX  # type: ignore[attr-defined]
+        super().connection_made(transport)
+
+    @property
+    def _is_in_body(self) -> bool:
+        """Whether the body of the newest message is not complete."""
+        return self._newest is not None and not self._newest.is_eof()
+
+    @property
+    def _owes_answers(self) -> bool:
+        """Whether a request that is complete has not been answered; only the newest can be in parts."""
+        return self._request_count - self._answered > self._is_in_body
+
+    @property
+    def _is_at_last(self) -> bool:
+        """Whether nothing comes behind the request that is worked for."""
+        return self._has_all and not self._messages
+
+    def _read_requests(self, data: bytes, *, is_one: bool) -> None:
+        """Read what has arrived, request by request, as far as there is room for them.
+
+        `is_one` says that it is known to be one request in full.
+        """
+        if self._is_chunked and self._is_in_body:
+            self._body_lines += data.count(b"\n")
+            if self._body_lines > BODY_LINES_MAX:
+                self._refuse_body()
+                return
+        while self._read_request(data):
+            if is_one or self._has_all or len(self._messages) >= QUEUED_MAX:
+                break
+            # The parser has kept the rest.
+            data = b""
+        queued = sum(body.total_bytes for _, body in self._messages)
+        if queued > QUEUED_BYTES_MAX and not self._buffer_paused:
+            self._pause_reading_for_buffer()
+
+    def _read_request(self, data: bytes) -> bool:
+        """Read up to the end of a request at most; return whether it has come."""
+        if self._parser is None:
+            return False
+        count = self._request_count
+        was_in_body = self._is_in_body
+        # Room for one more; how many there may be is bounded here.
+        self._parser.message_consumed()
+        super().data_received(data)
+        is_new = self._request_count > count
+        if is_new:
+            message, body = self._messages[-1]
+            self._is_last = _is_last(message)
+            self._is_chunked = not isinstance(message, _ErrInfo) and message.chunked
+            self._body_lines = 0
+            if self._is_in_body:
+                self._break_off()
+            else:
+                self._newest = body
+        if self._is_in_body:
+            return False
+        if self._is_last:
+            self._message_tail = b""
+            self._has_all = True
+        return is_new or was_in_body
+
+    def _break_off(self) -> None:
+        """Fail a body that cannot go on; aiohttp would have its reader wait for ever.
+
+        What has come behind it is no request, but the parser's complaint.
+        """
+        assert self._newest is not None
+        self._messages.pop()
+        self._request_count -= 1
+        # One request, one answer, and no other after it.
+        self._has_all = True
+        if not self._messages:
+            self.close()
+        self._newest.set_exception(RequestPayloadError("the body breaks off"))
+        self._newest.feed_eof()
+
+    def _refuse_body(self) -> None:
+        """Fail a body that comes in too many chunks, unread; it is the last of its connection."""
+        assert self._newest is not None
+        logger.info("request.cut_off", reason="many_chunks")
+        self._has_all = True
+        self._newest.set_exception(RequestPayloadError("the body comes in too many chunks"))
+        self._newest.feed_eof()
+        self._pause_transport_reading()
+
+    def _end_here(self) -> None:
+        """Read nothing more; what came in full is answered, what did not is dropped."""
+        if self._messages and self._is_in_body:
+            self._messages.pop()
+            self._newest = None
+            self._request_count -= 1
+        self._has_all = True
+        self._pause_transport_reading()
+
+    def eof_received(self) -> Any:
+        """Keep our half open while an answer is owed; a session ends with its client."""
+        if self.is_ending:
+            self._leave()
+            return False
+        request = self._current_request
+        is_session = request is not None and request.path == EVENTS_PATH
+        if self._upgraded or is_session or not self._owes_answers:
+            return False
+        self._is_at_end = True
+        self._end_here()
+        return True
+
+    async def linger(self) -> None:
+        """Say that nothing more comes, unless the client has said so and only waits for the end."""
+        if not self._is_at_end:
+            await super().linger()
+
+    def _decline_upgrade(self, response: web.StreamResponse) -> None:
+        """Make the answer to a handshake that has failed the last one."""
+        if self._upgraded and self._payload_parser is None and not self._messages:
+            self._message_tail = b""
+            self._has_all = True
+            response.force_close()
+
+
+def _is_last(message: RawRequestMessage | _ErrInfo) -> bool:
+    """Return whether nothing that follows a message is read."""
+    if isinstance(message, _ErrInfo):
+        return True
+    # A session has begun to speak another protocol, which knows ends of its own.
+    return _is_declined(message) or (message.should_close and not message.upgrade)
+
+
+def _is_declined(message: RawRequestMessage) -> bool:
+    """Return whether a message asks for a protocol that is not spoken where it asks."""
+    protocol = message.headers.get(hdrs.UPGRADE)
+    if protocol is None:
+        return message.method == hdrs.METH_CONNECT
+    # As the router compares it: a target may have a host before it, and letters in other spellings.
+    return message.url.path_safe != EVENTS_PATH or protocol.strip().lower() != "websocket"

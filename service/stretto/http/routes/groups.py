@@ -1,0 +1,121 @@
+"""Routes of groups: create one, read mine, read who is in one."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from aiohttp import web
+
+from stretto.creation.creator import WAIT_SECONDS_DEFAULT
+from stretto.domain import USER_ID_CHARACTERS_MAX
+from stretto.errors import NotFound, ParameterError, RequestInvalid
+from stretto.http.answers import created_fields
+from stretto.http.requests import read_body, read_key, read_limit, read_query, read_wait_seconds
+from stretto.http.service import SERVICE, authenticate, json_response
+
+if TYPE_CHECKING:
+    from stretto.domain import Group, UserId
+
+
+_CURSOR_INVALID: Final = ParameterError("cursor", "is not one of ours")
+# Any user id that was ever taken: some of old begin or end with a blank.
+_MEMBER_CURSOR: Final = re.compile(rf"[ -~]{{1,{USER_ID_CHARACTERS_MAX}}}")
+
+
+async def create_group(request: web.Request) -> web.Response:
+    """`POST /v1/groups`: create the group, or tell which one this key has created."""
+    owner = await authenticate(request)
+    read_query(request)
+    key = read_key(request.headers)
+    wait_seconds = read_wait_seconds(request.headers, WAIT_SECONDS_DEFAULT)
+    body = await read_body(request)
+    creator = request.app[SERVICE].creator
+    answer = await creator.create_from(owner, key, body, wait_seconds=wait_seconds)
+    return web.Response(
+        status=201,
+        body=answer.document,
+        content_type="application/json",
+        # Relative to this very path, so that it is right under a host's prefix as well.
+        headers=created_fields(request.path, answer),
+    )
+
+
+async def read_group(request: web.Request) -> web.Response:
+    """`GET /v1/groups/{group_id}`: one group, for its members."""
+    user = await authenticate(request)
+    read_query(request)
+    return json_response(_group_document(await _group_of(request, user)))
+
+
+async def list_groups(request: web.Request) -> web.Response:
+    """`GET /v1/groups`: the user's groups, newest first."""
+    user = await authenticate(request)
+    query = read_query(request, "limit", "cursor")
+    limit = read_limit(query)
+    cursor = query.get("cursor")
+    after = None if cursor is None else _uuid(cursor)
+    if cursor is not None and after is None:
+        raise RequestInvalid([_CURSOR_INVALID])
+    # One more than asked tells whether there is a next page.
+    groups = await request.app[SERVICE].reads.groups.groups_of_member(user, after, limit + 1)
+    page = groups[:limit]
+    has_more = len(groups) > limit
+    return json_response(
+        {
+            "groups": [_group_document(group) for group in page],
+            "next_cursor": str(page[-1].conversation_id) if has_more else None,
+        }
+    )
+
+
+async def list_members(request: web.Request) -> web.Response:
+    """`GET /v1/groups/{group_id}/members`: who takes part, for its members."""
+    user = await authenticate(request)
+    query = read_query(request, "limit", "cursor")
+    limit = read_limit(query)
+    after = query.get("cursor")
+    if after is not None and _MEMBER_CURSOR.fullmatch(after) is None:
+        raise RequestInvalid([_CURSOR_INVALID])
+    group = await _group_of(request, user)
+    members = await request.app[SERVICE].reads.groups.members_of_group(
+        group.group_id, after, limit + 1
+    )
+    page = members[:limit]
+    return json_response(
+        {
+            "members": [
+                {"user_id": m.user_id, "role": m.role, "joined_at": m.joined_at} for m in page
+            ],
+            "next_cursor": page[-1].user_id if len(members) > limit else None,
+        }
+    )
+
+
+async def _group_of(request: web.Request, user: UserId) -> Group:
+    group_id = _uuid(request.match_info["group_id"])
+    if group_id is not None:
+        group = await request.app[SERVICE].reads.groups.group_of_member(group_id, user)
+        if group is not None:
+            return group
+    raise NotFound
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def _group_document(group: Group) -> dict[str, object]:
+    return {
+        "group_id": str(group.group_id),
+        "conversation_id": str(group.conversation_id),
+        "owner_id": group.owner_id,
+        "name": group.name,
+        "description": group.description,
+        "created_at": group.created_at,
+        "members_count": group.members_count,
+    }

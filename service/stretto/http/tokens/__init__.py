@@ -1,0 +1,1 @@
+"""Bearer tokens: how they are verified, and with which keys."""

@@ -1,0 +1,300 @@
+"""Who asks: verifies bearer tokens (RFC 6750, RFC 7519) and remembers those that it has verified.
+
+The algorithm follows from the kind of key we hold, never from what a token claims (RFC 8725, 3.1).
+What is wrong with a token is told in general words; the token itself is repeated nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from stretto.domain import TOKEN_SECRET_BYTES_MIN, USER_ID_CHARACTERS_MAX, UserId
+from stretto.errors import ConfigurationError, Unauthenticated
+from stretto.http.tokens.jwks import RSA_BITS_MIN, KeySet, TokenKey, algorithm_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TOKEN_CHARACTERS_MAX: Final = 8192
+# Clocks of issuer and service differ a little: so much may a token be early (nbf, iat). It is never
+# late: whoever chose its end wants it to end then.
+LEEWAY_SECONDS: Final = 10
+# A token without an end, or one whose key is withdrawn, is looked at again after this long.
+VERIFIED_SECONDS_MAX: Final = 300.0
+VERIFIED_MAX: Final = 10_000
+# Farther away than any issuer's "never", and still exact enough to compare.
+_TIME_SECONDS_MAX: Final = 2.0**64
+
+# The characters of RFC 6750, 2.1; anything else reaches no parser.
+_BEARER = re.compile(r"bearer ([A-Za-z0-9._~+/-]+=*)", re.ASCII | re.IGNORECASE)
+
+_REFUSALS: Final[dict[type[Exception], str]] = {
+    jwt.InvalidAlgorithmError: "The token's algorithm (alg) does not fit this service's key.",
+    jwt.InvalidAudienceError: "The token is meant for somebody else (aud).",
+    jwt.InvalidIssuerError: "The token is from another issuer (iss).",
+    jwt.InvalidSignatureError: "The token's signature is wrong.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSettings:
+    """How tokens are verified: by exactly one of a secret, a PEM public key, a key set's URL."""
+
+    secret: str = ""
+    public_key: str = ""
+    jwks_url: str = ""
+    audience: str = ""
+    issuer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a genuine token says."""
+
+    owner: UserId
+    until: float
+    """Until when it need not be verified again, in seconds of the monotonic clock."""
+    ends_at: float
+    """When it ends, in seconds since the epoch; endless, if it names no end."""
+
+
+_UNKNOWN: Final[tuple[str, Verified | None]] = "", None
+
+
+class Authenticator:
+    """Tells the owner of a request from its token; use as `async with`."""
+
+    def __init__(
+        self,
+        settings: TokenSettings,
+        clock_seconds: Callable[[], float] = time.time,
+        monotonic_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raise `ConfigurationError` for settings that cannot verify a token.
+
+        The first clock judges a token's own times; the second, never set back, measures ages.
+        """
+        self._settings = settings
+        self._clock_seconds = clock_seconds
+        self._monotonic_seconds = monotonic_seconds
+        self._key = _fixed_key(settings)
+        self._key_set: KeySet | None = None
+        self._verified: dict[str, tuple[str, Verified]] = {}
+        """By what a token's signature signs; with the token as it was spelled when it was verified.
+
+        A signature has many spellings (unused bits of base64, a second one of ECDSA), what it signs
+        has one: so a token takes one place, however it comes.
+        """
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        if self._settings.jwks_url:
+            # A key may have been withdrawn: what was verified with it counts no longer.
+            forget = self._verified.clear
+            key_set = KeySet(self._settings.jwks_url, self._monotonic_seconds, forget)
+            self._key_set = await self._stack.enter_async_context(key_set)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def owner(self, authorization: str | None) -> UserId:
+        """Return the owner that an Authorization header's token names; raises as `verify` does."""
+        return (await self.verify(authorization)).owner
+
+    async def verify(self, authorization: str | None) -> Verified:
+        """Return what an Authorization header's token says.
+
+        Raises `Unauthenticated`, and `Overloaded` while the issuer's keys cannot be had.
+        """
+        if authorization is None:
+            raise Unauthenticated
+        known = self.recall(authorization)
+        if known is not None:
+            return known
+        token = _bearer(authorization)
+        verified = await self._verify(token)
+        signed = _signed(token)
+        # Once verified anew, it is the youngest again.
+        self._verified.pop(signed, None)
+        if len(self._verified) >= VERIFIED_MAX:
+            del self._verified[next(iter(self._verified))]
+        self._verified[signed] = token, verified
+        return verified
+
+    def recall(self, authorization: str) -> Verified | None:
+        """Return what the token of this Authorization header says, if it was verified and holds."""
+        scheme, _, token = authorization.partition(" ")
+        spelled, known = self._verified.get(_signed(token), _UNKNOWN)
+        if known is None or spelled != token or scheme.lower() != "bearer":
+            return None
+        is_good = self._clock_seconds() < known.ends_at
+        return known if is_good and self._monotonic_seconds() < known.until else None
+
+    async def _verify(self, token: str) -> Verified:
+        key = self._key
+        if key is None:
+            assert self._key_set is not None, "a key set is opened by `async with`"
+            key = await self._key_set.key(_key_id(token))
+        if key is None:
+            raise Unauthenticated("The token is signed with a key that its issuer does not have.")
+        # No await from here until it is remembered: the key is still published then.
+        claims = self._read_claims(token, key)
+        try:
+            owner = UserId(claims.get("sub"))
+        except ValueError as error:
+            raise Unauthenticated(
+                "The token's subject (sub) must have"
+                f" 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters, the first and the last"
+                " no blank."
+            ) from error
+        ends_at = _end(claims, self._clock_seconds())
+        return Verified(owner, self._monotonic_seconds() + VERIFIED_SECONDS_MAX, ends_at)
+
+    def _read_claims(self, token: str, key: TokenKey) -> dict[str, Any]:
+        """Return the claims of a token that is genuine and meant for us, whatever the time."""
+        try:
+            decoded = jwt.decode_complete(
+                token,
+                key.material,
+                algorithms=[key.algorithm],
+                audience=self._settings.audience or None,
+                issuer=self._settings.issuer or None,
+                # The subject has our own rule and the times our own clock.
+                options={
+                    "verify_sub": False,
+                    "verify_exp": False,
+                    "verify_nbf": False,
+                    "verify_iat": False,
+                },
+            )
+        except jwt.MissingRequiredClaimError as error:
+            raise Unauthenticated(f"The token lacks a claim ({error.claim}).") from error
+        except (jwt.PyJWTError, RecursionError) as error:
+            detail = _REFUSALS.get(type(error), "The token is not valid.")
+            raise Unauthenticated(detail) from error
+        # PyJWT lets pass what it understands itself, and older ones everything.
+        if "crit" in decoded["header"]:
+            raise Unauthenticated("The token asks for an extension that is not known here (crit).")
+        claims: dict[str, Any] = decoded["payload"]
+        # Without an audience of our own, a token that names one, even an empty one, is not meant
+        # for us either (RFC 7519, 4.1.3).
+        if "aud" in claims and not self._settings.audience:
+            raise Unauthenticated(_REFUSALS[jwt.InvalidAudienceError])
+        return claims
+
+
+def make_token(
+    secret: str,
+    user: UserId,
+    *,
+    lifetime_seconds: int,
+    audience: str = "",
+    issuer: str = "",
+    clock_seconds: Callable[[], float] = time.time,
+) -> str:
+    """Return a token (HS256) for a user, for trying things out."""
+    now = int(clock_seconds())
+    claims: dict[str, Any] = {"sub": str(user), "iat": now, "exp": now + lifetime_seconds}
+    if audience:
+        claims["aud"] = audience
+    if issuer:
+        claims["iss"] = issuer
+    return jwt.encode(claims, secret, algorithm="HS256")
+
+
+def _bearer(authorization: str) -> str:
+    scheme_characters = len("Bearer ")
+    if len(authorization) > scheme_characters + TOKEN_CHARACTERS_MAX:
+        raise Unauthenticated(f"The token has more than {TOKEN_CHARACTERS_MAX} characters.")
+    found = _BEARER.fullmatch(authorization)
+    if found is None:
+        raise Unauthenticated
+    return found[1]
+
+
+def _signed(token: str) -> str:
+    """Return the part of a token that its signature signs (RFC 7515, 5.1)."""
+    return token.rpartition(".")[0]
+
+
+def _key_id(token: str) -> str | None:
+    """Return the key that a token names; PyJWT sees to it that it is text."""
+    try:
+        kid: str | None = jwt.get_unverified_header(token).get("kid")
+    except (jwt.PyJWTError, RecursionError) as error:
+        raise Unauthenticated("The token is not valid.") from error
+    return kid
+
+
+def _end(claims: dict[str, Any], now: float) -> float:
+    """Return when a token ends, in seconds since the epoch.
+
+    Raises `Unauthenticated` for one that is not valid at the given time.
+    """
+    for name in ("nbf", "iat"):
+        if (_time(claims, name) or 0) > now + LEEWAY_SECONDS:
+            raise Unauthenticated(f"The token is not valid yet ({name}).")
+    ends = _time(claims, "exp")
+    if ends is None:
+        return math.inf
+    if ends <= now:
+        raise Unauthenticated("The token has expired (exp).")
+    return ends
+
+
+def _time(claims: dict[str, Any], name: str) -> float | None:
+    """Return a claim's time, in seconds since the epoch (NumericDate in RFC 7519, 2)."""
+    if name not in claims:
+        return None
+    value = claims[name]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Neither does NaN pass, nor an integer that no float can hold.
+    if not is_number or not -_TIME_SECONDS_MAX <= value <= _TIME_SECONDS_MAX:
+        raise Unauthenticated(f"The token's claim {name} is no time.")
+    return float(value)
+
+
+def _fixed_key(settings: TokenSettings) -> TokenKey | None:
+    """Return our key; nothing where keys come from the issuer."""
+    if sum(map(bool, (settings.secret, settings.public_key, settings.jwks_url))) != 1:
+        raise ConfigurationError("tokens need exactly one of a secret, a public key, a key set URL")
+    if settings.jwks_url:
+        return None
+    return _secret_key(settings.secret) if settings.secret else _public_key(settings.public_key)
+
+
+def _secret_key(secret: str) -> TokenKey:
+    try:
+        material = secret.encode()
+        jwt.get_algorithm_by_name("HS256").prepare_key(material)
+    except UnicodeEncodeError as error:
+        raise ConfigurationError("the token secret must be UTF-8") from error
+    except jwt.InvalidKeyError as error:
+        # A public key is known to everybody: taken for a secret, it would let everybody in.
+        raise ConfigurationError("the token secret is a PEM or SSH key") from error
+    if len(material) < TOKEN_SECRET_BYTES_MIN:
+        raise ConfigurationError(f"the token secret needs at least {TOKEN_SECRET_BYTES_MIN} bytes")
+    return TokenKey("HS256", material)
+
+
+def _public_key(pem: str) -> TokenKey:
+    try:
+        material = load_pem_public_key(pem.encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigurationError("the public key cannot be read as PEM") from error
+    algorithm = algorithm_of(material)
+    if algorithm is None:
+        raise ConfigurationError(
+            f"the public key must be RSA of {RSA_BITS_MIN} bits or more, P-256 or Ed25519"
+        )
+    return TokenKey(algorithm, material)

@@ -1,0 +1,1 @@
+"""Events and commands over NATS JetStream."""

@@ -1,0 +1,66 @@
+"""Where commands wait and where bad ones are kept: two JetStream streams and one durable consumer.
+
+They are made where they are missing. An operator's own stay as they are, once they carry our mark.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
+from nats.js.errors import NotFoundError
+
+from stretto.nats.deployment import provide_stream
+
+if TYPE_CHECKING:
+    from stretto.nats.connection import Link
+    from stretto.nats.deployment import Deployment
+
+# What nobody has taken in this time nobody waits for.
+AGE_SECONDS_MAX: Final = 7 * 24 * 3600
+DEAD_AGE_SECONDS_MAX: Final = 30 * 24 * 3600
+# JetStream knows a sender's own `Nats-Msg-Id` again for this long.
+DUPLICATES_SECONDS: Final = 120
+# Requests for the next command that may wait on the server, of all replicas together.
+WAITING_MAX: Final = 4096
+# Delivered and not settled, put off included: as many may have to wait for the database.
+UNSETTLED_MAX: Final = 10_000
+
+
+async def provide_command_streams(link: Link, deployment: Deployment, ack_seconds: float) -> None:
+    """Make what is missing; an unsettled command is delivered again after `ack_seconds`.
+
+    Raises `ForeignStream`.
+    """
+    stream, consumer = deployment.command_stream, deployment.command_consumer
+    await provide_stream(
+        link,
+        deployment,
+        StreamConfig(
+            name=stream,
+            subjects=[deployment.command_subject],
+            retention=RetentionPolicy.WORK_QUEUE,
+            max_age=AGE_SECONDS_MAX,
+            duplicate_window=DUPLICATES_SECONDS,
+        ),
+    )
+    await provide_stream(
+        link,
+        deployment,
+        StreamConfig(
+            name=deployment.dead_stream,
+            subjects=[deployment.dead_subject],
+            max_age=DEAD_AGE_SECONDS_MAX,
+        ),
+    )
+    try:
+        await link.jetstream.consumer_info(stream, consumer)
+    except NotFoundError:
+        config = ConsumerConfig(
+            durable_name=consumer,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=ack_seconds,
+            max_waiting=WAITING_MAX,
+            max_ack_pending=UNSETTLED_MAX,
+        )
+        await link.jetstream.add_consumer(stream, config)

@@ -1,0 +1,96 @@
+"""Makes what speaks to NATS; the client is only imported where there is something to make."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from stretto.errors import ConfigurationError
+from stretto.runtime.runner import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.creation.creator import GroupCreator
+    from stretto.events.event import CommittedEvent
+    from stretto.events.positions import Origin
+    from stretto.nats.commands import CommandConsumer
+    from stretto.nats.connection import NatsConnection
+    from stretto.nats.publisher import NatsBus
+    from stretto.observations import Observer
+
+# A command waits so long for NATS before it gives up.
+ANSWER_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Nats:
+    """What a process runs for NATS."""
+
+    connection: NatsConnection
+    events: NatsBus
+    commands: CommandConsumer
+
+
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """Which NATS it is, and who we are there: names begin with the prefix."""
+
+    url: str
+    prefix: str
+    origin: Origin
+
+
+def make_nats(
+    bus: Bus,
+    deliver: Callable[[CommittedEvent], None],
+    on_gap: Callable[[], None],
+    creator: GroupCreator,
+    observe: Observer,
+) -> Nats:
+    """Return what is to be run."""
+    # An extra: a service without a bus does not need it.
+    from stretto.nats.commands import CommandConsumer  # noqa: PLC0415
+    from stretto.nats.connection import NatsConnection  # noqa: PLC0415
+    from stretto.nats.deployment import Deployment  # noqa: PLC0415
+    from stretto.nats.publisher import NatsBus  # noqa: PLC0415
+
+    deployment = Deployment(bus.prefix, bus.origin)
+    connection = NatsConnection(bus.url, observe)
+    return Nats(
+        connection,
+        NatsBus(connection, deployment, deliver, on_gap, observe),
+        CommandConsumer(connection, deployment, creator, observe),
+    )
+
+
+async def describe_streams(
+    url: str, prefix: str, origin: Origin, *, is_adopting: bool = False
+) -> list[str]:
+    """Return a line for the database and for each of its streams; may mark them as ours before.
+
+    Raises `ConfigurationError` where NATS does not answer.
+    """
+    from stretto.nats.connection import NATS_TROUBLE, NatsConnection  # noqa: PLC0415
+    from stretto.nats.deployment import Deployment, adopt, describe, stream_marks  # noqa: PLC0415
+
+    if not url:
+        raise ConfigurationError("STRETTO_NATS_URL is not set")
+    deployment = Deployment(prefix, origin)
+    connection = NatsConnection(url, lambda _: None)
+    async with Runner(lambda _: None) as runner:
+        runner.start(connection)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                link = await connection.linked()
+                adopted = await adopt(link, deployment) if is_adopting else []
+                marks = await stream_marks(link, deployment)
+        except NATS_TROUBLE as error:
+            message = (
+                f"NATS does not answer within {ANSWER_SECONDS:.0f} s"
+                f" ({str(error) or 'no answer in time'}); is STRETTO_NATS_URL right?"
+            )
+            raise ConfigurationError(message) from error
+    lines = [f"adopted: {', '.join(adopted) or 'none'}"] if is_adopting else []
+    return [*lines, f"our database: {origin}", *describe(deployment, marks)]

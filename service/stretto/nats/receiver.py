@@ -1,0 +1,137 @@
+"""An ordered consumer of one stream, for one connection's life.
+
+It is pushed to, acknowledges nothing, and is forgotten by the server soon after we are gone. It ends
+at the first sign that something was not received: a gap in its own numbers, silence where there
+should be a heartbeat, the end of the connection. Whoever reads on makes a new one, from the sequence
+after the last that was taken. (ADR-15 of NATS describes the same.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final, Self
+
+from nats.errors import Error, NotJSMessageError
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
+
+from stretto.events.event import TURN_EVENTS
+from stretto.nats.connection import NATS_TROUBLE, Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from nats.aio.msg import Msg
+
+HEARTBEAT_SECONDS: Final = 2.0
+# So many heartbeats may be late before we ask anew.
+HEARTBEATS_MISSED_MAX: Final = 3
+# The server forgets the consumer of a replica that has vanished.
+INACTIVE_SECONDS: Final = 30.0
+# What may wait for our event loop; flow control keeps the server below it.
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
+_CONTROL: Final = "100"
+
+
+class Receiver:
+    """Calls `take` with every message from `sequence` on, and with its sequence, in order."""
+
+    def __init__(
+        self, link: Link, stream: str, sequence: int, take: Callable[[Msg, int], None]
+    ) -> None:
+        self._link = link
+        self._stream = stream
+        self._sequence = sequence
+        self._take = take
+        self._expected = 1
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+
+    async def __aenter__(self) -> Self:
+        client = self._link.client
+        inbox = client.new_inbox()
+        self._subscription = await client.subscribe(
+            inbox, cb=self._on_message, pending_bytes_limit=PENDING_BYTES_MAX
+        )
+        self._heard = self._loop.time()
+        try:
+            await self._link.unless_ended(self._make_consumer(inbox))
+        except BaseException:
+            await self._unsubscribe()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._unsubscribe()
+
+    async def ended(self) -> None:
+        """Wait until nothing more can be expected of this consumer."""
+        silence_seconds = HEARTBEAT_SECONDS * HEARTBEATS_MISSED_MAX
+        while not self._end.done() and not self._link.ended.done():
+            left = self._heard + silence_seconds - self._loop.time()
+            if left <= 0:
+                return
+            await asyncio.wait(
+                (self._end, self._link.ended), timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
+
+    async def _make_consumer(self, inbox: str) -> None:
+        config = ConsumerConfig(
+            deliver_subject=inbox,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self._sequence,
+            ack_policy=AckPolicy.NONE,
+            flow_control=True,
+            idle_heartbeat=HEARTBEAT_SECONDS,
+            inactive_threshold=INACTIVE_SECONDS,
+            mem_storage=True,
+            num_replicas=1,
+        )
+        await self._link.jetstream.add_consumer(self._stream, config)
+
+    async def _unsubscribe(self) -> None:
+        with contextlib.suppress(*NATS_TROUBLE):
+            await self._subscription.unsubscribe()
+
+    async def _on_message(self, message: Msg) -> None:
+        self._heard = self._loop.time()
+        headers = message.headers or {}
+        if Header.STATUS.value in headers:
+            await self._control(message, headers)
+            return
+        try:
+            numbers = message.metadata.sequence
+        except NotJSMessageError:
+            # Not the stream's: somebody has guessed our inbox.
+            return
+        if self._end.done() or numbers.consumer != self._expected:
+            self._give_up()
+            return
+        self._expected += 1
+        self._take(message, numbers.stream)
+        if numbers.consumer % TURN_EVENTS == 0:
+            # What has gathered for us comes without a pause otherwise.
+            await asyncio.sleep(0)
+
+    async def _control(self, message: Msg, headers: dict[str, str]) -> None:
+        """Answer flow control, now that all before it is taken; look for what is missing."""
+        if headers[Header.STATUS.value] != _CONTROL:
+            self._give_up()
+            return
+        last = headers.get(Header.LAST_CONSUMER.value)
+        if last is not None and int(last) >= self._expected:
+            self._give_up()
+        for subject in (message.reply, headers.get(Header.CONSUMER_STALLED.value)):
+            if subject:
+                with contextlib.suppress(Error):
+                    await self._link.client.publish(subject)
+
+    def _give_up(self) -> None:
+        if not self._end.done():
+            self._end.set_result(None)

@@ -1,0 +1,1 @@
+"""Connections and stores on PostgreSQL, each beside its statements."""

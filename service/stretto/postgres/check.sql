@@ -1,0 +1,84 @@
+-- What `stretto check` looks for.
+
+-- name: check_attempts
+-- G4, G5: attempts that contradict the domain tables.
+SELECT group_id,
+       CASE WHEN chat_group.group_id IS NULL THEN 'succeeded without a group'
+            WHEN status = 'failed' THEN 'failed, but its group exists'
+            ELSE 'names another conversation, owner or request than its group' END AS fault
+FROM attempt
+LEFT JOIN chat_group USING (group_id)
+WHERE (status = 'succeeded' AND (chat_group.group_id IS NULL
+           OR attempt.conversation_id <> chat_group.conversation_id
+           OR attempt.owner_id <> chat_group.owner_id
+           OR attempt.fingerprint <> chat_group.fingerprint))
+   OR (status = 'failed' AND chat_group.group_id IS NOT NULL)
+LIMIT $1;
+
+-- name: check_groups
+-- G5: groups that lack a part. The event may be gone once it was delivered and swept: it is missed
+-- only if it is younger than the retention, $2 days, and behind the start of history. The retention may
+-- have been another one at the sweep; and a restored group has a later transaction than its event had. So
+-- a group is behind that start by its own transaction and, where an event there is kept, by its time.
+-- $3 is now.
+SELECT group_id,
+       CASE WHEN conversation.conversation_id IS NULL THEN 'group without its conversation'
+            WHEN conversation.kind <> 'group' THEN 'conversation of another kind'
+            WHEN owner.user_id IS NULL THEN 'group without its owner as a member'
+            ELSE 'group without its event' END AS fault
+FROM chat_group
+LEFT JOIN conversation USING (conversation_id)
+LEFT JOIN conversation_member AS owner
+    ON owner.conversation_id = chat_group.conversation_id
+   AND owner.user_id = chat_group.owner_id AND owner.role = 'owner'
+LEFT JOIN outbox ON outbox.subject = chat_group.group_id
+CROSS JOIN (
+    SELECT position::text::bigint AS first_transaction,
+           pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next_transaction,
+           (SELECT created_at FROM outbox WHERE position >= history_start.position
+            ORDER BY position LIMIT 1) AS first_at
+    FROM history_start
+) AS history
+WHERE conversation.conversation_id IS NULL OR conversation.kind <> 'group' OR owner.user_id IS NULL
+   OR (outbox.event_id IS NULL AND chat_group.created_at
+       > coalesce($3::timestamptz, clock_timestamp()) - make_interval(days => $2)
+       AND (first_transaction = 0
+            OR next_transaction - age(chat_group.xmin) >= first_transaction
+            AND chat_group.created_at >= coalesce(first_at, '-infinity')))
+LIMIT $1;
+
+-- name: check_conversations
+-- G5: group conversations that no group owns.
+SELECT conversation_id AS group_id, 'conversation without a group' AS fault
+FROM conversation
+LEFT JOIN chat_group USING (conversation_id)
+WHERE kind = 'group' AND chat_group.group_id IS NULL
+LIMIT $1;
+
+-- name: check_events
+-- G5, G8: events without a group, a second one of the same kind, or ones that tell of something
+-- else. The members may have changed since, so only the owner is looked for.
+SELECT subject AS group_id,
+       CASE WHEN chat_group.group_id IS NULL THEN 'event without a group'
+            WHEN events_count > 1 THEN 'more than one event of a kind'
+            WHEN payload ->> 'conversation_id' IS DISTINCT FROM chat_group.conversation_id::text
+                THEN 'event tells of another conversation than its group'
+            ELSE 'event without its owner among the recipients' END AS fault
+FROM (SELECT *, count(*) OVER (PARTITION BY subject, event_type) AS events_count FROM outbox)
+    AS event
+LEFT JOIN chat_group ON chat_group.group_id = event.subject
+WHERE chat_group.group_id IS NULL OR events_count > 1
+   OR payload ->> 'conversation_id' IS DISTINCT FROM chat_group.conversation_id::text
+   OR NOT chat_group.owner_id = ANY (event.recipients)
+LIMIT $1;
+
+-- name: allow_scans
+-- Let the rest of the transaction read and join whole tables: what is right for a single key is slow
+-- for a check of all.
+SELECT set_config('enable_seqscan', 'on', true), set_config('enable_hashjoin', 'on', true),
+       set_config('enable_mergejoin', 'on', true);
+
+-- name: check_counts
+-- How much was checked.
+SELECT (SELECT count(*) FROM attempt) AS attempts, (SELECT count(*) FROM chat_group) AS groups,
+       (SELECT count(*) FROM outbox) AS events;

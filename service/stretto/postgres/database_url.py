@@ -1,0 +1,127 @@
+"""What a database URL must be like, checked before anything connects: no waiting mends it.
+
+The driver reads the URL again for each connection. A file that is missing and a host name with a blank
+look to it like a database that is away, so they are found here. Its other objections are errors of
+their own (`postgres.driver_errors.is_lasting`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMES: Final = ("postgresql", "postgres")
+# A compose file's service may have an underscore in its name.
+_HOST_NAME: Final = re.compile(rb"[A-Za-z0-9._-]+")
+# The driver reads a client's certificate with each but the first of these modes, and what verifies the
+# server's from `require` on.
+_NO_TLS: Final = "disable"
+_UNVERIFIED: Final = ("allow", "prefer")
+_OWN_FILES: Final = ("sslcert", "sslkey")
+_SERVER_FILES: Final = ("sslrootcert", "sslcrl")
+
+
+def require_database_url(url: str) -> None:
+    """Raise `ValueError` for a URL that never leads to a database; no message shows a password."""
+    try:
+        parts = urlsplit(url)
+        hosts = _hosts(parts.netloc.rpartition("@")[2])
+    except ValueError:
+        hosts = None
+    if hosts is None or parts.scheme not in SCHEMES:
+        # Not what was raised: it may quote a password.
+        raise ValueError("must look like postgresql://user:password@host:5432/database")
+    try:
+        parameters = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        hosts += _hosts(parameters.get("host", ""))
+    except ValueError:
+        message = "its parameters must be name=value, with & between them and none at the end"
+        raise ValueError(message) from None
+    for host in hosts:
+        if not _is_host(host):
+            # It would look like a host that is not known yet.
+            message = f"{host!r} is neither the name of a host nor an address"
+            raise ValueError(message)
+    _require_tls_files(parameters)
+    # The driver would connect without a password, and the server's refusal names no file.
+    if "passfile" in parameters:
+        _require_passfile(Path(parameters["passfile"]))
+
+
+def place_of(url: str) -> str:
+    """Return where a database is, as its URL has it, without a user or a password."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2] or dict(parse_qsl(parts.query)).get("host")
+    return place or "the driver's default place"
+
+
+def _hosts(places: str) -> list[str]:
+    """Return the names of hosts that have ports of their own; raise `ValueError` for a wrong port."""
+    if not places:
+        # The driver's own choice.
+        return []
+    names = []
+    for place in places.split(","):
+        # A folder with a socket is taken as it stands.
+        parts = urlsplit("" if place.startswith("/") else f"//{place}")
+        # Reading it checks it.
+        _ = parts.port
+        names.append(unquote(parts.hostname or place))
+    return names
+
+
+def _is_host(name: str) -> bool:
+    if name.startswith("/"):
+        # A folder with a socket.
+        return "\0" not in name
+    try:
+        ip_address(name)
+    except ValueError:
+        pass
+    else:
+        return True
+    try:
+        return _HOST_NAME.fullmatch(name.encode("idna")) is not None
+    except UnicodeError:
+        return False
+
+
+def _require_tls_files(parameters: Mapping[str, str]) -> None:
+    """Raise `ValueError` for a key or a certificate that is to be used and cannot be read."""
+    mode = _tls_parameter(parameters, "sslmode") or "prefer"
+    if mode == _NO_TLS:
+        return
+    for name in _OWN_FILES if mode in _UNVERIFIED else (*_OWN_FILES, *_SERVER_FILES):
+        path = _tls_parameter(parameters, name)
+        try:
+            if path:
+                Path(path).read_bytes()
+        except OSError as error:
+            message = f"its {name} {path} cannot be read ({error.strerror})"
+            raise ValueError(message) from error
+
+
+def _tls_parameter(parameters: Mapping[str, str], name: str) -> str:
+    """Return what the URL says, or else the environment, as libpq has it."""
+    return parameters.get(name) or os.environ.get(f"PG{name.upper()}", "")
+
+
+def _require_passfile(path: Path) -> None:
+    """Raise `ValueError` for a password file that the driver would pass over without a word."""
+    try:
+        mode = path.stat().st_mode
+        path.read_bytes()
+    except OSError as error:
+        message = f"its passfile {path} cannot be read ({error.strerror})"
+        raise ValueError(message) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        message = f"its passfile {path} may be read by others, so it is not used: chmod 600 {path}"
+        raise ValueError(message)

@@ -1,0 +1,65 @@
+-- What members read of their groups.
+
+-- name: group_of_member
+-- Read groups by id ($1), each if its user ($2) is a member of it; `number` is the question's place.
+-- By their keys, as in look.
+SELECT number, chat_group.group_id, conversation_id, owner_id, name, description, created_at,
+       (SELECT count(*) FROM conversation_member AS member
+        WHERE member.conversation_id = chat_group.conversation_id) AS members_count
+FROM unnest($1::uuid[], $2::text[]) WITH ORDINALITY AS wanted (group_id, user_id, number)
+CROSS JOIN LATERAL (
+    SELECT * FROM chat_group WHERE group_id = wanted.group_id LIMIT 1
+) AS chat_group
+CROSS JOIN LATERAL (
+    SELECT role FROM conversation_member AS member
+    WHERE member.conversation_id = chat_group.conversation_id AND member.user_id = wanted.user_id
+    LIMIT 1
+) AS membership;
+
+-- name: groups_of_member
+-- Read pages of users' groups, newest first: of each user ($1) up to $3 behind the conversation id
+-- that the last page ended on ($2; null for the first page). `number` is the question's place.
+SELECT number, page.*
+FROM unnest($1::text[], $2::uuid[], $3::int[]) WITH ORDINALITY
+         AS wanted (user_id, after, groups_max, number)
+CROSS JOIN LATERAL (
+    SELECT chat_group.group_id, conversation_id, owner_id, name, description, created_at,
+           (SELECT count(*) FROM conversation_member AS member
+            WHERE member.conversation_id = chat_group.conversation_id) AS members_count
+    FROM conversation_member
+    JOIN chat_group USING (conversation_id)
+    WHERE conversation_member.user_id = wanted.user_id
+      -- A condition of the index in either case: no id is as large as this one.
+      AND conversation_id < coalesce(after, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+    ORDER BY conversation_id DESC
+    LIMIT groups_max
+) AS page
+ORDER BY number, conversation_id DESC;
+
+-- name: groups_of_owner
+-- Read a page of the groups that a user owns, newest first, as groups_of_member does.
+SELECT chat_group.group_id, conversation_id, owner_id, name, description, created_at,
+       (SELECT count(*) FROM conversation_member AS member
+        WHERE member.conversation_id = chat_group.conversation_id) AS members_count
+FROM conversation_member
+JOIN chat_group USING (conversation_id)
+WHERE user_id = $1 AND owner_id = $1 AND ($2::uuid IS NULL OR conversation_id < $2)
+ORDER BY conversation_id DESC
+LIMIT $3;
+
+-- name: members_of_group
+-- Read pages of groups' members by user id: of each group ($1) up to $3 behind the user id that the
+-- last page ended on ($2; null for the first page). `number` is the question's place.
+SELECT number, page.*
+FROM unnest($1::uuid[], $2::text[], $3::int[]) WITH ORDINALITY
+         AS wanted (group_id, after, members_max, number)
+CROSS JOIN LATERAL (
+    SELECT user_id, role, joined_at
+    FROM chat_group
+    JOIN conversation_member USING (conversation_id)
+    WHERE chat_group.group_id = wanted.group_id
+      AND user_id COLLATE "C" > coalesce(after, '') COLLATE "C"
+    ORDER BY user_id COLLATE "C"
+    LIMIT members_max
+) AS page
+ORDER BY number, user_id COLLATE "C";

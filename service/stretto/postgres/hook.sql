@@ -1,0 +1,30 @@
+-- The leader's transaction around a host's hook.
+
+-- name: session
+-- Read which transaction this is, and what a host's hook may leave behind in a session: roles,
+-- settings (but those of the transaction, the lock time-out, which each write sets anew, and names
+-- that only the host knows), locks, temporary tables, statements, cursors.
+SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
+       current_setting('synchronous_commit') AS durability,
+       session_user::text, current_user::text,
+       (SELECT md5(string_agg(name || '=' || setting, ',' ORDER BY name)) FROM pg_settings
+        WHERE name NOT IN ('transaction_isolation', 'transaction_read_only',
+                           'transaction_deferrable', 'lock_timeout')) AS settings,
+       (SELECT count(*) FROM pg_locks
+        WHERE locktype = 'advisory' AND pid = pg_backend_pid()) AS locks,
+       (SELECT count(*) FROM pg_class WHERE relnamespace = pg_my_temp_schema()) AS temporary,
+       (SELECT count(*) FROM pg_prepared_statements WHERE from_sql) AS statements,
+       (SELECT count(*) FROM pg_cursors WHERE is_holdable) AS cursors;
+
+-- name: commit_durably
+-- Have this transaction's commit wait for the disk as $1 says, whatever a host's hook has set for its own
+-- rows: an outcome is reported only when it is durable.
+SELECT set_config('synchronous_commit', $1, true);
+
+-- name: transaction_status
+-- Ask how the transaction $1 has ended.
+SELECT pg_xact_status($1::text::xid8);
+
+-- name: unlock_session
+-- Release what a host's hook has locked in a session that is not ours.
+SELECT pg_advisory_unlock_all();

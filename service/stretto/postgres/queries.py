@@ -1,0 +1,48 @@
+"""The named statements, and the schema that they run against.
+
+A file of SQL stands beside the module that sends its statements, and is named like it. Where a
+comment there names `$n::timestamptz` "now", it is the clock: null is the database's own.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from importlib.resources.abc import Traversable
+
+# Where files of SQL stand beside the modules that send their statements.
+_ROOMS: Final = ("postgres", "webhook")
+
+
+def parse_queries(text: str) -> Mapping[str, str]:
+    """Split a file of statements, each headed by `-- name: x`; raises `ValueError` on a twin."""
+    queries: dict[str, str] = {}
+    for block in re.split(r"^-- name: ", text, flags=re.MULTILINE)[1:]:
+        name, _, statement = block.partition("\n")
+        if name in queries:
+            message = f"two statements are named {name}"
+            raise ValueError(message)
+        queries[name] = statement.strip().rstrip(";")
+    return MappingProxyType(queries)
+
+
+def schema_file() -> Traversable | Path:
+    """Return `schema.sql`: inside the installed package, or at the top of a checkout."""
+    packaged = files("stretto") / "schema.sql"
+    return packaged if packaged.is_file() else Path(__file__).parents[3] / "schema.sql"
+
+
+def _statements() -> str:
+    """Return all files of SQL as one: a name is given once in the whole package."""
+    folders = [files("stretto") / room for room in _ROOMS]
+    found = [file for folder in folders for file in folder.iterdir() if file.name.endswith(".sql")]
+    return "\n".join(file.read_text("utf-8") for file in sorted(found, key=lambda file: file.name))
+
+
+QUERIES: Final = parse_queries(_statements())

@@ -1,1 +1,0 @@
-"""Everything that speaks to PostgreSQL."""

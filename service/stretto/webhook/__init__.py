@@ -1,0 +1,1 @@
+"""The outbox's second reader: every event, sent to one HTTP endpoint."""

@@ -1,0 +1,146 @@
+"""WebhookSender: brings committed events to the webhook's endpoint, at least once each (G8).
+
+It follows the outbox by itself and not behind the bus: neither can hold the other back. Events are
+enrolled as deliveries, taken on lease, sent side by side, and settled as answers come; no connection
+and no transaction is held while the endpoint works. A sender that dies leaves its deliveries to the
+others, after the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from stretto.errors import StoreError
+from stretto.events.lag import Lag
+from stretto.observations import (
+    ActorCrashed,
+    EventBuried,
+    WebhookBlocked,
+    WebhookDisabled,
+    WebhookTried,
+)
+from stretto.runtime.actor import Actor, Pace
+from stretto.webhook.rules import Blocked, Gone, PutOff, Sent, Throttled, Unanswered, judge, put_off
+
+if TYPE_CHECKING:
+    from stretto.observations import Observer
+    from stretto.webhook.rules import Answer, Delivery, Endpoint, WebhookStore
+
+# Requests under way in a process: one that hangs takes one place, and not the others with it.
+UNDER_WAY_MAX: Final = 32
+# Events per statement: a few milliseconds of work.
+ENROLLED_MAX: Final = 256
+# Four times as long as a request may take.
+LEASE_SECONDS: Final = 60.0
+# How often to look without being woken: for what was put off, and for what others have left.
+POLL_SECONDS: Final = 1.0
+# How long a wake-up waits for others: a hundred turns a second are enough.
+GATHER_SECONDS: Final = 0.01
+# At the stop, what is under way is given this long; what then has no answer goes out again.
+STOP_SECONDS: Final = 1.0
+
+
+class WebhookSender(Actor):
+    """One of any number of senders that share the deliveries."""
+
+    failures = (StoreError,)
+
+    def __init__(
+        self,
+        store: WebhookStore,
+        endpoint: Endpoint,
+        observe: Observer,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        super().__init__("webhook")
+        self.pace = Pace(seconds=POLL_SECONDS, gather_seconds=GATHER_SECONDS, full=1)
+        self._store = store
+        self._endpoint = endpoint
+        self._observe = observe
+        self._lease_seconds = lease_seconds
+        self._under_way: dict[asyncio.Task[Answer], Delivery] = {}
+        self._is_blocked: bool | None = None
+        """Not known before the first turn."""
+        self.lag = Lag(store.oldest_seconds)
+
+    async def open(self) -> None:
+        """Begin with the next event that is committed, where no process has begun before."""
+        await self._store.open()
+
+    async def run_once(self) -> int:
+        """Settle what was answered and send what is due; return how many events became due by it.
+
+        Raises a `StoreError`; what was answered is then settled at the next turn.
+        """
+        if self._is_blocked is None:
+            self._note_blocked(is_blocked=await self._endpoint.is_blocked())
+        await self._settle()
+        await self.lag.look()
+        room = UNDER_WAY_MAX - len(self._under_way)
+        taken = await self._store.take(room, self._lease_seconds) if room else ()
+        for delivery in taken:
+            task = asyncio.create_task(self._send(delivery), name="stretto webhook")
+            self._under_way[task] = delivery
+            task.add_done_callback(lambda _: self.wake())
+        # With more than can be sent there is no hurry to enrol others.
+        return await self._store.enrol(ENROLLED_MAX) if len(taken) < room else 0
+
+    async def answered(self) -> None:
+        """Wait until all that is under way has its answer."""
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
+    async def _send(self, delivery: Delivery) -> Answer:
+        try:
+            return await self._endpoint.send(delivery.event_id, delivery.body)
+        except Exception as error:  # noqa: BLE001 it must be settled all the same
+            self._observe(ActorCrashed("webhook", error))
+            return Unanswered("a fault in stretto, which its log describes")
+
+    async def _settle(self) -> None:
+        """Settle every delivery that has its answer; only then is it forgotten here."""
+        done = [
+            (task, delivery, judge(task.result()))
+            for task, delivery in self._under_way.items()
+            if task.done()
+        ]
+        if not done:
+            return
+        # First what concerns the endpoint: nobody may take a delivery again in between.
+        if any(isinstance(verdict, Gone) for _, _, verdict in done) and await self._store.disable():
+            self._observe(WebhookDisabled())
+        pauses = [verdict.seconds for _, _, verdict in done if isinstance(verdict, Throttled)]
+        if pauses:
+            await self._store.pause(max(pauses))
+        sent = [delivery.event_id for _, delivery, verdict in done if isinstance(verdict, Sent)]
+        others = [put_off(each, why) for _, each, why in done if not isinstance(why, Sent)]
+        await self._store.settle(sent, others)
+        for task, _, verdict in done:
+            del self._under_way[task]
+            self._observe(WebhookTried(type(verdict).__name__.lower()))
+        self._note_blocked(is_blocked=any(isinstance(why, Blocked) for *_, why in done))
+        for each in others:
+            if each.dead_reason is not None:
+                self._observe(EventBuried(each.event_id, f"webhook: {each.dead_reason}"))
+
+    def _note_blocked(self, *, is_blocked: bool) -> None:
+        """Report that the endpoint may not be called: once, until it has been called again."""
+        if is_blocked and not self._is_blocked:
+            self._observe(WebhookBlocked())
+        self._is_blocked = is_blocked
+
+    async def close(self) -> None:
+        """Settle what is answered in time; give the rest back, so that nobody waits for a lease."""
+        if not self._under_way:
+            return
+        _, unanswered = await asyncio.wait(self._under_way, timeout=STOP_SECONDS)
+        given_back = [PutOff(self._under_way.pop(task).event_id) for task in unanswered]
+        for task in unanswered:
+            task.cancel()
+        await asyncio.gather(*unanswered, return_exceptions=True)
+        with suppress(StoreError):
+            await self._store.settle([], given_back)
+            await self._settle()
