@@ -13,8 +13,7 @@ from raw_client import BODY, RawClients, creation, creation_head, raw_clients
 from stretto.codec import BODY_BYTES_MAX
 from stretto.http.front import connection as front
 from stretto.http.front.connection import HEAD_BYTES_MAX, ClientConnection
-from stretto.http.front.limits import ConnectionLimits
-from stretto.http.front.queueing import READ_BYTES_MAX
+from stretto.http.front.limits import READ_BYTES_MAX, ConnectionLimits
 from stretto.http.requests import BODY_UNREADABLE
 
 if TYPE_CHECKING:

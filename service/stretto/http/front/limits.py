@@ -6,12 +6,16 @@ A connection knows its server by this module alone: the server itself (`runner.p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
 if TYPE_CHECKING:
     from stretto.http.service import Service
+
+# Of a connection in one turn of the loop, which may be its costliest: 256 KiB, as asyncio and uvloop
+# would read, hold 43,000 chunks of a byte each, or 130,000 frames of a WebSocket.
+READ_BYTES_MAX: Final = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,8 @@ class LimitedServer(web.Server):
         super().__init__(handle, **options)
         self.limits = limits
         self.service = service
+        self.arriving = memoryview(bytearray(READ_BYTES_MAX))
+        """Where each connection reads, in its turn."""
         self._is_stopping = False
 
     @property

@@ -14,6 +14,7 @@ the client meant another protocol.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import hdrs
@@ -24,10 +25,10 @@ from stretto.http.front.writing import BoundedWriting
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
-    import asyncio
-
     from aiohttp import StreamReader, web
     from aiohttp.http import RawRequestMessage
+
+    from stretto.http.limits import LimitedServer
 
 # Behind the one that is worked for. Few clients pipeline at all.
 QUEUED_MAX: Final = 4
@@ -35,20 +36,18 @@ QUEUED_MAX: Final = 4
 BODY_BUFFER_BYTES: Final = 32 * 1024
 # Of all bodies that are queued; what was read from the socket at once may come on top.
 QUEUED_BYTES_MAX: Final = 128 * 1024
-# Of a connection in one turn of the loop, which may be its costliest: 256 KiB, as asyncio would read,
-# hold 43,000 chunks of a byte each, or 130,000 frames of a WebSocket.
-READ_BYTES_MAX: Final = 32 * 1024
 # Of a body in chunks, behind what came with its head: two for each chunk, and those of its content. A
 # chunk costs 1.5 µs however small it is. A body of 256 KiB in chunks of 100 bytes has 5,300.
 BODY_LINES_MAX: Final = 8 * 1024
 EVENTS_PATH: Final = "/v1/events"
 
 
-class BoundedQueue(BoundedWriting):
+class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
     """aiohttp's side of a connection, whose client may send requests before it is answered."""
 
     __slots__ = (
         "_answered",
+        "_arriving",
         "_body_lines",
         "_has_all",
         "_is_at_end",
@@ -57,8 +56,9 @@ class BoundedQueue(BoundedWriting):
         "_newest",
     )
 
-    def __init__(self, manager: web.Server, write_seconds: float, **options: Any) -> None:
+    def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
         super().__init__(manager, write_seconds, read_bufsize=BODY_BUFFER_BYTES, **options)
+        self._arriving = manager.arriving
         # aiohttp's own takes its bound from a constant.
         self._parser = HttpRequestParser(
             self,
@@ -88,11 +88,13 @@ class BoundedQueue(BoundedWriting):
         self._body_lines = 0
         """Of the newest message, as far as its body comes in chunks, and after its head."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a new client, whose bytes are read in small parts."""
-        # asyncio has no other way to say it.
-        transport.max_size = READ_BYTES_MAX  # type: ignore[attr-defined]
-        super().connection_made(transport)
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 the protocol's
+        """Return where to read: a loop reads as much in one turn as there is room for."""
+        return self._arriving
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what has been read; another connection reads into the same place next."""
+        self.data_received(bytes(self._arriving[:nbytes]))
 
     @property
     def _is_in_body(self) -> bool:
