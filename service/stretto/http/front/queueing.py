@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aiohttp import StreamReader, web
     from aiohttp.http import RawRequestMessage
 
-    from stretto.http.limits import LimitedServer
+    from stretto.http.front.limits import LimitedServer
 
 # Behind the one that is worked for. Few clients pipeline at all.
 QUEUED_MAX: Final = 4
