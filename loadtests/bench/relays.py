@@ -15,9 +15,12 @@ from stretto.events.event import BUS_PREFIX
 from stretto.events.local_bus import LocalBus
 from stretto.events.positions import Origin
 from stretto.events.relay import OutboxRelay, RelaySettings
-from stretto.nats.opening import open_nats
+from stretto.nats.connection import NatsConnection
+from stretto.nats.deployment import Deployment
+from stretto.nats.publisher import NatsBus
 from stretto.postgres.connections import Database
 from stretto.postgres.outbox import PostgresOutboxStore
+from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:
     from loadtests.bench.parts import Bench
@@ -45,13 +48,14 @@ async def relay(bench: Bench) -> Measure:
 async def relay_to_nats(bench: Bench) -> Measure:
     """Measure to NATS, which keeps every event on disk; and back, as each replica hears them."""
     with tempfile.TemporaryDirectory() as folder:
-        async with (
-            embedded_nats(Path(folder)) as server,
-            open_nats(
-                server.url, BUS_PREFIX, Origin("00000000"), _hear, lambda: None, lambda _: None
-            ) as nats,
-        ):
-            return await _emptied(bench, nats.events)
+        async with embedded_nats(Path(folder)) as server, Runner(lambda _: None) as runner:
+            connection = NatsConnection(server.url, lambda _: None)
+            deployment = Deployment(BUS_PREFIX, Origin("00000000"))
+            bus = NatsBus(connection, deployment, _hear, lambda: None, lambda _: None)
+            runner.start(connection)
+            runner.start(bus)
+            await bus.ready()
+            return await _emptied(bench, bus)
 
 
 async def _emptied(bench: Bench, bus: EventBus) -> Measure:
