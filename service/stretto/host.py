@@ -257,10 +257,11 @@ async def require_database(database: Database, *, is_hosts_pool: bool) -> None:
 async def _require_right_pool(database: Database) -> None:
     try:
         async with database.reading(Lane.PROBE) as connection:
+            # First: whatever else is asked is read through them.
+            await _require_codecs(connection)
             violation = await session_violation(connection)
             if violation is not None:
                 raise ConfigurationError(violation)
-            await _require_codecs(connection)
             pool = await connection.fetchrow(QUERIES["ping_pool"], [*PRIVILEGES])
             assert pool is not None
             if not pool["is_led"] and pool["schemas"]:

@@ -217,7 +217,7 @@ async def test_a_failure_lasts_as_long_as_its_attempt(
     database_url: str, connection: Connection
 ) -> None:
     """Refused at one replica, truncated, created at the other: the first says what the database says."""
-    await poison(connection, "chat_group", "23514")
+    await poison(connection, "chat_group", "P0001")
     key = IdempotencyKey("k")
     mallory = NewGroup.parse(UserId("mallory"), {"name": "Team"})
     async with open_component(database_url) as one, open_component(database_url) as other:
