@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aiohttp.web_request import BaseRequest
     from aiohttp.web_response import StreamResponse
 
-HTTP = Path(stretto.__file__).parent / "http" / "front"
+HTTP = Path(stretto.__file__).parent / "http"
 # Whose private names these files may use, beside those that they define themselves.
 OURS = {
     "connection.py": ClientConnection,
@@ -59,7 +59,7 @@ def known_names(ours: type) -> set[str]:
 @pytest.mark.parametrize("file", OURS)
 async def test_every_private_name_is_there(file: str) -> None:
     """Set in a constructor, in slots, or as a method."""
-    names = private_names((HTTP / file).read_text())
+    names = private_names((HTTP / "front" / file).read_text())
     assert {"_connections", "_loop"} & names
     own = {"_is_stopping", "_limits"}
     assert names - known_names(OURS[file]) - own == set()
