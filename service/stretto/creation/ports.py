@@ -1,8 +1,8 @@
 """What creating a group needs from the world: stores and writers.
 
 A store's write ends in one of seven ways, and never in a guess: it returns (committed), or raises
-`Refused`, `Transient`, `LeftOver`, `HookError` or `Unreachable` (not committed), or `OutcomeUnknown` (nobody can
-know yet).
+`Refused`, `Transient`, `LeftOver`, `HookError` or `Unreachable` (not committed), or `OutcomeUnknown`
+(nobody can know yet).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ What is certain is answered; what is not stays pending and is answered with the 
 writer never follows and never decides what a request means.
 
 No request harms its neighbours: a batch is bounded by rows, what another transaction holds is left to
-its request to follow, and a batch that fails is taken apart, whatever the error. An owner whose requests cost the others too much is paused
-(`breakers.py`).
+its request to follow, and a batch that fails is taken apart, whatever the error. An owner whose
+requests cost the others too much is paused (`breakers.py`).
 """
 
 from __future__ import annotations
@@ -234,8 +234,7 @@ class GroupWriter(Actor):
     async def _claim(self, batch: Sequence[_Request]) -> set[UUID]:
         """Return the tokens that may lead."""
         try:
-            with self._telling(batch):
-                return await self._store.claim([request.message for request in batch])
+            return await self._claim_once(batch)
         except Locked:
             if len(batch) == 1:
                 # The key is its leader's, or another's that claims it at this moment: follow.
@@ -258,7 +257,7 @@ class GroupWriter(Actor):
         return set().union(*apart)
 
     async def _claim_once(self, batch: Sequence[_Request]) -> set[UUID]:
-        """Claim the rest of a batch that was taken apart for too long."""
+        """Claim a batch in one statement, whatever comes of it; return the tokens that won."""
         with self._telling(batch):
             return await self._store.claim([request.message for request in batch])
 

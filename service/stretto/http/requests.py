@@ -34,7 +34,6 @@ PAGE_ITEMS_MAX: Final = 200
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
 _JSON_TYPE = re.compile(r"application/json\s*(?:;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
 
-
 # What aiohttp decompresses. Any other it passes on as it is, and so it does with one of several.
 _ENCODINGS: Final = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 
