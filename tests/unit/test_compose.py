@@ -45,15 +45,28 @@ def test_misspelt_key_is_refused(tmp_path: Path) -> None:
 
 def test_two_replicas_share_one_database_and_one_bus() -> None:
     """The same addresses, each of a service that is there, a NATS that keeps streams, and time to stop."""
-    services = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
+    composed = yaml.safe_load(COMPOSE_FILE.read_text())
+    services = composed["services"]
     first, second = services["replica-1"], services["replica-2"]
     assert first["environment"] == second["environment"]
     for name in ("STRETTO_DATABASE_URL", "STRETTO_NATS_URL"):
         host = first["environment"][name].rpartition("@")[2].partition("/")[0].partition(":")[0]
         assert host in services
         assert host == "postgres" or host in first["depends_on"]
-    assert "--jetstream" in services["nats"]["command"]
+    assert "jetstream" in composed["configs"]["nats"]["content"]
     grace_seconds = int(first["stop_grace_period"].removesuffix("s"))
     assert grace_seconds >= Settings.model_fields["drain_seconds"].default + STOP_SECONDS
-    password = next(o for o in services["nats"]["command"] if o.startswith("--pass="))
-    assert password.removeprefix("--pass=") in first["environment"]["STRETTO_NATS_URL"]
+    once = {name for name, service in services.items() if "restart" not in service}
+    assert once == {"migrate"}
+
+
+def test_a_password_is_no_argument() -> None:
+    """Every process of the machine can read arguments: NATS gets its password from a file."""
+    composed = yaml.safe_load(COMPOSE_FILE.read_text())
+    nats = composed["services"]["nats"]
+    address = composed["services"]["replica-1"]["environment"]["STRETTO_NATS_URL"]
+    password = address.removeprefix("nats://stretto:").rpartition("@")[0]
+
+    assert f'password: "{password}"' in composed["configs"]["nats"]["content"]
+    assert {"source": "nats", "target": nats["command"][-1]} in nats["configs"]
+    assert not [argument for argument in nats["command"] if password in argument]
