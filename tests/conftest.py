@@ -22,12 +22,12 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from api_client import Api, api_for
-from service_process import ServiceProcess
 from stretto.assembly import ComponentSettings, open_component
 from stretto.creation.creator import CreatorSettings
 from stretto.embedded.postgres import embedded_postgres
 from stretto.postgres.migrate import migrate
+from support.api_client import Api, api_for
+from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -13,12 +13,12 @@ from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from api_client import connected_api, token_of
 from chaos.server import own_server
-from proxies import HAPROXY_DEFAULTS, running_haproxy
-from raw_client import RawClient, RawClients, creation, raw_clients
-from service_process import ServiceProcess
-from waiting import until
+from support.api_client import connected_api, token_of
+from support.proxies import HAPROXY_DEFAULTS, running_haproxy
+from support.raw_client import RawClient, RawClients, creation, raw_clients
+from support.service_process import ServiceProcess
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from pgbouncer import PROGRAM, give_settings, running_pgbouncer, url_through
+from support.pgbouncer import PROGRAM, give_settings, running_pgbouncer, url_through
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

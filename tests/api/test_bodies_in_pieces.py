@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from api_client import Api, api_for, token_of
-from raw_client import BODY, RawClients, creation, creation_head, raw_clients
 from stretto.codec import BODY_BYTES_MAX
 from stretto.http.front import connection as front
 from stretto.http.front.connection import HEAD_BYTES_MAX, ClientConnection
 from stretto.http.front.limits import READ_BYTES_MAX, ConnectionLimits
 from stretto.http.requests import BODY_UNREADABLE
+from support.api_client import Api, api_for, token_of
+from support.raw_client import BODY, RawClients, creation, creation_head, raw_clients
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -13,7 +13,6 @@ import stamina
 import stamina.instrumentation
 from aiohttp import web
 
-from api_client import api_for, token_of
 from stretto import ClientError, GroupRejected, StrettoClient, group_id
 from stretto import client as client_module
 from stretto.assembly import serving
@@ -27,7 +26,8 @@ from stretto.errors import (
     Retry,
 )
 from stretto.http.problems import problem_response
-from waiting import until
+from support.api_client import api_for, token_of
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence

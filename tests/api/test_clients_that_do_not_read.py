@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from api_client import api_for
-from raw_client import RawClient, RawClients, raw_clients
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.limits import ConnectionLimits
+from support.api_client import api_for
+from support.raw_client import RawClient, RawClients, raw_clients
 
 if TYPE_CHECKING:
     from stretto.http.front.runner import ContractServer

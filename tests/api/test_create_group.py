@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from api_client import TEAM, Api, api_for, token_of
 from stretto.assembly import ComponentSettings
 from stretto.codec import BODY_BYTES_MAX
 from stretto.creation.creator import CreatorSettings
 from stretto.domain import group_id
 from stretto.errors import GroupRejected, Retry
+from support.api_client import TEAM, Api, api_for, token_of
 
 if TYPE_CHECKING:
     import asyncpg

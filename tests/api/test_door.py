@@ -12,14 +12,14 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from api_client import SECRET, Api, api_for, token_of
-from chaos.steps import first_row, writes_held_up
-from raw_client import RawClients, raw_clients
 from stretto.domain import MEMBERS_MAX, UserId
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.limits import ConnectionLimits
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.tokens.authenticator import Authenticator, make_token
+from support.api_client import SECRET, Api, api_for, token_of
+from support.raw_client import RawClients, raw_clients
+from support.steps import first_row, writes_held_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

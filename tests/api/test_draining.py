@@ -8,16 +8,16 @@ from unittest.mock import patch
 
 import pytest
 
-from api_client import token_of
-from live_service import live_service
-from raw_client import BODY, RawClients, creation, creation_head, raw_clients
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.runner import ContractServer
 from stretto.http.service import SERVICE
+from support.api_client import token_of
+from support.live_service import live_service
+from support.raw_client import BODY, RawClients, creation, creation_head, raw_clients
 
 if TYPE_CHECKING:
-    from live_service import LiveService
-    from raw_client import RawClient
+    from support.live_service import LiveService
+    from support.raw_client import RawClient
 
 DEADLINE_SECONDS = 60
 TOKEN = token_of("alice")

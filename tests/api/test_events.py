@@ -12,8 +12,15 @@ import pytest
 import pytest_asyncio
 from aiohttp import WSServerHandshakeError, web
 
-from api_client import SECRET, TOKEN_SECONDS, connected_api, token_of
-from live_service import (
+from stretto.assembly import create_app
+from stretto.events.close_codes import CloseCode
+from stretto.events.event import CommittedEvent
+from stretto.events.hub import HubSettings
+from stretto.events.positions import Position
+from stretto.http.event_streams import SUBPROTOCOL, StreamSettings
+from stretto.http.tokens.authenticator import TokenSettings
+from support.api_client import SECRET, TOKEN_SECONDS, connected_api, token_of
+from support.live_service import (
     DEADLINE_SECONDS,
     STREAM,
     UPGRADE,
@@ -23,14 +30,7 @@ from live_service import (
     relay_once,
     session_tasks,
 )
-from stretto.assembly import create_app
-from stretto.events.close_codes import CloseCode
-from stretto.events.event import CommittedEvent
-from stretto.events.hub import HubSettings
-from stretto.events.positions import Position
-from stretto.http.event_streams import SUBPROTOCOL, StreamSettings
-from stretto.http.tokens.authenticator import TokenSettings
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from api_client import api_for, token_of
-from raw_client import BODY, RawClients, raw_clients
+from support.api_client import api_for, token_of
+from support.raw_client import BODY, RawClients, raw_clients
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

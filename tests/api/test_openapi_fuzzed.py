@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from api_client import token_of
-from service_process import ServiceProcess
+from support.api_client import token_of
+from support.service_process import ServiceProcess
 
 CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
 EXAMPLES_MAX = 40

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from api_client import SECRET, TEAM, Api, connected_api, token_of
-from chaos.steps import first_row, settled_create, sound, writes_held_up
-from raw_client import RawClients, creation, raw_clients
 from stretto.assembly import ComponentSettings, create_app, serving
 from stretto.http.admission import LoadShedder
 from stretto.http.front.connection import ClientConnection
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
-from waiting import until
+from support.api_client import SECRET, TEAM, Api, connected_api, token_of
+from support.raw_client import RawClients, creation, raw_clients
+from support.steps import first_row, settled_create, sound, writes_held_up
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

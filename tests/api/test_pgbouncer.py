@@ -13,18 +13,6 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from api_client import connected_api
-from command_process import stretto
-from contract.harness import write
-from hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by
-from pgbouncer import (
-    SERVER_CONNECTIONS,
-    give_settings,
-    reconnect,
-    running_pgbouncer,
-    url_through,
-)
-from service_process import ServiceProcess
 from stretto.errors import GroupRejected, HookError, InDoubt, OutcomeUnknown, Refused, Unreachable
 from stretto.host import require_database
 from stretto.postgres.attempts import PostgresWriteStore
@@ -33,13 +21,25 @@ from stretto.postgres.connections import PREPARED_MAX, Database, Lane
 from stretto.postgres.migrate import read_steps
 from stretto.postgres.pooler import split_pooler
 from stretto.provision import START_SECONDS
+from support.api_client import connected_api
+from support.both_stores import write
+from support.command_process import stretto
+from support.hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by
+from support.pgbouncer import (
+    SERVER_CONNECTIONS,
+    give_settings,
+    reconnect,
+    running_pgbouncer,
+    url_through,
+)
+from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from hooked_stores import Created
     from stretto.postgres.driver_connection import Connection as InnerConnection
+    from support.hooked_stores import Created
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

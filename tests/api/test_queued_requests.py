@@ -9,13 +9,13 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from api_client import Api, api_for, token_of
-from raw_client import BODY, RawClients, creation, creation_head, raw_clients
 from stretto.domain import group_id
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.limits import ConnectionLimits
 from stretto.http.front.queueing import QUEUED_BYTES_MAX, QUEUED_MAX
-from waiting import until
+from support.api_client import Api, api_for, token_of
+from support.raw_client import BODY, RawClients, creation, creation_head, raw_clients
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

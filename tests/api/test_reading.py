@@ -9,10 +9,10 @@ from uuid import UUID
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api_client import TEAM, Api, api_for, token_of
 from stretto.domain import group_id
 from stretto.http.app import ROUTES
 from stretto.http.openapi import DOCUMENT
+from support.api_client import TEAM, Api, api_for, token_of
 
 if TYPE_CHECKING:
     import asyncpg

@@ -10,8 +10,13 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from api_client import TEAM, token_of
-from live_service import (
+from stretto.domain import event_id, group_id
+from stretto.events.close_codes import CloseCode
+from stretto.events.session import Session
+from stretto.http.routes import events
+from stretto.postgres import history
+from support.api_client import TEAM, token_of
+from support.live_service import (
     STREAM,
     UPGRADE,
     LiveService,
@@ -21,12 +26,7 @@ from live_service import (
     live_service,
     relay_once,
 )
-from stretto.domain import event_id, group_id
-from stretto.events.close_codes import CloseCode
-from stretto.events.session import Session
-from stretto.http.routes import events
-from stretto.postgres import history
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

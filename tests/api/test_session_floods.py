@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from api_client import token_of
-from live_service import DEADLINE_SECONDS, UPGRADE, LiveService, live_service
-from raw_client import raw_clients
 from stretto.events.close_codes import CloseCode
 from stretto.http.few_frames import FRAME_BYTES_MAX
+from support.api_client import token_of
+from support.live_service import DEADLINE_SECONDS, UPGRADE, LiveService, live_service
+from support.raw_client import raw_clients
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from api_client import token_of
-from raw_client import creation_head, raw_clients
+from support.api_client import token_of
+from support.raw_client import creation_head, raw_clients
 
 if TYPE_CHECKING:
-    from api_client import Api
+    from support.api_client import Api
 
 DEADLINE_SECONDS = 30
 HEAD = creation_head(token_of("alice"), "k")

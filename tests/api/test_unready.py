@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from live_service import live_service
 from stretto.http.service import SERVICE
 from stretto.observations import ActorCrashed
 from stretto.runtime.backoff import Backoff
+from support.live_service import live_service
 
 DEADLINE_SECONDS = 60
 NEVER = Backoff(3600.0, 3600.0)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest_asyncio
 from playwright.async_api import async_playwright
 
-from api_client import token_of
-from live_service import LiveService, live_service, relay_once
 from stretto.events.close_codes import CloseCode
 from stretto.http.event_streams import SUBPROTOCOL
+from support.api_client import token_of
+from support.live_service import LiveService, live_service, relay_once
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

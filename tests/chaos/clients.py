@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import jwt
 
-from api_client import SECRET
 from chaos.history import AGAIN, Key
 from chaos.world import POISON
+from support.api_client import SECRET
 
 if TYPE_CHECKING:
     import random

@@ -20,7 +20,7 @@ import asyncpg
 from stretto.embedded.cluster import NAME, prepare_cluster
 from stretto.embedded.place import ServerPlace, find_place
 from stretto.postgres.migrate import migrate
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

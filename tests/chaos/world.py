@@ -16,7 +16,7 @@ import orjson
 import chaos
 from chaos.server import OwnServer, own_server, standby_of
 from chaos.wire_proxy import WireProxy
-from service_process import ServiceProcess
+from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
     import signal

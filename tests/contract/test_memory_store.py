@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from contract.harness import write
-from memory_store.database import MemoryDatabase
-from memory_store.stores import MemoryAttemptStore, MemoryWriteStore
 from stretto.errors import OutcomeUnknown, Unreachable
+from support.both_stores import write
+from support.memory_store.database import MemoryDatabase
+from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore
 
 if TYPE_CHECKING:
-    from memory_store.database import Statement
+    from support.memory_store.database import Statement
 
 
 async def test_a_crash_takes_back_claims_and_never_a_group() -> None:

@@ -15,19 +15,19 @@ from uuid import UUID, uuid4
 import pytest
 import pytest_asyncio
 
-from contract.harness import MemoryStores, PostgresStores, write
 from stretto.creation.attempt import Attempt, AttemptStatus
 from stretto.errors import Failure, OutcomeUnknown
 from stretto.postgres.connections import Database
-from waiting import until
+from support.both_stores import MemoryStores, PostgresStores, write
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     import asyncpg
 
-    from contract.harness import Stores
     from stretto.creation.ports import Write, WriteStore
+    from support.both_stores import Stores
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

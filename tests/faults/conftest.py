@@ -9,9 +9,9 @@ import pytest_asyncio
 
 from chaos.server import OwnServer, own_server
 from chaos.wire_proxy import WireProxy
-from nats_process import NatsProcess
-from service_process import ServiceProcess
-from topology import Topology
+from support.nats_process import NatsProcess
+from support.service_process import ServiceProcess
+from support.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

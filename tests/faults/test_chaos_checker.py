@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from api_client import Api
+    from support.api_client import Api
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

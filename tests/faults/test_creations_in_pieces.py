@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from api_client import token_of
-from proxies import haproxy_before, nginx_before, running_haproxy, running_nginx
-from raw_client import creation, raw_clients
 from stretto.codec import BODY_BYTES_MAX
-from waiting import until
+from support.api_client import token_of
+from support.proxies import haproxy_before, nginx_before, running_haproxy, running_nginx
+from support.raw_client import creation, raw_clients
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from service_process import ServiceProcess
+    from support.service_process import ServiceProcess
 
 CREATIONS = int(os.environ.get("TEST_CREATIONS", "20"))
 DEADLINE_SECONDS = 100

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-from api_client import token_of
-from chaos.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
-from raw_client import BODY, creation, creation_head, raw_clients
 from rolling import roll
-from service_process import ServiceProcess
+from support.api_client import token_of
+from support.raw_client import BODY, creation, creation_head, raw_clients
+from support.service_process import ServiceProcess
+from support.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nats_process import DEADLINE_SECONDS, OURS, deployment_of, nats_client
 from stretto.domain import IdempotencyKey, UserId, event_id, group_id
 from stretto.nats.deployment import MARK
-from topology import Topology, delivered, observed
-from waiting import until
+from support.nats_process import DEADLINE_SECONDS, OURS, deployment_of, nats_client
+from support.topology import Topology, delivered, observed
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

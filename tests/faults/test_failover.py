@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from api_client import TEAM, Reply
 from chaos.server import OwnServer, dsn_of, standby_of
-from chaos.steps import apis, first_row, settled_create, sound
-from service_process import ServiceProcess
 from stretto.domain import group_id
 from stretto.errors import Unreachable
 from stretto.postgres.connections import Database, Lane
+from support.api_client import TEAM, Reply
+from support.service_process import ServiceProcess
+from support.steps import apis, first_row, settled_create, sound
 
 if TYPE_CHECKING:
     import asyncpg

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 
 from chaos.server import OwnServer, fill, small_disk
-from chaos.steps import apis, settled_create, sound
+from support.steps import apis, settled_create, sound
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     import asyncpg
 
-    from api_client import Api
-    from service_process import ServiceProcess
+    from support.api_client import Api
+    from support.service_process import ServiceProcess
 
     Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]

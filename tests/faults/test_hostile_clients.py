@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from api_client import Api, connected_api, token_of
-from raw_client import BODY, RawClients, creation_head, raw_clients
 from stretto.codec import BODY_BYTES_MAX
 from stretto.domain import group_id
 from stretto.http.front.connection import HEAD_BYTES_MAX
+from support.api_client import Api, connected_api, token_of
+from support.raw_client import BODY, RawClients, creation_head, raw_clients
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     import asyncpg
 
-    from service_process import ServiceProcess
+    from support.service_process import ServiceProcess
 
     Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]

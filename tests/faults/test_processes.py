@@ -13,12 +13,12 @@ import aiohttp
 import asyncpg
 import pytest
 
-from api_client import Api, token_of
-from chaos.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
-from raw_client import raw_clients
-from service_process import ServiceProcess
 from stretto.cli_help import EXIT_PORT
 from stretto.domain import group_id
+from support.api_client import Api, token_of
+from support.raw_client import raw_clients
+from support.service_process import ServiceProcess
+from support.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from chaos.steps import END_OURS, apis, set_read_only, sound
-from waiting import until
+from support.steps import END_OURS, apis, set_read_only, sound
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     import asyncpg
 
-    from service_process import ServiceProcess
+    from support.service_process import ServiceProcess
 
     Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]

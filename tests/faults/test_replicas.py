@@ -7,10 +7,10 @@ import shutil
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from api_client import Api, connected_api
-from nats_process import commanded, nats_client
 from stretto.events.close_codes import CloseCode
-from topology import TEAM, Topology, delivered, observed
+from support.api_client import Api, connected_api
+from support.nats_process import commanded, nats_client
+from support.topology import TEAM, Topology, delivered, observed
 
 if TYPE_CHECKING:
     import asyncpg

@@ -11,17 +11,17 @@ from uuid import UUID
 import jwt
 import orjson
 
-from api_client import SECRET, TEAM, Api, connected_api, token_of
-from raw_client import raw_clients
 from stretto.domain import event_id, group_id
+from support.api_client import SECRET, TEAM, Api, connected_api, token_of
+from support.raw_client import raw_clients
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     import asyncpg
 
-    from api_client import Reply
-    from service_process import ServiceProcess
+    from support.api_client import Reply
+    from support.service_process import ServiceProcess
 
     Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from chaos.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
+from support.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from chaos.server import OwnServer
-    from service_process import ServiceProcess
+    from support.service_process import ServiceProcess
 
     Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]

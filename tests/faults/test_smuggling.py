@@ -10,15 +10,15 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from api_client import token_of
-from raw_client import BODY, creation, creation_head, raw_clients
+from support.api_client import token_of
+from support.raw_client import BODY, creation, creation_head, raw_clients
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     import asyncpg
 
-    from service_process import ServiceProcess
+    from support.service_process import ServiceProcess
 
     Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]

@@ -16,17 +16,17 @@ import orjson
 import pytest
 
 import chaos
-from api_client import SECRET, TEAM, Api, token_of
-from chaos.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
-from raw_client import creation
 from stretto.domain import group_id
+from support.api_client import SECRET, TEAM, Api, token_of
+from support.raw_client import creation
+from support.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     import asyncpg
 
-    from service_process import ServiceProcess
+    from support.service_process import ServiceProcess
 
     Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]

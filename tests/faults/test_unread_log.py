@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from api_client import SECRET, connected_api
-from full_pipe import fill
+from support.api_client import SECRET, connected_api
+from support.full_pipe import fill
 
 SECONDS_MAX = 30
 

@@ -10,19 +10,19 @@ from unittest.mock import AsyncMock
 import asyncpg
 import pytest
 
-from api_client import TEAM
-from chaos.steps import apis, settled_create, sound
 from chaos.wire_proxy import FaultKind
 from stretto.assembly import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.postgres.attempts import PostgresWriteStore
 from stretto.postgres.connections import LOCK_SECONDS
+from support.api_client import TEAM
+from support.steps import apis, settled_create, sound
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from chaos.wire_proxy import WireProxy
-    from service_process import ServiceProcess
+    from support.service_process import ServiceProcess
 
     Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]

@@ -11,10 +11,10 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
-from contract.harness import write
 from stretto.errors import Failure, InDoubt, Locked, Misconfigured, OutcomeUnknown, Refused
 from stretto.postgres.attempts import PostgresWriteStore
 from stretto.postgres.connections import Database
+from support.both_stores import write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

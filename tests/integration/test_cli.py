@@ -17,13 +17,13 @@ import aiohttp
 import orjson
 import pytest
 
-from api_client import SECRET, Api, connected_api, token_of
-from command_process import ended, started, stretto
-from service_process import ServiceProcess
 from stretto.config import Settings
 from stretto.domain import group_id
 from stretto.http.openapi import DOCUMENT
-from waiting import until
+from support.api_client import SECRET, Api, connected_api, token_of
+from support.command_process import ended, started, stretto
+from support.service_process import ServiceProcess
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

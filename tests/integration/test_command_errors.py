@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from api_client import SECRET
-from command_process import stretto
 from stretto.cli_reports import database_failure
+from support.api_client import SECRET
+from support.command_process import stretto
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

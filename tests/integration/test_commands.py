@@ -14,7 +14,6 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from nats_process import DEADLINE_SECONDS, OURS, NatsProcess, nats_client, stored
 from stretto.assembly import open_component
 from stretto.codec import BODY_BYTES_MAX, created_document, problem
 from stretto.domain import IdempotencyKey, NewGroup, UserId
@@ -39,7 +38,8 @@ from stretto.observations import CommandHandled
 from stretto.postgres.check import check_database
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
-from waiting import until
+from support.nats_process import DEADLINE_SECONDS, OURS, NatsProcess, nats_client, stored
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

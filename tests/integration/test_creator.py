@@ -34,7 +34,7 @@ from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
 from stretto.postgres.check import check_database
 from stretto.postgres.connections import Database
 from stretto.runtime.mailbox import Mailbox
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

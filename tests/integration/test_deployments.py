@@ -17,18 +17,7 @@ import pytest_asyncio
 from nats.js.api import StreamConfig, StreamInfo
 from uuid_utils.compat import uuid4
 
-from api_client import SECRET
-from command_process import stretto
 from conftest import RUN, TEMPLATE, connect
-from nats_process import (
-    DEADLINE_SECONDS,
-    OURS,
-    NatsProcess,
-    commanded,
-    deployment_of,
-    nats_client,
-    stored,
-)
 from stretto.assembly import ComponentSettings, open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import ConfigurationError
@@ -44,7 +33,18 @@ from stretto.nats.publisher import NatsBus
 from stretto.postgres.migrate import migrate
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
-from waiting import until
+from support.api_client import SECRET
+from support.command_process import stretto
+from support.nats_process import (
+    DEADLINE_SECONDS,
+    OURS,
+    NatsProcess,
+    commanded,
+    deployment_of,
+    nats_client,
+    stored,
+)
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

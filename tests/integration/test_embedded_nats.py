@@ -14,12 +14,12 @@ import nats.errors
 import pytest
 from nats.aio.client import Client
 
-from nats_process import commanded, nats_client
-from service_process import ServiceProcess
 from stretto.embedded import nats as embedded
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.place import find_place
 from stretto.errors import EmbeddedError
+from support.nats_process import commanded, nats_client
+from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,17 +11,17 @@ import pytest
 from aiohttp import web
 
 import stretto
-from api_client import SECRET, TEAM, connected_api
-from chaos.steps import first_row
 from stretto.assembly import open_component
 from stretto.errors import Unreachable
 from stretto.postgres.migrate import migrate
-from waiting import until
+from support.api_client import SECRET, TEAM, connected_api
+from support.steps import first_row
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from api_client import Api
+    from support.api_client import Api
 
     Pool = asyncpg.Pool[asyncpg.Record]
 

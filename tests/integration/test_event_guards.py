@@ -25,7 +25,7 @@ from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

@@ -6,14 +6,14 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
-from api_client import Api, connected_api, token_of
-from command_process import stretto
-from service_process import ServiceProcess
 from stretto.domain import event_id, group_id
 from stretto.events.outbox import RefusalLimits
 from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.postgres.connections import Database
 from stretto.postgres.outbox import PostgresOutboxStore
+from support.api_client import Api, connected_api, token_of
+from support.command_process import stretto
+from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

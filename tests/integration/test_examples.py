@@ -16,16 +16,16 @@ from uuid import UUID
 
 import pytest
 
-from api_client import SECRET, TEAM, connected_api, token_of
 from stretto.domain import event_id
 from stretto.webhook.rules import parse_secrets, sign
+from support.api_client import SECRET, TEAM, connected_api, token_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     import asyncpg
 
-    from service_process import ServiceProcess
+    from support.service_process import ServiceProcess
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 DEADLINE_SECONDS: Final = 30

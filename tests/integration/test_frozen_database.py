@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 import stretto
-from frozen_server import Frozen
 from stretto.postgres.connections import Database, Lane
+from support.frozen_server import Frozen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -19,10 +19,7 @@ from uuid import uuid4
 import pytest
 import uvloop
 
-from api_client import SECRET, token_of
 from conftest import connect
-from raw_client import creation, creation_head
-from socket_client import SocketClient
 from stretto.assembly import AppOptions, ComponentSettings, create_app, serving
 from stretto.creation.creator import CreatorSettings
 from stretto.domain import NewGroup, UserId, group_id
@@ -31,7 +28,10 @@ from stretto.events.close_codes import CloseCode
 from stretto.http import event_streams, problems, service
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
-from waiting import until
+from support.api_client import SECRET, token_of
+from support.raw_client import creation, creation_head
+from support.socket_client import SocketClient
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,13 +11,13 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from api_client import SECRET, connected_api
-from command_process import stretto
-from service_process import ServiceProcess
 from stretto.assembly import open_component
 from stretto.errors import Unreachable
 from stretto.postgres.migrate import PRIVILEGES, Step, grant, migrate, newest_number, read_steps
 from stretto.postgres.queries import schema_file
+from support.api_client import SECRET, connected_api
+from support.command_process import stretto
+from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -10,8 +10,6 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from contract.harness import write
-from hooked_stores import DEADLINE_SECONDS, HOST_TABLES, Stores, groups, led_by, running
 from stretto.errors import (
     GroupRejected,
     HookError,
@@ -22,13 +20,15 @@ from stretto.errors import (
 )
 from stretto.postgres import hook as hook_module
 from stretto.postgres.connections import Database
+from support.both_stores import write
+from support.hooked_stores import DEADLINE_SECONDS, HOST_TABLES, Stores, groups, led_by, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hooked_stores import Created
     from stretto.postgres.driver_connection import Connection as InnerConnection
     from stretto.postgres.hook import OnCreate
+    from support.hooked_stores import Created
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

@@ -9,19 +9,19 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from hooked_stores import DEADLINE_SECONDS, HOST_TABLES, groups, running
-from logged_events import logged
 from stretto.assembly import ComponentSettings, open_component
 from stretto.creation.creator import Answer, CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import HookError, HookFailed
 from stretto.observations import ConnectionLost, WriteTrouble
+from support.hooked_stores import DEADLINE_SECONDS, HOST_TABLES, groups, running
+from support.logged_events import logged
 
 if TYPE_CHECKING:
-    from hooked_stores import Created
     from stretto.observations import Event
     from stretto.postgres.driver_connection import Connection as InnerConnection
     from stretto.postgres.hook import OnCreate
+    from support.hooked_stores import Created
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

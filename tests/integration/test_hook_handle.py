@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import pytest_asyncio
 
-from contract.harness import write
-from hooked_stores import groups, led_by, open_stores
 from stretto.errors import HookError
 from stretto.postgres.hook_handle import HandleMisused, HookHandle
+from support.both_stores import write
+from support.hooked_stores import groups, led_by, open_stores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     import asyncpg
 
-    from hooked_stores import Created, Stores
     from stretto.postgres.driver_connection import Connection as InnerConnection
+    from support.hooked_stores import Created, Stores
 
     Connection = asyncpg.Connection[asyncpg.Record]
     Use = Callable[[InnerConnection], Awaitable[object]]

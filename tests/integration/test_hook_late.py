@@ -8,15 +8,15 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from contract.harness import write
-from hooked_stores import groups, led_by, open_stores
 from stretto.errors import Misconfigured, Transient
+from support.both_stores import write
+from support.hooked_stores import groups, led_by, open_stores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from hooked_stores import Created, Stores
     from stretto.postgres.driver_connection import Connection as InnerConnection
+    from support.hooked_stores import Created, Stores
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

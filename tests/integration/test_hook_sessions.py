@@ -9,19 +9,19 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from contract.harness import write
-from hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by, running
 from stretto.errors import GroupRejected, HookError, Refused, Unreachable
 from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
-from waiting import until
+from support.both_stores import write
+from support.hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by, running
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hooked_stores import Created
     from stretto.postgres.driver_connection import Connection as InnerConnection
     from stretto.postgres.hook import OnCreate
+    from support.hooked_stores import Created
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

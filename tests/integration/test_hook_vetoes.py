@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import pytest_asyncio
 
-from contract.harness import write
-from hooked_stores import groups, led_by, open_stores
 from stretto.errors import GroupRejected, HookError, Refused
+from support.both_stores import write
+from support.hooked_stores import groups, led_by, open_stores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     import asyncpg
 
-    from hooked_stores import Stores
     from stretto.postgres.hook import OnCreate
+    from support.hooked_stores import Stores
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

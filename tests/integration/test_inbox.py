@@ -10,7 +10,7 @@ import pytest
 
 import stretto
 from conftest import connect
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     import asyncpg

@@ -19,7 +19,6 @@ import pytest
 import pytest_asyncio
 from nats.js.errors import NoStreamResponseError
 
-from nats_process import OURS, NatsProcess, nats_client
 from stretto.assembly import ComponentSettings, _component, _Outside, open_component
 from stretto.codec import created_document
 from stretto.creation.attempt import AnswerStatus
@@ -43,7 +42,8 @@ from stretto.runtime.memory import GROWTH_BYTES_MIN, MemoryTrimmer
 from stretto.runtime.runner import Runner
 from stretto.server import GarbageCollector
 from stretto.webhook.rules import Answered, WebhookSettings, parse_secrets
-from waiting import until
+from support.nats_process import OURS, NatsProcess, nats_client
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from api_client import token_of
 from stretto.domain import group_id
+from support.api_client import token_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     import asyncpg
 
-    from service_process import ServiceProcess
+    from support.service_process import ServiceProcess
 
     StartService = Callable[..., Awaitable[ServiceProcess]]
 

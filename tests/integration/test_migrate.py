@@ -17,7 +17,7 @@ from stretto.errors import ConfigurationError, Unreachable
 from stretto.postgres.connections import Database
 from stretto.postgres.migrate import Step, migrate, read_steps
 from stretto.postgres.queries import schema_file
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

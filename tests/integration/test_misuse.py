@@ -10,11 +10,11 @@ import pytest
 from aiohttp import web
 
 import stretto
-from api_client import SECRET
 from stretto.errors import KeyInvalid
 from stretto.host import POOL_SPARE_MIN, READ, SENT, require_hook
 from stretto.postgres.migrate import PRIVILEGES
 from stretto.postgres.queries import QUERIES
+from support.api_client import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Callable

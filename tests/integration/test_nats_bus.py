@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 from uuid_utils.compat import uuid4
 
-from nats_process import OURS, NatsProcess, nats_client, stored
 from stretto.events.event import BusUnavailable, CommittedEvent
 from stretto.events.positions import Position
 from stretto.nats import connection as connection_module
@@ -24,6 +23,7 @@ from stretto.nats.publisher import NatsBus
 from stretto.observations import BusConnected, BusTrouble, EventsMissed
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
+from support.nats_process import OURS, NatsProcess, nats_client, stored
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from api_client import TEAM, Api, Reply, token_of
 from openapi.document import Document, changed, followed, operations, read
 from openapi.problems_and_examples import validator
 from openapi.routes import ROUTES
 from stretto.domain import NewGroup, UserId, group_id
+from support.api_client import TEAM, Api, Reply, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,13 +10,13 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from chaos.steps import END_OURS, set_read_only
-from pgbouncer import give_settings, reconnect, running_pgbouncer, url_through
 from stretto.errors import Misconfigured, Unreachable
 from stretto.postgres.attempts import PostgresWriteStore
 from stretto.postgres.connections import READ_ONLY, Database, Lane
 from stretto.postgres.migrate import grant
 from stretto.postgres.readiness import PROBE_SECONDS, Readiness
+from support.pgbouncer import give_settings, reconnect, running_pgbouncer, url_through
+from support.steps import END_OURS, set_read_only
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

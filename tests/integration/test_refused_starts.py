@@ -9,10 +9,10 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 
-from command_process import stretto
 from stretto.errors import Unreachable
 from stretto.postgres.connections import Database
 from stretto.provision import _patient_lend
+from support.command_process import stretto
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

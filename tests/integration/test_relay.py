@@ -20,7 +20,7 @@ from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.observations import EventBuried
 from stretto.postgres.connections import Database
 from stretto.postgres.outbox import PostgresOutboxStore, dead_letters, replay
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

@@ -20,7 +20,7 @@ from stretto.postgres.history import PostgresHistoryStore
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.retention import Retention, sweep, sweepable
 from stretto.postgres.sweeper import RetentionSweeper
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from api_client import SECRET, Api, api_for, token_of
-from command_process import stretto
 from conftest import connect
 from stretto.assembly import ComponentSettings, open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
@@ -30,8 +28,10 @@ from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.rules import JITTER_RATIO_MAX, RETRY_SECONDS, WebhookSettings
 from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
 from stretto.webhook.store import PostgresWebhookStore, disabled_at, enable
-from waiting import until
-from webhook_receiver import receiving
+from support.api_client import SECRET, Api, api_for, token_of
+from support.command_process import stretto
+from support.waiting import until
+from support.webhook_receiver import receiving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from service_process import ServiceProcess
     from stretto.events.event import CommittedEvent
     from stretto.observations import Event
-    from webhook_receiver import Receiver
+    from support.service_process import ServiceProcess
+    from support.webhook_receiver import Receiver
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

@@ -23,9 +23,9 @@ from stretto.errors import Failure, InDoubt, Locked, Refused, Transient, Unreach
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memory_store.database import Statement
     from races.process import Process
     from races.world import World
+    from support.memory_store.database import Statement
 
 VETO: Final = Failure("quota", "Ten groups are enough.")
 CONNECTION: Final = ("lost", "late", "cut")

@@ -13,10 +13,10 @@ from stretto.errors import AttemptFailed, Failure, KeyReused
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from memory_store.tables import GroupRecord, Tables
     from races.process import Process
     from races.world import World
     from stretto.domain import NewGroup
+    from support.memory_store.tables import GroupRecord, Tables
 
 
 class Witness:

@@ -17,9 +17,9 @@ from stretto.errors import AttemptFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memory_store.database import Statement
     from races.process import Process
     from races.world import World
+    from support.memory_store.database import Statement
 
 
 def digest(world: World) -> int:

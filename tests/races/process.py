@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from memory_store.stores import MemoryAttemptStore, MemoryWriteStore
 from races.stepped_loop import SteppedLoop
 from stretto.creation.creator import CreatorSettings
 from stretto.observations import ActorCrashed, GuaranteeBroken
 from stretto.runtime.runner import Run
+from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore
 
 if TYPE_CHECKING:
     from races.world import World

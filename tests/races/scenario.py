@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from memory_store.database import Guards
 from stretto.creation.creator import GroupCreator
 from stretto.creation.writer import GroupWriter
 from stretto.domain import NewGroup, UserId
 from stretto.runtime.mailbox import Mailbox
+from support.memory_store.database import Guards
 
 ALICE: Final = UserId("alice")
 TEAM: Final = NewGroup.parse(ALICE, {"name": "Team", "members": ["bob"]})

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
-from memory_store.database import Guards
 from races import faults
 from races.explorer import AnomalyError, explore
 from races.scenario import OTHER, Request, Scenario
@@ -35,6 +34,7 @@ from stretto.creation.writer import GroupWriter
 from stretto.domain import group_id
 from stretto.errors import OutcomeUnknown
 from stretto.runtime.mailbox import Envelope, Mailbox
+from support.memory_store.database import Guards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memory_store.database import MemoryDatabase
 from races import faults
 from races.likeness import told
 from races.process import LEASE_SECONDS, Process
@@ -30,16 +29,17 @@ from stretto.creation.attempt import AttemptStatus
 from stretto.creation.ports import Write
 from stretto.domain import IdempotencyKey
 from stretto.errors import StrettoError
+from support.memory_store.database import MemoryDatabase
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
     from uuid import UUID
 
-    from memory_store.database import Statement
-    from memory_store.tables import AttemptRow
     from races.scenario import Scenario
     from stretto.creation.creator import Answer
+    from support.memory_store.database import Statement
+    from support.memory_store.tables import AttemptRow
 
 Step = tuple[Any, ...]
 

@@ -120,6 +120,13 @@ def test_every_test_that_security_claims_name_exists() -> None:
     assert [] == [row for row in rows if "test" not in row]
 
 
+def test_the_index_of_what_tests_share_names_every_part() -> None:
+    """A helper that is not found is written again."""
+    text = (ROOT / "tests/support/__init__.py").read_text()
+    parts = {path.stem for path in (ROOT / "tests/support").iterdir() if path.stem[0] != "_"}
+    assert parts == {*re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)}
+
+
 def test_every_kind_of_a_stores_error_is_in_the_telemetry() -> None:
     """What an alarm compares `kind` with."""
     text = (ROOT / "docs" / "telemetry.md").read_text("utf-8")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from full_pipe import fill
 from stretto.telemetry.log_writer import STOP_SECONDS, DroppedLines, LogWriter
+from support.full_pipe import fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

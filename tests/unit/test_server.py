@@ -23,7 +23,7 @@ from stretto.server import (
     _stop_without_supervisor,
     _welcome,
 )
-from waiting import until
+from support.waiting import until
 
 ANY = resource.RLIM_INFINITY
 

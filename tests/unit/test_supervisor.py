@@ -13,7 +13,7 @@ from stretto.errors import WorkersError
 from stretto.runtime.stop import Stop
 from stretto.supervisor import BACKOFF, FAILED_STARTS_MAX, YOUNG_SECONDS, Supervisor
 from stretto.telemetry.logs import logger
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

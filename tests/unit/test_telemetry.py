@@ -7,7 +7,6 @@ from uuid import UUID
 
 import pytest
 
-from logged_events import logged
 from stretto.errors import (
     Failure,
     GroupRejected,
@@ -39,6 +38,7 @@ from stretto.observations import (
     WriteTrouble,
 )
 from stretto.telemetry.metrics import Metrics
+from support.logged_events import logged
 
 if TYPE_CHECKING:
     from stretto.errors import StoreError

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from waiting import until
+from support.waiting import until
 
 TESTS = Path(__file__).parents[1]
 # Where a loop does something of its own between two pauses: clients and clocks that go on.
 GO_ON = {
     *("chaos/clients.py", "chaos/server.py", "faults/test_surroundings.py"),
     "faults/test_creations_in_pieces.py",
-    *("integration/test_webhook_delivery.py", "unit/http/test_shedding.py", "waiting.py"),
+    *("integration/test_webhook_delivery.py", "unit/http/test_shedding.py", "support/waiting.py"),
 }
 
 

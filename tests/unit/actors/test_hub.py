@@ -21,7 +21,7 @@ from stretto.events.outgoing import OutgoingEvent
 from stretto.events.positions import Origin, Position
 from stretto.observations import EventDelivered, SessionEnded
 from stretto.runtime.runner import Runner
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from stretto.events.session import Session

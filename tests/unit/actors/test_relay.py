@@ -14,7 +14,7 @@ from stretto.events.positions import Position
 from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.observations import ActorCrashed, ActorRestarted, EventsRelayed, UpkeepTrouble
 from stretto.runtime.runner import Run, wait_until
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

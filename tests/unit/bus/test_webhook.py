@@ -13,7 +13,7 @@ from aiohttp import web
 from stretto.errors import ConfigurationError
 from stretto.webhook.endpoint import SEND_SECONDS, WebhookEndpoint, _retry_after
 from stretto.webhook.rules import Answered, NotCalled, Unanswered, WebhookSettings, is_public
-from webhook_receiver import Receiver, receiving
+from support.webhook_receiver import Receiver, receiving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

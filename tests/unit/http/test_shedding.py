@@ -6,7 +6,7 @@ import asyncio
 import re
 
 from stretto.http.admission import ANSWERS_PER_TURN, PAUSE_SECONDS_MAX, LoadShedder
-from waiting import until
+from support.waiting import until
 
 
 async def test_what_is_on_its_way_to_the_mailbox_takes_room_in_it() -> None:

@@ -25,7 +25,7 @@ from stretto.errors import (
     Unreachable,
 )
 from stretto.observations import AttemptAnswered, GuaranteeBroken
-from waiting import until
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from memory_store.tables import AttemptRow, GroupRecord, Tables
 from stretto.creation.attempt import AttemptStatus
 from stretto.errors import Failure, Refused, StoreError, Transient
+from support.memory_store.tables import AttemptRow, GroupRecord, Tables
 
 if TYPE_CHECKING:
     import asyncio

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from contract.harness import write
 from stretto.postgres.attempts import PostgresWriteStore
 from stretto.postgres.connections import Database
+from support.both_stores import write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

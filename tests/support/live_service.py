@@ -12,7 +12,6 @@ from unittest.mock import patch
 import aiohttp
 import orjson
 
-from api_client import SECRET, TEAM, Api, connected_api, token_of
 from stretto.assembly import ComponentSettings, create_app, serving
 from stretto.events.event import CommittedEvent
 from stretto.events.positions import Position
@@ -21,7 +20,8 @@ from stretto.http.event_streams import StreamSettings
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
 from stretto.postgres.outbox import envelope
-from waiting import until
+from support.api_client import SECRET, TEAM, Api, connected_api, token_of
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

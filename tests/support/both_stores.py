@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID, uuid4
 
-from memory_store.database import MemoryDatabase
-from memory_store.stores import MemoryAttemptStore, MemoryWriteStore
-from memory_store.tables import AttemptRow
 from stretto.creation.ports import Write
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
-from waiting import until
+from support.memory_store.database import MemoryDatabase
+from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore
+from support.memory_store.tables import AttemptRow
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from memory_store import statements
-from memory_store.database import Statement
 from stretto.errors import OutcomeUnknown, StoreError, Unreachable
+from support.memory_store import statements
+from support.memory_store.database import Statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
-    from memory_store.database import MemoryDatabase, Steps, Transaction
     from stretto.creation.attempt import Sighting
     from stretto.creation.ports import Write
     from stretto.errors import Failure
+    from support.memory_store.database import MemoryDatabase, Steps, Transaction
 
 
 class MemoryWriteStore:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from api_client import TEAM, Api, Reply, connected_api
 from stretto.postgres.check import check_database
-from waiting import until
+from support.api_client import TEAM, Api, Reply, connected_api
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     import asyncpg
 
-    from service_process import ServiceProcess
+    from support.service_process import ServiceProcess
 
     Connection = asyncpg.Connection[asyncpg.Record]
 

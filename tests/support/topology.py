@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 import aiohttp
 import orjson
 
-from api_client import connected_api, token_of
-from live_service import SseClient
-from nats_process import OURS, nats_client, stored
 from stretto.postgres.check import check_database
-from waiting import until
+from support.api_client import connected_api, token_of
+from support.live_service import SseClient
+from support.nats_process import OURS, nats_client, stored
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     import asyncpg
 
-    from nats_process import NatsProcess
-    from service_process import ServiceProcess
+    from support.nats_process import NatsProcess
+    from support.service_process import ServiceProcess
 
     Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]

@@ -10,16 +10,16 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from memory_store.tables import AttemptRow, GroupRecord
 from stretto.creation.attempt import Attempt, AttemptStatus, Sighting
 from stretto.errors import Failure, Refused
+from support.memory_store.tables import AttemptRow, GroupRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from memory_store.database import MemoryDatabase, Steps, Transaction
     from stretto.creation.ports import Write
+    from support.memory_store.database import MemoryDatabase, Steps, Transaction
 
 
 def claim(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write]) -> Steps:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import orjson
 
-from api_client import SECRET
+from support.api_client import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,0 +1,36 @@
+"""What several folders of tests share. A part that one folder uses lies in that folder.
+
+| a service under test | |
+|---|---|
+| `api_client` | a client of the contract; `api_for` serves a database in this process |
+| `live_service` | a service whose sessions are under test, and a stand-in for the relay |
+| `service_process` | a real `stretto serve` process |
+| `command_process` | the command `stretto`: its output, its errors and its exit code |
+| `topology` | replicas, relays and members on one NATS, under load |
+| `steps` | what the tests of faults do and wait for |
+
+| a client that does not behave | |
+|---|---|
+| `raw_client` | sends bytes as they are |
+| `socket_client` | a client without transports or streams: makes no garbage of its own |
+
+| what a service stands on or behind | |
+|---|---|
+| `nats_process` | a real nats-server, and a client of it |
+| `pgbouncer` | a real PgBouncer in transaction mode |
+| `proxies` | real reverse proxies: haproxy and nginx |
+| `frozen_server` | a connection to a server that can be frozen |
+| `webhook_receiver` | a webhook's endpoint |
+| `full_pipe` | a pipe that has no room left |
+
+| stores | |
+|---|---|
+| `memory_store` | the protocol's stores over an in-memory database |
+| `both_stores` | one view of the stores in memory and of PostgreSQL's |
+| `hooked_stores` | writers' stores whose leads run a hook |
+
+| looking and waiting | |
+|---|---|
+| `logged_events` | what a service's log says of an observation |
+| `waiting` | bounded waits for what nothing signals |
+"""
