@@ -12,11 +12,9 @@ import os
 import shutil
 import signal
 import tempfile
-import uuid
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -27,6 +25,7 @@ from stretto.creation.creator import CreatorSettings
 from stretto.embedded.postgres import embedded_postgres
 from stretto.postgres.migrate import migrate
 from support.api_client import Api, api_for
+from support.database import TEMPLATE, connect, database_at, own_database
 from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
@@ -34,11 +33,9 @@ if TYPE_CHECKING:
 
     from stretto.assembly import Component
     from stretto.observations import Event
+    from support.database import Connection
 
 SERVER = "TEST_POSTGRES_URL"
-# Names carry the process that distributes the tests: two runs at once do not meet.
-RUN = f"test_{os.environ.setdefault('TEST_RUN', str(os.getpid()))}"
-TEMPLATE = f"{RUN}_template"
 DATA_DIR = Path(__file__).parents[1] / ".pytest-postgres"
 
 _server = pytest.StashKey[tuple[asyncio.Runner, AsyncExitStack]]()
@@ -92,7 +89,7 @@ async def _make_template(server: str) -> None:
         await admin.execute(f'CREATE DATABASE "{TEMPLATE}"')
     finally:
         await admin.close()
-    connection = await connect(_database(server, TEMPLATE))
+    connection = await connect(database_at(server, TEMPLATE))
     try:
         await migrate(connection, "stretto")
         await connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements SCHEMA public")
@@ -100,26 +97,11 @@ async def _make_template(server: str) -> None:
         await connection.close()
 
 
-def _database(server: str, name: str) -> str:
-    return urlsplit(server)._replace(path=f"/{name}").geturl()
-
-
-async def connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
-    """Return a connection that sees the tables."""
-    return await asyncpg.connect(url, server_settings={"search_path": "stretto,public"})
-
-
 @pytest_asyncio.fixture
 async def server_url() -> AsyncIterator[str]:
     """A database with the schema, of this test alone, on the server itself."""
-    name = f"{RUN}_{uuid.uuid4().hex}"
-    admin = await asyncpg.connect(os.environ[SERVER])
-    try:
-        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
-        yield _database(os.environ[SERVER], name)
-        await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-    finally:
-        await admin.close()
+    async with own_database(os.environ[SERVER]) as url:
+        yield url
 
 
 @pytest.fixture
@@ -129,7 +111,7 @@ def database_url(server_url: str) -> str:
 
 
 @pytest_asyncio.fixture
-async def connection(server_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+async def connection(server_url: str) -> AsyncIterator[Connection]:
     """A connection of the test itself."""
     connection = await connect(server_url)
     yield connection

@@ -17,9 +17,7 @@ from stretto.errors import GroupRejected, Retry
 from support.api_client import TEAM, Api, api_for, token_of
 
 if TYPE_CHECKING:
-    import asyncpg
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 TABLES = ("attempt", "chat_group", "conversation", "conversation_member", "outbox")
 

@@ -18,15 +18,13 @@ from stretto.http.front.limits import ConnectionLimits
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.tokens.authenticator import Authenticator, make_token
 from support.api_client import SECRET, Api, api_for, token_of
+from support.database import first_row, writes_held_up
 from support.raw_client import RawClients, raw_clients
-from support.steps import first_row, writes_held_up
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    import asyncpg
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 DEADLINE_SECONDS = 20
 BODY = b'{"name": "Team", "members": ["bob"]}'

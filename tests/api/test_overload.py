@@ -17,18 +17,17 @@ from stretto.http.admission import LoadShedder
 from stretto.http.front.connection import ClientConnection
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
-from support.api_client import SECRET, TEAM, Api, connected_api, token_of
+from support.api_client import SECRET, TEAM, Api, connected_api, settled_create, token_of
+from support.database import first_row, sound, writes_held_up
 from support.raw_client import RawClients, creation, raw_clients
-from support.steps import first_row, settled_create, sound, writes_held_up
 from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    import asyncpg
     from aiohttp import web
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 DEADLINE_SECONDS = 20
 QUEUED_MAX = 4

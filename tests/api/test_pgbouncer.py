@@ -24,7 +24,8 @@ from stretto.provision import START_SECONDS
 from support.api_client import connected_api
 from support.both_stores import write
 from support.command_process import stretto
-from support.hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by
+from support.database import groups
+from support.hooked_stores import DEADLINE_SECONDS, Stores, led_by
 from support.pgbouncer import (
     SERVER_CONNECTIONS,
     give_settings,
@@ -39,9 +40,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stretto.postgres.driver_connection import Connection as InnerConnection
+    from support.database import Connection
     from support.hooked_stores import Created
-
-    Connection = asyncpg.Connection[asyncpg.Record]
 
 KEYS = 60
 # Clients only: the server's own autovacuum may be at work in the database as well.

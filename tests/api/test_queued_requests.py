@@ -20,9 +20,7 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import asyncpg
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 DEADLINE_SECONDS = 60
 READ_BYTES_MAX = 256 * 1024

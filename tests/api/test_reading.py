@@ -15,7 +15,7 @@ from stretto.http.openapi import DOCUMENT
 from support.api_client import TEAM, Api, api_for, token_of
 
 if TYPE_CHECKING:
-    import asyncpg
+    from support.database import Connection
 
 NOBODYS = UUID(int=7)
 
@@ -33,9 +33,7 @@ async def test_an_owner_can_ask_what_became_of_an_attempt(api: Api) -> None:
         assert (404, "not_found") == (reply.status, reply.json["code"])
 
 
-async def test_a_lookup_waits_only_where_asked(
-    api: Api, connection: asyncpg.Connection[asyncpg.Record]
-) -> None:
+async def test_a_lookup_waits_only_where_asked(api: Api, connection: Connection) -> None:
     """And tells a pending attempt as what it is."""
     id_ = group_id("alice", "k")
     await connection.execute(
@@ -128,7 +126,7 @@ async def test_a_page_that_makes_no_sense_is_refused(query: str, api: Api) -> No
     + [("GET", "/v1/attempts/k")],
 )
 async def test_every_route_refuses_parameters_that_it_does_not_know(
-    method: str, path: str, api: Api, connection: asyncpg.Connection[asyncpg.Record]
+    method: str, path: str, api: Api, connection: Connection
 ) -> None:
     """A misspelt one would be passed over; neither is one of two guessed, nor anything claimed."""
     headers = {"Idempotency-Key": "k", "Accept": "text/event-stream"}
@@ -182,9 +180,7 @@ async def test_a_service_that_serves_is_alive_and_ready(api: Api) -> None:
         assert (200, {"status": status}) == (reply.status, reply.json)
 
 
-async def test_readiness_follows_the_database(
-    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
-) -> None:
+async def test_readiness_follows_the_database(database_url: str, connection: Connection) -> None:
     """503 without the tables, 200 when they are back; alive all the time."""
     async with api_for(database_url) as api:
         await connection.execute("ALTER TABLE attempt RENAME TO gone")

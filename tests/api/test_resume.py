@@ -31,7 +31,7 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 PAGE = 10
 

@@ -16,10 +16,9 @@ from support.live_service import LiveService, live_service, relay_once
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import asyncpg
     from playwright.async_api import Page
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 # Both keep what they are told in `told`, and `end` says how it ended.
 WEBSOCKET = """([token, since]) => {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 if TYPE_CHECKING:
-    import asyncpg
+    from support.database import Connection
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Rows:
     """Roles by user, by conversation."""
 
 
-async def read_rows(connection: asyncpg.Connection[asyncpg.Record]) -> Rows:
+async def read_rows(connection: Connection) -> Rows:
     """Read the whole database."""
     rows = Rows()
     async with connection.transaction(isolation="repeatable_read", readonly=True):

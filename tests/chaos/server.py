@@ -25,7 +25,7 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 READY_SECONDS: Final = 60
 # A fast stop waits for what the standby has not got yet.

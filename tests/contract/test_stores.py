@@ -24,12 +24,9 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import asyncpg
-
     from stretto.creation.ports import Write, WriteStore
     from support.both_stores import Stores
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 FAILURE = Failure("full", "No more groups.")
 LEASE_SECONDS = 5.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    import asyncpg
+    from support.database import Connection
 
 
 @pytest_asyncio.fixture
@@ -35,7 +35,7 @@ async def server() -> AsyncIterator[OwnServer]:
 
 
 @pytest_asyncio.fixture
-async def beside(server: OwnServer) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+async def beside(server: OwnServer) -> AsyncIterator[Connection]:
     """A connection of the test itself to that server."""
     connection = await server.connect()
     yield connection

@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import asyncpg
-
     from support.api_client import Api
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 KEY, FAILED, REJECTED = Key("alice", "k"), Key("alice", "poison"), Key("alice", "rejected")
 CONVERSATION, OTHER = UUID(int=1), UUID(int=2)

@@ -11,17 +11,16 @@ import aiohttp
 import pytest
 
 from rolling import roll
-from support.api_client import token_of
+from support.api_client import settled_create, token_of
+from support.database import LEADER, first_row, sound, writes_held_up
 from support.raw_client import BODY, creation, creation_head, raw_clients
-from support.service_process import ServiceProcess
-from support.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
+from support.service_process import ServiceProcess, apis
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    import asyncpg
+    from support.database import Connection
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]
 
 DEADLINE_SECONDS = 60

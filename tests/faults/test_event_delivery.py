@@ -20,10 +20,9 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import asyncpg
     from nats.aio.client import Client
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 # Below the lease of the topology's relays: JetStream knows no second publication again.
 DUPLICATES_SECONDS = 0.1

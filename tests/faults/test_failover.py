@@ -12,14 +12,12 @@ from chaos.server import OwnServer, dsn_of, standby_of
 from stretto.domain import group_id
 from stretto.errors import Unreachable
 from stretto.postgres.connections import Database, Lane
-from support.api_client import TEAM, Reply
-from support.service_process import ServiceProcess
-from support.steps import apis, first_row, settled_create, sound
+from support.api_client import TEAM, Reply, settled_create
+from support.database import first_row, sound
+from support.service_process import ServiceProcess, apis
 
 if TYPE_CHECKING:
-    import asyncpg
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 STREAMING = "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"
 

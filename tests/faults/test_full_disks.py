@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 
 from chaos.server import OwnServer, fill, small_disk
-from support.steps import apis, settled_create, sound
+from support.api_client import settled_create
+from support.database import sound
+from support.service_process import apis
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    import asyncpg
-
     from support.api_client import Api
+    from support.database import Connection
     from support.service_process import ServiceProcess
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]
     MakeRoom: TypeAlias = Callable[[], Awaitable[None]]
     FullDisk = Callable[[OwnServer, Connection, AsyncExitStack], Awaitable[MakeRoom]]

@@ -22,11 +22,9 @@ from support.raw_client import BODY, RawClients, creation_head, raw_clients
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    import asyncpg
-
+    from support.database import Connection
     from support.service_process import ServiceProcess
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]
 
 DEADLINE_SECONDS = 60

@@ -15,15 +15,16 @@ import pytest
 
 from stretto.cli_help import EXIT_PORT
 from stretto.domain import group_id
-from support.api_client import Api, token_of
+from support.api_client import Api, settled_create, token_of
+from support.database import LEADER, first_row, sound, writes_held_up
 from support.raw_client import raw_clients
-from support.service_process import ServiceProcess
-from support.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
+from support.service_process import ServiceProcess, apis
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
+
     StartService = Callable[..., Awaitable[ServiceProcess]]
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"

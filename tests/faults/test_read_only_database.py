@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from support.steps import END_OURS, apis, set_read_only, sound
+from support.database import END_OURS, set_read_only, sound
+from support.service_process import apis
 from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    import asyncpg
-
+    from support.database import Connection
     from support.service_process import ServiceProcess
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]
 
 DEADLINE_SECONDS = 60

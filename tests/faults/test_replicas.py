@@ -13,10 +13,9 @@ from support.nats_process import commanded, nats_client
 from support.topology import TEAM, Topology, delivered, observed
 
 if TYPE_CHECKING:
-    import asyncpg
     from nats.aio.client import Client
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 
 async def test_a_member_at_one_replica_hears_of_a_group_made_at_another(

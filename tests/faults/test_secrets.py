@@ -18,12 +18,10 @@ from support.raw_client import raw_clients
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    import asyncpg
-
     from support.api_client import Reply
+    from support.database import Connection
     from support.service_process import ServiceProcess
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]
 
 DEADLINE_SECONDS = 60

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
+from support.api_client import settled_create
+from support.database import LEADER, first_row, sound, writes_held_up
+from support.service_process import apis
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    import asyncpg
-
     from chaos.server import OwnServer
+    from support.database import Connection
     from support.service_process import ServiceProcess
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]
     Crash = Callable[[OwnServer, Connection], Awaitable[None]]
 

@@ -17,18 +17,17 @@ import pytest
 
 import chaos
 from stretto.domain import group_id
-from support.api_client import SECRET, TEAM, Api, token_of
+from support.api_client import SECRET, TEAM, Api, settled_create, token_of
+from support.database import LEADER, first_row, sound, writes_held_up
 from support.raw_client import creation
-from support.steps import LEADER, apis, first_row, settled_create, sound, writes_held_up
+from support.service_process import apis
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    import asyncpg
-
+    from support.database import Connection
     from support.service_process import ServiceProcess
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]
 
 HOUR, DAY = 3600, 24 * 3600

@@ -15,16 +15,17 @@ from stretto.assembly import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.postgres.attempts import PostgresWriteStore
 from stretto.postgres.connections import LOCK_SECONDS
-from support.api_client import TEAM
-from support.steps import apis, settled_create, sound
+from support.api_client import TEAM, settled_create
+from support.database import sound
+from support.service_process import apis
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from chaos.wire_proxy import WireProxy
+    from support.database import Connection
     from support.service_process import ServiceProcess
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]
 
 # Beyond the deadline of a write, whose connection is cut then.

@@ -11,13 +11,13 @@ import pytest_asyncio
 from uuid_utils.compat import uuid4
 
 from chaos.wire_proxy import FaultKind, WireProxy
-from conftest import connect
 from stretto.postgres.queries import QUERIES
+from support.database import connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 DEADLINE_SECONDS = 10
 

@@ -13,28 +13,18 @@ import pytest_asyncio
 
 from stretto.errors import Failure, InDoubt, Locked, Misconfigured, OutcomeUnknown, Refused
 from stretto.postgres.attempts import PostgresWriteStore
-from stretto.postgres.connections import Database
 from support.both_stores import write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    import asyncpg
-
     from stretto.domain import CreatedGroup, NewGroup
+    from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection as InnerConnection
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 
 SEGMENT = "SELECT pg_walfile_name(pg_current_wal_insert_lsn())"
-
-
-@pytest_asyncio.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    """The source of connections."""
-    async with Database(database_url) as database:
-        yield database
 
 
 @pytest_asyncio.fixture
@@ -43,12 +33,6 @@ async def store(database: Database) -> AsyncIterator[PostgresWriteStore]:
     store = PostgresWriteStore(database, on_lost=lambda: None)
     yield store
     await store.close()
-
-
-async def counts(connection: Connection) -> tuple[int, ...]:
-    """Return how many rows each table has: attempt, group, conversation, member, event."""
-    tables = ("attempt", "chat_group", "conversation", "conversation_member", "outbox")
-    return tuple([await connection.fetchval(f"SELECT count(*) FROM {name}") for name in tables])
 
 
 async def test_a_connection_that_breaks_during_a_write_leaves_its_outcome_unknown(

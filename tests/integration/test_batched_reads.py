@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.assembly import Component
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 ALICE, BOB, CAROL, DAVE = map(UserId, ("alice", "bob", "carol", "dave"))
 KEYS = ("a", "b", "c")

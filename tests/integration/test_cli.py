@@ -28,9 +28,7 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import asyncpg
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 COMMANDS = (
     *("serve", "migrate", "token", "attempt", "groups", "psql", "sweep", "events", "bus", "check"),

@@ -10,30 +10,20 @@ import pytest
 import pytest_asyncio
 
 from stretto.events.outbox import PAUSE_SECONDS_MAX
-from stretto.postgres.connections import Database
 from stretto.postgres.outbox import PostgresOutboxStore
 from stretto.webhook.rules import PutOff
 from stretto.webhook.store import PostgresWebhookStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from uuid import UUID
 
-    import asyncpg
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from stretto.postgres.connections import Database
+    from support.database import Connection
 
 # Ahead of all that the tables' defaults have written.
 NOW: Final = datetime.now(UTC).replace(microsecond=0) + timedelta(days=30)
 LEASE_SECONDS: Final = 30.0
 MICROSECOND: Final = timedelta(microseconds=1)
-
-
-@pytest_asyncio.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    """The source of connections."""
-    async with Database(database_url) as database:
-        yield database
 
 
 async def commit_event(connection: Connection, due_at: datetime, tries: int = 0) -> UUID:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-from uuid import uuid4
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
 from stretto.cli_reports import database_failure
 from support.api_client import SECRET
 from support.command_process import stretto
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 MIGRATE = ("migrate",)
 OTHERS = (
@@ -40,16 +35,6 @@ async def assert_said(
         assert expected[1] in errors, command
         # A name of a class is no word for people, and a password none for logs.
         assert not re.search(r"\w(Error|Exception)\b|secret", errors), command
-
-
-@pytest_asyncio.fixture
-async def role_url(connection: Connection, database_url: str) -> AsyncIterator[str]:
-    """The database as a role sees it that may log in, and nothing else."""
-    name = f"app_{uuid4().hex}"
-    await connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'")
-    parts = urlsplit(database_url)
-    yield parts._replace(netloc=f"{name}:secret@{parts.netloc.rpartition('@')[2]}").geturl()
-    await connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
 @pytest.mark.parametrize(

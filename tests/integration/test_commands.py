@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import nats
 import orjson
 import pytest
-import pytest_asyncio
 
 from stretto.assembly import open_component
 from stretto.codec import BODY_BYTES_MAX, created_document, problem
@@ -44,26 +43,17 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import asyncpg
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
     from stretto.assembly import Component
     from stretto.creation.creator import GroupCreator
     from stretto.observations import Event
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 TEAM = {"name": "Team", "members": ["bob", "carol"]}
 STREAM, SUBJECT, CONSUMER = OURS.command_stream, OURS.command_subject, OURS.command_consumer
 FAST = CommandSettings(workers=4, ack_seconds=0.5, fetch_seconds=0.2)
-
-
-@pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsProcess]:
-    """A server of this test alone."""
-    async with NatsProcess(tmp_path / "nats") as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)

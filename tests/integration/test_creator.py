@@ -34,6 +34,7 @@ from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
 from stretto.postgres.check import check_database
 from stretto.postgres.connections import Database
 from stretto.runtime.mailbox import Mailbox
+from support.database import groups
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
     from stretto.assembly import Component
     from stretto.creation.ports import Write, WriteResult
     from stretto.observations import Event
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 ALICE = UserId("alice")
 KEY = IdempotencyKey("k")
@@ -70,12 +70,6 @@ async def locked(connection: Connection, table: str) -> AsyncIterator[None]:
     async with connection.transaction():
         await connection.execute(f"LOCK TABLE {table} IN SHARE MODE")
         yield
-
-
-async def groups(connection: Connection) -> int:
-    """Count the groups."""
-    count: int = await connection.fetchval("SELECT count(*) FROM chat_group")
-    return count
 
 
 async def test_a_hundred_requests_with_one_key_make_one_group(

@@ -19,7 +19,7 @@ from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 SLEEP = "SELECT pg_sleep(60)"
 SOON_SECONDS = 0.05
@@ -268,7 +268,7 @@ async def test_a_hosts_pool_gets_its_connection_back_alive(database_url: str) ->
 
 
 async def test_a_roles_isolation_is_not_taken_over(
-    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+    database_url: str, connection: Connection
 ) -> None:
     """Above READ COMMITTED, a claim that waits for another one fails."""
     name = await connection.fetchval("SELECT current_database()")

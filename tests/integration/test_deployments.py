@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 from unittest.mock import patch
-from urllib.parse import urlsplit
 
 import asyncpg
 import orjson
@@ -17,7 +16,6 @@ import pytest_asyncio
 from nats.js.api import StreamConfig, StreamInfo
 from uuid_utils.compat import uuid4
 
-from conftest import RUN, TEMPLATE, connect
 from stretto.assembly import ComponentSettings, open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import ConfigurationError
@@ -35,6 +33,7 @@ from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
 from support.api_client import SECRET
 from support.command_process import stretto
+from support.database import connect, own_database
 from support.nats_process import (
     DEADLINE_SECONDS,
     OURS,
@@ -48,15 +47,13 @@ from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from nats.aio.client import Client
 
     from stretto.events.session import Session
     from stretto.nats.connection import Link
     from stretto.observations import Event
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 BOB = UserId("bob")
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
@@ -72,13 +69,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsProcess]:
-    """A server of this test alone."""
-    async with NatsProcess(tmp_path / "nats") as server:
-        yield server
-
-
-@pytest_asyncio.fixture
 async def client(server: NatsProcess) -> AsyncIterator[Client]:
     """A connection of neither deployment."""
     async with nats_client(server.url) as client:
@@ -88,14 +78,8 @@ async def client(server: NatsProcess) -> AsyncIterator[Client]:
 @pytest_asyncio.fixture
 async def other_url(database_url: str) -> AsyncIterator[str]:
     """Another database on the same PostgreSQL, as empty as the test's own."""
-    name = f"{RUN}_{uuid4().hex}"
-    admin = await asyncpg.connect(database_url)
-    try:
-        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
-        yield urlsplit(database_url)._replace(path=f"/{name}").geturl()
-        await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-    finally:
-        await admin.close()
+    async with own_database(database_url) as url:
+        yield url
 
 
 async def conversation_heard(session: Session) -> str:

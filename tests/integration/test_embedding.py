@@ -15,13 +15,14 @@ from stretto.assembly import open_component
 from stretto.errors import Unreachable
 from stretto.postgres.migrate import migrate
 from support.api_client import SECRET, TEAM, connected_api
-from support.steps import first_row
+from support.database import first_row
 from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from support.api_client import Api
+    from support.database import Connection
 
     Pool = asyncpg.Pool[asyncpg.Record]
 
@@ -191,7 +192,7 @@ async def test_a_pool_that_was_handed_in_is_used_and_left_to_its_host(database_u
 
 
 async def test_a_writer_whose_connection_dies_takes_another_from_the_pool(
-    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+    database_url: str, connection: Connection
 ) -> None:
     """However often: a dead connection does not keep its place in the pool."""
     async with pool_of(database_url) as pool, open_component(pool=pool) as component:
@@ -207,7 +208,7 @@ async def test_a_writer_whose_connection_dies_takes_another_from_the_pool(
 
 
 async def test_a_start_that_is_cancelled_gives_every_connection_back(
-    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+    database_url: str, connection: Connection
 ) -> None:
     """Also the one with which a writer was about to begin."""
     async with asyncio.timeout(DEADLINE_SECONDS), pool_of(database_url) as pool:
@@ -237,7 +238,7 @@ async def test_a_host_that_closes_its_pool_itself_shuts_down_in_order(database_u
 
 
 async def test_a_request_in_flight_lands_before_the_hosts_pool_closes(
-    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+    database_url: str, connection: Connection
 ) -> None:
     """The client gets its answer although the host is shutting down."""
     journal: list[str] = []
@@ -294,7 +295,7 @@ async def test_a_pool_that_is_closed_before_the_component_closes_in_time(
 
 
 async def test_a_write_under_way_ends_well_though_the_pool_is_closing(
-    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+    database_url: str, connection: Connection
 ) -> None:
     """The pool waits for it, as for whatever else its host has under way."""
     in_hook, go_on = asyncio.Event(), asyncio.Event()
@@ -400,7 +401,7 @@ async def test_a_host_that_fails_to_start_after_us_leaves_nothing_running(
 
 
 async def test_two_components_in_one_process_share_a_database_and_make_one_group(
-    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+    database_url: str, connection: Connection
 ) -> None:
     """Each has its own memory and writers: the database is what they agree through."""
     key = stretto.IdempotencyKey("k")
@@ -414,7 +415,7 @@ async def test_two_components_in_one_process_share_a_database_and_make_one_group
 
 
 async def test_two_mounted_components_keep_their_groups_and_metrics_apart(
-    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+    database_url: str, connection: Connection
 ) -> None:
     """Two schemas below two prefixes: the same key makes a group in each."""
     await connection.execute("SET search_path = second")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -11,7 +10,6 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
-from conftest import connect
 from stretto.domain import UserId
 from stretto.events.catch_up import Replay
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
@@ -21,22 +19,19 @@ from stretto.events.outgoing import OutgoingEvent
 from stretto.events.positions import Bookmark, Cursor, Position
 from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.postgres import history, outbox
-from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
-from support.waiting import until
+from support.database import commit_event, connect, lock_waiters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from types import ModuleType
 
-    import asyncpg
-
     from stretto.events.event import CommittedEvent
     from stretto.events.history import PastEvent
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from stretto.postgres.connections import Database
+    from support.database import Connection
 
 BOB = UserId("bob")
 DEADLINE_SECONDS = 20
@@ -93,13 +88,6 @@ def relay_of(database: Database, bus: LocalBus | CountingBus) -> OutboxRelay:
 
 
 @pytest_asyncio.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    """Where all of them take their connections from."""
-    async with Database(database_url) as database:
-        yield database
-
-
-@pytest_asyncio.fixture
 async def world(database: Database) -> World:
     """A world of its own."""
     origin = await history.PostgresHistoryStore(database).origin()
@@ -115,15 +103,9 @@ async def beside(database_url: str) -> AsyncIterator[Connection]:
     await connection.close()
 
 
-async def commit_event(connection: Connection) -> str:
-    """Write an event of bob's; return its id."""
-    event_id = uuid.uuid4()
-    await connection.execute(
-        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-           VALUES ($1, 'group.created', $1, '{bob}', '{}')""",
-        event_id,
-    )
-    return str(event_id)
+async def bobs_event(connection: Connection) -> str:
+    """Commit an event of bob's; return its id."""
+    return str(await commit_event(connection, ("bob",)))
 
 
 def without(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, *cut: str) -> None:
@@ -133,13 +115,6 @@ def without(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, *cut
         assert old in statement
         statement = statement.replace(old, new)
     monkeypatch.setattr(module, "QUERIES", {**QUERIES, name: statement})
-
-
-async def lock_waiters(connection: Connection, count: int) -> None:
-    """Wait until so many backends wait for a lock."""
-    waiters = """SELECT count(*) = $1 FROM pg_stat_activity
-                 WHERE datname = current_database() AND wait_event_type = 'Lock'"""
-    await until(lambda: connection.fetchval(waiters, count))
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
@@ -152,7 +127,7 @@ async def test_relays_that_take_at_the_same_moment_share_the_events(
     bus = CountingBus()
     one, other = relay_of(database, bus), relay_of(database, bus)
     watch = await connect(database_url)
-    ids = [await commit_event(watch) for _ in range(3)]
+    ids = [await bobs_event(watch) for _ in range(3)]
     async with beside(database_url) as holder:
         # Whoever is at this row waits, but passes over what another one has.
         await holder.execute("SELECT FROM outbox WHERE event_id = $1 FOR UPDATE", ids[0])
@@ -185,8 +160,8 @@ async def test_a_place_told_live_is_not_behind_what_commits_late(
         without(monkeypatch, outbox, "take", place, own)
     async with world.session() as (_, missed), beside(database_url) as late:
         assert [] == missed
-        late_id = await commit_event(late)
-        early_id = await commit_event(connection)
+        late_id = await bobs_event(late)
+        early_id = await bobs_event(connection)
         told = await world.told()
         assert early_id == str(told.event_id)
     assert 1 == await world.relay.run_once()
@@ -213,8 +188,8 @@ async def test_a_place_told_from_history_is_not_behind_what_commits_late(
     async with world.session() as (since, _):
         pass
     async with beside(database_url) as late:
-        late_id = await commit_event(late)
-        early_id = await commit_event(connection)
+        late_id = await bobs_event(late)
+        early_id = await bobs_event(connection)
         async with world.session(since) as (place, missed):
             assert [early_id] == missed
     async with world.session(place) as (_, missed):
@@ -234,7 +209,7 @@ async def test_the_first_place_of_a_session_is_not_behind_what_commits_late(
         oldest, newest = "least(pg_snapshot_xmin(snapshot)", "least(pg_snapshot_xmax(snapshot)"
         without(monkeypatch, history, "history_bounds", oldest, newest)
     async with beside(database_url) as late:
-        late_id = await commit_event(late)
+        late_id = await bobs_event(late)
         # A newer transaction has ended already.
         await connection.execute("SELECT pg_current_xact_id()")
         async with world.session() as (place, missed):
@@ -252,8 +227,8 @@ async def test_a_full_page_of_others_events_is_not_the_end_of_history(
     if not is_guarded:
         without(monkeypatch, history, "history_page", " OR number = $4", "")
     monkeypatch.setattr(history, "PAGE_EVENTS", 3)
-    others = [await commit_event(connection) for _ in range(3)]
-    own = await commit_event(connection)
+    others = [await bobs_event(connection) for _ in range(3)]
+    own = await bobs_event(connection)
     await connection.execute(
         "UPDATE outbox SET recipients = '{alice}' WHERE event_id = ANY ($1)", others
     )

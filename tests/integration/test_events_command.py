@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     import aiohttp
-    import asyncpg
 
     from stretto.events.event import CommittedEvent
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 DEADLINE_SECONDS = 20
 

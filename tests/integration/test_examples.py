@@ -23,8 +23,7 @@ from support.api_client import SECRET, TEAM, connected_api, token_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    import asyncpg
-
+    from support.database import Connection
     from support.service_process import ServiceProcess
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
@@ -62,16 +61,14 @@ async def output_of(example: str, *arguments: str, **settings: str) -> list[str]
 
 
 @pytest.fixture
-async def empty_database_url(
-    database_url: str, connection: asyncpg.Connection[asyncpg.Record]
-) -> str:
+async def empty_database_url(database_url: str, connection: Connection) -> str:
     """A database without any tables, as a reader has it."""
     await connection.execute("DROP SCHEMA stretto CASCADE")
     return database_url
 
 
 async def test_embedded_makes_its_tables_and_one_group(
-    empty_database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+    empty_database_url: str, connection: Connection
 ) -> None:
     """Two calls, one group, and the second call says so."""
     created, replayed = await output_of("embedded.py", empty_database_url)
@@ -86,7 +83,7 @@ async def test_embedded_runs_again_on_a_database_of_the_environment(database_url
 
 
 async def test_hook_counts_what_was_created_and_refuses_the_rest(
-    empty_database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+    empty_database_url: str, connection: Connection
 ) -> None:
     """The rejected group left neither a group nor a count behind, in every run."""
     for run in (1, 2):
@@ -101,7 +98,7 @@ async def test_hook_counts_what_was_created_and_refuses_the_rest(
 
 
 async def test_counter_counts_each_group_once_although_events_come_twice(
-    empty_database_url: str, connection: asyncpg.Connection[asyncpg.Record]
+    empty_database_url: str, connection: Connection
 ) -> None:
     """In every run."""
     for run in (1, 2):

@@ -17,7 +17,7 @@ from support.frozen_server import Frozen
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 # Nothing here takes as long; without the mends it takes for ever.
 DEADLINE_SECONDS: Final = 30

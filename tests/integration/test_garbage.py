@@ -19,7 +19,6 @@ from uuid import uuid4
 import pytest
 import uvloop
 
-from conftest import connect
 from stretto.assembly import AppOptions, ComponentSettings, create_app, serving
 from stretto.creation.creator import CreatorSettings
 from stretto.domain import NewGroup, UserId, group_id
@@ -29,6 +28,7 @@ from stretto.http import event_streams, problems, service
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
 from support.api_client import SECRET, token_of
+from support.database import connect
 from support.raw_client import creation, creation_head
 from support.socket_client import SocketClient
 from support.waiting import until
@@ -36,7 +36,6 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import asyncpg
     from aiohttp import web
 
     from stretto.domain import CreatedGroup
@@ -311,7 +310,7 @@ async def running_world(database_url: str, *, has_hook: bool) -> AsyncIterator[W
         options["on_create"] = reject_some
     app = create_app(**options)
     async with serving(app, host="127.0.0.1", port=0) as port:
-        connection: asyncpg.Connection[asyncpg.Record] = await connect(database_url)
+        connection = await connect(database_url)
         await connection.execute(FAULTS)
         alice = UserId("alice")
         await connection.execute(

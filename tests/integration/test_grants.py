@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.resources import files
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
@@ -17,12 +16,13 @@ from stretto.postgres.migrate import PRIVILEGES, Step, grant, migrate, newest_nu
 from stretto.postgres.queries import schema_file
 from support.api_client import SECRET, connected_api
 from support.command_process import stretto
+from support.database import login_role
 from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 STEPS = read_steps(files("stretto.postgres") / "migrations")
 
@@ -30,18 +30,8 @@ STEPS = read_steps(files("stretto.postgres") / "migrations")
 @pytest_asyncio.fixture
 async def role(connection: Connection) -> AsyncIterator[str]:
     """A role that may log in, and nothing else; its name needs quotes."""
-    name = f"App {uuid4().hex}"
-    await connection.execute(f"""CREATE ROLE "{name}" LOGIN PASSWORD 'secret'""")
-    yield name
-    await connection.execute(f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
-
-
-@pytest.fixture
-def role_url(role: str, database_url: str) -> str:
-    """The database as that role sees it."""
-    parts = urlsplit(database_url)
-    place = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=f"{role.replace(' ', '%20')}:secret@{place}").geturl()
+    async with login_role(connection, f"App {uuid4().hex}") as role:
+        yield role
 
 
 async def served(command: str, url: str) -> tuple[int, str]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
 from stretto.errors import (
     GroupRejected,
@@ -19,34 +18,15 @@ from stretto.errors import (
     Transient,
 )
 from stretto.postgres import hook as hook_module
-from stretto.postgres.connections import Database
 from support.both_stores import write
-from support.hooked_stores import DEADLINE_SECONDS, HOST_TABLES, Stores, groups, led_by, running
+from support.database import groups
+from support.hooked_stores import DEADLINE_SECONDS, Stores, led_by, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from stretto.postgres.driver_connection import Connection as InnerConnection
     from stretto.postgres.hook import OnCreate
+    from support.database import Connection
     from support.hooked_stores import Created
-
-    Connection = asyncpg.Connection[asyncpg.Record]
-
-
-@pytest_asyncio.fixture
-async def stores(database_url: str) -> AsyncIterator[Stores]:
-    """Stores on connections of the component's own."""
-    async with asyncio.timeout(DEADLINE_SECONDS), Database(database_url) as database:
-        stores = Stores(database)
-        yield stores
-        for store in stores.made:
-            await store.close()
-
-
-@pytest_asyncio.fixture
-async def tables(connection: Connection) -> None:
-    """Tables of the host's."""
-    await connection.execute(HOST_TABLES)
 
 
 async def _nothing(*_: object) -> None:

@@ -7,31 +7,24 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
 from stretto.assembly import ComponentSettings, open_component
 from stretto.creation.creator import Answer, CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import HookError, HookFailed
 from stretto.observations import ConnectionLost, WriteTrouble
-from support.hooked_stores import DEADLINE_SECONDS, HOST_TABLES, groups, running
+from support.database import groups
+from support.hooked_stores import DEADLINE_SECONDS, running
 from support.logged_events import logged
 
 if TYPE_CHECKING:
     from stretto.observations import Event
     from stretto.postgres.driver_connection import Connection as InnerConnection
     from stretto.postgres.hook import OnCreate
+    from support.database import Connection
     from support.hooked_stores import Created
 
-    Connection = asyncpg.Connection[asyncpg.Record]
-
 ALICE: Final = UserId("alice")
-
-
-@pytest_asyncio.fixture
-async def tables(connection: Connection) -> None:
-    """Tables of the host's."""
-    await connection.execute(HOST_TABLES)
 
 
 async def test_only_the_key_whose_hook_fails_is_hit(

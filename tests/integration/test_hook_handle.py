@@ -10,17 +10,16 @@ import pytest_asyncio
 from stretto.errors import HookError
 from stretto.postgres.hook_handle import HandleMisused, HookHandle
 from support.both_stores import write
-from support.hooked_stores import groups, led_by, open_stores
+from support.database import groups
+from support.hooked_stores import led_by, open_stores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    import asyncpg
-
     from stretto.postgres.driver_connection import Connection as InnerConnection
+    from support.database import Connection
     from support.hooked_stores import Created, Stores
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     Use = Callable[[InnerConnection], Awaitable[object]]
 
 

@@ -10,15 +10,15 @@ import pytest_asyncio
 
 from stretto.errors import Misconfigured, Transient
 from support.both_stores import write
-from support.hooked_stores import groups, led_by, open_stores
+from support.database import groups
+from support.hooked_stores import led_by, open_stores
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from stretto.postgres.driver_connection import Connection as InnerConnection
+    from support.database import Connection
     from support.hooked_stores import Created, Stores
-
-    Connection = asyncpg.Connection[asyncpg.Record]
 
 
 @pytest_asyncio.fixture(params=["own", "pool"])

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
 from stretto.errors import GroupRejected, HookError, Refused, Unreachable
 from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
 from support.both_stores import write
-from support.hooked_stores import DEADLINE_SECONDS, Stores, groups, led_by, running
+from support.database import groups
+from support.hooked_stores import Stores, led_by, running
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from stretto.postgres.driver_connection import Connection as InnerConnection
     from stretto.postgres.hook import OnCreate
+    from support.database import Connection
     from support.hooked_stores import Created
-
-    Connection = asyncpg.Connection[asyncpg.Record]
-
-
-@pytest_asyncio.fixture
-async def stores(database_url: str) -> AsyncIterator[Stores]:
-    """Stores on connections of the component's own."""
-    async with asyncio.timeout(DEADLINE_SECONDS), Database(database_url) as database:
-        stores = Stores(database)
-        yield stores
-        for store in stores.made:
-            await store.close()
 
 
 SESSION: Final = """

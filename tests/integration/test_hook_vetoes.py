@@ -7,30 +7,20 @@ import traceback
 from typing import TYPE_CHECKING, Final
 
 import pytest
-import pytest_asyncio
 
 from stretto.errors import GroupRejected, HookError, Refused
 from support.both_stores import write
-from support.hooked_stores import groups, led_by, open_stores
+from support.database import groups
+from support.hooked_stores import led_by
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    import asyncpg
+    from collections.abc import Sequence
 
     from stretto.postgres.hook import OnCreate
+    from support.database import Connection
     from support.hooked_stores import Stores
 
-    Connection = asyncpg.Connection[asyncpg.Record]
-
 NESTED: Final = 2_000
-
-
-@pytest_asyncio.fixture
-async def stores(database_url: str) -> AsyncIterator[Stores]:
-    """Stores on connections of the component's own."""
-    async with open_stores(database_url, is_hosts_pool=False) as stores:
-        yield stores
 
 
 def _veto(code: str = "quota") -> GroupRejected:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.assembly import Component
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 DEADLINE_SECONDS: Final = 20
 NEW_GROUP: Final = stretto.NewGroup(stretto.UserId("alice"), "Team", None, ())

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import stretto
-from conftest import connect
+from support.database import connect
 from support.waiting import until
 
 if TYPE_CHECKING:
-    import asyncpg
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 MESSAGE = uuid.UUID(int=1)
 

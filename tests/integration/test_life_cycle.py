@@ -42,6 +42,7 @@ from stretto.runtime.memory import GROWTH_BYTES_MIN, MemoryTrimmer
 from stretto.runtime.runner import Runner
 from stretto.server import GarbageCollector
 from stretto.webhook.rules import Answered, WebhookSettings, parse_secrets
+from support.database import commit_event
 from support.nats_process import OURS, NatsProcess, nats_client
 from support.waiting import until
 
@@ -50,12 +51,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from uuid import UUID
 
-    import asyncpg
-
     from stretto.assembly import Component
     from stretto.domain import UserId as User
+    from support.database import Connection
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     Load = Callable[["Stage"], Coroutine[Any, Any, object]]
 
 ROUNDS = 50
@@ -215,16 +214,6 @@ class Stage:
     def _deliver(self, event: CommittedEvent) -> None:
         self.seen.add(("delivered", event.event_id))
 
-    async def commit_event(self) -> UUID:
-        """Commit an event."""
-        event_id = uuid.uuid4()
-        await self.connection.execute(
-            """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-               VALUES ($1, 'group.created', $1, '{alice,bob}', '{"name": "Team"}')""",
-            event_id,
-        )
-        return event_id
-
 
 async def create(stage: Stage) -> None:
     """Create a group."""
@@ -238,14 +227,14 @@ async def ask_history(stage: Stage) -> None:
 
 async def relay(stage: Stage) -> None:
     """Commit an event, and wait until it is published."""
-    event_id = await stage.commit_event()
+    event_id = await commit_event(stage.connection)
     stage.actor.wake()
     await stage.seen.until(lambda seen: ("published", event_id) in seen)
 
 
 async def send(stage: Stage) -> None:
     """Commit an event, and wait until the endpoint has it."""
-    event_id = await stage.commit_event()
+    event_id = await commit_event(stage.connection)
     stage.actor.wake()
     await stage.seen.until(lambda seen: ("sent", event_id) in seen)
 

@@ -20,8 +20,7 @@ from support.api_client import token_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    import asyncpg
-
+    from support.database import Connection
     from support.service_process import ServiceProcess
 
     StartService = Callable[..., Awaitable[ServiceProcess]]
@@ -164,7 +163,7 @@ async def test_what_the_service_has_lost_changed_or_kept_is_a_fault(
     load: Any,
     records: Any,
     start_service: StartService,
-    connection: asyncpg.Connection[asyncpg.Record],
+    connection: Connection,
 ) -> None:
     """Each violation is planted behind the back of the clients."""
     service = await start_service()

@@ -12,18 +12,18 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from conftest import connect
 from stretto.errors import ConfigurationError, Unreachable
 from stretto.postgres.connections import Database
 from stretto.postgres.migrate import Step, migrate, read_steps
 from stretto.postgres.queries import schema_file
+from support.database import connect
 from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 # Whoever holds this advisory lock is the one who changes the schema.
 LOCK = int.from_bytes(b"stretto", "big")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import orjson
 import pytest
-import pytest_asyncio
 from uuid_utils.compat import uuid4
 
 from stretto.events.event import BusUnavailable, CommittedEvent
@@ -108,13 +107,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "NEXT_SERVER_SECONDS", 0.02)
     monkeypatch.setattr(nats_bus, "RETRY", Backoff(0.02, 0.02))
     monkeypatch.setattr(nats_bus, "START_SECONDS", 5)
-
-
-@pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsProcess]:
-    """A server of this test alone."""
-    async with NatsProcess(tmp_path / "nats") as server:
-        yield server
 
 
 async def test_every_replica_gets_every_event_whoever_publishes(server: NatsProcess) -> None:

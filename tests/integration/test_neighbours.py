@@ -18,12 +18,9 @@ from stretto.postgres.queries import QUERIES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import asyncpg
-
     from stretto.assembly import Component
     from stretto.observations import Event
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 ALICE: Final = UserId("alice")
 TEAM: Final = NewGroup.parse(ALICE, {"name": "Team"})

@@ -16,7 +16,7 @@ from support.api_client import TEAM, Api, Reply, token_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import asyncpg
+    from support.database import Connection
 
 OPENAPI = read()
 GROUP = "/v1/groups/{group_id}"
@@ -49,9 +49,7 @@ def faults(document: Document, operation: str, reply: Reply) -> Iterator[str]:
         yield from (f"{place}: {fault.message}" for fault in found)
 
 
-async def replies(
-    api: Api, connection: asyncpg.Connection[asyncpg.Record]
-) -> list[tuple[str, Reply]]:
+async def replies(api: Api, connection: Connection) -> list[tuple[str, Reply]]:
     """Ask every route for whatever it can be had to answer."""
     create = "POST /v1/groups"
     json = {"Content-Type": "application/json"}
@@ -101,9 +99,7 @@ async def replies(
     ]
 
 
-async def test_every_answer_is_as_it_is_described(
-    api: Api, connection: asyncpg.Connection[asyncpg.Record]
-) -> None:
+async def test_every_answer_is_as_it_is_described(api: Api, connection: Connection) -> None:
     """Its status, type, document and header fields."""
     found = await replies(api, connection)
     assert [] == [fault for name, reply in found for fault in faults(OPENAPI, name, reply)]

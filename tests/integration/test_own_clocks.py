@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from uuid import UUID
 
-    import asyncpg
-
     from stretto.assembly import Component
     from stretto.events.event import CommittedEvent
     from stretto.observations import Event
     from stretto.runtime.actor import Pace
+    from support.database import Connection
 
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
 DEADLINE_SECONDS = 20
@@ -100,7 +99,7 @@ async def test_what_a_dead_replica_has_left_is_found_by_looking(database_url: st
 
 async def test_replicas_sweep_by_themselves_and_every_row_once(
     database_url: str,
-    connection: asyncpg.Connection[asyncpg.Record],
+    connection: Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody asks for it; what one of them has deleted the other does not count again."""

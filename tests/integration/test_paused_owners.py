@@ -21,13 +21,10 @@ from stretto.observations import Event, OwnerPaused, OwnerResumed, WriteTrouble
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import asyncpg
-
     from stretto.assembly import Component
     from stretto.domain import CreatedGroup
     from stretto.postgres.driver_connection import Connection as InnerConnection
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 ALICE, MALLORY = UserId("alice"), UserId("mallory")
 ONE_WRITER: Final = ComponentSettings(writers=1, creator=CreatorSettings(lease_seconds=0.0))

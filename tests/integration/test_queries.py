@@ -12,7 +12,7 @@ import stretto
 from stretto.postgres.queries import QUERIES, parse_queries
 
 if TYPE_CHECKING:
-    import asyncpg
+    from support.database import Connection
 
 PACKAGE = Path(stretto.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -22,9 +22,7 @@ LENT = {"connections.sql": [PACKAGE / "host.py"]}
 
 
 @pytest.mark.parametrize("name", QUERIES)
-async def test_every_statement_can_be_prepared(
-    name: str, connection: asyncpg.Connection[asyncpg.Record]
-) -> None:
+async def test_every_statement_can_be_prepared(name: str, connection: Connection) -> None:
     """The server knows every table, column and type that a statement names."""
     assert await connection.prepare(QUERIES[name]) is not None
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -15,13 +13,13 @@ from stretto.postgres.attempts import PostgresWriteStore
 from stretto.postgres.connections import READ_ONLY, Database, Lane
 from stretto.postgres.migrate import grant
 from stretto.postgres.readiness import PROBE_SECONDS, Readiness
+from support.database import END_OURS, set_read_only
 from support.pgbouncer import give_settings, reconnect, running_pgbouncer, url_through
-from support.steps import END_OURS, set_read_only
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 
 class Clock:
@@ -184,16 +182,12 @@ async def test_behind_pgbouncer_a_server_that_once_refused_writes_is_asked_again
     ],
 )
 async def test_after_a_write_that_the_schema_refused_the_schema_is_asked(
-    change: str, undo: str, refusal: str, database_url: str, connection: Connection
+    change: str, undo: str, refusal: str, role: str, role_url: str, connection: Connection
 ) -> None:
     """Not ready until the writers' statements can be done; no client's write is needed for that."""
-    role = f"app_{uuid4().hex}"
-    await connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
     await grant(connection, "stretto", [role])
-    parts = urlsplit(database_url)
-    url = parts._replace(netloc=f"{role}:secret@{parts.netloc.rpartition('@')[2]}").geturl()
     clock = Clock()
-    async with Database(url) as database:
+    async with Database(role_url) as database:
         stores = [PostgresWriteStore(database, lambda: None) for _ in range(2)]
         readiness = Readiness(database, stores, clock)
         await readiness.check()
@@ -211,7 +205,6 @@ async def test_after_a_write_that_the_schema_refused_the_schema_is_asked(
         assert not stores[0].is_misfit
         for store in stores:
             await store.close()
-    await connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def test_a_write_that_succeeds_again_makes_ready_at_once(

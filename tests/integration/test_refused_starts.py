@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 
 from stretto.errors import Unreachable
 from stretto.postgres.connections import Database
@@ -15,31 +13,11 @@ from stretto.provision import _patient_lend
 from support.command_process import stretto
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    import asyncpg
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 AWAY = "postgresql://u:secret@127.0.0.1:1/x"
-
-
-@pytest_asyncio.fixture
-async def role(connection: Connection) -> AsyncIterator[str]:
-    """A role that may log in."""
-    name = f"app_{uuid4().hex}"
-    await connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'")
-    yield name
-    await connection.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
-
-
-@pytest.fixture
-def role_url(role: str, database_url: str) -> str:
-    """The database as that role sees it."""
-    parts = urlsplit(database_url)
-    place = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=f"{role}:secret@{place}").geturl()
 
 
 async def never(_: float) -> None:

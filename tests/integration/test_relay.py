@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import orjson
 import pytest
-import pytest_asyncio
 
-from conftest import connect
 from stretto.errors import Unreachable
 from stretto.events.event import BusUnavailable
 from stretto.events.lag import Lag
 from stretto.events.outbox import RefusalLimits
 from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.observations import EventBuried
-from stretto.postgres.connections import Database
 from stretto.postgres.outbox import PostgresOutboxStore, dead_letters, replay
+from support.database import commit_event, connect
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
-
-    import asyncpg
 
     from stretto.events.event import CommittedEvent
     from stretto.observations import Event
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from stretto.postgres.connections import Database
+    from support.database import Connection
 
 NO_PAUSE = RefusalLimits(tries_max=3, pause_seconds_first=0.0)
 NO_LEASE_SECONDS = 0.0
@@ -61,13 +56,6 @@ class RecordingBus:
         }
 
 
-@pytest_asyncio.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    """Where the relays take their connections from."""
-    async with Database(database_url) as database:
-        yield database
-
-
 def relay_of(
     database: Database, bus: RecordingBus, *, lease_seconds: float = 30.0, batch_max: int = 100
 ) -> OutboxRelay:
@@ -78,14 +66,7 @@ def relay_of(
 
 async def commit_events(connection: Connection, count: int = 1) -> list[UUID]:
     """Commit events, each in the transaction that is open, or in one of its own."""
-    ids = [uuid.uuid4() for _ in range(count)]
-    for event_id in ids:
-        await connection.execute(
-            """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-               VALUES ($1, 'group.created', $1, '{alice,bob}', '{"name": "Team"}')""",
-            event_id,
-        )
-    return ids
+    return [await commit_event(connection) for _ in range(count)]
 
 
 async def undelivered(connection: Connection) -> int:

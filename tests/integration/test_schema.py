@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 ATTEMPT = """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, status,
     conversation_id, failure_code, failure_detail, settled_at)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from conftest import connect
 from stretto.assembly import open_component
 from stretto.creation.attempt import AnswerStatus
 from stretto.domain import IdempotencyKey, NewGroup, UserId
@@ -20,16 +19,13 @@ from stretto.postgres.history import PostgresHistoryStore
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.retention import Retention, sweep, sweepable
 from stretto.postgres.sweeper import RetentionSweeper
-from support.waiting import until
+from support.database import connect, lock_waiters
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    import asyncpg
-
     from stretto.assembly import Component
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 RETENTION_DAYS = 30
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
@@ -408,13 +404,6 @@ async def test_of_two_replicas_sweepers_one_works_at_a_time(
     assert 1 <= sum(await asyncio.gather(*sweeping))
     assert "first" in swept_at
     await asyncio.gather(*(each.close() for each in (holder, first, second)))
-
-
-async def lock_waiters(connection: Connection, count: int) -> None:
-    """Wait until so many backends wait for a lock."""
-    waiters = """SELECT count(*) = $1 FROM pg_stat_activity
-                 WHERE datname = current_database() AND wait_event_type = 'Lock'"""
-    await until(lambda: connection.fetchval(waiters, count))
 
 
 async def test_sweeping_under_load_makes_no_duplicate(

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from conftest import connect
 from stretto.assembly import ComponentSettings, open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.events.event import BusUnavailable
 from stretto.observations import EventBuried, WebhookDisabled, WebhookTried
-from stretto.postgres.connections import Database
 from stretto.postgres.outbox import dead_letters, replay
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.retention import Retention, sweep, sweepable
@@ -30,6 +28,7 @@ from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
 from stretto.webhook.store import PostgresWebhookStore, disabled_at, enable
 from support.api_client import SECRET, Api, api_for, token_of
 from support.command_process import stretto
+from support.database import connect
 from support.waiting import until
 from support.webhook_receiver import receiving
 
@@ -37,14 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
-    import asyncpg
-
     from stretto.events.event import CommittedEvent
     from stretto.observations import Event
+    from stretto.postgres.connections import Database
+    from support.database import Connection
     from support.service_process import ServiceProcess
     from support.webhook_receiver import Receiver
-
-    Connection = asyncpg.Connection[asyncpg.Record]
 
 SECRETS = (b"a secret of an endpoint, long", b"the secret that is to follow it")
 SECRET_SETTING = " ".join(f"whsec_{base64.b64encode(secret).decode()}" for secret in SECRETS)
@@ -71,13 +68,6 @@ async def receiver() -> AsyncIterator[Receiver]:
     """The endpoint."""
     async with asyncio.timeout(DEADLINE_SECONDS), receiving() as receiver:
         yield receiver
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    """Where the senders take their connections from."""
-    async with Database(database_url) as database:
-        yield database
 
 
 @pytest.fixture

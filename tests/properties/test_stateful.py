@@ -19,7 +19,6 @@ from hypothesis.stateful import (
 )
 
 from chaos.rows import read_rows
-from conftest import connect
 from properties.model import (
     BODIES,
     LEASE_SECONDS,
@@ -42,13 +41,11 @@ from stretto.postgres.check import check_database
 from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.retention import Retention, sweep
+from support.database import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import asyncpg
-
-    Connection = asyncpg.Connection[asyncpg.Record]
 
 PROCESSES = 3
 PROFILE = settings(

@@ -7,7 +7,6 @@
 | `service_process` | a real `stretto serve` process |
 | `command_process` | the command `stretto`: its output, its errors and its exit code |
 | `topology` | replicas, relays and members on one NATS, under load |
-| `steps` | what the tests of faults do and wait for |
 
 | a client that does not behave | |
 |---|---|
@@ -16,6 +15,7 @@
 
 | what a service stands on or behind | |
 |---|---|
+| `database` | a database of one test, what a test does to it, and what it sees there |
 | `nats_process` | a real nats-server, and a client of it |
 | `pgbouncer` | a real PgBouncer in transaction mode |
 | `proxies` | real reverse proxies: haproxy and nginx |

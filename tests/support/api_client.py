@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ class Reply:
 
 # Longer than any run: some tests make theirs when they are collected.
 TOKEN_SECONDS = 3600
+# Longer than any attempt of a test stays open.
+SETTLED_SECONDS = 20
 
 
 def token_of(user: str, secret: str = SECRET) -> str:
@@ -94,6 +97,18 @@ async def connected_api(url: str) -> AsyncIterator[Api]:
     """Open a client for a service that runs already."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         yield Api(session, url)
+
+
+async def settled_create(api: Api, key: str, document: object = TEAM) -> Reply:
+    """Send the same request until it is answered for good, as a client does."""
+    async with asyncio.timeout(SETTLED_SECONDS):
+        while True:
+            try:
+                reply = await api.create(key, document)
+            except aiohttp.ClientError:
+                continue
+            if reply.status not in (409, 503):
+                return reply
 
 
 @asynccontextmanager

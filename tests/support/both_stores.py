@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 from stretto.creation.ports import Write
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
+from support.database import lock_waiters
 from support.memory_store.database import MemoryDatabase
 from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore
 from support.memory_store.tables import AttemptRow
@@ -20,12 +21,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
-    import asyncpg
-
     from stretto.creation.ports import AttemptStore, WriteStore
     from stretto.postgres.connections import Database
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 
 def write(key: str, *, name: str = "Team", members: tuple[str, ...] = ("bob",)) -> Write:
@@ -169,8 +167,4 @@ class PostgresStores:
             yield
 
     async def blocked(self) -> None:
-        while not await self._connection.fetchval(
-            """SELECT count(*) FROM pg_stat_activity
-               WHERE datname = current_database() AND wait_event_type = 'Lock'"""
-        ):
-            pass
+        await lock_waiters(self._connection, 1)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection as InnerConnection
     from stretto.postgres.hook import OnCreate
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     Created = Sequence[tuple[CreatedGroup, NewGroup]]
 
 # Nothing here takes as long: a hook that hangs must not hang the suite.
@@ -74,12 +73,6 @@ async def led_by(store: PostgresWriteStore, key: str = "k") -> set[UUID]:
     led = await store.lead([ours])
     assert led <= {ours.claim_token}
     return led
-
-
-async def groups(connection: Connection) -> int:
-    """How many groups there are."""
-    count: int = await connection.fetchval("SELECT count(*) FROM chat_group")
-    return count
 
 
 def running(*statements: str) -> OnCreate:

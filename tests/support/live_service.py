@@ -26,12 +26,10 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import asyncpg
     from aiohttp import web
 
     from stretto.events.hub import HubSettings, SessionHub
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from support.database import Connection
 
 # Nothing here takes as long: a session that hangs must not hang the suite.
 DEADLINE_SECONDS = 20

@@ -6,15 +6,17 @@ import asyncio
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
 import orjson
 
-from support.api_client import SECRET
+from support.api_client import SECRET, connected_api
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from support.api_client import Api
 
 STOP_SECONDS = 15
 
@@ -84,3 +86,10 @@ class ServiceProcess:
         async for line in stream:
             self.log.append(line)
             self._has_logged.set()
+
+
+@asynccontextmanager
+async def apis(*services: ServiceProcess) -> AsyncIterator[list[Api]]:
+    """Open a client for each service."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(connected_api(s.url)) for s in services]

@@ -20,12 +20,10 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    import asyncpg
-
+    from support.database import Connection
     from support.nats_process import NatsProcess
     from support.service_process import ServiceProcess
 
-    Connection = asyncpg.Connection[asyncpg.Record]
     StartService = Callable[..., Awaitable[ServiceProcess]]
 
 DEADLINE_SECONDS = 60

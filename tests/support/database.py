@@ -1,0 +1,133 @@
+"""What a test does to its database beside the service, and what it sees there."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from stretto.postgres.check import check_database
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from typing import TypeAlias
+
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+
+# Names carry the process that distributes the tests: two runs at once do not meet.
+RUN = f"test_{os.environ.setdefault('TEST_RUN', str(os.getpid()))}"
+TEMPLATE = f"{RUN}_template"
+# The writer whose lead `writes_held_up` holds up.
+LEADER = """SELECT pid FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name = 'stretto'
+              AND wait_event = 'advisory'"""
+END_OURS = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+          WHERE datname = current_database() AND application_name = 'stretto'"""
+
+
+def database_at(server: str, name: str) -> str:
+    """Return the URL of a database on the server that a URL names."""
+    return urlsplit(server)._replace(path=f"/{name}").geturl()
+
+
+@asynccontextmanager
+async def own_database(server: str) -> AsyncIterator[str]:
+    """Make a database with the schema, for one test alone; yields its URL."""
+    name = f"{RUN}_{uuid.uuid4().hex}"
+    admin = await asyncpg.connect(server)
+    try:
+        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
+        yield database_at(server, name)
+        await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    finally:
+        await admin.close()
+
+
+async def connect(url: str) -> Connection:
+    """Return a connection that sees the tables."""
+    return await asyncpg.connect(url, server_settings={"search_path": "stretto,public"})
+
+
+async def first_row(connection: Connection, query: str) -> asyncpg.Record:
+    """Ask until there is a row: what we wait for has no other signal."""
+    row = await until(lambda: connection.fetchrow(query))
+    assert row is not None
+    return row
+
+
+async def groups(connection: Connection) -> int:
+    """Count the groups."""
+    count: int = await connection.fetchval("SELECT count(*) FROM chat_group")
+    return count
+
+
+async def sound(connection: Connection) -> bool:
+    """Whether the whole database keeps its guarantees."""
+    return (await check_database(connection, retention_days=30)).faults == []
+
+
+async def commit_event(
+    connection: Connection, recipients: tuple[str, ...] = ("alice", "bob")
+) -> uuid.UUID:
+    """Commit an event, in the transaction that is open or in one of its own; return its id."""
+    event_id = uuid.uuid4()
+    await connection.execute(
+        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+           VALUES ($1, 'group.created', $1, $2, '{"name": "Team"}')""",
+        event_id,
+        recipients,
+    )
+    return event_id
+
+
+async def lock_waiters(connection: Connection, count: int) -> None:
+    """Wait until so many backends wait for a lock."""
+    waiters = """SELECT count(*) >= $1 FROM pg_stat_activity
+                 WHERE datname = current_database() AND wait_event_type = 'Lock'"""
+    await until(lambda: connection.fetchval(waiters, count))
+
+
+@asynccontextmanager
+async def writes_held_up(connection: Connection) -> AsyncIterator[None]:
+    """Let claims through and leads wait, on a lock that only tests take."""
+    await connection.execute(
+        """CREATE OR REPLACE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS $$
+           BEGIN
+               SET LOCAL lock_timeout = 0;
+               PERFORM pg_advisory_xact_lock_shared(7);
+               RETURN NEW;
+           END$$;
+           CREATE OR REPLACE TRIGGER hold BEFORE INSERT ON conversation
+               FOR EACH ROW EXECUTE FUNCTION hold();
+           SELECT pg_advisory_lock(7)"""
+    )
+    yield
+    await connection.execute("SELECT pg_advisory_unlock(7)")
+
+
+async def set_read_only(connection: Connection, *, is_read_only: bool) -> None:
+    """Have new sessions of the database refuse writes, or take them again."""
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    setting = "default_transaction_read_only"
+    change = f"SET {setting} = on" if is_read_only else f"RESET {setting}"
+    await connection.execute(f"ALTER DATABASE {name} {change}")
+
+
+@asynccontextmanager
+async def login_role(connection: Connection, name: str) -> AsyncIterator[str]:
+    """Make a role that may log in and nothing else, with the password `secret`; yields its name."""
+    await connection.execute(f"""CREATE ROLE "{name}" LOGIN PASSWORD 'secret'""")
+    yield name
+    await connection.execute(f'DROP OWNED BY "{name}"; DROP ROLE "{name}"')
+
+
+def seen_by(role: str, database_url: str) -> str:
+    """Return the URL by which a login role connects to the database."""
+    parts = urlsplit(database_url)
+    place = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{role.replace(' ', '%20')}:secret@{place}").geturl()
