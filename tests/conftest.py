@@ -26,14 +26,16 @@ from stretto.embedded.postgres import embedded_postgres
 from stretto.postgres.migrate import migrate
 from support.api_client import Api, api_for
 from support.database import TEMPLATE, connect, database_at, own_database
+from support.live_service import LiveService, live_service
 from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from stretto.assembly import Component
     from stretto.observations import Event
     from support.database import Connection
+    from support.service_process import StartService
 
 SERVER = "TEST_POSTGRES_URL"
 DATA_DIR = Path(__file__).parents[1] / ".pytest-postgres"
@@ -149,9 +151,14 @@ async def api(database_url: str) -> AsyncIterator[Api]:
 
 
 @pytest_asyncio.fixture
-async def start_service(
-    database_url: str,
-) -> AsyncIterator[Callable[..., Awaitable[ServiceProcess]]]:
+async def live(database_url: str) -> AsyncIterator[LiveService]:
+    """The same, with its sessions and its hub; the test relays."""
+    async with live_service(database_url) as live:
+        yield live
+
+
+@pytest_asyncio.fixture
+async def start_service(database_url: str) -> AsyncIterator[StartService]:
     """Starts real service processes on the test's database; settings are keyword arguments."""
     async with AsyncExitStack() as stack:
 

@@ -14,14 +14,13 @@ from stretto.http.front.connection import HEAD_BYTES_MAX, ClientConnection
 from stretto.http.front.limits import READ_BYTES_MAX, ConnectionLimits
 from stretto.http.requests import BODY_UNREADABLE
 from support.api_client import Api, api_for, token_of
-from support.raw_client import BODY, RawClients, creation, creation_head, raw_clients
+from support.raw_client import BODY, PING, RawClients, creation, creation_head, raw_clients
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 DEADLINE_SECONDS = 30
 LARGE = b'{"name": "Team"}' + b" " * 6 * HEAD_BYTES_MAX
-PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n"
 LENGTH = b"Content-Length: %d\r\n\r\n" % len(LARGE)

@@ -11,7 +11,7 @@ import pytest
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.limits import ConnectionLimits
 from support.api_client import api_for
-from support.raw_client import RawClient, RawClients, raw_clients
+from support.raw_client import PING, RawClient, RawClients, raw_clients
 
 if TYPE_CHECKING:
     from stretto.http.front.runner import ContractServer
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 60
 MUTE_MAX = 5
 LARGE = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n"
-PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 

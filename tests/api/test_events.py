@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from aiohttp import WSServerHandshakeError, web
 
 from stretto.assembly import create_app
@@ -33,18 +32,9 @@ from support.live_service import (
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from support.database import Connection
 
 TOKEN = f"stretto.token.{token_of('bob')}"
-
-
-@pytest_asyncio.fixture
-async def live(database_url: str) -> AsyncIterator[LiveService]:
-    """A running service."""
-    async with live_service(database_url) as live:
-        yield live
 
 
 async def test_every_session_of_every_member_is_told_of_a_group(

@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 from itertools import product
 from typing import TYPE_CHECKING
-from uuid import UUID, uuid4
 
 import pytest
 
-from stretto.domain import group_id
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.limits import ConnectionLimits
 from stretto.http.front.queueing import QUEUED_BYTES_MAX, QUEUED_MAX
 from support.api_client import Api, api_for, token_of
-from support.raw_client import BODY, RawClients, creation, creation_head, raw_clients
+from support.database import pend
+from support.raw_client import BODY, PING, RawClients, creation, creation_head, raw_clients
 from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from uuid import UUID
 
     from support.database import Connection
 
 DEADLINE_SECONDS = 60
 READ_BYTES_MAX = 256 * 1024
 TOKEN = token_of("alice")
-PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 # Waits for an attempt that is settled by no one, until its row is gone.
 LOOKUP = (
     f"GET /v1/attempts/k HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
@@ -98,13 +97,7 @@ async def made(monkeypatch: pytest.MonkeyPatch) -> list[ClientConnection]:
 @pytest.fixture
 async def pending(connection: Connection) -> UUID:
     """An attempt that does not end."""
-    attempt = group_id("alice", "k")
-    await connection.execute(
-        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
-           VALUES ($1, 'alice', 'another body....', $2)""",
-        *(attempt, uuid4()),
-    )
-    return attempt
+    return await pend(connection, "k")
 
 
 async def until_working(client: ClientConnection) -> None:

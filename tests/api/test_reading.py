@@ -9,10 +9,10 @@ from uuid import UUID
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stretto.domain import group_id
 from stretto.http.app import ROUTES
 from stretto.http.openapi import DOCUMENT
 from support.api_client import TEAM, Api, api_for, token_of
+from support.database import pend
 
 if TYPE_CHECKING:
     from support.database import Connection
@@ -35,12 +35,7 @@ async def test_an_owner_can_ask_what_became_of_an_attempt(api: Api) -> None:
 
 async def test_a_lookup_waits_only_where_asked(api: Api, connection: Connection) -> None:
     """And tells a pending attempt as what it is."""
-    id_ = group_id("alice", "k")
-    await connection.execute(
-        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
-           VALUES ($1, 'alice', 'another body....', $1)""",
-        id_,
-    )
+    await pend(connection, "k")
     for headers in ({}, {"Prefer": "wait=0"}):
         reply = await api.get("/v1/attempts/k", headers=headers)
         assert (200, "pending", None) == (

@@ -16,6 +16,7 @@ from stretto.events.session import Session
 from stretto.http.routes import events
 from stretto.postgres import history
 from support.api_client import TEAM, token_of
+from support.database import commit_group_event
 from support.live_service import (
     STREAM,
     UPGRADE,
@@ -121,7 +122,7 @@ async def test_a_transaction_that_commits_late_is_not_skipped(
     late = await asyncpg.connect(server_url, server_settings={"search_path": "stretto,public"})
     transaction = late.transaction()
     await transaction.start()
-    await insert_event(late, "late")
+    await commit_group_event(late, "late")
     early = await live.create("early")
     await relay_once(connection, live.hub)
     async with live.websocket(since=since) as client:
@@ -143,17 +144,6 @@ async def test_a_transaction_that_commits_late_is_not_skipped(
         await client.next()
         assert early == (await client.next())["event"]["subject"]
         assert "event" not in await client.next()
-
-
-async def insert_event(connection: Connection, key: str) -> None:
-    """Write an event of alice's group, as a write of hers does."""
-    id_ = group_id("alice", key)
-    await connection.execute(
-        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-           VALUES ($1, 'group.created', $2, '{alice,bob}', '{}')""",
-        event_id(id_),
-        id_,
-    )
 
 
 async def test_what_waited_for_the_relay_while_it_was_replayed_is_told_once(

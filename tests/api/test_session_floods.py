@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 
 from stretto.events.close_codes import CloseCode
 from stretto.http.few_frames import FRAME_BYTES_MAX
 from support.api_client import token_of
-from support.live_service import DEADLINE_SECONDS, UPGRADE, LiveService, live_service
+from support.live_service import DEADLINE_SECONDS, UPGRADE, LiveService
 from support.raw_client import raw_clients
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 BEGUN = (
     f"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token_of('eve')}\r\n"
@@ -30,13 +25,6 @@ FLOODS = {
     "replies": b"\x8a\x80\0\0\0\0" * 20_000,
     "parts of a message": b"\x01\x80\0\0\0\0" + b"\0\x80\0\0\0\0" * 20_000,
 }
-
-
-@pytest_asyncio.fixture
-async def live(database_url: str) -> AsyncIterator[LiveService]:
-    """A running service."""
-    async with live_service(database_url) as live:
-        yield live
 
 
 @pytest.mark.parametrize("is_early", [False, True])

@@ -11,7 +11,7 @@ from playwright.async_api import async_playwright
 from stretto.events.close_codes import CloseCode
 from stretto.http.event_streams import SUBPROTOCOL
 from support.api_client import token_of
-from support.live_service import LiveService, live_service, relay_once
+from support.live_service import LiveService, relay_once
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,13 +52,6 @@ SSE = """async ([token, since]) => {
         }
     })();
 }"""
-
-
-@pytest_asyncio.fixture
-async def live(database_url: str) -> AsyncIterator[LiveService]:
-    """A running service."""
-    async with live_service(database_url) as live:
-        yield live
 
 
 @pytest_asyncio.fixture

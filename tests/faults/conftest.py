@@ -14,10 +14,11 @@ from support.service_process import ServiceProcess
 from support.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from support.database import Connection
+    from support.service_process import StartService
 
 
 @pytest_asyncio.fixture
@@ -43,9 +44,7 @@ async def beside(server: OwnServer) -> AsyncIterator[Connection]:
 
 
 @pytest_asyncio.fixture
-async def start_on_server(
-    server: OwnServer,
-) -> AsyncIterator[Callable[..., Awaitable[ServiceProcess]]]:
+async def start_on_server(server: OwnServer) -> AsyncIterator[StartService]:
     """Starts real service processes on that server; settings are keyword arguments."""
     async with AsyncExitStack() as stack:
 
@@ -58,7 +57,7 @@ async def start_on_server(
 
 @pytest_asyncio.fixture
 async def topology(
-    start_service: Callable[..., Awaitable[ServiceProcess]], tmp_path: Path, database_url: str
+    start_service: StartService, tmp_path: Path, database_url: str
 ) -> AsyncIterator[Topology]:
     """Nothing started yet but a NATS of this test alone."""
     async with NatsProcess(tmp_path / "nats") as server, AsyncExitStack() as stack:

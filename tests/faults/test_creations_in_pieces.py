@@ -21,9 +21,9 @@ from support.raw_client import creation, raw_clients
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
 
-    from support.service_process import ServiceProcess
+    from support.service_process import ServiceProcess, StartService
 
 CREATIONS = int(os.environ.get("TEST_CREATIONS", "20"))
 DEADLINE_SECONDS = 100
@@ -57,7 +57,7 @@ def pieces(chance: random.Random, number: int) -> list[bytes]:
 
 @pytest.mark.parametrize("way", ["direct", "haproxy", "nginx"])
 async def test_every_creation_is_answered_however_it_is_cut(
-    way: str, start_service: Callable[..., Awaitable[ServiceProcess]]
+    way: str, start_service: StartService
 ) -> None:
     """Head and body in one to five pieces; none is cut off."""
     chance = random.Random(SEED)

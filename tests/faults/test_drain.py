@@ -17,11 +17,8 @@ from support.raw_client import BODY, creation, creation_head, raw_clients
 from support.service_process import ServiceProcess, apis
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from support.database import Connection
-
-    StartService = Callable[..., Awaitable[ServiceProcess]]
+    from support.service_process import StartService
 
 DEADLINE_SECONDS = 60
 # Longer than any test: what ends sooner was not waited for.

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from support.api_client import Api
     from support.database import Connection
-    from support.service_process import ServiceProcess
+    from support.service_process import StartService
 
-    StartService = Callable[..., Awaitable[ServiceProcess]]
     MakeRoom: TypeAlias = Callable[[], Awaitable[None]]
     FullDisk = Callable[[OwnServer, Connection, AsyncExitStack], Awaitable[MakeRoom]]
 

@@ -14,18 +14,16 @@ import orjson
 import pytest
 
 from stretto.codec import BODY_BYTES_MAX
-from stretto.domain import group_id
 from stretto.http.front.connection import HEAD_BYTES_MAX
 from support.api_client import Api, connected_api, token_of
-from support.raw_client import BODY, RawClients, creation_head, raw_clients
+from support.database import pend
+from support.raw_client import BODY, PING, RawClients, creation_head, raw_clients
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     from support.database import Connection
-    from support.service_process import ServiceProcess
-
-    StartService = Callable[..., Awaitable[ServiceProcess]]
+    from support.service_process import ServiceProcess, StartService
 
 DEADLINE_SECONDS = 60
 IDLE_MAX = 10_000
@@ -34,7 +32,6 @@ FILES_OWN = 500
 HEAD = creation_head(token_of("mallory"), "k")
 LOOKUP = HEAD.replace(b"POST /v1/groups", b"GET /v1/attempts/k") + b"Prefer: wait=30\r\n\r\n"
 SESSION = HEAD.replace(b"POST /v1/groups", b"GET /v1/events") + b"Accept: text/event-stream\r\n\r\n"
-PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 SLOW = {
     "head": b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: ",
     "body": HEAD + b"Content-Length: 200000\r\n\r\n{",
@@ -193,11 +190,7 @@ async def test_who_is_worked_for_is_never_closed_for_a_newcomer(
     start_service: StartService, connection: Connection
 ) -> None:
     """Where all places are taken by such, the newcomer is closed at once."""
-    await connection.execute(
-        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
-           VALUES ($1, 'mallory', 'another body....', $1)""",
-        group_id("mallory", "k"),
-    )
+    await pend(connection, "k", owner="mallory")
     service = await start_service(CONNECTIONS_MAX="10", LEASE_SECONDS="600")
     async with clients_of(service) as (_, raw):
         waiting = [await raw.connect(PING) for _ in range(10)]

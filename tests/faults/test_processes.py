@@ -21,11 +21,8 @@ from support.raw_client import raw_clients
 from support.service_process import ServiceProcess, apis
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from support.database import Connection
-
-    StartService = Callable[..., Awaitable[ServiceProcess]]
+    from support.service_process import StartService
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
 # More than the 128 that a listening socket has by default; no more than Linux had for long.

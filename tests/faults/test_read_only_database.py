@@ -14,12 +14,8 @@ from support.service_process import apis
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from support.database import Connection
-    from support.service_process import ServiceProcess
-
-    StartService = Callable[..., Awaitable[ServiceProcess]]
+    from support.service_process import StartService
 
 DEADLINE_SECONDS = 60
 ROUNDS = 20

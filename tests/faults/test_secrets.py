@@ -13,16 +13,15 @@ import orjson
 
 from stretto.domain import event_id, group_id
 from support.api_client import SECRET, TEAM, Api, connected_api, token_of
+from support.database import pend
 from support.raw_client import raw_clients
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
 
     from support.api_client import Reply
     from support.database import Connection
-    from support.service_process import ServiceProcess
-
-    StartService = Callable[..., Awaitable[ServiceProcess]]
+    from support.service_process import StartService
 
 DEADLINE_SECONDS = 60
 BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -85,11 +84,7 @@ async def test_what_is_anothers_looks_like_what_does_not_exist(
     mine = group_id("alice", KEY)
     created = await api.create(KEY, {"name": NAME, "members": [MEMBER]})
     assert str(mine) == created.json["group_id"]
-    await connection.execute(
-        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
-           VALUES ($1, 'alice', 'another body....', $1)""",
-        group_id("alice", "pending"),
-    )
+    await pend(connection, "pending")
     conversation = created.json["conversation_id"]
     nobodys = UUID(int=7)
     for path, missing in (

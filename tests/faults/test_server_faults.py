@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from chaos.server import OwnServer
     from support.database import Connection
-    from support.service_process import ServiceProcess
+    from support.service_process import StartService
 
-    StartService = Callable[..., Awaitable[ServiceProcess]]
     Crash = Callable[[OwnServer, Connection], Awaitable[None]]
 
 

@@ -11,19 +11,14 @@ import re
 from typing import TYPE_CHECKING
 
 from support.api_client import token_of
-from support.raw_client import BODY, creation, creation_head, raw_clients
+from support.raw_client import BODY, PING, creation, creation_head, raw_clients
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from support.database import Connection
-    from support.service_process import ServiceProcess
-
-    StartService = Callable[..., Awaitable[ServiceProcess]]
+    from support.service_process import StartService
 
 DEADLINE_SECONDS = 60
 HEAD = creation_head(token_of("mallory"), "outer")
-PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 # What would be smuggled: a creation of its own.
 INNER = creation(token_of("mallory"), "inner")
 CHUNKED = b"Transfer-Encoding: chunked\r\n"

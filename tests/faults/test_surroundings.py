@@ -23,12 +23,8 @@ from support.raw_client import creation
 from support.service_process import apis
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from support.database import Connection
-    from support.service_process import ServiceProcess
-
-    StartService = Callable[..., Awaitable[ServiceProcess]]
+    from support.service_process import ServiceProcess, StartService
 
 HOUR, DAY = 3600, 24 * 3600
 HOOK = Path(chaos.__path__[0], "clock_hook")

@@ -20,13 +20,9 @@ from support.database import sound
 from support.service_process import apis
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from chaos.wire_proxy import WireProxy
     from support.database import Connection
-    from support.service_process import ServiceProcess
-
-    StartService = Callable[..., Awaitable[ServiceProcess]]
+    from support.service_process import StartService
 
 # Beyond the deadline of a write, whose connection is cut then.
 DEADLINE_SECONDS = 20

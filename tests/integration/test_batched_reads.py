@@ -14,6 +14,7 @@ from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.connections import Database, Lane
 from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.queries import QUERIES
+from support.database import pend
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -40,13 +41,7 @@ async def test_looks_come_back_in_the_order_of_their_questions(
     component: Component, groups: list[UUID], connection: Connection
 ) -> None:
     """The same one twice, one that is nowhere, and each with its own lease."""
-    pending = group_id(ALICE, "pending")
-    await connection.execute(
-        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, claimed_at)
-           VALUES ($1, 'alice', decode(repeat('00', 16), 'hex'), gen_random_uuid(),
-                   clock_timestamp() - interval '1 minute')""",
-        pending,
-    )
+    pending = await pend(connection, "pending", seconds_ago=60)
     store = PostgresAttemptStore(component.database)
     nowhere = group_id(ALICE, "nowhere")
     wanted = [groups[2], pending, nowhere, groups[0], pending, groups[2]]

@@ -37,6 +37,7 @@ from stretto.observations import CommandHandled
 from stretto.postgres.check import check_database
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
+from support.api_client import TEAM
 from support.nats_process import DEADLINE_SECONDS, OURS, NatsProcess, nats_client, stored
 from support.waiting import until
 
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from stretto.observations import Event
     from support.database import Connection
 
-TEAM = {"name": "Team", "members": ["bob", "carol"]}
 STREAM, SUBJECT, CONSUMER = OURS.command_stream, OURS.command_subject, OURS.command_consumer
 FAST = CommandSettings(workers=4, ack_seconds=0.5, fetch_seconds=0.2)
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,15 +17,13 @@ from stretto.embedded import postgres as embedded
 from stretto.embedded.account import Account, server_account
 from stretto.embedded.lock_file import try_lock
 from stretto.embedded.postgres import EmbeddedError, embedded_postgres
+from support.embedded_servers import FAST, IS_ROOT, ask, running_owner, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from stretto.embedded.place import ServerPlace
 
-IS_ROOT = os.geteuid() == 0
-# Losing data is no risk here, and two cores have more to do.
-FAST = {"fsync": "off", "shared_buffers": "16MB"}
 # Opens the server, says so, and closes it when its input ends.
 OWNER = """
 import asyncio, sys
@@ -55,32 +52,6 @@ asyncio.run(main())
 """
 
 
-def said(line: str) -> None:
-    """Take a notice that no test asks for."""
-
-
-@contextmanager
-def owner_process(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Run another process that owns the server; yield it with the postmaster's pid."""
-    service = Path(embedded.__file__).parents[2]
-    with subprocess.Popen(
-        [sys.executable, "-c", OWNER, data_dir],
-        env={**os.environ, "PYTHONPATH": str(service)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            pid, owned = process.stdout.readline().split()
-            assert owned == "True"
-            yield process, int(pid)
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
 @contextmanager
 def other_program() -> Iterator[subprocess.Popen[bytes]]:
     """Run any program as the server's account."""
@@ -95,15 +66,6 @@ def other_program() -> Iterator[subprocess.Popen[bytes]]:
 def is_running(data_dir: Path) -> bool:
     """Whether a server runs there; its process may stay a while, ended but not reaped."""
     return (data_dir / "postgres/postmaster.pid").exists()
-
-
-async def ask(dsn: str, statement: str) -> object:
-    """Return the first value that a statement yields, over a connection of its own."""
-    connection = await asyncpg.connect(dsn)
-    try:
-        return await connection.fetchval(statement)
-    finally:
-        await connection.close()
 
 
 async def test_database_is_made_durable_and_protected_and_its_data_is_found_again(
@@ -137,7 +99,7 @@ async def test_database_is_made_durable_and_protected_and_its_data_is_found_agai
 
 async def test_server_of_a_killed_owner_is_taken_over_and_stopped(folder: Path) -> None:
     """The next start finds the same postmaster, and is its owner."""
-    with owner_process(folder / "data") as (process, pid):
+    with running_owner(OWNER, folder / "data") as (process, pid):
         process.kill()
         process.wait()
         assert is_running(folder / "data")
@@ -149,7 +111,7 @@ async def test_server_of_a_killed_owner_is_taken_over_and_stopped(folder: Path) 
 
 async def test_second_process_connects_without_owning(folder: Path) -> None:
     """Its end leaves the server running; the owner's end stops it."""
-    with owner_process(folder / "data") as (process, pid):
+    with running_owner(OWNER, folder / "data") as (process, pid):
         async with embedded_postgres(folder / "data", notify=said) as server:
             assert (pid, False) == (server.pid, server.owned)
             assert await ask(server.dsn, "SELECT 1") == 1
@@ -170,7 +132,7 @@ async def test_waiting_process_becomes_owner_when_there_is_none_any_more(
 
 async def test_interrupts_from_the_terminal_still_stop_the_server(folder: Path) -> None:
     """A second interrupt of the whole process group, during the stop, does not end the stop."""
-    with owner_process(folder / "data") as (process, _):
+    with running_owner(OWNER, folder / "data") as (process, _):
         assert process.stdin is not None
         assert process.stdout is not None
         os.killpg(process.pid, signal.SIGINT)

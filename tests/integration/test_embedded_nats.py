@@ -3,11 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nats.errors
@@ -18,11 +14,13 @@ from stretto.embedded import nats as embedded
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.place import find_place
 from stretto.errors import EmbeddedError
+from support.embedded_servers import running_owner
 from support.nats_process import commanded, nats_client
 from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
+
 
 # Opens the server, says so, and closes it when its input ends.
 OWNER = """
@@ -37,27 +35,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@contextmanager
-def owner_process(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Run another process that owns the server; yield it with the server's pid."""
-    service = Path(embedded.__file__).parents[2]
-    with subprocess.Popen(
-        [sys.executable, "-c", OWNER, data_dir],
-        env={**os.environ, "PYTHONPATH": str(service)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            pid, owned = process.stdout.readline().split()
-            assert owned == "True"
-            yield process, int(pid)
-        finally:
-            if process.poll() is None:
-                process.kill()
 
 
 def is_running(data_dir: Path) -> bool:
@@ -94,7 +71,7 @@ async def test_server_is_protected_and_its_streams_are_found_again(tmp_path: Pat
 
 async def test_server_of_a_killed_owner_is_taken_over_and_stopped(tmp_path: Path) -> None:
     """The next start finds the same process, and is its owner."""
-    with owner_process(tmp_path) as (process, pid):
+    with running_owner(OWNER, tmp_path) as (process, pid):
         process.kill()
         process.wait()
         assert is_running(tmp_path)
@@ -106,7 +83,7 @@ async def test_server_of_a_killed_owner_is_taken_over_and_stopped(tmp_path: Path
 
 async def test_second_process_connects_without_owning(tmp_path: Path) -> None:
     """Its end leaves the server running; the owner's end stops it."""
-    with owner_process(tmp_path) as (process, pid):
+    with running_owner(OWNER, tmp_path) as (process, pid):
         async with embedded_nats(tmp_path) as server:
             assert (pid, False) == (server.pid, server.owned)
         assert is_running(tmp_path)

@@ -6,19 +6,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import asyncpg
 import pytest
 
 from stretto.embedded import place as embedded_place
 from stretto.embedded.account import server_account
 from stretto.embedded.postgres import EmbeddedError, embedded_postgres
+from support.embedded_servers import FAST, IS_ROOT, ask, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-IS_ROOT = os.geteuid() == 0
-# Losing data is no risk here, and two cores have more to do.
-FAST = {"fsync": "off", "shared_buffers": "16MB"}
 
 
 @pytest.fixture
@@ -60,25 +56,12 @@ def closed_wheel(folder: Path, places: Path, monkeypatch: pytest.MonkeyPatch) ->
     os.umask(mask)
 
 
-def said(line: str) -> None:
-    """Take a notice that no test asks for."""
-
-
 def contents(folder: Path) -> dict[str, tuple[int, int, int]]:
     """Everything that a touch would change: names, modes, owners, times."""
     return {
         str(path): (path.lstat().st_mode, path.lstat().st_uid, path.lstat().st_mtime_ns)
         for path in (folder, *folder.rglob("*"))
     }
-
-
-async def answer(dsn: str) -> object:
-    """Return 1, if there is a server."""
-    connection = await asyncpg.connect(dsn)
-    try:
-        return await connection.fetchval("SELECT 1")
-    finally:
-        await connection.close()
 
 
 @pytest.mark.parametrize("name", ["photo.jpg", "PG_VERSION", "postgres/PG_VERSION"])
@@ -112,7 +95,7 @@ async def test_server_of_a_closed_folder_has_a_private_place_under_root(
     for _ in range(2):
         data_dir = closed_folder / "data"
         async with embedded_postgres(data_dir, notify=notices.append, settings=FAST) as server:
-            assert await answer(server.dsn) == 1
+            assert await ask(server.dsn) == 1
     if not IS_ROOT:
         assert (data_dir, []) == (server.data_dir, notices)
         return
@@ -141,7 +124,7 @@ async def test_programs_of_a_closed_wheel_are_copied_under_root_and_stay_roots(
         return
     for _ in range(2):
         async with embedded_postgres(folder / "data", notify=said, settings=FAST) as server:
-            assert await answer(server.dsn) == 1
+            assert await ask(server.dsn) == 1
         assert server.bin_dir.is_relative_to(places)
         assert (server.bin_dir / "psql").stat().st_uid == 0
         assert folder / "data" == server.data_dir

@@ -6,13 +6,13 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
-from stretto.domain import event_id, group_id
 from stretto.events.outbox import RefusalLimits
 from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.postgres.connections import Database
 from stretto.postgres.outbox import PostgresOutboxStore
 from support.api_client import Api, connected_api, token_of
 from support.command_process import stretto
+from support.database import commit_group_event
 from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
@@ -37,16 +37,7 @@ class RefusingBus:
 
 async def bury(database_url: str, connection: Connection, keys: Sequence[str]) -> list[UUID]:
     """Have the events of alice's groups die; return their ids in the order of their making."""
-    ids = []
-    for key in keys:
-        id_ = group_id("alice", key)
-        ids.append(event_id(id_))
-        await connection.execute(
-            """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-               VALUES ($1, 'group.created', $2, '{alice,bob}', '{}')""",
-            ids[-1],
-            id_,
-        )
+    ids = [await commit_group_event(connection, key) for key in keys]
     settings = RelaySettings(refusal=RefusalLimits(tries_max=1))
     async with Database(database_url) as database:
         relay = OutboxRelay(PostgresOutboxStore(database), RefusingBus(), lambda _: None, settings)

@@ -21,10 +21,10 @@ from stretto.webhook.rules import parse_secrets, sign
 from support.api_client import SECRET, TEAM, connected_api, token_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     from support.database import Connection
-    from support.service_process import ServiceProcess
+    from support.service_process import StartService
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 DEADLINE_SECONDS: Final = 30
@@ -111,9 +111,7 @@ async def test_counter_counts_each_group_once_although_events_come_twice(
         )
 
 
-async def test_client_creates_once_and_is_refused_another_body(
-    start_service: Callable[..., Awaitable[ServiceProcess]],
-) -> None:
+async def test_client_creates_once_and_is_refused_another_body(start_service: StartService) -> None:
     """Against a real service process."""
     service = await start_service()
     first, second, refusal = await output_of("client.py", service.url, token_of("alice"))
@@ -123,7 +121,7 @@ async def test_client_creates_once_and_is_refused_another_body(
 
 
 async def test_webhook_takes_what_is_signed_and_nothing_else(
-    start_service: Callable[..., Awaitable[ServiceProcess]], unused_tcp_port: int
+    start_service: StartService, unused_tcp_port: int
 ) -> None:
     """From a real service; what was changed on its way is refused."""
     secrets = [f"whsec_{base64.b64encode(bytes([n]) * 32).decode()}" for n in (1, 2)]

@@ -28,7 +28,7 @@ from stretto.http import event_streams, problems, service
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
 from support.api_client import SECRET, token_of
-from support.database import connect
+from support.database import connect, pend
 from support.raw_client import creation, creation_head
 from support.socket_client import SocketClient
 from support.waiting import until
@@ -312,13 +312,8 @@ async def running_world(database_url: str, *, has_hook: bool) -> AsyncIterator[W
     async with serving(app, host="127.0.0.1", port=0) as port:
         connection = await connect(database_url)
         await connection.execute(FAULTS)
-        alice = UserId("alice")
-        await connection.execute(
-            "INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)"
-            " VALUES ($1, $2, $3, $4)",
-            *(group_id(alice, PENDING_KEY), alice),
-            *(NewGroup.parse(alice, {"name": "Team"}).fingerprint(), uuid4()),
-        )
+        body = NewGroup.parse(UserId("alice"), {"name": "Team"})
+        await pend(connection, PENDING_KEY, body.fingerprint())
         await connection.close()
         world = World(app, port, await SocketClient().connect(port), count())
         assert 201 == await world.kept.ask(creation(TOKEN, "same", b'{"name": "Team"}'))

@@ -18,12 +18,10 @@ from stretto.domain import group_id
 from support.api_client import token_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
 
     from support.database import Connection
-    from support.service_process import ServiceProcess
-
-    StartService = Callable[..., Awaitable[ServiceProcess]]
+    from support.service_process import ServiceProcess, StartService
 
 LOADTESTS: Final = Path(__file__).parents[2] / "loadtests"
 GROUP: Final = str(group_id("alice", "k"))

@@ -10,10 +10,11 @@ import pytest
 from stretto.assembly import ComponentSettings, open_component
 from stretto.creation.attempt import AnswerStatus, AttemptStatus
 from stretto.creation.creator import Answer, CreatorSettings
-from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
+from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import AttemptFailed, DatabaseUnavailable
 from stretto.observations import BatchWritten, ConnectionLost, WriteTrouble
 from stretto.postgres.queries import QUERIES
+from support.database import pend
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,12 +103,7 @@ async def test_a_claim_that_another_backend_has_not_committed_holds_up_no_other(
     held = IdempotencyKey("held")
     async with open_component(database_url, settings=ONE_WRITER) as component:
         async with connection.transaction():
-            await connection.execute(
-                """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
-                   VALUES ($1, 'alice', $2, gen_random_uuid())""",
-                group_id(ALICE, held),
-                TEAM.fingerprint(),
-            )
+            await pend(connection, held, TEAM.fingerprint())
             following = asyncio.ensure_future(component.creator.create(held, TEAM))
             free = await created(component, keys("free", 8))
             assert {AnswerStatus.CREATED} == {answer.status for answer in free}
@@ -127,13 +123,7 @@ async def test_claims_that_are_never_committed_hold_up_a_batch_once(
         connection.transaction(),
     ):
         for key in held:
-            await connection.execute(
-                """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
-                       VALUES ($1, $2, $3, gen_random_uuid())""",
-                group_id(ALICE, key),
-                ALICE,
-                TEAM.fingerprint(),
-            )
+            await pend(connection, key, TEAM.fingerprint())
         waiting = asyncio.ensure_future(created(component, held))
         for wave in range(3):
             answers = await created(component, keys(f"free{wave}-", 8))

@@ -13,6 +13,7 @@ from stretto.postgres.attempts import PostgresWriteStore
 from stretto.postgres.connections import READ_ONLY, Database, Lane
 from stretto.postgres.migrate import grant
 from stretto.postgres.readiness import PROBE_SECONDS, Readiness
+from support.clock import Clock
 from support.database import END_OURS, set_read_only
 from support.pgbouncer import give_settings, reconnect, running_pgbouncer, url_through
 
@@ -20,15 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from support.database import Connection
-
-
-class Clock:
-    """Stands still unless it is set."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @asynccontextmanager

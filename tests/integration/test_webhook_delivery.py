@@ -33,14 +33,14 @@ from support.waiting import until
 from support.webhook_receiver import receiving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from uuid import UUID
 
     from stretto.events.event import CommittedEvent
     from stretto.observations import Event
     from stretto.postgres.connections import Database
     from support.database import Connection
-    from support.service_process import ServiceProcess
+    from support.service_process import StartService
     from support.webhook_receiver import Receiver
 
 SECRETS = (b"a secret of an endpoint, long", b"the secret that is to follow it")
@@ -478,7 +478,7 @@ async def test_the_gauges_say_how_far_relay_and_webhook_are_behind(
 
 
 async def test_a_service_says_at_its_start_that_its_webhook_is_not_called(
-    start_service: Callable[..., Awaitable[ServiceProcess]],
+    start_service: StartService,
     database_url: str,
     receiver: Receiver,
 ) -> None:

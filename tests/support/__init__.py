@@ -1,4 +1,4 @@
-"""What several folders of tests share. A part that one folder uses lies in that folder.
+"""What more than one file of tests uses, by what it is about.
 
 | a service under test | |
 |---|---|
@@ -16,11 +16,13 @@
 | what a service stands on or behind | |
 |---|---|
 | `database` | a database of one test, what a test does to it, and what it sees there |
+| `embedded_servers` | processes that own an embedded server, and quick settings |
 | `nats_process` | a real nats-server, and a client of it |
 | `pgbouncer` | a real PgBouncer in transaction mode |
 | `proxies` | real reverse proxies: haproxy and nginx |
 | `frozen_server` | a connection to a server that can be frozen |
 | `webhook_receiver` | a webhook's endpoint |
+| `issuer` | an issuer that publishes its keys, and tokens signed with them |
 | `full_pipe` | a pipe that has no room left |
 
 | stores | |
@@ -29,8 +31,9 @@
 | `both_stores` | one view of the stores in memory and of PostgreSQL's |
 | `hooked_stores` | writers' stores whose leads run a hook |
 
-| looking and waiting | |
+| time, log and waiting | |
 |---|---|
+| `clock` | a clock that stands still unless a test sets it |
 | `logged_events` | what a service's log says of an observation |
 | `waiting` | bounded waits for what nothing signals |
 """

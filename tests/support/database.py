@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
+from stretto.domain import event_id, group_id
 from stretto.postgres.check import check_database
 from support.waiting import until
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 # Names carry the process that distributes the tests: two runs at once do not meet.
 RUN = f"test_{os.environ.setdefault('TEST_RUN', str(os.getpid()))}"
 TEMPLATE = f"{RUN}_template"
+# The fingerprint of a body that no test sends.
+ANOTHER_BODY = b"another body...."
 # The writer whose lead `writes_held_up` holds up.
 LEADER = """SELECT pid FROM pg_stat_activity
             WHERE datname = current_database() AND application_name = 'stretto'
@@ -75,14 +78,45 @@ async def commit_event(
     connection: Connection, recipients: tuple[str, ...] = ("alice", "bob")
 ) -> uuid.UUID:
     """Commit an event, in the transaction that is open or in one of its own; return its id."""
-    event_id = uuid.uuid4()
+    id_ = uuid.uuid4()
     await connection.execute(
         """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
            VALUES ($1, 'group.created', $1, $2, '{"name": "Team"}')""",
-        event_id,
+        id_,
         recipients,
     )
-    return event_id
+    return id_
+
+
+async def commit_group_event(connection: Connection, key: str) -> uuid.UUID:
+    """Commit the event of a group of alice's, and not the group; return the event's id."""
+    id_ = group_id("alice", key)
+    await connection.execute(
+        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
+           VALUES ($1, 'group.created', $2, '{alice,bob}', '{}')""",
+        event_id(id_),
+        id_,
+    )
+    return event_id(id_)
+
+
+async def pend(
+    connection: Connection,
+    key: str,
+    fingerprint: bytes = ANOTHER_BODY,
+    *,
+    owner: str = "alice",
+    seconds_ago: float = 0,
+) -> uuid.UUID:
+    """Leave a pending attempt behind, as a leader that died does; return the id of its group."""
+    id_ = group_id(owner, key)
+    await connection.execute(
+        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, claimed_at)
+           VALUES ($1, $2, $3, gen_random_uuid(),
+                   clock_timestamp() - make_interval(secs => $4))""",
+        *(id_, owner, fingerprint, seconds_ago),
+    )
+    return id_
 
 
 async def lock_waiters(connection: Connection, count: int) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 BODY = b'{"name": "Team"}'
+PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def creation_head(token: str, key: str) -> bytes:

@@ -14,9 +14,12 @@ import orjson
 from support.api_client import SECRET, connected_api
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from typing import TypeAlias
 
     from support.api_client import Api
+
+    StartService: TypeAlias = Callable[..., Awaitable["ServiceProcess"]]
 
 STOP_SECONDS = 15
 

@@ -18,13 +18,11 @@ from support.nats_process import OURS, nats_client, stored
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable
 
     from support.database import Connection
     from support.nats_process import NatsProcess
-    from support.service_process import ServiceProcess
-
-    StartService = Callable[..., Awaitable[ServiceProcess]]
+    from support.service_process import ServiceProcess, StartService
 
 DEADLINE_SECONDS = 60
 MEMBERS = ["bob", "carol", "dave", "erin"]

@@ -22,6 +22,7 @@ from stretto.domain import NewGroup, UserId
 from stretto.errors import Failure, HookError, Locked, Refused, StoreError, Transient, Unreachable
 from stretto.observations import Event, OwnerPaused, OwnerResumed
 from stretto.runtime.mailbox import Mailbox
+from support.clock import Clock
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,16 +37,6 @@ def write(owner: UserId, number: int) -> Write:
     return Write(
         UUID(int=number), uuid4(), uuid4(), NewGroup.parse(owner, {"name": "T"}), b"f" * 16, False
     )
-
-
-class Clock:
-    """Seconds that pass when the store says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class CostlyStore:

@@ -21,6 +21,7 @@ from stretto.events.outgoing import OutgoingEvent
 from stretto.events.positions import Origin, Position
 from stretto.observations import EventDelivered, SessionEnded
 from stretto.runtime.runner import Runner
+from support.clock import Clock
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -51,15 +52,6 @@ def test_sessions_that_have_missed_events_are_sent_to_resume(told: list[Event]) 
         assert CloseCode.EVENTS_MISSED == first.close_code == second.close_code
     with hub.session(ALICE, math.inf) as again:
         assert again.close_code is None
-
-
-class Clock:
-    """A clock of the test's own."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -25,11 +25,10 @@ from stretto.http.tokens.authenticator import (
     make_token,
 )
 from stretto.http.tokens.jwks import TokenKey
+from support.issuer import EC_KEY, RSA_KEY
 
 SECRET = "a secret for tests that is long enough"
 NOW = 1_800_000_000
-RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-EC_KEY = ec.generate_private_key(ec.SECP256R1())
 ED_KEY = ed25519.Ed25519PrivateKey.generate()
 VERIFIES_NOTHING = TokenKey("HS256", b"a key that verifies nothing any more")
 

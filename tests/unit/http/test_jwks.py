@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jwt
 import pytest
 import pytest_asyncio
-from aiohttp import web
-from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
 from stretto.errors import Overloaded, Unauthenticated
-from stretto.http.tokens.authenticator import Authenticator, TokenSettings
 from stretto.http.tokens.jwks import (
     COOL_DOWN_SECONDS,
     DOCUMENT_BYTES_MAX,
@@ -21,63 +17,25 @@ from stretto.http.tokens.jwks import (
     STALE_SECONDS,
 )
 from stretto.telemetry.logs import flush_log
+from support.issuer import NEW, OLD, RSA_KEY, Issuer, bearer, published
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-OLD, NEW = ed25519.Ed25519PrivateKey.generate(), ed25519.Ed25519PrivateKey.generate()
-RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-
-
-def published(key: Any, kid: str, **more: str) -> dict[str, Any]:
-    """Return a key as its issuer publishes it."""
-    algorithm = jwt.get_algorithm_by_name("RS256" if key is RSA else "EdDSA")
-    return {**algorithm.to_jwk(key.public_key(), as_dict=True), "kid": kid, **more}
-
-
-def bearer(key: Any, kid: str | None) -> str:
-    """Return alice's token."""
-    headers = {} if kid is None else {"kid": kid}
-    algorithm = "RS256" if key is RSA else "EdDSA"
-    return "Bearer " + jwt.encode({"sub": "alice"}, key, algorithm, headers=headers)
-
-
-class Issuer:
-    """Publishes keys, counts who asks, and goes away on command."""
-
-    def __init__(self) -> None:
-        self.keys: list[dict[str, Any]] = [published(OLD, "old")]
-        self.asked = 0
-        self.status = 200
-        self.padding = ""
-        self.now = 0.0
-
-    async def answer(self, _: web.Request) -> web.Response:
-        self.asked += 1
-        return web.json_response({"keys": self.keys, "padding": self.padding}, status=self.status)
+    from stretto.http.tokens.authenticator import Authenticator
 
 
 @pytest.fixture
 def issuer() -> Issuer:
     """An issuer with one key."""
-    return Issuer()
+    return Issuer("old")
 
 
 @pytest_asyncio.fixture
 async def known(issuer: Issuer) -> AsyncIterator[Authenticator]:
     """An authenticator that asks the issuer, on the issuer's clock."""
-    app = web.Application()
-    app.router.add_get("/keys", issuer.answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
-    try:
-        settings = TokenSettings(jwks_url=url)
-        async with Authenticator(settings, monotonic_seconds=lambda: issuer.now) as known:
-            yield known
-    finally:
-        await runner.cleanup()
+    async with issuer.authenticator() as known:
+        yield known
 
 
 async def test_keys_are_fetched_once_for_everybody(known: Authenticator, issuer: Issuer) -> None:
@@ -104,7 +62,7 @@ async def test_a_new_key_is_found_and_garbage_does_not_hammer(
 ) -> None:
     """An unknown id makes us look again, at most once per cool-down."""
     await known.owner(bearer(OLD, "old"))
-    issuer.keys.append(published(NEW, "new"))
+    issuer.keys.append(published(NEW, kid="new"))
     for _ in range(20):
         with pytest.raises(Overloaded):
             await known.owner(bearer(NEW, "new"))
@@ -120,7 +78,7 @@ async def test_a_withdrawn_key_counts_no_longer_once_that_is_known(
     """Nor does what was verified with it."""
     token = bearer(OLD, "old")
     await known.owner(token)
-    issuer.keys = [published(NEW, "new")]
+    issuer.keys = [published(NEW, kid="new")]
     issuer.now += COOL_DOWN_SECONDS
     await known.owner(bearer(NEW, "new"))
     with pytest.raises(Unauthenticated):
@@ -180,12 +138,12 @@ async def test_only_usable_keys_are_taken(known: Authenticator, issuer: Issuer) 
     issuer.keys = [
         {"kty": "oct", "kid": "secret", "k": "AAAA", "alg": "HS256"},
         {"kty": "OKP", "kid": "broken", "crv": "Ed25519", "x": "!"},
-        published(NEW, "encryption", use="enc"),
-        published(RSA, "good"),
+        published(NEW, kid="encryption", use="enc"),
+        published(RSA_KEY, kid="good"),
     ]
-    assert await known.owner(bearer(RSA, "good")) == "alice"
+    assert await known.owner(bearer(RSA_KEY, "good")) == "alice"
     # The only usable key also serves tokens that name none.
-    assert await known.owner(bearer(RSA, None)) == "alice"
+    assert await known.owner(bearer(RSA_KEY, None)) == "alice"
     for kid in ("secret", "broken", "encryption"):
         issuer.now += LOOK_AGAIN_SECONDS
         with pytest.raises(Unauthenticated):
@@ -194,13 +152,13 @@ async def test_only_usable_keys_are_taken(known: Authenticator, issuer: Issuer) 
 
 async def test_a_token_must_name_one_of_several_keys(known: Authenticator, issuer: Issuer) -> None:
     """Guessing is not verifying."""
-    issuer.keys.append(published(NEW, "new"))
+    issuer.keys.append(published(NEW, kid="new"))
     with pytest.raises(Unauthenticated):
         await known.owner(bearer(OLD, None))
 
 
 async def test_a_tokens_algorithm_is_its_keys(known: Authenticator, issuer: Issuer) -> None:
     """A key of one kind verifies no signature of another."""
-    issuer.keys = [published(OLD, "old"), published(RSA, "rsa")]
+    issuer.keys = [published(OLD, kid="old"), published(RSA_KEY, kid="rsa")]
     with pytest.raises(Unauthenticated):
         await known.owner(bearer(OLD, "rsa"))

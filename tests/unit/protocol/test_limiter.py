@@ -8,18 +8,9 @@ from stretto.creation import limiter as limiter_module
 from stretto.creation.limiter import OwnerLimiter
 from stretto.domain import UserId
 from stretto.errors import RateLimited
+from support.clock import Clock
 
 ALICE, BOB, CAROL = map(UserId, ("alice", "bob", "carol"))
-
-
-class Clock:
-    """Shows what it is set to."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 def admitted(limiter: OwnerLimiter, owner: UserId, tries: int) -> int:
@@ -36,23 +27,23 @@ def admitted(limiter: OwnerLimiter, owner: UserId, tries: int) -> int:
 
 def test_a_long_absence_earns_no_more_than_one_burst() -> None:
     """A second's worth, however long the owner was away."""
-    clock = Clock()
+    clock = Clock(0)
     limiter = OwnerLimiter(3, clock)
     assert 3 == admitted(limiter, ALICE, 10)
-    clock.seconds = 3600
+    clock.now = 3600
     assert 3 == admitted(limiter, ALICE, 10)
 
 
 def test_a_rate_below_one_a_second_admits_one_after_its_pause() -> None:
     """And says how long that is."""
-    clock = Clock()
+    clock = Clock(0)
     limiter = OwnerLimiter(0.1, clock)
     assert 1 == admitted(limiter, ALICE, 3)
-    clock.seconds = 4
+    clock.now = 4
     with pytest.raises(RateLimited) as limited:
         limiter.admit(ALICE)
     assert 6 == limited.value.retry_after_seconds
-    clock.seconds = 10
+    clock.now = 10
     limiter.admit(ALICE)
 
 
@@ -61,7 +52,7 @@ def test_the_owner_that_was_not_seen_for_longest_is_forgotten(
 ) -> None:
     """Others keep what they have used up."""
     monkeypatch.setattr(limiter_module, "OWNERS_MAX", 2)
-    limiter = OwnerLimiter(1, Clock())
+    limiter = OwnerLimiter(1, Clock(0))
     limiter.admit(ALICE)
     limiter.admit(BOB)
     assert 0 == admitted(limiter, ALICE, 1)  # seen later than bob now
@@ -73,6 +64,6 @@ def test_the_owner_that_was_not_seen_for_longest_is_forgotten(
 
 def test_a_rate_of_nothing_is_no_limit() -> None:
     """And remembers no owner."""
-    limiter = OwnerLimiter(0, Clock())
+    limiter = OwnerLimiter(0, Clock(0))
     assert 100 == admitted(limiter, ALICE, 100)
     assert 0 == len(limiter._buckets)
