@@ -1,0 +1,399 @@
+"""GroupCreator, its follower and the look-up, with a real writer, on stores in memory.
+
+What only a real database can show is in `tests/integration`; that the stores do the same, in
+`tests/contract`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from stretto.codec import parse_json
+from stretto.creation.attempt import AnswerStatus, AttemptStatus
+from stretto.creation.creator import CreatorSettings, GroupCreator
+from stretto.creation.lookup import AttemptLookup
+from stretto.creation.writer import GroupWriter
+from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
+from stretto.errors import (
+    AttemptPending,
+    Failure,
+    KeyReused,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    RateLimited,
+    Unreachable,
+)
+from stretto.observations import GuaranteeBroken
+from stretto.runtime.mailbox import Mailbox
+from stretto.runtime.runner import Run
+from support.memory_store.database import MemoryDatabase
+from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore
+from support.memory_store.tables import AttemptRow
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from contextlib import AbstractContextManager
+    from uuid import UUID
+
+    from stretto.creation.ports import Write, WriteResult
+    from stretto.observations import Event
+    from support.memory_store.database import Statement
+
+ALICE = UserId("alice")
+KEY, ANOTHER = IdempotencyKey("k"), IdempotencyKey("another")
+ID = group_id(ALICE, KEY)
+TEAM = NewGroup.parse(ALICE, {"name": "Team", "members": ["bob"]})
+OTHER = NewGroup.parse(ALICE, {"name": "Other"})
+SETTINGS = CreatorSettings(lease_seconds=5.0)
+
+
+class World:
+    """A database whose clock moves while a follower pauses, and what was observed."""
+
+    def __init__(self) -> None:
+        self.database = MemoryDatabase()
+        self.attempts = MemoryAttemptStore(self.database)
+        self.lookup = AttemptLookup(self.attempts, SETTINGS.lease_seconds, self.pause)
+        self.events: list[Event] = []
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    @asynccontextmanager
+    async def running(
+        self,
+        settings: CreatorSettings = SETTINGS,
+        store: type[MemoryWriteStore] = MemoryWriteStore,
+        *,
+        batch_max: int = 100,
+        mailbox_max: int = 100,
+    ) -> AsyncIterator[GroupCreator]:
+        """Run a creator and its writer."""
+        mailbox: Mailbox[Write, WriteResult] = Mailbox(mailbox_max)
+        observe = self.events.append
+        creator = GroupCreator(mailbox, self.attempts, settings, observe, self.pause)
+        stored = store(self.database, creator.forget)
+        writer = GroupWriter(mailbox, stored, observe, batch_max=batch_max)
+        turns = asyncio.create_task(Run(writer, observe).turns(), name="writer")
+        try:
+            async with creator:
+                yield creator
+        finally:
+            turns.cancel()
+            await asyncio.wait([turns])
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for the test, and let the time pass at once."""
+        await self.goes_on.wait()
+        self.database.pass_time(seconds)
+        await asyncio.sleep(0)
+
+    def put(self, status: AttemptStatus, seconds_ago: float = 0) -> None:
+        """Have an attempt of TEAM in the database, pending as a leader that died leaves it."""
+        since = self.database.now - timedelta(seconds=seconds_ago)
+        row = AttemptRow(TEAM.fingerprint(), uuid4(), since, status)
+        if status is AttemptStatus.FAILED:
+            row = replace(row, failure=Failure("x", "y"), settled_at=since)
+        self.database.put_attempt(ID, row)
+
+    def lose_attempt(self) -> None:
+        """Delete the attempt's record."""
+        self.database.put_attempt(ID, None)
+
+    def status(self) -> AttemptStatus:
+        """Return what the attempt's record says."""
+        return self.database.committed.attempts[ID].status
+
+    def counts(self) -> tuple[int, ...]:
+        """Return how many attempts and groups there are."""
+        return self.database.committed.counts()[:2]
+
+    def leads_held_up(self, key: IdempotencyKey = KEY) -> AbstractContextManager[None]:
+        """Let the claim of a key through, and have its lead wait."""
+        return self.database.holding(group_id(ALICE, key))
+
+    async def lead_waits(self) -> None:
+        """Wait until a lead is held up."""
+        await until(lambda: self.database.is_anybody_blocked)
+
+
+@pytest.fixture
+async def world() -> World:
+    """A database with nothing in it."""
+    return World()
+
+
+@pytest.fixture
+async def creator(world: World) -> AsyncIterator[GroupCreator]:
+    """A creator that runs."""
+    async with world.running() as creator:
+        yield creator
+
+
+async def test_a_settled_attempt_is_answered_from_memory(
+    world: World, creator: GroupCreator
+) -> None:
+    """The database is not asked for what is known."""
+    first = await creator.create(KEY, TEAM)
+
+    def refuse(statement: Statement) -> None:
+        statement.fail(Unreachable("it is asked"))
+
+    world.database.submitted = refuse
+    again = await creator.create(KEY, TEAM)
+    assert (first.group, AnswerStatus.REPLAYED) == (again.group, again.status)
+
+
+async def test_a_repeated_body_is_answered_without_being_read(
+    creator: GroupCreator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the very bytes of the same owner's request; any other spelling is read for its meaning."""
+    body = b'{"name":"Team","members":["bob"]}'
+    first = await creator.create_from(ALICE, KEY, body)
+    assert AnswerStatus.CREATED is first.status
+    respelled = await creator.create_from(ALICE, KEY, body.replace(b":", b" : "))
+    assert first.document == respelled.document
+    read: list[bytes] = []
+
+    def note(body: bytes) -> object:
+        read.append(body)
+        return parse_json(body)
+
+    monkeypatch.setattr("stretto.creation.creator.parse_json", note)
+    again = await creator.create_from(ALICE, KEY, body)
+    assert (first.document, AnswerStatus.REPLAYED) == (again.document, again.status)
+    assert not read
+    with pytest.raises(KeyReused):
+        await creator.create_from(ALICE, KEY, b'{"name":"Other"}')
+    assert AnswerStatus.CREATED is (await creator.create_from(UserId("bob"), KEY, body)).status
+    creator.forget()
+    assert first.document == (await creator.create_from(ALICE, KEY, body)).document
+    assert 3 == len(read)
+
+
+@pytest.mark.parametrize("has_attempt", [True, False])
+async def test_a_group_whose_attempt_is_open_or_gone_is_healed(
+    has_attempt: bool, world: World, creator: GroupCreator
+) -> None:
+    """The domain rows are the truth."""
+    first = await creator.create(KEY, TEAM)
+    world.lose_attempt()
+    if has_attempt:
+        world.put(AttemptStatus.PENDING)
+    creator.forget()
+    again = await creator.create(KEY, TEAM)
+    assert (first.group, AnswerStatus.HEALED) == (again.group, again.status)
+    assert AttemptStatus.SUCCEEDED is world.status()
+
+
+async def test_another_body_is_refused_even_after_the_attempt_was_deleted(
+    world: World, creator: GroupCreator
+) -> None:
+    """And leaves nothing behind that would shut out the first body."""
+    await creator.create(KEY, TEAM)
+    with pytest.raises(KeyReused):
+        await creator.create(KEY, OTHER)
+    world.lose_attempt()
+    creator.forget()
+    with pytest.raises(KeyReused):
+        await creator.create(KEY, OTHER)
+    assert (0, 1) == world.counts()
+    assert (await creator.create(KEY, TEAM)).status is AnswerStatus.HEALED
+
+
+async def test_two_bodies_at_once_make_one_group_and_one_refusal(
+    world: World, creator: GroupCreator
+) -> None:
+    """The first of them owns the key."""
+    results = await asyncio.gather(
+        creator.create(KEY, TEAM),
+        creator.create(KEY, OTHER),
+        creator.create(KEY, TEAM),
+        return_exceptions=True,
+    )
+    assert [False, True, False] == [isinstance(result, KeyReused) for result in results]
+    assert (1, 1) == world.counts()
+
+
+async def test_a_dead_leaders_attempt_is_recovered_after_its_lease(
+    world: World, creator: GroupCreator
+) -> None:
+    """The next request with the key finishes it; nothing else is needed."""
+    world.put(AttemptStatus.PENDING, seconds_ago=60)
+    assert AnswerStatus.RECOVERED is (await creator.create(KEY, TEAM)).status
+    assert (1, 1) == world.counts()
+
+
+async def test_a_request_waits_for_the_lease_and_then_recovers(
+    world: World, creator: GroupCreator
+) -> None:
+    """Its own wait is longer than the lease, so it is answered, not sent away."""
+    world.put(AttemptStatus.PENDING)
+    began = world.database.now
+    assert AnswerStatus.RECOVERED is (await creator.create(KEY, TEAM)).status
+    assert timedelta(seconds=SETTINGS.lease_seconds) <= world.database.now - began
+
+
+async def test_a_pending_attempt_is_told_when_the_wait_is_over(
+    world: World, creator: GroupCreator
+) -> None:
+    """409, and no write of this request's is left on its way."""
+    world.put(AttemptStatus.PENDING)
+    with pytest.raises(AttemptPending):
+        await creator.create(KEY, TEAM, wait_seconds=0)
+    assert AttemptStatus.PENDING is (await world.lookup.look_up(ALICE, KEY, 0)).status
+
+
+async def test_a_pending_attempt_delays_only_its_own_key(
+    world: World, creator: GroupCreator
+) -> None:
+    """G6: others are created meanwhile."""
+    world.put(AttemptStatus.PENDING)
+    world.goes_on.clear()
+    waiting = asyncio.ensure_future(creator.create(KEY, TEAM))
+    assert AnswerStatus.CREATED is (await creator.create(ANOTHER, TEAM)).status
+    assert not waiting.done()
+    world.goes_on.set()
+    assert AnswerStatus.RECOVERED is (await waiting).status
+
+
+async def test_a_request_that_is_given_up_is_finished_all_the_same(
+    world: World, creator: GroupCreator
+) -> None:
+    """The client has gone, its group comes; the retry finds it."""
+    with world.leads_held_up():
+        request = asyncio.ensure_future(creator.create(KEY, TEAM))
+        await world.lead_waits()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+    assert AnswerStatus.REPLAYED is (await creator.create(KEY, TEAM)).status
+    assert (1, 1) == world.counts()
+
+
+async def test_a_failed_attempt_with_a_group_is_loud(world: World, creator: GroupCreator) -> None:
+    """G4 is broken: the client gets its group, the operator an alarm."""
+    first = await creator.create(KEY, TEAM)
+    world.put(AttemptStatus.FAILED)
+    creator.forget()
+    assert first.group == (await creator.create(KEY, TEAM)).group
+    assert GuaranteeBroken(first.group.group_id) in world.events
+
+
+async def test_a_commit_whose_acknowledgement_is_lost_is_found(world: World) -> None:
+    """The write is committed, its answer never comes: created all the same, and once."""
+    losses = [1, 2]
+
+    class LossyStore(MemoryWriteStore):
+        async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+            led = await super().lead(writes, is_hasty=is_hasty)
+            if losses:
+                losses.pop()
+                raise OutcomeUnknown("the answer was lost")
+            return led
+
+    async with world.running(store=LossyStore) as creator:
+        assert AnswerStatus.CREATED is (await creator.create(KEY, TEAM)).status
+    assert (1, 1) == world.counts()
+    assert [] == losses
+
+
+async def test_a_full_mailbox_sheds_before_the_claim(world: World) -> None:
+    """503 at once, and no row of the shed requests (G7)."""
+    keys = [IdempotencyKey(f"k{number}") for number in range(5)]
+    async with world.running(batch_max=1, mailbox_max=1) as creator:
+        with ExitStack() as held:
+            for key in keys:
+                held.enter_context(world.leads_held_up(key))
+            requests = [asyncio.ensure_future(creator.create(key, TEAM)) for key in keys]
+            done, _ = await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+            assert all(isinstance(request.exception(), Overloaded) for request in done)
+        results = await asyncio.gather(*requests, return_exceptions=True)
+    created = sum(not isinstance(result, Overloaded) for result in results)
+    assert created < 5
+    assert (created, created) == world.counts()
+
+
+async def test_a_limited_owner_claims_nothing(world: World) -> None:
+    """Replays are not limited: only new attempts are."""
+    async with world.running(CreatorSettings(rate_per_owner=0.001)) as creator:
+        await creator.create(KEY, TEAM)
+        with pytest.raises(RateLimited):
+            await creator.create(ANOTHER, TEAM)
+        assert (await creator.create(KEY, TEAM)).status is AnswerStatus.REPLAYED
+    assert (1, 1) == world.counts()
+
+
+async def test_stopping_lands_what_flies_and_refuses_the_rest(
+    world: World, creator: GroupCreator
+) -> None:
+    """A claimed attempt is finished, a new request is not begun."""
+    with world.leads_held_up():
+        request = asyncio.ensure_future(creator.create(KEY, TEAM))
+        await world.lead_waits()
+        stopping = asyncio.ensure_future(creator.stop())
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await creator.create(ANOTHER, TEAM)
+    await stopping
+    assert (await request).status is AnswerStatus.CREATED
+    await creator.stop()
+    assert (1, 1) == world.counts()
+
+
+async def test_a_second_body_does_not_outwait_its_own_patience(
+    world: World, creator: GroupCreator
+) -> None:
+    """With `wait=0` it is told to come again while the first body's request is still under way."""
+    with world.leads_held_up():
+        first = asyncio.ensure_future(creator.create(KEY, TEAM))
+        await world.lead_waits()
+        with pytest.raises(AttemptPending):
+            await creator.create(KEY, OTHER, wait_seconds=0)
+        assert not first.done()
+    assert (await first).status is AnswerStatus.CREATED
+
+
+async def test_what_was_found_before_the_last_loss_is_not_remembered_after_it(
+    world: World, creator: GroupCreator
+) -> None:
+    """It may be of a server that has been replaced since; what is found after it is remembered."""
+    with world.leads_held_up():
+        creating = asyncio.ensure_future(creator.create(KEY, TEAM))
+        await world.lead_waits()
+        creator.forget()
+    first = await creating
+    assert creator.outcomes == 0
+    assert first.group == (await creator.create(KEY, TEAM)).group
+    assert creator.outcomes == 1
+
+
+async def test_looking_up_tells_what_became_of_an_attempt(
+    world: World, creator: GroupCreator
+) -> None:
+    """It takes nothing over, and puts nothing back: the group alone answers."""
+    look_up = world.lookup.look_up
+    with pytest.raises(NotFound):
+        await look_up(ALICE, KEY, 0)
+    world.put(AttemptStatus.PENDING, seconds_ago=60)
+    pending = await look_up(ALICE, KEY, 0)
+    assert (AttemptStatus.PENDING, None) == (pending.status, pending.settled_at)
+    created = (await creator.create(KEY, TEAM)).group
+    world.lose_attempt()
+    swept = await look_up(ALICE, KEY, 0)
+    assert (AttemptStatus.SUCCEEDED, created.conversation_id) == (
+        swept.status,
+        swept.conversation_id,
+    )
+    assert (0, 1) == world.counts()
+    world.put(AttemptStatus.PENDING)
+    await look_up(ALICE, KEY, 0)
+    assert AttemptStatus.SUCCEEDED is world.status()
