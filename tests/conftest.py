@@ -27,7 +27,7 @@ from stretto.postgres.migrate import migrate
 from support.api_client import Api, api_for
 from support.database import TEMPLATE, connect, database_at, own_database
 from support.live_service import LiveService, live_service
-from support.service_process import ServiceProcess
+from support.service_process import service_starter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -159,11 +159,6 @@ async def live(database_url: str) -> AsyncIterator[LiveService]:
 
 @pytest_asyncio.fixture
 async def start_service(database_url: str) -> AsyncIterator[StartService]:
-    """Starts real service processes on the test's database; settings are keyword arguments."""
-    async with AsyncExitStack() as stack:
-
-        async def start(**settings: str) -> ServiceProcess:
-            service = ServiceProcess({"DATABASE_URL": database_url, **settings})
-            return await stack.enter_async_context(service)
-
+    """Starts real service processes on the test's database."""
+    async with service_starter(database_url) as start:
         yield start

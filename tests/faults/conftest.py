@@ -10,7 +10,7 @@ import pytest_asyncio
 from chaos.server import OwnServer, own_server
 from chaos.wire_proxy import WireProxy
 from support.nats_process import NatsProcess
-from support.service_process import ServiceProcess
+from support.service_process import service_starter
 from support.topology import Topology
 
 if TYPE_CHECKING:
@@ -45,13 +45,8 @@ async def beside(server: OwnServer) -> AsyncIterator[Connection]:
 
 @pytest_asyncio.fixture
 async def start_on_server(server: OwnServer) -> AsyncIterator[StartService]:
-    """Starts real service processes on that server; settings are keyword arguments."""
-    async with AsyncExitStack() as stack:
-
-        async def start(**settings: str) -> ServiceProcess:
-            service = ServiceProcess({"DATABASE_URL": server.dsn, **settings})
-            return await stack.enter_async_context(service)
-
+    """Starts real service processes on that server."""
+    async with service_starter(server.dsn) as start:
         yield start
 
 

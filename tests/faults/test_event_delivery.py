@@ -13,6 +13,7 @@ import pytest
 
 from stretto.domain import IdempotencyKey, UserId, event_id, group_id
 from stretto.nats.deployment import MARK
+from support.database import undelivered
 from support.nats_process import DEADLINE_SECONDS, OURS, deployment_of, nats_client
 from support.topology import Topology, delivered, observed
 from support.waiting import until
@@ -35,12 +36,6 @@ def events_of(topology: Topology) -> set[str]:
     }
 
 
-async def waiting(connection: Connection) -> int:
-    """Return how many events were not delivered yet."""
-    count: int = await connection.fetchval("SELECT count(*) FROM outbox WHERE delivered_at IS NULL")
-    return count
-
-
 async def test_nats_is_killed_time_and_again_while_groups_are_created(
     topology: Topology, connection: Connection
 ) -> None:
@@ -53,7 +48,7 @@ async def test_nats_is_killed_time_and_again_while_groups_are_created(
             # Creations go on: these wait in the outbox.
             for away in range(5):
                 await topology.create(f"away-{number}-{away}")
-            assert 5 <= await waiting(connection)
+            assert 5 <= await undelivered(connection)
             await topology.server.start()
     events = await delivered(connection)
     assert events_of(topology) == events
@@ -130,7 +125,7 @@ async def test_a_relay_killed_between_publishing_and_marking_repeats_the_event_u
         if is_killed:
             await topology.kill(first)
             await let_marks_go(connection)
-            assert 1 == await waiting(connection)
+            assert 1 == await undelivered(connection)
             await topology.replica()
         (event,) = await delivered(connection)
         assert message.headers is not None
@@ -200,7 +195,7 @@ async def test_an_event_without_its_group_would_be_noticed(
     )
 
     async def is_delivered() -> bool:
-        return not await waiting(connection)
+        return not await undelivered(connection)
 
     await until(is_delivered)
     assert events_of(topology) < set(await observed(topology.server))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stretto.events.close_codes import CloseCode
 from support.api_client import Api, connected_api
+from support.database import undelivered
 from support.nats_process import commanded, nats_client
 from support.topology import TEAM, Topology, delivered, observed
 
@@ -97,7 +98,7 @@ async def test_creations_go_on_without_nats_and_are_told_of_later(
         for number in range(10):
             assert 201 == (await api.create(f"k{number}", TEAM)).status
         assert 200 == (await api.get("/readyz")).status
-    assert 10 == await connection.fetchval("SELECT count(*) FROM outbox WHERE delivered_at IS NULL")
+    assert 10 == await undelivered(connection)
     await topology.server.start()
     events = await delivered(connection)
     for member in members:

@@ -26,7 +26,7 @@ from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
 from stretto.postgres.check import check_database
 from stretto.postgres.connections import Database
 from stretto.runtime.mailbox import Mailbox
-from support.database import groups
+from support.database import END_OURS, groups
 
 if TYPE_CHECKING:
     from stretto.assembly import Component
@@ -96,10 +96,7 @@ async def test_a_writer_that_loses_its_connection_forgets_and_goes_on(
 ) -> None:
     """Behind the new connection may be another server."""
     first = await component.creator.create(KEY, TEAM)
-    await connection.execute(
-        """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-           WHERE datname = current_database() AND application_name = 'stretto'"""
-    )
+    await connection.execute(END_OURS)
     answers = [
         await component.creator.create(IdempotencyKey(f"k{number}"), TEAM) for number in range(4)
     ]

@@ -11,7 +11,7 @@ from stretto.errors import GroupRejected, HookError, Refused, Unreachable
 from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
 from support.both_stores import write
-from support.database import groups
+from support.database import END_OURS, groups
 from support.hooked_stores import Stores, led_by, running
 from support.waiting import until
 
@@ -178,10 +178,7 @@ async def test_a_writer_whose_hook_changes_its_session_still_hears_of_a_loss(
     store = stores(running("SET work_mem = '5MB'"))
     assert await led_by(store)
     assert [] == stores.lost
-    await connection.execute(
-        """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-           WHERE datname = current_database() AND application_name = 'stretto'"""
-    )
+    await connection.execute(END_OURS)
     await until(lambda: bool(stores.lost))
 
 

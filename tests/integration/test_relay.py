@@ -16,7 +16,7 @@ from stretto.events.outbox import RefusalLimits
 from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.observations import EventBuried
 from stretto.postgres.outbox import PostgresOutboxStore, dead_letters, replay
-from support.database import commit_event, connect
+from support.database import commit_event, connect, undelivered
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -67,12 +67,6 @@ def relay_of(
 async def commit_events(connection: Connection, count: int = 1) -> list[UUID]:
     """Commit events, each in the transaction that is open, or in one of its own."""
     return [await commit_event(connection) for _ in range(count)]
-
-
-async def undelivered(connection: Connection) -> int:
-    """Return how many events wait."""
-    count: int = await connection.fetchval("SELECT count(*) FROM outbox WHERE delivered_at IS NULL")
-    return count
 
 
 async def oldest_running(connection: Connection) -> int:

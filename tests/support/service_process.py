@@ -92,6 +92,18 @@ class ServiceProcess:
 
 
 @asynccontextmanager
+async def service_starter(database_url: str) -> AsyncIterator[StartService]:
+    """Start as many processes on a database as are asked for; settings are keyword arguments."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**settings: str) -> ServiceProcess:
+            service = ServiceProcess({"DATABASE_URL": database_url, **settings})
+            return await stack.enter_async_context(service)
+
+        yield start
+
+
+@asynccontextmanager
 async def apis(*services: ServiceProcess) -> AsyncIterator[list[Api]]:
     """Open a client for each service."""
     async with AsyncExitStack() as stack:
