@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 BOB = UserId("bob")
-DEADLINE_SECONDS = 20
 
 
 class CountingBus:
