@@ -199,7 +199,7 @@ async def test_what_the_parser_refuses_takes_no_place(
     assert shedders
 
 
-@pytest.mark.parametrize("end", ["abort", "give_way", "force_close"])
+@pytest.mark.parametrize("end", ["abort", "close_at_once", "force_close"])
 async def test_a_connection_that_ends_gives_its_place_back(
     end: str, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

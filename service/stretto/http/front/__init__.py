@@ -1,1 +1,1 @@
-"""Clients' connections: what each may take, and what is answered before it is parsed."""
+"""Clients' connections: the limits of each, and the fast path."""

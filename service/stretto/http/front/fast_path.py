@@ -1,29 +1,116 @@
-"""What a creation can be told at the door: before it is parsed, and before a task begins for it.
+"""The fast path: creations that are answered before they are parsed and before a task begins.
 
-An exact repeat of what has succeeded is answered here, for a third of what it would cost further
-inside: retries are the normal case, and come in storms. So is a creation that there is no room for
-(`admission.py`). Whatever is not plain (`plain_requests.py`) goes its usual way, and is told the
-same.
+An exact repeat of a success is replayed here, at a third of the cost of the way through the routes:
+retries are the normal case, and come in storms. A creation for which the writers' mailbox has no
+room is rejected here (`admission.py`). A request that is not plain (`plain_requests.py`) takes the
+way through the routes and gets the same answer there.
 """
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import hdrs
 from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.web_protocol import _ErrInfo
 
 from stretto.http.answers import created_fields, written
+from stretto.http.front.queueing import BoundedQueue
 from stretto.http.problems import COMMON_FIELDS
 
 if TYPE_CHECKING:
+    from stretto.http.front.limits import LimitedServer
     from stretto.http.front.plain_requests import PlainRequest
     from stretto.http.service import Service
 
 CREATE_PATH: Final = "/v1/groups"
 CREATION: Final = f"{hdrs.METH_POST} {CREATE_PATH}".encode()
 """How every creation begins."""
+# Between the header fields of an answer and its body, where aiohttp writes it too.
+CLOSE_LINE: Final = b"\r\nConnection: close\r\n\r\n"
+
+
+class FastPathConnection(BoundedQueue):
+    """aiohttp's side of a connection, with creations that are answered unparsed, or admitted."""
+
+    __slots__ = ("_is_admitted", "_is_rejected", "_server", "_service")
+
+    def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
+        super().__init__(manager, write_seconds, **options)
+        self._server = manager
+        self._service = manager.service
+        self._is_admitted = False
+        """Whether an admitted creation waits for its handler."""
+        self._is_rejected = False
+        """Whether a creation was rejected and its answer has not been sent."""
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the client."""
+        self._end_admission()
+        super().connection_lost(exc)
+
+    def force_close(self) -> None:
+        """Close without waiting for a request; no handler will begin an admitted one."""
+        self._end_admission()
+        super().force_close()
+
+    def begin(self) -> None:
+        """Note that a handler begins to work for a request of this client."""
+        if self._is_admitted:
+            self._end_admission()
+
+    def tell(self, answer: bytes) -> None:
+        """Send the answer to the rejected request."""
+        if self._is_rejected:
+            self._is_rejected = False
+            self._send(answer)
+
+    def _answer_unparsed(self, creation: PlainRequest) -> bool:
+        """Replay or reject a creation, if nothing else is in progress on this connection."""
+        service = self._service
+        if (
+            # Go on only if every earlier request of this connection was answered.
+            self._answered != self._request_count
+            or self._close
+            or service is None
+            # Back-pressure: do not write ahead of a client that is not reading.
+            or self._paused
+        ):
+            return False
+        answer = replay(service, creation)
+        if answer is not None:
+            self._send(answer)
+            return True
+        if service.shedder.has_room():
+            return False
+        service.shedder.shed(self)
+        self._is_rejected = True
+        return True
+
+    def _admit(self, service: Service) -> None:
+        """Count a creation that the parser has accepted until its handler begins."""
+        message = self._messages[-1][0]
+        if not isinstance(message, _ErrInfo) and self._request_count == self._answered + 1:
+            service.shedder.admit()
+            self._is_admitted = True
+
+    def _end_admission(self) -> None:
+        """Count an admitted creation no longer: its handler begins, or never will."""
+        if self._is_admitted and self._service is not None:
+            self._is_admitted = False
+            self._service.shedder.arrived()
+
+    def _send(self, answer: bytes) -> None:
+        """Answer a request that aiohttp has not seen; the client may be idle from now on."""
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self.transport is None:
+            return
+        if not (self._server.is_draining or self._has_all):
+            self.transport.write(answer)
+        else:
+            self.transport.write(answer.replace(b"\r\n\r\n", CLOSE_LINE, 1))
+            self.force_close()
 
 
 def replay(service: Service, request: PlainRequest) -> bytes | None:
@@ -33,7 +120,7 @@ def replay(service: Service, request: PlainRequest) -> bytes | None:
     if (
         key is None
         or authorization is None
-        # A quoted key has to be read first.
+        # A quoted key has to be parsed first.
         or key.startswith(b'"')
         or fields.get(b"content-type") != b"application/json"
     ):
@@ -45,10 +132,10 @@ def replay(service: Service, request: PlainRequest) -> bytes | None:
     if answer is None:
         return None
     service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)
-    told = created_fields(CREATE_PATH, answer)
-    # The rest comes in the order in which aiohttp and `connection.py` add it.
-    told[hdrs.CONTENT_TYPE] = "application/json"
-    told.update(COMMON_FIELDS)
-    told[hdrs.CONTENT_LENGTH] = str(len(answer.document))
-    told[hdrs.DATE] = rfc822_formatted_time()
-    return written(HTTPStatus.CREATED, told, answer.document)
+    answer_fields = created_fields(CREATE_PATH, answer)
+    # The other fields have the order in which aiohttp and `connection.py` add them.
+    answer_fields[hdrs.CONTENT_TYPE] = "application/json"
+    answer_fields.update(COMMON_FIELDS)
+    answer_fields[hdrs.CONTENT_LENGTH] = str(len(answer.document))
+    answer_fields[hdrs.DATE] = rfc822_formatted_time()
+    return written(HTTPStatus.CREATED, answer_fields, answer.document)

@@ -1,6 +1,6 @@
-"""What clients may take of a server, and what its connections have in common.
+"""The limits of a server's clients, and what its connections share.
 
-A connection knows its server by this module alone: the server itself (`runner.py`) makes connections.
+A connection knows its server by this module alone: the server (`runner.py`) makes connections.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from aiohttp import web
 if TYPE_CHECKING:
     from stretto.http.service import Service
 
-# Of a connection in one turn of the loop, which may be its costliest: 256 KiB, as asyncio and uvloop
-# would read, hold 43,000 chunks of a byte each, or 130,000 frames of a WebSocket.
+# Read of one connection in one turn of the loop. The 256 KiB that asyncio and uvloop would read
+# hold 43,000 chunks of a byte each, or 130,000 frames of a WebSocket: too much work for one turn.
 READ_BYTES_MAX: Final = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What clients may take of a server."""
+    """How many connections a server has, and how long its clients may take."""
 
     connections_max: int = 10_000
     """An idle one costs about 15 KiB."""
     read_seconds: float = 30.0
     """A request that takes longer to arrive in full is cut off; one of 256 KiB needs 70 kbit/s."""
     write_seconds: float = 30.0
-    """A client that takes longer to take what waits for it is cut off: 64 KiB need 18 kbit/s."""
+    """A client that needs longer to read what waits for it is cut off: 64 KiB need 18 kbit/s."""
 
 
 class LimitedServer(web.Server):
-    """A server as its connections see it: limits, the service, and whether it stops."""
+    """A server as its connections see it: limits, the service, whether it drains."""
 
     def __init__(
         self, handle: Any, limits: ConnectionLimits, service: Service | None, **options: Any
@@ -40,10 +40,10 @@ class LimitedServer(web.Server):
         self.limits = limits
         self.service = service
         self.arriving = memoryview(bytearray(READ_BYTES_MAX))
-        """Where each connection reads, in its turn."""
+        """The buffer into which each connection reads, one after the other."""
         self._is_stopping = False
 
     @property
     def is_draining(self) -> bool:
-        """Whether the last answer of each connection says that it is the last."""
+        """Whether each connection ends with its next answer that has no request behind it."""
         return self._is_stopping or (self.service is not None and self.service.draining.is_set())

@@ -1,11 +1,11 @@
-"""Reads requests that are plain: here in full, and in a form that nobody reads in another way.
+"""Reads plain requests: complete ones, in a form that every reader understands in the same way.
 
-The door (`fast_path.py`) answers some requests before aiohttp's parser has seen them. A second
-reader must never treat part of a body as a request: that would be request smuggling. So a
-connection's reader only ever says what it knows. It knows where requests begin as long as all
-heads of the connection were of the strict form here, each came in one piece, and their lengths tell
-where they end. With anything else its knowledge ends, for as long as the connection lasts; the
-parser then reads alone.
+The fast path (`fast_path.py`) answers some requests before aiohttp's parser has seen them. A second
+reader must never treat part of a body as a request: that would be request smuggling. So this reader
+returns a request only while it knows where requests begin. It knows that as long as every head of
+the connection had the strict form below and came in one piece, and its length says where its body
+ends. After anything else it returns nothing for the rest of the connection; the parser then reads
+alone.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-# Narrower than RFC 9112 in all: one space behind each colon, printable ASCII, 1 to 64 fields.
+# Narrower than RFC 9112 throughout: one space behind each colon, printable ASCII, 1 to 64 fields.
 _FIELD: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++: [ -~]*+"
 _HEAD: Final = re.compile(
     rb"((?:GET|HEAD|POST) /[!-~]*) HTTP/1\.1\r\n(%b(?:\r\n%b){0,63}+)\r\n\r\n" % (_FIELD, _FIELD)
 )
-# What the parser takes of a single line.
+# What the parser accepts of a single line.
 _HEAD_BYTES_MAX: Final = 8_190
 _LENGTH: Final = re.compile(rb"0|[1-9][0-9]{0,8}")
-# They decide where a request ends, what its body is, what comes behind it, or whether it is one.
+# They decide where a request ends, what its body is, what follows it, or whether it is a request.
 _UNUSUAL: Final = frozenset(
     {
         b"content-encoding",
@@ -38,7 +38,7 @@ _UNUSUAL: Final = frozenset(
     }
 )
 _HOST: Final = re.compile(rb"[0-9A-Za-z._-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?")
-# Proxies add a line of their own; of all else there is one, or none.
+# Proxies add lines of their own to these; any other field stands at most once.
 _REPEATED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for"})
 
 
@@ -49,7 +49,7 @@ class PlainRequest:
     begins: bytes
     """Method and target, with a space between."""
     fields: dict[bytes, bytes]
-    """By name in small letters; the last one, where proxies have added theirs."""
+    """By name in lower case; of a repeated field, the last value."""
     body: bytes
 
 
@@ -60,12 +60,12 @@ class PlainRequests:
 
     def __init__(self) -> None:
         self._missing: int | None = 0
-        """Bytes of a body that are still to come; nothing if it is not known what will come."""
+        """Bytes of a body that are still to come; None if it is not known what comes next."""
 
     def read(self, data: bytes) -> PlainRequest | None:
-        """Return the plain request that these bytes are, no less and no more.
+        """Return the plain request that exactly these bytes are, or None.
 
-        All bytes of a connection have to pass here.
+        All bytes of a connection must pass through this method.
         """
         if not data or self._missing is None:
             return None
@@ -84,12 +84,12 @@ class PlainRequests:
         return None
 
     def _expect(self, missing: int) -> None:
-        """Take note of what is missing; less than nothing: another request has begun to come."""
+        """Note how many bytes are missing; a negative number means that another request began."""
         self._missing = missing if missing >= 0 else None
 
 
 def _fields(lines: bytes) -> dict[bytes, bytes] | None:
-    """Return the fields, if they leave nothing to interpret."""
+    """Return the fields, if they leave no room for interpretation."""
     fields: dict[bytes, bytes] = {}
     for line in lines.split(b"\r\n"):
         name, _, value = line.partition(b": ")

@@ -1,15 +1,15 @@
 """The side of a connection on which requests queue: how many, how large, and which is the last.
 
-aiohttp queues 32 requests behind the one that is worked for, with 512 KiB of each body: 13 MB for one
+aiohttp queues 32 requests behind the one in progress, with 512 KiB of each body: 13 MB for one
 client that does not read. Here that is about half a megabyte.
 
-The parser reads one request at a time: bytes that cannot be read cost no request before them its
-answer, however they were cut on their way.
+The parser reads one request at a time. So every request before bytes that cannot be parsed is
+answered, however TCP has cut them.
 
-A client that closes its half has sent its last request, and is answered before the connection closes.
-So is one whose newest request cannot go on. Nothing behind a request that says that it is the last
-(`Connection: close`, HTTP/1.0) is read (RFC 9112, 9.6), and nothing behind an upgrade that is declined:
-the client meant another protocol.
+The connection of a client that closes its half, or whose newest request cannot go on, closes only
+after every complete request is answered. Nothing is read behind a request that says that it is the
+last (`Connection: close`, HTTP/1.0; RFC 9112, 9.6), and nothing behind a declined upgrade: the
+client speaks another protocol there.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
     from stretto.http.front.limits import LimitedServer
 
-# Behind the one that is worked for. Few clients pipeline at all.
+# Behind the one in progress. Few clients pipeline at all.
 QUEUED_MAX: Final = 4
-# What lies of a body before it is read is twice that, and once more where it is packed.
+# A body that waits to be read holds twice as much, and three times as much if it is compressed.
 BODY_BUFFER_BYTES: Final = 32 * 1024
-# Of all bodies that are queued; what was read from the socket at once may come on top.
+# Of all queued bodies; one read of the socket may add its bytes on top.
 QUEUED_BYTES_MAX: Final = 128 * 1024
-# Of a body in chunks, behind what came with its head: two for each chunk, and those of its content. A
-# chunk costs 1.5 µs however small it is. A body of 256 KiB in chunks of 100 bytes has 5,300.
+# Of a chunked body, behind what arrived with its head: two for each chunk, and those of its
+# content. A chunk costs 1.5 µs however small it is. 256 KiB in chunks of 100 bytes have 5,300.
 BODY_LINES_MAX: Final = 8 * 1024
 EVENTS_PATH: Final = "/v1/events"
 
 
 class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
-    """aiohttp's side of a connection, whose client may send requests before it is answered."""
+    """aiohttp's side of a connection whose client may send requests before it is answered."""
 
     __slots__ = (
         "_answered",
@@ -59,7 +59,7 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
         super().__init__(manager, write_seconds, read_bufsize=BODY_BUFFER_BYTES, **options)
         self._arriving = manager.arriving
-        # aiohttp's own takes its bound from a constant.
+        # In place of aiohttp's own parser, whose bound is a constant.
         self._parser = HttpRequestParser(
             self,
             self._loop,
@@ -68,17 +68,17 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
             max_field_size=self.max_field_size,
             max_headers=self.max_headers,
             payload_exception=RequestPayloadError,
-            # It stops behind each request, so that what follows cannot undo it.
+            # It stops behind each request, so that what follows cannot spoil that request.
             max_msg_queue_size=1,
         )
         self._max_msg_queue_size = QUEUED_MAX
         self._msg_queue_resume_size = 0
         self._answered = 0
-        """Requests whose answers were taken in full; the last one of a connection is not counted."""
+        """Requests whose answers the client has read in full, without a connection's last one."""
         self._newest: StreamReader | None = None
-        """The body of the newest message, whether aiohttp has taken that from its queue or not."""
+        """The body of the newest message, whether or not aiohttp has taken it from its queue."""
         self._has_all = False
-        """Whether nothing more is read: the connection ends with what is queued."""
+        """Whether nothing more is read: the connection ends once the queue is answered."""
         self._is_at_end = False
         """Whether the client has closed its half."""
         self._is_last = False
@@ -86,14 +86,14 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         self._is_chunked = False
         """Whether the body of the newest message comes in chunks."""
         self._body_lines = 0
-        """Of the newest message, as far as its body comes in chunks, and after its head."""
+        """Of the newest message's body, if it is chunked, after what arrived with its head."""
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 the protocol's
-        """Return where to read: a loop reads as much in one turn as there is room for."""
+        """Return where to read: the loop reads at most its length in one turn."""
         return self._arriving
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what has been read; another connection reads into the same place next."""
+        """Take a copy of what was read: another connection reads into the same buffer next."""
         self.data_received(bytes(self._arriving[:nbytes]))
 
     @property
@@ -103,18 +103,18 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
 
     @property
     def _owes_answers(self) -> bool:
-        """Whether a request that is complete has not been answered; only the newest can be in parts."""
+        """Whether a complete request has no answer yet; only the newest can be incomplete."""
         return self._request_count - self._answered > self._is_in_body
 
     @property
     def _is_at_last(self) -> bool:
-        """Whether nothing comes behind the request that is worked for."""
+        """Whether no request comes behind the one in progress."""
         return self._has_all and not self._messages
 
     def _read_requests(self, data: bytes, *, is_one: bool) -> None:
-        """Read what has arrived, request by request, as far as there is room for them.
+        """Parse what has arrived, request by request, as long as the queue has room.
 
-        `is_one` says that it is known to be one request in full.
+        `is_one` says that the bytes are known to be exactly one complete request.
         """
         if self._is_chunked and self._is_in_body:
             self._body_lines += data.count(b"\n")
@@ -124,19 +124,19 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         while self._read_request(data):
             if is_one or self._has_all or len(self._messages) >= QUEUED_MAX:
                 break
-            # The parser has kept the rest.
+            # The parser keeps the rest.
             data = b""
         queued = sum(body.total_bytes for _, body in self._messages)
         if queued > QUEUED_BYTES_MAX and not self._buffer_paused:
             self._pause_reading_for_buffer()
 
     def _read_request(self, data: bytes) -> bool:
-        """Read up to the end of a request at most; return whether it has come."""
+        """Parse up to the end of one request at most; return whether it is complete."""
         if self._parser is None:
             return False
         count = self._request_count
         was_in_body = self._is_in_body
-        # Room for one more; how many there may be is bounded here.
+        # Let the parser take one more; `_read_requests` bounds how many there are.
         self._parser.message_consumed()
         super().data_received(data)
         is_new = self._request_count > count
@@ -157,14 +157,14 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         return is_new or was_in_body
 
     def _break_off(self) -> None:
-        """Fail a body that cannot go on; aiohttp would have its reader wait for ever.
+        """Fail a body that cannot go on; aiohttp would let its reader wait for ever.
 
-        What has come behind it is no request, but the parser's complaint.
+        The message behind it is no request, but the parser's error.
         """
         assert self._newest is not None
         self._messages.pop()
         self._request_count -= 1
-        # One request, one answer, and no other after it.
+        # This request gets one answer, the connection's last.
         self._has_all = True
         if not self._messages:
             self.close()
@@ -172,7 +172,7 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         self._newest.feed_eof()
 
     def _refuse_body(self) -> None:
-        """Fail a body that comes in too many chunks, unread; it is the last of its connection."""
+        """Fail a body of too many chunks, unread; its request is the connection's last."""
         assert self._newest is not None
         logger.info("request.cut_off", reason="many_chunks")
         self._has_all = True
@@ -180,8 +180,8 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         self._newest.feed_eof()
         self._pause_transport_reading()
 
-    def _end_here(self) -> None:
-        """Read nothing more; what came in full is answered, what did not is dropped."""
+    def _end_reading(self) -> None:
+        """Read nothing more: answer the complete requests, drop an incomplete one."""
         if self._messages and self._is_in_body:
             self._messages.pop()
             self._newest = None
@@ -190,7 +190,7 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         self._pause_transport_reading()
 
     def eof_received(self) -> Any:
-        """Keep our half open while an answer is owed; a session ends with its client."""
+        """Keep our half open while an answer is due; a session ends with its client."""
         if self.is_ending:
             self._leave()
             return False
@@ -199,16 +199,16 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         if self._upgraded or is_session or not self._owes_answers:
             return False
         self._is_at_end = True
-        self._end_here()
+        self._end_reading()
         return True
 
     async def linger(self) -> None:
-        """Say that nothing more comes, unless the client has said so and only waits for the end."""
+        """Half-close and wait for the client, unless it has closed its own half already."""
         if not self._is_at_end:
             await super().linger()
 
     def _decline_upgrade(self, response: web.StreamResponse) -> None:
-        """Make the answer to a handshake that has failed the last one."""
+        """Make the answer to a failed handshake the connection's last."""
         if self._upgraded and self._payload_parser is None and not self._messages:
             self._message_tail = b""
             self._has_all = True
@@ -216,17 +216,17 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
 
 
 def _is_last(message: RawRequestMessage | _ErrInfo) -> bool:
-    """Return whether nothing that follows a message is read."""
+    """Return whether nothing behind a message is read."""
     if isinstance(message, _ErrInfo):
         return True
-    # A session has begun to speak another protocol, which knows ends of its own.
+    # A session goes on in another protocol, which has an end of its own.
     return _is_declined(message) or (message.should_close and not message.upgrade)
 
 
 def _is_declined(message: RawRequestMessage) -> bool:
-    """Return whether a message asks for a protocol that is not spoken where it asks."""
+    """Return whether a message asks for a protocol that its target does not speak."""
     protocol = message.headers.get(hdrs.UPGRADE)
     if protocol is None:
         return message.method == hdrs.METH_CONNECT
-    # As the router compares it: a target may have a host before it, and letters in other spellings.
+    # Compared as the router does: a target may begin with a host, or spell letters as %XX.
     return message.url.path_safe != EVENTS_PATH or protocol.strip().lower() != "websocket"

@@ -1,10 +1,10 @@
-"""Runs an application so that every answer keeps the contract, and no client keeps out the others.
+"""Runs an application so that every answer keeps the contract and no client crowds out the others.
 
-aiohttp answers a request that it cannot read, or whose expectation it does not know, before any
-handler or middleware runs, and in plain text. Here such an answer is a problem document too.
+aiohttp answers a request that it cannot parse, or whose expectation it does not know, in plain text
+and before any handler or middleware runs. Here such an answer is a problem document too.
 
-aiohttp also takes any number of connections. Here a connection that owes us a request makes room for
-a newcomer where there are too many; what one of them may do is told in `connection.py`.
+aiohttp also accepts any number of connections. Here, when there are too many, connections that wait
+for their client are closed to make room for a new one. `connection.py` bounds each of them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     from stretto.http.front.limits import ConnectionLimits
 
-# The parser also takes 0.9 and 2.0 for what they are not here.
+# The parser also accepts 0.9 and 2.0, which are not served here.
 VERSIONS: Final = (HttpVersion10, HttpVersion11)
-# A share of all, so that looking for the idlest among thousands is done once for many newcomers.
+# A share of all, so that one search through thousands of connections makes room for many new ones.
 CLOSED_AT_ONCE_SHARE: Final = 100
 
 
 class ContractRunner(web.AppRunner):
-    """An `AppRunner` whose server tells its own errors as problems and bounds its clients."""
+    """An `AppRunner` whose server answers its own errors as problems and bounds its clients."""
 
     __slots__ = ("_limits",)
 
@@ -61,10 +61,10 @@ class ContractRunner(web.AppRunner):
             try:
                 return make_request(message, body, client, *others)
             except ValueError:
-                # The host is no name that can be decoded. aiohttp's task would die of this.
+                # The host cannot be decoded as a name. The error would end aiohttp's task.
                 return make_request(ERROR, body, client, *others)
 
-        async def handle_or_tell(request: BaseRequest) -> web.StreamResponse:
+        async def answer(request: BaseRequest) -> web.StreamResponse:
             client = request.protocol
             assert isinstance(client, ClientConnection)
             client.begin()
@@ -73,46 +73,46 @@ class ContractRunner(web.AppRunner):
             if hdrs.CONTENT_ENCODING in request.headers:
                 client.end_at_answer()
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
-                # A proxy that speaks 1.0 would not see where it ends (RFC 9112, 6.1).
+                # A proxy that speaks HTTP/1.0 would not see where it ends (RFC 9112, 6.1).
                 return closing_response(RequestInvalid([], UNREADABLE))
             try:
                 response = await handle(request)
             except web.HTTPException as exception:
                 response = problem_of_exception(exception)
             except UnicodeError:
-                # aiohttp answers an expectation that it does not know with its text; this one has none.
+                # aiohttp repeats an unknown expectation in its answer; this one cannot be decoded.
                 response = problem_response(RequestInvalid([], UNREADABLE))
             if client.is_at_last_request:
                 response.force_close()
             return response
 
         return ContractServer(
-            handle_or_tell,
+            answer,
             self._limits,
-            # A host that mounts the contract has a server of his own, and no door.
+            # None where a host mounts the application in a server of its own: no fast path.
             self.app.get(SERVICE),
             request_factory=take_request,
             handler_cancellation=server.handler_cancellation,
-            **server._kwargs,  # noqa: SLF001 aiohttp passes them on in no other way
+            **server._kwargs,  # noqa: SLF001 aiohttp offers no other way
         )
 
 
 class ContractServer(LimitedServer):
-    """Makes a connection of each client, and room for it where there are too many."""
+    """Makes a connection for each client, and closes others where there are too many."""
 
     def __call__(self) -> RequestHandler:
         """Return the protocol of a new connection."""
         return ClientConnection(self, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        """Take a new client, at the price of another one where there are too many."""
+        """Take a new client; where there are too many, close others."""
         super().connection_made(handler, transport)
         if len(self._connections) > self.limits.connections_max:
             assert isinstance(handler, ClientConnection)
             self._make_room(handler)
 
     def _make_room(self, newcomer: ClientConnection) -> None:
-        """Close those for which we have waited longest; else, the newcomer."""
+        """Close the connections that we have waited for longest; if there is none, the new one."""
         waiting = [
             (since, number, handler)
             for number, handler in enumerate(cast("Iterable[ClientConnection]", self._connections))
@@ -121,15 +121,15 @@ class ContractServer(LimitedServer):
         count = 1 + self.limits.connections_max // CLOSED_AT_ONCE_SHARE
         closing = [handler for _, _, handler in heapq.nsmallest(count, waiting)] or [newcomer]
         for handler in closing:
-            # Their loss is only noticed later, when more newcomers may already be here.
+            # aiohttp notices the loss later, when more clients may already have connected.
             del self._connections[handler]
-            handler.give_way()
+            handler.close_at_once()
         logger.warning("server.crowded", connections=len(self._connections), closed=len(closing))
 
     def pre_shutdown(self) -> None:
-        """Close the idle connections; the others end with the last answer that they owe.
+        """Close the idle connections; each of the others ends with its last answer.
 
-        aiohttp would read nothing more of those either, and leave what is queued unanswered.
+        aiohttp would stop reading from those too, and leave queued requests unanswered.
         """
         self._is_stopping = True
         for client in tuple(self._connections):
@@ -137,7 +137,7 @@ class ContractServer(LimitedServer):
                 client.force_close()
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 aiohttp's
-        """Wait until all that was read is answered, then close what is left."""
+        """Wait until every request that was read is answered, then close the other connections."""
         answering = [
             client.answering
             for client in self._connections
