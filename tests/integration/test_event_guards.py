@@ -11,12 +11,12 @@ import pytest
 import pytest_asyncio
 
 from stretto.domain import UserId
-from stretto.events.catch_up import Replay
+from stretto.events.catch_up import CatchUp
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
 from stretto.events.hub import HubSettings, SessionHub
 from stretto.events.local_bus import LocalBus
 from stretto.events.outgoing import OutgoingEvent
-from stretto.events.positions import Bookmark, Cursor, Position
+from stretto.events.positions import ClientPosition, Cursor, Position
 from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.postgres import history, outbox
 from stretto.postgres.queries import QUERIES
@@ -60,9 +60,9 @@ class World:
     @asynccontextmanager
     async def session(self, since: str | None = None) -> AsyncIterator[tuple[str, list[str]]]:
         """Be connected as bob; yields the position and the ids of all that he has missed."""
-        bookmark = None if since is None else Bookmark.parse(since)
+        bookmark = None if since is None else ClientPosition.parse(since)
         with self.hub.session(BOB, 1e12) as session:
-            replay = Replay(self._asks, session, self.hub.origin, bookmark)
+            replay = CatchUp(self._asks, session, self.hub.origin, bookmark)
             reading = asyncio.create_task(Run(self.reader, lambda _: None).turns())
             position = await replay.begin()
             missed: list[OutgoingEvent] = []
@@ -70,7 +70,7 @@ class World:
                 missed += stretch
             reading.cancel()
             self.live = session
-            place = missed[-1].bookmark if missed else position
+            place = missed[-1].position if missed else position
             yield place, [str(each.event_id) for each in missed]
 
     async def told(self) -> OutgoingEvent:
@@ -164,7 +164,7 @@ async def test_a_place_told_live_is_not_behind_what_commits_late(
         told = await world.told()
         assert early_id == str(told.event_id)
     assert 1 == await world.relay.run_once()
-    async with world.session(told.bookmark) as (_, missed):
+    async with world.session(told.position) as (_, missed):
         assert is_guarded == (late_id in missed)
         assert early_id in missed
 

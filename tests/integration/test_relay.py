@@ -183,7 +183,7 @@ async def test_an_event_that_commits_late_stands_behind_every_told_position(
     rows = await connection.fetch("SELECT event_id, position FROM outbox")
     positions = {row["event_id"]: row["position"] for row in rows}
     # The twin: the event's own position would have lost the late one.
-    assert event.resume_from <= positions[late_id] < positions[early_id]
+    assert event.position <= positions[late_id] < positions[early_id]
 
 
 async def test_an_event_under_way_holds_the_resume_position_back(
@@ -202,11 +202,11 @@ async def test_an_event_under_way_holds_the_resume_position_back(
 
     await until(is_free)
     (event,) = await store.take(10, 30.0)
-    assert position == event.resume_from >= held.resume_from
+    assert position == event.position >= held.position
     await store.mark(first)
     await commit_events(connection)
     (third,) = await store.take(10, 30.0)
-    assert third.resume_from > position
+    assert third.position > position
 
 
 async def test_a_bus_that_is_away_costs_no_try_and_no_lease(

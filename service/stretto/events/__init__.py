@@ -1,1 +1,1 @@
-"""Committed events: the relay, the history, live sessions and their catch-up. No SQL, no HTTP."""
+"""Committed events: relay, history, live sessions and their catch-up. No SQL, no HTTP."""

@@ -1,4 +1,4 @@
-"""Why live sessions end, as clients are told."""
+"""Why live sessions end: the codes and sentences that clients get."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Self
 class CloseCode(IntEnum):
     """Why a session has ended: WebSocket close codes (RFC 6455, 7.4), and the same over SSE.
 
-    From 4000 on they are ours; the last digits are those of a related HTTP status.
+    Codes from 4000 on are our own; their last digits are those of a related HTTP status.
     """
 
     reason: str
 
     def __new__(cls, code: int, reason: str) -> Self:
-        """Take the sentence that a client is told."""
+        """Take the code and the sentence that a client gets."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.reason = reason

@@ -1,7 +1,7 @@
-"""Events on their way from the outbox to those who get them: what relay, bus and hub agree on.
+"""Events on their way from the outbox to their recipients: what relay, bus and hub agree on.
 
-An event is handed on at least once and has one id however often that happens: whoever has effects
-deduplicates by it (G8).
+An event is published at least once, always under the same id: a consumer with effects deduplicates
+by it (G8).
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ if TYPE_CHECKING:
 
     from stretto.events.positions import Position
 
-# Of an event's envelope, wherever it goes.
+# Of an event's envelope, on every way out.
 CONTENT_TYPE: Final = "application/cloudevents+json"
-# What the names of a deployment begin with on the bus: one token of a subject.
+# The prefix of a deployment's names on the bus: one token of a subject.
 BUS_PREFIX_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}"
 BUS_PREFIX: Final = "stretto"
-# After so many, whoever hands events to sessions lets them take their share: fewer than a session may
-# hold, so that a burst finds none too slow that reads.
+# After so many events, a bus lets the sessions' tasks run. It is fewer than a session's queue
+# holds, so that a burst does not close a session whose client reads.
 TURN_EVENTS: Final = 64
 
 
 class BusUnavailable(Exception):
-    """The bus takes nothing at the moment; nothing is known of what was being handed over."""
+    """The bus accepts nothing now; whether the events were published is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedEvent:
-    """An event of a committed transaction, encoded once for all who get it."""
+    """An event of a committed transaction, encoded once for all recipients."""
 
     event_id: UUID
     recipients: tuple[str, ...]
-    """The users whose sessions are told."""
+    """The users whose sessions get the event."""
     envelope: bytes
     """A CloudEvents 1.0 document as JSON; `id` is the event's id."""
-    resume_from: Position
-    """Where to resume after this event: nothing before that place can still come."""
+    position: Position
+    """The client's position after this event: no event before it can still come."""
 
 
 class EventBus(Protocol):
-    """Carries events to every replica's hub, in process or between machines."""
+    """Carries events to the hub of every replica, in this process or over a network."""
 
     async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
-        """Hand the events over; return the reasons of those that were refused, by event id.
+        """Publish the events; return the reasons of those that were refused, by event id.
 
-        Raises `BusUnavailable`, and then any of them may or may not have been handed over.
+        Raises `BusUnavailable`; each of the events may then be published or not.
         """

@@ -1,4 +1,4 @@
-"""The history of events: what is read of it, and what reads it."""
+"""The history of events: what is read from it, and the store that reads it."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HistoryBounds:
-    """What a database says of its history at one moment."""
+    """The positions of a database's history at one moment."""
 
     settled: Position
-    """Everything before it is committed, or never will be: the oldest running transaction."""
+    """The oldest running transaction: every event before it is committed, or never will be."""
     live: Position
-    """Everything before it has been handed to the bus, or is a dead letter."""
+    """Every event before it is published or a dead letter."""
     next: Position
-    """Nothing has this position yet, nor a later one."""
+    """No event has this position yet, nor a higher one."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """A stretch of history, read at one moment."""
+    """A part of the history, read at one moment."""
 
     events: Sequence[PastEvent]
     end: Cursor | None
-    """Where the next page begins; nothing where this is the last one."""
+    """Where the next page begins; None where this is the last one."""
     start: Position
-    """From here on nothing had been swept when the page was read."""
+    """No event from this position on had been swept when the page was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastEvent:
-    """An event of the history; its `resume_from` is its own position."""
+    """An event of the history; its `position` is that of its own transaction."""
 
     event: CommittedEvent
     is_under_way: bool
-    """Whether it was not yet known to have been handed to the bus: it may still come live."""
+    """Whether it was not yet marked as published: it may still come live."""
 
     @property
     def cursor(self) -> Cursor:
-        """Where it stands."""
-        return Cursor(self.event.resume_from, self.event.event_id)
+        """The event's place in the order of history."""
+        return Cursor(self.event.position, self.event.event_id)
 
 
 class HistoryStore(Protocol):
-    """Reads the history; holds a connection only while it does, and may raise `Unreachable`."""
+    """Reads the history; holds a connection only while it reads, and may raise `Unreachable`."""
 
     async def bounds(self) -> HistoryBounds:
-        """Return where history stands now."""
+        """Return the bounds of the history now."""
 
     async def page(self, after: Cursor, users: Sequence[UserId]) -> HistoryPage:
-        """Return a stretch of what is behind the cursor; others than the users' may be left out."""
+        """Return a page of the events after the cursor; it may leave out those of other users."""

@@ -1,16 +1,16 @@
-"""HistoryReader: tells sessions what they have missed, many of them with one scan.
+"""HistoryReader: reads what sessions have missed, one scan for many of them.
 
-Whoever waits for history at the same moment is served by the same scan: thousands of clients that
-come back after a restart cost a few statements. A session asks page by page, at its client's own
-pace: a slow client delays itself alone, and nothing is held for it meanwhile.
+All sessions that wait for history at one moment share a scan: thousands of clients that reconnect
+after a restart cost a few statements. A session asks page by page, at its client's pace: a slow
+client delays only itself, and holds nothing meanwhile.
 
-A read that fails is tried again while its clients may be expected to wait: sessions that were closed
-for a passing failure would all come back, and read more than before.
+A failed read is tried again for as long as clients can be expected to wait. If sessions were closed
+for a passing failure, all of them would reconnect and read more than before.
 
-No gap between history and live events: the session takes part in the hub *before* it first asks.
-What commits after a page's snapshot is handed to the bus later still, so it comes live; what had
-committed before is in the page. What is in both, the session drops. Where more comes live meanwhile
-than the session can hold, it forgets that and is told it from history, in another round.
+There is no gap between history and live events: the session joins the hub *before* it first asks.
+An event that commits after a page's snapshot is published after it, so it comes live; an event that
+committed before is in the page. The session sends an event that comes both ways once. If more
+events come live meanwhile than its queue holds, it drops them and reads history once more.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from stretto.events.positions import Origin, Position
     from stretto.observations import Observer
 
-# Who waits for the same scan; as many as sessions may come back at once.
+# Sessions that share a scan; more of them wait for the next one.
 ASKS_MAX: Final = 1000
-# A batch is read again for so long after a failure: clients wait for an answer about as long.
-PATIENCE_SECONDS: Final = 10.0
+# A batch whose read fails is read again for so long: clients wait for an answer about as long.
+RETRY_SECONDS_MAX: Final = 10.0
 BACKOFF: Final = Backoff(0.05, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A session wants the next stretch of its history, or only to know where history stands."""
+    """A session asks for the next stretch of its history, or for the bounds alone."""
 
     user: UserId
     after: Cursor | None
     bounds: HistoryBounds | None
-    """Those of this round's first page; nothing when it asks for that one."""
+    """Those of this round's first page; None when the session asks for that page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Stretch:
     """What a session has missed, up to `end`."""
 
     events: Sequence[tuple[OutgoingEvent, PastEvent]]
-    """Each as it is told, and as it was read."""
+    """Each as it is sent, and as it was read."""
     end: Cursor | None
     bounds: HistoryBounds
 
@@ -84,18 +84,18 @@ class HistoryReader(Actor):
         self._store = store
         self._origin = origin
         self._observe = observe
-        self._patient_until = 0.0
-        """On the loop's clock; for the batch that is being read."""
+        self._retry_until = 0.0
+        """On the loop's clock, for the batch that is being read."""
 
     def stop(self) -> None:
-        """Accept nothing more; what waits is answered with an error. Idempotent."""
+        """Accept nothing more; answer what waits with an error. Idempotent."""
         super().stop()
         self._mailbox.close()
 
     async def run_once(self) -> int:
-        """Wait for those who ask, answer all of them; return how many there were."""
+        """Wait for asks, answer all of them; return how many there were."""
         batch = await self._mailbox.take(ASKS_MAX)
-        self._patient_until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        self._retry_until = asyncio.get_running_loop().time() + RETRY_SECONDS_MAX
         unanswered: Exception = Overloaded.while_stopping()
         try:
             await self._answer(batch)
@@ -110,55 +110,57 @@ class HistoryReader(Actor):
         return len(batch)
 
     async def _answer(self, batch: Sequence[_Request]) -> None:
-        # Bounds before rows: what stands before them is certain to be among the rows.
-        bounds = await self._persistently(self._store.bounds)
+        # Bounds before rows: so the rows are certain to hold every event before the bounds.
+        bounds = await self._retried(self._store.bounds)
         waiting = []
         for request in batch:
             if request.message.after is None:
                 request.answer(Stretch((), None, bounds))
             elif request.message.after.position > bounds.next:
-                # Told by a database that was ahead of this one.
+                # The position is from a database that was ahead of this one.
                 request.fail(PositionLost())
             else:
                 waiting.append(request)
         while waiting:
-            waiting = await self._read_on(waiting, bounds)
+            waiting = await self._read_page(waiting, bounds)
 
-    async def _read_on(self, waiting: Sequence[_Request], bounds: HistoryBounds) -> list[_Request]:
-        """Read a page for those who are farthest behind; return those who are beyond it."""
+    async def _read_page(
+        self, waiting: Sequence[_Request], bounds: HistoryBounds
+    ) -> list[_Request]:
+        """Read a page from the lowest cursor on; return the requests that begin beyond it."""
         users = sorted({request.message.user for request in waiting})
         start = min(map(_after, waiting))
-        page = await self._persistently(lambda: self._store.page(start, users))
+        page = await self._retried(lambda: self._store.page(start, users))
         served: list[_Request] = []
         beyond: list[_Request] = []
         for request in waiting:
             is_served = page.end is None or _after(request) < page.end
             (served if is_served else beyond).append(request)
-        told = self._told(page, served, bounds)
+        events = self._events_of(page, served, bounds)
         for request in served:
             if _after(request).position < page.start:
                 request.fail(PositionLost())
             else:
-                request.answer(Stretch(told[id(request)], page.end, bounds))
+                request.answer(Stretch(events[id(request)], page.end, bounds))
         return beyond
 
-    async def _persistently(self, read: Callable[[], Awaitable[Read]]) -> Read:
-        """Read, and read again after a failure, as long as the batch's clients wait."""
+    async def _retried(self, read: Callable[[], Awaitable[Read]]) -> Read:
+        """Read, and after a failure read again, until `_retry_until`."""
         for failures in itertools.count():
             try:
                 return await read()
             except StoreError as error:
                 self._observe(UpkeepTrouble(self.name, error))
-                if asyncio.get_running_loop().time() >= self._patient_until:
+                if asyncio.get_running_loop().time() >= self._retry_until:
                     raise
             await asyncio.sleep(BACKOFF.seconds(failures))
-        raise AssertionError  # a read has returned or raised
+        raise AssertionError  # the loop ends only by a return or a raise
 
-    def _told(
+    def _events_of(
         self, page: HistoryPage, served: Sequence[_Request], bounds: HistoryBounds
     ) -> dict[int, list[tuple[OutgoingEvent, PastEvent]]]:
-        """Return each request's events, by the request's `id`; each event is encoded for all."""
-        told: dict[int, list[tuple[OutgoingEvent, PastEvent]]] = {id(each): [] for each in served}
+        """Return each request's events, by the request's `id`; an event is encoded once for all."""
+        events: dict[int, list[tuple[OutgoingEvent, PastEvent]]] = {id(each): [] for each in served}
         requests_of: dict[str, list[_Request]] = {}
         settled = bounds.settled
         for request in served:
@@ -170,17 +172,17 @@ class HistoryReader(Actor):
             for user in requests_of.keys() & past.event.recipients:
                 for request in requests_of[user]:
                     if past.cursor > _after(request):
-                        told[id(request)].append((outgoing, past))
-        return told
+                        events[id(request)].append((outgoing, past))
+        return events
 
     def _outgoing(self, past: PastEvent, settled: Position) -> OutgoingEvent:
-        """Return the event with a place to resume from that skips nobody.
+        """Return the event with a position from which a client misses nothing.
 
-        A transaction that was still running when the replay began may stand before this event and
-        come after it: nobody may resume behind it.
+        A transaction that was running when the catch-up began may commit later with a lower
+        position. Never give a client a position beyond the oldest such transaction.
         """
-        place = min(past.event.resume_from, settled)
-        return OutgoingEvent(replace(past.event, resume_from=place), self._origin)
+        position = min(past.event.position, settled)
+        return OutgoingEvent(replace(past.event, position=position), self._origin)
 
 
 def _after(request: _Request) -> Cursor:

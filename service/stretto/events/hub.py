@@ -1,7 +1,7 @@
-"""SessionHub: the live sessions of one process, and who of them is told an event.
+"""SessionHub: the live sessions of one process, by user, and which of them get an event.
 
-It owns who is connected, by user, and nothing else: delivering is synchronous and waits for nobody.
-It does no I/O and reads no database; what a session has missed is the `HistoryReader`'s business.
+Delivering is synchronous and waits for no session. The hub does no I/O and reads no database; the
+`HistoryReader` reads what a session has missed.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 
 # A token's end is noticed at most this late.
 TICK_SECONDS: Final = 1.0
-# A token may have no end, or its key may have been withdrawn: as long as an issuer's keys are trusted
-# without the issuer, and no longer.
+# A token may have no end, or its key may have been withdrawn. As long as an issuer's keys are
+# trusted while the issuer does not answer.
 SESSION_SECONDS_MAX: Final = 24 * 3600.0
-# After that long the clients' goodbyes are not waited for any more: the process must stop.
+# For the clients to close their sessions; then the process stops without waiting for them.
 STOP_SECONDS: Final = 3.0
-# A user with too many sessions has to end one; a full process empties when clients go elsewhere.
+# A user with too many sessions must end one; a full process has room when clients go elsewhere.
 RETRY_AFTER_SECONDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSettings:
-    """How many sessions there may be, and how much may wait for each."""
+    """How many sessions there may be, and how many events may wait for each."""
 
     sessions_max: int = 20_000
-    """Of a process: at some 30 KiB each, they must fit into its memory."""
+    """Per process: at some 30 KiB each, they must fit into its memory."""
     sessions_per_user_max: int = 16
     """One user's devices and tabs; a client in a loop must not crowd out the others."""
     events_max: int = 256
-    """What may wait for a session: a burst, but not what a client that stopped reading misses."""
+    """What may wait for a session: enough for a burst, not for a client that stops reading."""
 
 
 class SessionHub(Actor):
-    """Knows the sessions of every user; a turn ends those whose token has ended."""
+    """Holds the sessions of every user; a turn closes those whose token has ended."""
 
     pace = Pace(seconds=TICK_SECONDS)
 
@@ -68,7 +68,7 @@ class SessionHub(Actor):
         self._settings = settings
         self._observe = observe
         self._clock_seconds = clock_seconds
-        # A dict for its order: sessions are told in the order of their coming.
+        # A dict for its order: sessions get an event in the order in which they joined.
         self._sessions: dict[str, dict[Session, None]] = {}
         self._count = 0
         self._empty = asyncio.Event()
@@ -76,7 +76,7 @@ class SessionHub(Actor):
 
     @property
     def stop_seconds(self) -> float:
-        """As long as `close` takes at most, and a moment."""
+        """The longest time that `close` takes, and one second more."""
         return STOP_SECONDS + 1
 
     def __len__(self) -> int:
@@ -89,9 +89,9 @@ class SessionHub(Actor):
 
     @contextmanager
     def session(self, user: UserId, ends_at: float) -> Iterator[Session]:
-        """Take part until the block is left; events gather from its first moment on.
+        """Join the hub until the block is left; events gather from its first moment on.
 
-        Raises `RateLimited` where the user has too many sessions, `Overloaded` where the process has.
+        Raises `RateLimited` if the user has too many sessions, `Overloaded` if the process has.
         """
         if self.is_stopping:
             raise Overloaded.while_stopping()
@@ -117,16 +117,16 @@ class SessionHub(Actor):
             self._remove(session)
 
     def deliver(self, event: CommittedEvent) -> None:
-        """Hand an event to the sessions of its recipients, without waiting for any of them."""
+        """Queue an event for the sessions of its recipients, without waiting for any of them."""
         outgoing: OutgoingEvent | None = None
-        told = 0
+        sessions = 0
         for user in event.recipients:
             for session in self._sessions.get(user, ()):
                 outgoing = outgoing or OutgoingEvent(event, self._origin)
                 session.offer(outgoing)
-                told += 1
-        if told:
-            self._observe(EventDelivered(told))
+                sessions += 1
+        if sessions:
+            self._observe(EventDelivered(sessions))
 
     async def run_once(self) -> int:
         """Close the sessions whose token has ended; return how many."""
@@ -137,7 +137,7 @@ class SessionHub(Actor):
         return len(ended)
 
     def stop(self) -> None:
-        """Take nobody any more and send everybody away. Idempotent."""
+        """Accept no more sessions and close all there are. Idempotent."""
         super().stop()
         for session in self._all():
             session.close(CloseCode.GOING_AWAY)
@@ -149,7 +149,7 @@ class SessionHub(Actor):
                 await self._empty.wait()
 
     def interrupt(self) -> None:
-        """Send everybody away to resume: some events did not get here."""
+        """Close all sessions, so that their clients resume: this process has missed events."""
         for session in self._all():
             session.close(CloseCode.EVENTS_MISSED)
 

@@ -1,7 +1,7 @@
-"""Lag: for how long the oldest event has been owed to its receivers.
+"""Lag: for how long the oldest event has waited to be handed over, by the relay or the webhook.
 
-The store is asked at most once a second. In between, and while it cannot be asked, what was owed goes
-on ageing: an actor that is stuck does not look as if it had nothing to do.
+The store is asked at most once a second. In between, and while it cannot be asked, the age of the
+oldest event goes on growing: an actor that is stuck does not look idle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Lag:
-    """Asks `oldest_seconds` for the age of the oldest event that is owed; none means nothing is."""
+    """Asks `oldest_seconds` for the age of the oldest waiting event; None if no event waits."""
 
     def __init__(
         self,
@@ -26,19 +26,19 @@ class Lag:
     ) -> None:
         self._oldest_seconds = oldest_seconds
         self._clock_seconds = clock_seconds
-        self._owed_since: float | None = None
+        self._waiting_since: float | None = None
         self._due_at = clock_seconds()
 
     @property
     def seconds(self) -> float:
-        """The age of the oldest event that is owed; 0 where none is."""
-        return 0.0 if self._owed_since is None else self._clock_seconds() - self._owed_since
+        """The age of the oldest waiting event; 0 if there is none."""
+        return 0.0 if self._waiting_since is None else self._clock_seconds() - self._waiting_since
 
     async def look(self) -> None:
-        """Ask the store, if it is time to. Raises a `StoreError`."""
+        """Ask the store, if `LOOK_SECONDS` have passed. Raises a `StoreError`."""
         if self._clock_seconds() < self._due_at:
             return
         age = await self._oldest_seconds()
         now = self._clock_seconds()
         self._due_at = now + LOOK_SECONDS
-        self._owed_since = None if age is None else now - age
+        self._waiting_since = None if age is None else now - age

@@ -1,4 +1,4 @@
-"""LocalBus: hands events to this process alone. What it was given it has delivered."""
+"""LocalBus: publishes events within this process. Whatever is published is delivered at once."""
 
 from __future__ import annotations
 

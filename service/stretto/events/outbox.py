@@ -1,4 +1,4 @@
-"""What the relay needs from the table in which events wait."""
+"""The outbox as the relay sees it: the statements on the table in which events wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RefusalLimits:
     """How a refused event is tried again."""
 
     tries_max: int = 12
-    """With the pauses below an operator has about a quarter of an hour to mend what refuses."""
+    """With the pauses below, an operator has about 15 minutes to repair the cause."""
     pause_seconds_first: float = 1.0
     pause_seconds_max: float = PAUSE_SECONDS_MAX
 
@@ -29,16 +29,16 @@ class OutboxStore(Protocol):
     """Short statements, each a transaction of its own; each raises `Unreachable`."""
 
     async def take(self, events_max: int, lease_seconds: float) -> Sequence[CommittedEvent]:
-        """Lease due events, in the order of history: no other relay takes them during the lease."""
+        """Lease due events, in history's order: no other relay takes them during the lease."""
 
     async def oldest_seconds(self) -> float | None:
-        """Return the age of the oldest event that is still to be handed over, if there is one."""
+        """Return the age of the oldest event that is still to be published, if there is one."""
 
     async def mark(self, event_ids: Collection[UUID]) -> None:
-        """Note that these were handed over."""
+        """Mark these events as published."""
 
     async def release(self, event_ids: Collection[UUID]) -> None:
-        """End the lease of events that were not handed over."""
+        """End the lease of events that were not published."""
 
     async def refuse(self, reasons: Mapping[UUID, str], limits: RefusalLimits) -> set[UUID]:
-        """Put refused events off; return those that died of it."""
+        """Put refused events off; return those that became dead letters."""

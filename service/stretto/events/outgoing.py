@@ -1,10 +1,10 @@
-"""An event on its way to live sessions: encoded once for all of them."""
+"""An event on its way to live sessions, encoded once for all of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stretto.events.positions import Bookmark
+from stretto.events.positions import ClientPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class OutgoingEvent:
-    """An event for any number of sessions, encoded once for each way out of the service."""
+    """An event for any number of sessions, encoded once per transport (WebSocket, SSE)."""
 
-    __slots__ = ("_encoded", "bookmark", "event")
+    __slots__ = ("_encoded", "event", "position")
 
     def __init__(self, event: CommittedEvent, origin: Origin) -> None:
         self.event = event
-        self.bookmark = str(Bookmark(event.resume_from, origin))
+        self.position = str(ClientPosition(event.position, origin))
         self._encoded: dict[Callable[[OutgoingEvent], bytes], bytes] = {}
 
     @property
@@ -30,7 +30,7 @@ class OutgoingEvent:
         return self.event.event_id
 
     def encoded(self, encode: Callable[[OutgoingEvent], bytes]) -> bytes:
-        """Return what `encode` makes of it, made on first use."""
+        """Return the event as `encode` returns it, encoded on first use."""
         if encode not in self._encoded:
             self._encoded[encode] = encode(self)
         return self._encoded[encode]

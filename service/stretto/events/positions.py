@@ -1,7 +1,7 @@
-"""Positions in the history of events, as transactions have them and as clients carry them.
+"""Positions in the history of events: a transaction's, a client's, and the cursor of a scan.
 
-A client's position is `<transaction>.<origin>`, where the origin names the database: a position of
-another one, or from before a restore into another one, is recognised rather than taken for ours.
+A client's position is `<transaction>.<origin>`. The origin names the database, so that a position
+of another database, or from before a restore into another one, is recognised and refused.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 Position = NewType("Position", int)
-"""A place in the history of events: everything before it was handed to the bus.
+"""A position in the history of events: the id (xid8) of the transaction that wrote an event.
 
-It is a transaction id (xid8): events of transactions that ended before another began stand before it.
+A transaction that ended before another began has the lower position.
 """
-
 
 Origin = NewType("Origin", str)
 """Which database a position belongs to: eight hexadecimal digits."""
@@ -29,12 +28,12 @@ _POSITION_MAX: Final = 2**64 - 1
 
 
 class PositionLost(Exception):
-    """Nothing can be resumed there: it is older than what is kept, or of another database."""
+    """The position is older than the history that is kept, or of another database."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bookmark:
-    """A position as clients carry it around."""
+class ClientPosition:
+    """A position as a client keeps it and sends it back: every event before it was published."""
 
     position: Position
     origin: Origin
@@ -43,8 +42,8 @@ class Bookmark:
         return f"{self.position}.{self.origin}"
 
     @classmethod
-    def parse(cls, text: str) -> Bookmark:
-        """Raise `ValueError` for what we have never told anybody."""
+    def parse(cls, text: str) -> ClientPosition:
+        """Parse a client's position; raise `ValueError` for one that stretto cannot have sent."""
         found = _POSITION.fullmatch(text)
         if found is None or int(found[1]) > _POSITION_MAX:
             raise ValueError(text)
@@ -53,7 +52,7 @@ class Bookmark:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """How far a scan has come: behind this event. Events are in the order of these two."""
+    """How far a scan has read: up to this event. History is ordered by these two fields."""
 
     position: Position
     event_id: UUID

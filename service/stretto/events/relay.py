@@ -1,11 +1,11 @@
 """OutboxRelay: moves committed events from the outbox to the bus, at least once each (G8).
 
-It takes a batch on lease, publishes, and marks what was handed over: three steps, and no transaction
-is open while the bus works. Whatever goes wrong in between, the lease ends and the events come
-again, here or at any other relay. An event's tries count refusals alone: a bus that is away is not
-the event's fault, and the relay waits for it without end.
+It leases a batch, publishes it, and marks what was published: three steps, and no transaction is
+open while the bus works. If anything fails in between, the lease ends and this or another relay
+publishes the events again. An event's tries count only refusals: while the bus is unavailable, the
+relay waits without end and counts nothing against the events.
 
-The relay does not know who listens, and decides nothing about an event's content.
+The relay does not know who receives events, and decides nothing about their content.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
-    """How a relay works."""
+    """How much a relay publishes at once, and how often."""
 
     lease_seconds: float = 30.0
-    """Longer than a bus takes; what takes longer is sent twice."""
+    """Longer than a bus takes; a batch that takes longer is published twice."""
     batch_max: int = 256
     """Events per statement: a few milliseconds of work."""
     gather_seconds: float = 0.005
-    """How long a wake-up waits for others: two statements for one event cost as much as for ten."""
+    """How long a wake-up waits for more events: ten cost the two statements of one."""
     poll_seconds: float = 1.0
-    """How often to look without being woken: for refused events, and for those of dead replicas."""
+    """How often to look without a wake-up: for refused events, and those of dead replicas."""
     refusal: RefusalLimits = field(default_factory=RefusalLimits)
 
 
@@ -74,7 +74,7 @@ class OutboxRelay(Actor):
     async def run_once(self) -> int:
         """Relay one batch; return how many events it had.
 
-        Raises `BusUnavailable` or a `StoreError`; the events then come again.
+        Raises `BusUnavailable` or a `StoreError`; a later batch then has the events again.
         """
         started = time.perf_counter()
         await self.lag.look()
@@ -82,18 +82,18 @@ class OutboxRelay(Actor):
         if not events:
             return 0
         reasons = await self._publish(events)
-        delivered = [event.event_id for event in events if event.event_id not in reasons]
-        if delivered:
-            await self._store.mark(delivered)
+        published = [event.event_id for event in events if event.event_id not in reasons]
+        if published:
+            await self._store.mark(published)
         if reasons:
             for event_id in await self._store.refuse(reasons, self._settings.refusal):
                 self._observe(EventBuried(event_id, reasons[event_id]))
         seconds = time.perf_counter() - started
-        self._observe(EventsRelayed(len(delivered), len(reasons), seconds))
+        self._observe(EventsRelayed(len(published), len(reasons), seconds))
         return len(events)
 
     async def _publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
-        """Publish on our lease; give it back where that did not work."""
+        """Publish within the lease; end the lease if that fails."""
         try:
             async with asyncio.timeout(self._settings.lease_seconds):
                 reasons: object = await self._bus.publish(events)
@@ -105,9 +105,9 @@ class OutboxRelay(Actor):
             raise
         if isinstance(reasons, Mapping):
             return reasons
-        # Whether any event was handed over is not known: they come again.
+        # Whether any event was published is unknown: the lease ends, and they are published again.
         message = (
-            "the bus must return the reasons of refused events by their ids from `publish`, and {} where"
-            f" none was refused, not {type(reasons)!r}"
+            "the bus must return the reasons of refused events by their ids from `publish`,"
+            f" and {{}} where none was refused, not {type(reasons)!r}"
         )
         raise TypeError(message)

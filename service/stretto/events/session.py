@@ -1,11 +1,11 @@
-"""One client's live session: what waits for it, and why it has ended. No I/O happens here.
+"""One client's live session: the events that wait for it, and why it has ended. It does no I/O.
 
-States: replaying (events gather while the client is told what it has missed), live, closed. While it
-replays, its queue may overflow: history holds the same events, so they are forgotten and read from
-there. A live session whose queue overflows is too slow.
+States: catching up (events gather while the client gets what it has missed), live, closed. A
+session that catches up drops its queue when it overflows: history holds the same events, and they
+are read from there. A live session whose queue overflows is closed as too slow.
 
-Whoever does the I/O asks for events with `take`, inside `until_closed`; everybody else only calls
-methods that neither wait nor raise.
+The task that sends to the client waits for events with `take`, inside `until_closed`; all other
+methods neither wait nor raise.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from stretto.domain import UserId
     from stretto.events.outgoing import OutgoingEvent
 
-# Ids of replayed events that may still come live, as after an outage of the bus; of what is beyond,
-# some comes twice.
-TOLD_MAX: Final = 10_000
+# Ids of events that were sent from history and may still come live, as after an outage of the bus.
+# Of more events than that, some are sent twice.
+SENT_IDS_MAX: Final = 10_000
 
 
 class Session:
@@ -34,11 +34,11 @@ class Session:
     __slots__ = (
         "_arrived",
         "_events_max",
-        "_has_forgotten",
+        "_has_overflowed",
         "_is_live",
         "_queue",
         "_scope",
-        "_told",
+        "_sent",
         "close_code",
         "ends_at",
         "user",
@@ -50,12 +50,12 @@ class Session:
         """When its token ends, in seconds since the epoch."""
         self.close_code: CloseCode | None = None
         self._events_max = events_max
-        # By id, so that an event that comes twice waits once, and in the order of their coming.
+        # By id, so that an event that comes twice waits once; in the order of arrival.
         self._queue: dict[UUID, OutgoingEvent] = {}
-        self._told: set[UUID] = set()
-        """What was replayed although it may still come live."""
+        self._sent: set[UUID] = set()
+        """Ids of events that were sent from history and may still come live."""
         self._is_live = False
-        self._has_forgotten = False
+        self._has_overflowed = False
         self._arrived = asyncio.Event()
         self._scope: asyncio.Timeout | None = None
 
@@ -66,35 +66,36 @@ class Session:
         """Queue an event for the client. Never blocks: no client delays another."""
         if self.close_code is not None:
             return
-        if outgoing.event_id in self._told:
-            self._told.discard(outgoing.event_id)
+        if outgoing.event_id in self._sent:
+            self._sent.discard(outgoing.event_id)
             return
         if len(self._queue) >= self._events_max and outgoing.event_id not in self._queue:
             if self._is_live:
                 self.close(CloseCode.TOO_SLOW)
                 return
             self._queue.clear()
-            self._has_forgotten = True
+            self._has_overflowed = True
         self._queue[outgoing.event_id] = outgoing
         self._arrived.set()
 
-    def note_replayed(self, outgoing: OutgoingEvent, *, is_under_way: bool) -> None:
-        """Take note that the client is told this event from history, so need not be told it live."""
+    def note_sent(self, outgoing: OutgoingEvent, *, is_under_way: bool) -> None:
+        """Note that the client gets this event from history: do not send it live as well."""
         waited = self._queue.pop(outgoing.event_id, None) is not None
-        if is_under_way and not waited and len(self._told) < TOLD_MAX:
-            self._told.add(outgoing.event_id)
+        if is_under_way and not waited and len(self._sent) < SENT_IDS_MAX:
+            self._sent.add(outgoing.event_id)
 
     def go_live(self) -> bool:
-        """End the replay; not where events were forgotten meanwhile: history has to be read again.
+        """End the catch-up and return whether it is over; if the queue overflowed, it is not.
 
-        What is forgotten from now on, a read that begins from now on finds.
+        History must then be read again. A read that begins after this call finds every event that
+        the queue drops after this call.
         """
-        self._is_live = not self._has_forgotten
-        self._has_forgotten = False
+        self._is_live = not self._has_overflowed
+        self._has_overflowed = False
         return self._is_live
 
     async def take(self) -> Sequence[OutgoingEvent]:
-        """Wait until there are events; return all of them, in order."""
+        """Wait until events are queued; return all of them, in order."""
         while not self._queue:
             self._arrived.clear()
             await self._arrived.wait()
@@ -103,17 +104,17 @@ class Session:
         return events
 
     def close(self, code: CloseCode) -> None:
-        """End the session and drop what waits for it. The first code counts. Idempotent."""
+        """End the session and drop its queue. The first code counts. Idempotent."""
         if self.close_code is not None:
             return
         self.close_code = code
         self._queue.clear()
-        self._told.clear()
+        self._sent.clear()
         self._interrupt()
 
     @asynccontextmanager
     async def until_closed(self) -> AsyncIterator[None]:
-        """Leave the block when the session is closed, whatever it awaits at that moment."""
+        """Leave the block when the session is closed, whatever the block awaits then."""
         try:
             async with asyncio.timeout(None) as scope:
                 self._scope = scope
@@ -124,7 +125,7 @@ class Session:
                 finally:
                     self._scope = None
         except TimeoutError:
-            # A time-out of the block's own is not ours to swallow.
+            # The block's own time-outs pass on.
             if not scope.expired():
                 raise
 

@@ -1,7 +1,7 @@
 """The two ways of events to a client: WebSocket text messages and server-sent events.
 
-A stream sends, notices that its client has gone, and says goodbye, each within a bounded time. What
-is sent, and why it ends, others decide. Every form of an event is made once for all who get it.
+A stream sends, notices that its client has left, and closes, each within a bounded time. It does
+not decide what is sent or why the session ends. An event is encoded once for all sessions.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from stretto.events.session import Session
 
 SUBPROTOCOL: Final = "stretto.v1"
-# Clients have nothing to say; the largest control frame has 125 bytes.
+# Clients send no messages; the largest control frame has 125 bytes.
 MESSAGE_BYTES_MAX: Final = 1024
-# What may lie in the process and in the kernel for a client that does not read; then it is waited
-# for, and events gather in its session's queue.
+# Buffered in the process and in the kernel for a client that does not read. Beyond that the session
+# waits for the client, and events gather in the session's queue.
 BUFFER_BYTES_MAX: Final = 16 * 1024
 SOCKET_BYTES_MAX: Final = 64 * 1024
-# For the goodbye to arrive, and a WebSocket's reply; below the hub's own patience at the stop.
+# For the close frame or event to arrive, and a WebSocket's reply; below the hub's `STOP_SECONDS`.
 CLOSE_SECONDS: Final = 2.0
-# Spread, so that the clients of a stopped process do not all come back at once.
+# Spread, so that the clients of a stopped process do not all reconnect at once.
 RECONNECT_MILLISECONDS: Final = (500, 5000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """How sessions are opened and kept."""
+    """How sessions are opened and kept alive."""
 
     heartbeat_seconds: float = 25.0
-    """Below the minute after which proxies drop a silent connection."""
+    """Below the minute after which proxies drop an idle connection."""
     origins: frozenset[str] = frozenset()
-    """Whose pages may open a WebSocket, beside our own; `*` stands for everybody's."""
+    """Origins whose pages may open a WebSocket, beside our own; `*` allows every origin."""
 
     @classmethod
     def of(cls, settings: Settings) -> StreamSettings:
@@ -61,34 +61,34 @@ class StreamSettings:
 
 
 class EventStream(Protocol):
-    """What a session is served through."""
+    """The way of a session's events to its client."""
 
     @property
     def response(self) -> web.StreamResponse:
-        """What is answered to the request."""
+        """The answer to the request."""
 
     @property
     def silence_seconds(self) -> float | None:
-        """After so long without events, `beat` is due."""
+        """After so long without events, `beat` is due; None if it never is."""
 
     def opened(self, request: web.Request, session: Session) -> AbstractAsyncContextManager[None]:
-        """Answer the request and watch the client; it closes the session when the client goes."""
+        """Answer the request and watch the client; close the session when the client leaves."""
 
-    async def tell_position(self, bookmark: str) -> None:
-        """Say where to resume, as long as there is no event."""
+    async def send_position(self, position: str) -> None:
+        """Send the client's position, which holds until it gets an event."""
 
     async def send(self, outgoing: OutgoingEvent) -> None:
-        """Send an event; waits for a client that does not read, raises `ConnectionResetError`."""
+        """Send an event; wait for a client that does not read; raise `ConnectionResetError`."""
 
     async def beat(self) -> None:
-        """Send a sign of life."""
+        """Send a heartbeat."""
 
     async def close(self, code: CloseCode) -> None:
-        """Say goodbye and hang up, within `CLOSE_SECONDS`."""
+        """Send the close code and close the connection, within `CLOSE_SECONDS`."""
 
 
 class WebSocketStream:
-    """Text messages `{"position", "event"}`; the client answers pings and sends little else."""
+    """Text messages `{"position", "event"}`; the client sends control frames only."""
 
     silence_seconds = None
 
@@ -97,7 +97,7 @@ class WebSocketStream:
             timeout=CLOSE_SECONDS,
             heartbeat=settings.heartbeat_seconds,
             protocols=(SUBPROTOCOL,),
-            # A compressor would cost more memory than all the rest of the session.
+            # A compressor would need more memory than the rest of the session.
             compress=False,
             max_msg_size=MESSAGE_BYTES_MAX,
             writer_limit=BUFFER_BYTES_MAX,
@@ -116,30 +116,30 @@ class WebSocketStream:
         finally:
             reading.cancel()
             await asyncio.wait((reading,))
-            # Of a malformed frame; it has passed frames of the response, which keeps it.
+            # The error of a malformed frame: it refers to frames of the response, which keeps it.
             drop_frames(self.response.exception())
 
-    async def tell_position(self, bookmark: str) -> None:
-        """Say where to resume."""
-        await self._send_text(orjson.dumps({"position": bookmark}))
+    async def send_position(self, position: str) -> None:
+        """Send the client's position."""
+        await self._send_text(orjson.dumps({"position": position}))
 
     async def send(self, outgoing: OutgoingEvent) -> None:
         """Send an event."""
         await self._send_text(outgoing.encoded(websocket_message))
 
     async def beat(self) -> None:
-        """Do nothing: pings are sent by the response itself, which waits for their replies."""
+        """Do nothing: the response itself sends pings and waits for their replies."""
 
     async def close(self, code: CloseCode) -> None:
-        """Say goodbye and hang up."""
-        async with _hanging_up(self._transport):
+        """Send the close code and close the connection."""
+        async with _closing(self._transport):
             await self.response.close(code=code, message=code.reason.encode())
 
     async def _send_text(self, message: bytes) -> None:
         await self.response.send_frame(message, WSMsgType.TEXT)
 
     async def _read(self, session: Session) -> None:
-        """Close the session when the client leaves, or says anything at all."""
+        """Close the session when the client leaves or sends a message."""
         try:
             message = await self.response.receive()
             if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
@@ -152,7 +152,7 @@ class WebSocketStream:
 
 
 class ServerSentEvents:
-    """Events whose `id` is the position; a comment is the sign of life."""
+    """Events whose `id` is the client's position; a comment is the heartbeat."""
 
     def __init__(self, settings: StreamSettings) -> None:
         self.silence_seconds = settings.heartbeat_seconds
@@ -161,24 +161,24 @@ class ServerSentEvents:
                 **COMMON_FIELDS,
                 hdrs.CONTENT_TYPE: "text/event-stream",
                 hdrs.CACHE_CONTROL: "no-store",
-                # A proxy that gathers an answer before it passes it on would gather for ever.
+                # A proxy that buffers an answer until its end would buffer for ever.
                 "X-Accel-Buffering": "no",
             }
         )
-        # Its buffers are kept too small for other answers.
+        # `_bounded` makes the connection's buffers too small for other answers.
         self.response.force_close()
 
     @asynccontextmanager
     async def opened(self, request: web.Request, session: Session) -> AsyncIterator[None]:  # noqa: ARG002 the port's
-        """Answer the request; who leaves cancels the handler, or is missed at the next beat."""
+        """Answer the request; a client that leaves cancels the handler or fails the next beat."""
         await self.response.prepare(request)
         self._transport = _bounded(request)
         yield
 
-    async def tell_position(self, bookmark: str) -> None:
-        """Say where to resume."""
+    async def send_position(self, position: str) -> None:
+        """Send the client's position."""
         pause = random.randint(*RECONNECT_MILLISECONDS)
-        await self.response.write(f"retry: {pause}\nid: {bookmark}\n\n".encode())
+        await self.response.write(f"retry: {pause}\nid: {position}\n\n".encode())
 
     async def send(self, outgoing: OutgoingEvent) -> None:
         """Send an event."""
@@ -189,30 +189,30 @@ class ServerSentEvents:
         await self.response.write(b":\n\n")
 
     async def close(self, code: CloseCode) -> None:
-        """Say goodbye and hang up."""
-        goodbye = orjson.dumps({"code": code, "reason": code.reason})
-        # Without this, a browser would come back with the lost position for ever.
+        """Send the close code and close the connection."""
+        data = orjson.dumps({"code": code, "reason": code.reason})
+        # Without this, a browser would reconnect with the lost position for ever.
         forget = b"id\n" if code is CloseCode.POSITION_LOST else b""
-        async with _hanging_up(self._transport):
-            await self.response.write(b"event: close\n" + forget + b"data: " + goodbye + b"\n\n")
+        async with _closing(self._transport):
+            await self.response.write(b"event: close\n" + forget + b"data: " + data + b"\n\n")
             await self.response.write_eof()
 
 
 def websocket_message(outgoing: OutgoingEvent) -> bytes:
-    """Return the text of the one message that all WebSocket sessions get."""
-    return b'{"position":"%b","event":%b}' % (outgoing.bookmark.encode(), outgoing.event.envelope)
+    """Return the text message that all WebSocket sessions get."""
+    return b'{"position":"%b","event":%b}' % (outgoing.position.encode(), outgoing.event.envelope)
 
 
 def sse_chunk(outgoing: OutgoingEvent) -> bytes:
-    """Return the event that all SSE sessions get; JSON has no line breaks of its own here."""
-    return b"id: %b\ndata: %b\n\n" % (outgoing.bookmark.encode(), outgoing.event.envelope)
+    """Return the event that all SSE sessions get; our JSON has no line breaks."""
+    return b"id: %b\ndata: %b\n\n" % (outgoing.position.encode(), outgoing.event.envelope)
 
 
 def _bounded(request: web.Request) -> asyncio.Transport:
-    """Return the request's transport, which from now on buffers little; raises `ConnectionResetError`."""
+    """Bound the buffers of the request's transport and return it; raise `ConnectionResetError`."""
     transport = request.transport
     if transport is None:
-        raise ConnectionResetError("the client has gone")
+        raise ConnectionResetError("the client has left")
     transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX)
     connection = transport.get_extra_info("socket")
     if connection is not None:
@@ -221,10 +221,10 @@ def _bounded(request: web.Request) -> asyncio.Transport:
 
 
 @asynccontextmanager
-async def _hanging_up(transport: asyncio.Transport) -> AsyncIterator[None]:
-    """Bound a goodbye in time; a client that does not even read that is cut off."""
+async def _closing(transport: asyncio.Transport) -> AsyncIterator[None]:
+    """Bound the block in time; cut off a client that does not read what the block sends."""
     if not transport.is_closing():
-        # What is sent from now on has been handed to the kernel once it has been waited for.
+        # From now on, a write is waited for until the kernel has all of its bytes.
         transport.set_write_buffer_limits(high=0)
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
@@ -232,6 +232,6 @@ async def _hanging_up(transport: asyncio.Transport) -> AsyncIterator[None]:
     except (TimeoutError, ConnectionError):
         transport.abort()
     finally:
-        # Closing alone would wait for the client, for as long as it likes.
+        # `close` alone would wait for the client without a bound.
         if transport.get_write_buffer_size() > 0:
             transport.abort()

@@ -233,6 +233,6 @@ def _messages(
                 Header.MSG_ID.value: f"{event.event_id}/{first}" if first else str(event.event_id),
                 "Content-Type": CONTENT_TYPE,
                 RECIPIENTS: orjson.dumps(recipients).decode(),
-                RESUME_FROM: str(event.resume_from),
+                RESUME_FROM: str(event.position),
             },
         )

@@ -11,12 +11,12 @@ import pytest
 from stretto.domain import UserId
 from stretto.errors import InternalError, ReadCancelled, Unreachable
 from stretto.events import history_reader
-from stretto.events.catch_up import Replay
+from stretto.events.catch_up import CatchUp
 from stretto.events.event import CommittedEvent
 from stretto.events.history import HistoryBounds, HistoryPage, PastEvent
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
 from stretto.events.hub import HubSettings, SessionHub
-from stretto.events.positions import Bookmark, Cursor, Origin, Position, PositionLost
+from stretto.events.positions import ClientPosition, Cursor, Origin, Position, PositionLost
 from stretto.events.session import Session
 from stretto.observations import ActorCrashed, UpkeepTrouble
 from stretto.runtime.backoff import Backoff
@@ -38,9 +38,9 @@ def event(number: int, *recipients: str) -> CommittedEvent:
     return CommittedEvent(UUID(int=number), recipients or (ALICE,), b"{}", Position(number))
 
 
-def bookmark(number: int) -> Bookmark:
+def bookmark(number: int) -> ClientPosition:
     """Return what a client was told."""
-    return Bookmark(Position(number), ORIGIN)
+    return ClientPosition(Position(number), ORIGIN)
 
 
 class ScriptedHistory:
@@ -90,11 +90,11 @@ class World:
         self.mailbox: Mailbox[Ask, Stretch] = Mailbox(100)
         self.reader = HistoryReader(self.mailbox, self.store, ORIGIN, self.told.append)
 
-    def replay(self, session: Session, since: Bookmark | None) -> Replay:
+    def replay(self, session: Session, since: ClientPosition | None) -> CatchUp:
         """Return a session's replay."""
-        return Replay(self.mailbox, session, ORIGIN, since)
+        return CatchUp(self.mailbox, session, ORIGIN, since)
 
-    async def all_of(self, *replays: Replay) -> list[list[int]]:
+    async def all_of(self, *replays: CatchUp) -> list[list[int]]:
         """Read all of them to the end, at the same pace; return the numbers of their events."""
         reading = asyncio.create_task(Run(self.reader, self.told.append).turns())
         try:
@@ -103,7 +103,7 @@ class World:
             reading.cancel()
 
 
-async def numbers(replay: Replay) -> list[int]:
+async def numbers(replay: CatchUp) -> list[int]:
     """Return the numbers of all that was missed."""
     await replay.begin()
     found: list[int] = []
@@ -161,7 +161,7 @@ async def test_no_told_place_is_behind_a_transaction_that_still_ran(world: World
         assert "1.0a1b2c3d" == await replay.begin()
         told = []
         while (missed := await replay.next()) is not None:
-            told += [each.bookmark for each in missed]
+            told += [each.position for each in missed]
         reading.cancel()
     assert [f"{min(n, 5)}.0a1b2c3d" for n in range(1, 10)] == told
     assert "5.0a1b2c3d" == replay.present
@@ -231,8 +231,8 @@ async def test_what_comes_live_in_bulk_meanwhile_is_told_from_history(
     assert is_guarded == (list(range(1, 60)) == found + live)
 
 
-@pytest.mark.parametrize("since", [Bookmark(Position(5), Origin("ffffffff")), bookmark(1001)])
-async def test_a_place_that_is_not_ours_is_lost(world: World, since: Bookmark) -> None:
+@pytest.mark.parametrize("since", [ClientPosition(Position(5), Origin("ffffffff")), bookmark(1001)])
+async def test_a_place_that_is_not_ours_is_lost(world: World, since: ClientPosition) -> None:
     """Of another database, or ahead of this one."""
     with world.hub.session(ALICE, 1e12) as session:
         with pytest.raises(PositionLost):
@@ -269,7 +269,7 @@ async def test_a_page_that_fails_is_read_again_and_closes_no_session(
 ) -> None:
     """Clients wait for a while; with a reader that gives up at once, the farthest behind end them all."""
     if not is_patient:
-        monkeypatch.setattr(history_reader, "PATIENCE_SECONDS", 0.0)
+        monkeypatch.setattr(history_reader, "RETRY_SECONDS_MAX", 0.0)
     monkeypatch.setattr(history_reader, "BACKOFF", Backoff(1e-6, 1e-6))
     world.store.events = [event(n, ALICE, BOB) for n in range(1, 12)]
     world.store.page_errors = [Unreachable("cut"), ReadCancelled("slow")]
@@ -292,7 +292,7 @@ async def test_everybody_who_waits_is_told_that_history_cannot_be_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the next one is served, whether the world or the program was at fault."""
-    monkeypatch.setattr(history_reader, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(history_reader, "RETRY_SECONDS_MAX", 0.0)
     monkeypatch.setattr(history_reader, "BACKOFF", Backoff(1e-6, 1e-6))
     with world.hub.session(ALICE, 1e12) as session:
         for error, raised in ((Unreachable("away"), Unreachable), (KeyError(), InternalError)):
@@ -308,9 +308,9 @@ async def test_everybody_who_waits_is_told_that_history_cannot_be_read(
 def test_what_was_never_told_is_no_bookmark(text: str) -> None:
     """It is a fault of the client's program, not of time."""
     with pytest.raises(ValueError, match=r"^"):
-        Bookmark.parse(text)
+        ClientPosition.parse(text)
 
 
 def test_a_bookmark_survives_the_way_to_a_client_and_back() -> None:
     """As text."""
-    assert bookmark(2**64 - 1) == Bookmark.parse(str(bookmark(2**64 - 1)))
+    assert bookmark(2**64 - 1) == ClientPosition.parse(str(bookmark(2**64 - 1)))

@@ -95,7 +95,7 @@ async def test_an_event_is_encoded_once_for_each_way(hub: SessionHub) -> None:
     encoded = []
 
     def encode(outgoing: OutgoingEvent) -> bytes:
-        encoded.append(outgoing.bookmark)
+        encoded.append(outgoing.position)
         return b"text"
 
     with hub.session(ALICE, 2000) as first, hub.session(ALICE, 2000) as second:
@@ -211,7 +211,7 @@ async def test_what_was_replayed_is_not_told_again(hub: SessionHub) -> None:
         hub.deliver(event(1))
         for number in (1, 2, 3):
             outgoing = OutgoingEvent(event(number), ORIGIN)
-            session.note_replayed(outgoing, is_under_way=number < 3)
+            session.note_sent(outgoing, is_under_way=number < 3)
         hub.deliver(event(2))
         hub.deliver(event(4))
         assert [4] == ids(await session.take())

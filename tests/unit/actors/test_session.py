@@ -45,7 +45,7 @@ def test_only_what_may_still_come_live_is_remembered(
     session: Session, *, is_under_way: bool
 ) -> None:
     """What was handed over before is not expected, and takes no room."""
-    session.note_replayed(event(1), is_under_way=is_under_way)
+    session.note_sent(event(1), is_under_way=is_under_way)
     session.offer(event(1))
     assert int(not is_under_way) == len(session)
 
@@ -53,7 +53,7 @@ def test_only_what_may_still_come_live_is_remembered(
 def test_what_had_come_live_already_is_not_expected_again(session: Session) -> None:
     """It is told once; if the bus hands it over again, that is the bus's second time."""
     session.offer(event(1))
-    session.note_replayed(event(1), is_under_way=True)
+    session.note_sent(event(1), is_under_way=True)
     assert 0 == len(session)
     session.offer(event(1))
     assert 1 == len(session)
@@ -63,11 +63,11 @@ def test_what_is_remembered_is_bounded_and_ends_with_the_session(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a long outage of the bus; what is beyond may come twice."""
-    monkeypatch.setattr(session_module, "TOLD_MAX", 2)
+    monkeypatch.setattr(session_module, "SENT_IDS_MAX", 2)
     for number in range(3):
-        session.note_replayed(event(number), is_under_way=True)
-    assert 2 == len(session._told)
+        session.note_sent(event(number), is_under_way=True)
+    assert 2 == len(session._sent)
     session.offer(event(2))
     assert 1 == len(session)
     session.close(CloseCode.GOING_AWAY)
-    assert (0, 0) == (len(session._told), len(session))
+    assert (0, 0) == (len(session._sent), len(session))

@@ -22,7 +22,7 @@ from stretto.domain import (
     UserId,
 )
 from stretto.errors import KeyInvalid, RequestInvalid
-from stretto.events.positions import Bookmark
+from stretto.events.positions import ClientPosition
 from stretto.http.routes import groups
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def test_the_schema_and_the_parser_accept_the_same_keys(field: str) -> None:
 def test_the_schema_and_the_parser_accept_the_same_positions(position: str) -> None:
     """But for numbers of more than 64 bits, which no pattern can tell."""
     try:
-        Bookmark.parse(position)
+        ClientPosition.parse(position)
     except ValueError:
         is_accepted = False
     else:

@@ -1,7 +1,7 @@
-"""Route of live events: a session over WebSocket or SSE, from where the client left.
+"""Route of live events: a session over WebSocket or SSE, from the client's position on.
 
-Before the stream has begun, a refusal is a problem document; after that, a close code, told over
-both in the same words. Nothing of a session outlives its request.
+Before the stream has begun, an error is a problem document; after that, it is a close code, the
+same over both. Nothing of a session outlives its request.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from stretto.errors import (
     StrettoError,
     Unauthenticated,
 )
-from stretto.events.catch_up import Replay
+from stretto.events.catch_up import CatchUp
 from stretto.events.close_codes import CloseCode
-from stretto.events.positions import Bookmark, PositionLost
+from stretto.events.positions import ClientPosition, PositionLost
 from stretto.http.event_streams import SUBPROTOCOL, ServerSentEvents, WebSocketStream
 from stretto.http.requests import read_query
 from stretto.http.service import SERVICE
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stretto.events.session import Session
     from stretto.http.event_streams import EventStream, StreamSettings
 
-# A client that is told of the past sets the pace itself; one that takes nothing for so long is too slow.
+# A client that catches up sets the pace itself; one that reads no event for so long is too slow.
 READ_ON_SECONDS: Final = 10.0
 TOKEN_SUBPROTOCOL: Final = "stretto.token."  # noqa: S105 a prefix, no token
 _EVENT_STREAM: Final = "text/event-stream"
@@ -43,44 +43,44 @@ _WEIGHT_OF_ZERO: Final = re.compile(r"(?:^|;)\s*q\s*=\s*0(?:\.0{0,3})?\s*(?:$|;)
 
 
 async def open_session(request: web.Request) -> web.StreamResponse:
-    """`GET /v1/events`: tell the user's events until one of both ends it."""
+    """`GET /v1/events`: send the user's events until the client or the service ends the session."""
     service = request.app[SERVICE]
     token = await service.authenticator.verify(_authorization(request))
     query = read_query(request, "since")
     stream = _stream(request, service.streams)
-    bookmark = _bookmark(request, query)
-    # Taking part comes before reading: what commits from now on comes live.
+    client_position = _client_position(request, query)
+    # Join the hub before reading history: what commits from now on comes live.
     with service.hub.session(token.owner, token.ends_at) as session:
-        replay = Replay(service.history, session, service.hub.origin, bookmark)
+        catch_up = CatchUp(service.history, session, service.hub.origin, client_position)
         try:
-            position = await replay.begin()
+            position = await catch_up.begin()
         except PositionLost:
             session.close(CloseCode.POSITION_LOST)
             position = ""
         try:
             async with stream.opened(request, session):
-                await _serve(stream, session, replay, position)
+                await _serve(stream, session, catch_up, position)
                 assert session.close_code is not None
                 await stream.close(session.close_code)
         except ConnectionError as error:
-            # Nobody is there to read this.
+            # It is counted; no client is left to read it.
             raise RequestInvalid([], "The client left before the session began.") from error
     return stream.response
 
 
-async def _serve(stream: EventStream, session: Session, replay: Replay, position: str) -> None:
-    """Send what was missed, then what comes, until the session is closed."""
+async def _serve(stream: EventStream, session: Session, catch_up: CatchUp, position: str) -> None:
+    """Send the missed events, then live ones, until the session is closed."""
     if session.close_code is not None:
         return
     try:
         async with session.until_closed():
-            await stream.tell_position(position)
-            while (missed := await replay.next()) is not None:
+            await stream.send_position(position)
+            while (missed := await catch_up.next()) is not None:
                 for outgoing in missed:
                     await _send_missed(stream, outgoing)
-            if replay.is_resumption:
-                # Nothing more of the past is to come.
-                await stream.tell_position(replay.present)
+            if catch_up.is_resumption:
+                # Every missed event has been sent.
+                await stream.send_position(catch_up.present)
             while True:
                 await _send_next(stream, session)
     except ConnectionError:
@@ -91,15 +91,15 @@ async def _serve(stream: EventStream, session: Session, replay: Replay, position
         session.close(CloseCode.POSITION_LOST)
     except (StoreError, StrettoError):
         session.close(CloseCode.TRY_AGAIN)
-    except Exception:  # noqa: BLE001 the stream has begun: there is no room for a problem document
+    except Exception:  # noqa: BLE001 the stream has begun: too late for a problem document
         logger.exception("request.crashed")
         session.close(CloseCode.INTERNAL_ERROR)
 
 
 async def _send_missed(stream: EventStream, outgoing: OutgoingEvent) -> None:
-    """Send an event of the past; raises `TimeoutError` where the client does not read on.
+    """Send a missed event; raise `TimeoutError` if the client does not read.
 
-    Its queue does not tell, since that may overflow meanwhile.
+    A full queue does not show a slow client here: while a session catches up, it may overflow.
     """
     async with asyncio.timeout(READ_ON_SECONDS):
         await stream.send(outgoing)
@@ -117,14 +117,14 @@ async def _send_next(stream: EventStream, session: Session) -> None:
 
 
 def _stream(request: web.Request, settings: StreamSettings) -> EventStream:
-    """Return the stream that was asked for; raises `RequestInvalid` or `OriginRefused`."""
+    """Return the stream that the client asks for; raise `RequestInvalid` or `OriginRefused`."""
     if _wants_websocket(request):
-        # Scripts of any page may open a WebSocket and read it; everything else browsers guard.
+        # A script of any page may open a WebSocket and read it; browsers guard all other requests.
         _require_origin(request, settings.origins)
         _require_subprotocol(request)
         stream = WebSocketStream(settings)
         if not _is_handshake(stream, request):
-            raise RequestInvalid([], "This is no handshake of a WebSocket (RFC 6455, 4.2.1).")
+            raise RequestInvalid([], "This is not a WebSocket handshake (RFC 6455, 4.2.1).")
         return stream
     if _accepts_events(request):
         return ServerSentEvents(settings)
@@ -132,7 +132,7 @@ def _stream(request: web.Request, settings: StreamSettings) -> EventStream:
 
 
 def _accepts_events(request: web.Request) -> bool:
-    """Whether Accept names our stream with any weight but 0, which means "not this" (RFC 9110, 12.4.2)."""
+    """Whether Accept names our stream with a weight above 0 (RFC 9110, 12.4.2)."""
     ranges = ",".join(request.headers.getall(hdrs.ACCEPT, [])).lower().split(",")
     for media_type, _, parameters in (each.partition(";") for each in ranges):
         if media_type.strip() == _EVENT_STREAM:
@@ -148,13 +148,13 @@ def _is_handshake(stream: WebSocketStream, request: web.Request) -> bool:
     try:
         return bool(stream.response.can_prepare(request))
     except ValueError:
-        # aiohttp decodes the key as text, and puts what it refuses into an answer of its own: both
-        # fail where that is no text.
+        # aiohttp decodes the key as text, and repeats a bad key in an answer of its own: both fail
+        # for a key that is not text.
         return False
 
 
 def _require_origin(request: web.Request, allowed: frozenset[str]) -> None:
-    """Raise `OriginRefused` for a foreign page; what is no browser names no origin."""
+    """Raise `OriginRefused` for a foreign page; a client that is not a browser names no origin."""
     for origin in request.headers.getall(hdrs.ORIGIN, []):
         own = (f"http://{request.host}", f"https://{request.host}")
         if origin not in own and not {origin, "*"} & allowed:
@@ -162,10 +162,10 @@ def _require_origin(request: web.Request, allowed: frozenset[str]) -> None:
 
 
 def _require_subprotocol(request: web.Request) -> None:
-    """Raise `RequestInvalid` for a list of subprotocols without ours; there need not be one."""
+    """Raise `RequestInvalid` for a list of subprotocols without ours; no list is fine."""
     fields = request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, [])
     if fields and (len(fields) > 1 or SUBPROTOCOL not in _subprotocols(request)):
-        raise RequestInvalid([], f"The subprotocol here is {SUBPROTOCOL}.")
+        raise RequestInvalid([], f"Offer the subprotocol {SUBPROTOCOL}.")
 
 
 def _subprotocols(request: web.Request) -> list[str]:
@@ -174,7 +174,7 @@ def _subprotocols(request: web.Request) -> list[str]:
 
 
 def _authorization(request: web.Request) -> str | None:
-    """Return the one place that has a token; a browser's WebSocket has only its subprotocols."""
+    """Return the one token; a browser's WebSocket can carry it only as a subprotocol."""
     fields = request.headers.getall(hdrs.AUTHORIZATION, [])
     if _wants_websocket(request):
         fields += [
@@ -187,15 +187,15 @@ def _authorization(request: web.Request) -> str | None:
     return fields[0] if fields else None
 
 
-def _bookmark(request: web.Request, query: Mapping[str, str]) -> Bookmark | None:
-    """Return where to resume. A browser that comes back repeats its URL: the header is newer."""
+def _client_position(request: web.Request, query: Mapping[str, str]) -> ClientPosition | None:
+    """Return the client's position. A browser reconnects with its old URL: the header is newer."""
     header = request.headers.get("Last-Event-ID")
-    told = header or query.get("since")
-    if not told:
+    position = header or query.get("since")
+    if not position:
         return None
     try:
-        return Bookmark.parse(told)
+        return ClientPosition.parse(position)
     except ValueError as error:
         name = "Last-Event-ID" if header else "since"
-        fault = ParameterError(name, "is no position that was given out here")
-        raise RequestInvalid([fault]) from error
+        invalid = ParameterError(name, "is no position that was given out here")
+        raise RequestInvalid([invalid]) from error
