@@ -1,4 +1,4 @@
-"""Answers to a creation that the fast path and the routes write alike, byte by byte."""
+"""Answers to a creation that the fast path and the routes send alike, byte for byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def written(status: HTTPStatus, fields: Mapping[str, object], body: bytes) -> by
 
 
 def created_fields(path: str, answer: Answer) -> dict[str, str]:
-    """Return the header fields with which a success is told to whoever has posted to that path."""
+    """Return the header fields of the answer to a successful `POST` to that path."""
     fields = {
         "Location": f"{path}/{orjson.loads(answer.document)['group_id']}",
         "Idempotency-Status": answer.status,

@@ -1,7 +1,7 @@
 """The aiohttp application: routes, and when the service behind them starts and stops.
 
 The service stops on shutdown, before any clean-up: an application that a host mounts is cleaned up
-after its parent, and by then a pool that the host lent us would be gone.
+after its parent, and by then a pool that the host provided would be closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUTES: Final = (
     web.get("/v1/groups/{group_id}/members", groups.list_members),
     # A key may have braces, which a plain name would not match.
     web.get("/v1/attempts/{key:[^/]+}", attempts.read_attempt),
-    # A session has no answer whose headers alone could be asked for.
+    # No HEAD: a session has no answer whose headers could be sent alone.
     web.get("/v1/events", events.open_session, allow_head=False),
     web.get("/livez", health.livez),
     web.get("/readyz", health.readyz),
@@ -50,7 +50,7 @@ def build_app(open_service: Callable[[], AbstractAsyncContextManager[Service]]) 
             app[SERVICE] = await stack.enter_async_context(open_service())
             yield
         finally:
-            # Where a later start-up fails there is no shutdown, only this.
+            # If a later start-up fails, aiohttp cleans up without a shutdown.
             await stack.aclose()
 
     async def stop(_: web.Application) -> None:

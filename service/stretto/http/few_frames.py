@@ -1,9 +1,9 @@
-"""A WebSocket whose client has nothing to say: it may send few frames, whatever they are.
+"""A WebSocket whose client sends no messages: the bytes of its frames are bounded.
 
-aiohttp takes every frame that has arrived in one turn of the loop, and answers each ping. So one
-session that sends nothing but pings would take the process away from all others: 130,000 of them,
-780 kB, cost a second. Here bytes are counted before a frame is read, and what is too much is dropped
-unread. A client's pings and its replies to ours stay far below that.
+aiohttp parses every frame that has arrived in one turn of the loop, and answers each ping. So one
+session that sends only pings could block the process for all others: 130,000 pings, 780 kB, cost a
+second. Here bytes are counted before a frame is parsed, and bytes beyond the bound are dropped. A
+client's pings and its replies to ours stay far below the bound.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from aiohttp import web
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A ping and a reply every second, each as large as they may be, are as much. The smallest frames, of
-# which these are 1,000, cost 10 ms.
+# A ping and a reply of the largest size every second. Of the smallest frames these are 1,000, which
+# cost 10 ms.
 FRAME_BYTES_MAX: Final = 2 * 1024
 FRAME_SECONDS: Final = 10.0
 
 
 class Reader(Protocol):
-    """What takes the bytes of a connection."""
+    """aiohttp's parser of a connection's bytes."""
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Take bytes; return whether they are the last, and what is left of them."""
+        """Parse bytes; return whether they are the last, and those that are left over."""
 
     def feed_eof(self) -> None:
-        """Take note that there are no more."""
+        """Note that no more bytes come."""
 
 
 class FewFrames:
-    """Hands a client's bytes to a reader, as long as they are few."""
+    """Passes a client's bytes to a reader, up to a bound."""
 
     def __init__(
         self, reader: Reader, on_flood: Callable[[], None], clock_seconds: Callable[[], float]
@@ -43,11 +43,11 @@ class FewFrames:
         self._clock_seconds = clock_seconds
         self._left_bytes = FRAME_BYTES_MAX
         self._ends_at = clock_seconds() + FRAME_SECONDS
-        """When as much may come again."""
+        """When the count begins again."""
         self._is_flooded = False
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Hand bytes on, or drop them: from the first that is too many, for ever."""
+        """Pass bytes on; drop all bytes from the first one beyond the bound."""
         if self._is_flooded:
             return False, b""
         now = self._clock_seconds()
@@ -63,25 +63,25 @@ class FewFrames:
         return fed
 
     def feed_eof(self) -> None:
-        """Hand it on."""
+        """Pass the end on."""
         self._reader.feed_eof()
 
 
 class QuietWebSocket(web.WebSocketResponse):
-    """A WebSocket that calls `on_flood` when its client sends too many frames."""
+    """A WebSocket that calls `on_flood` if its client sends more than the bound."""
 
     on_flood: Callable[[], None]
 
     def _post_start(self, request: Any, protocol: str | None, writer: Any) -> None:
-        """Begin to read; aiohttp would hand on all that came before this without a bound."""
+        """Begin to read; aiohttp would parse all bytes that came before this without a bound."""
         client = request.protocol
-        # aiohttp has no other way in.
+        # aiohttp offers no other way.
         early, client._message_tail = client._message_tail, b""  # noqa: SLF001
         super()._post_start(request, protocol, writer)
         loop = asyncio.get_running_loop()
 
         def later() -> None:
-            # What was read before has woken its reader, who tells another fault if there is one.
+            # What was parsed before has woken the session's reader: its close code comes first.
             loop.call_soon(self.on_flood)
 
         frames = FewFrames(client._payload_parser, later, loop.time)  # noqa: SLF001

@@ -1,7 +1,7 @@
-"""The HTTP contract as an OpenAPI 3.1 document: data, which is served as it is.
+"""The HTTP contract as an OpenAPI 3.1 document: a file that is served as it is.
 
-Nothing here is made from the code. The tests compare the document with the code that enforces it:
-routes, codes, statuses, limits, headers, examples.
+The document is not generated. Tests compare it with the code that enforces it: routes, codes,
+statuses, limits, headers, examples.
 """
 
 from __future__ import annotations
@@ -9,5 +9,5 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-# `servers` is relative to where the document is read, so that it is right under a host's prefix too.
+# Its `servers` is relative to the document's own URL: so it is right under a host's prefix too.
 DOCUMENT: Final = (files("stretto.http") / "openapi.json").read_bytes()

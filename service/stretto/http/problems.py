@@ -22,7 +22,7 @@ from stretto.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# What aiohttp itself raises before a handler runs.
+# For the statuses that aiohttp itself raises before a handler runs.
 _OWN_ERRORS: Final[Mapping[int, type[StrettoError]]] = {
     404: NotFound,
     405: MethodNotAllowed,
@@ -30,7 +30,7 @@ _OWN_ERRORS: Final[Mapping[int, type[StrettoError]]] = {
     415: UnsupportedMediaType,
 }
 
-# Of every answer. What serves is named without its version: that would only help an attacker.
+# In every answer. The server is named without its version, which would only help an attacker.
 COMMON_FIELDS: Final[Mapping[str, str]] = {
     "X-Content-Type-Options": "nosniff",
     hdrs.SERVER: "stretto",
@@ -38,7 +38,7 @@ COMMON_FIELDS: Final[Mapping[str, str]] = {
 
 
 def problem_response(error: StrettoError) -> web.Response:
-    """Return the answer that tells an error."""
+    """Return an error as a problem document."""
     headers = {}
     if error.retry_after_seconds is not None:
         headers[hdrs.RETRY_AFTER] = str(error.retry_after_seconds)
@@ -53,8 +53,8 @@ def problem_response(error: StrettoError) -> web.Response:
 
 
 def problem_of_exception(exception: web.HTTPException) -> web.StreamResponse:
-    """Return aiohttp's own error as a problem document; a redirect stays what it is."""
-    # aiohttp keeps it with the request whose frames it holds.
+    """Return aiohttp's own error as a problem document; return a redirect as it is."""
+    # aiohttp keeps the exception with the request, and the exception keeps the request's frames.
     drop_frames(exception)
     if exception.status < 400:
         return exception
@@ -74,8 +74,8 @@ def problem_of_exception(exception: web.HTTPException) -> web.StreamResponse:
 def drop_frames(error: BaseException | None) -> None:
     """Drop the tracebacks of an error that has been answered, and of what caused it.
 
-    An error refers to every frame that it has passed, and variables of some of these refer to the
-    error: cycles of a hundred objects each, which only the garbage collector would free.
+    An error refers to every frame that it has passed, and variables in some of these refer back to
+    the error: a cycle of about a hundred objects, which only the garbage collector would free.
     """
     while error is not None:
         error.__traceback__ = None

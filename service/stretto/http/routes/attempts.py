@@ -1,4 +1,4 @@
-"""Route of attempts: an owner asks what became of one."""
+"""Route of attempts: an owner reads the state of an attempt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 async def read_attempt(request: web.Request) -> web.Response:
-    """`GET /v1/attempts/{key}`: the attempt's state; waits only where `Prefer: wait` asks."""
+    """`GET /v1/attempts/{key}`: the attempt's state; waits only if `Prefer: wait` says so."""
     owner = await authenticate(request)
     read_query(request)
     key = read_key_of_path(request)

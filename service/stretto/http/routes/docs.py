@@ -1,7 +1,7 @@
 """Routes of the API's description: the OpenAPI document and a page that shows it.
 
-The page's files come from an installed package: nothing is fetched from elsewhere, and the page may
-not load anything from elsewhere either.
+The page's files come from an installed package. Neither the service nor the page loads anything
+from another host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swagger_ui_bundle import swagger_ui_path
 from stretto.http.openapi import DOCUMENT
 from stretto.http.problems import COMMON_FIELDS
 
-# From memory: an open file per client would be a second descriptor that nothing counts.
+# Served from memory: an open file per client would be a second descriptor without a limit.
 _FILES: Final = {
     name: (media_type, (swagger_ui_path / name).read_bytes())
     for name, media_type in (
@@ -23,7 +23,7 @@ _FILES: Final = {
         ("favicon-32x32.png", "image/png"),
     )
 }
-# What lies in the process for a client that does not read; the largest file has 1.5 MB.
+# Buffered for a client that does not read; the largest file has 1.5 MB.
 _CHUNK_BYTES: Final = 64 * 1024
 _SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';"
@@ -62,12 +62,12 @@ async def openapi(_: web.Request) -> web.Response:
 
 
 async def docs(_: web.Request) -> web.Response:
-    """`GET /docs`: the contract for people."""
+    """`GET /docs`: the contract as a page."""
     return web.Response(text=_PAGE, content_type="text/html", headers=_HEADERS)
 
 
 async def docs_start(_: web.Request) -> web.Response:
-    """`GET /docs/start.js`: starts the page; a file of its own, so that no script is inline."""
+    """`GET /docs/start.js`: starts the page; a separate file, so that no script is inline."""
     return web.Response(text=_START, content_type="text/javascript", headers=_HEADERS)
 
 

@@ -1,4 +1,4 @@
-"""Routes for operators: is the process alive, can it serve, what has it counted."""
+"""Routes for operators: liveness, readiness, metrics."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from stretto.http.service import SERVICE, json_response
 
 
 async def livez(_: web.Request) -> web.Response:
-    """`GET /livez`: the event loop turns."""
+    """`GET /livez`: 200 as long as the event loop runs."""
     return json_response({"status": "alive"})
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """`GET /readyz`: the database takes our writes, what requests need runs, and we do not stop; else 503."""
+    """`GET /readyz`: 503 if the process stops, an actor is down or the database takes no writes."""
     service = request.app[SERVICE]
     if service.draining.is_set() or service.creator.is_stopping:
         raise Overloaded.while_stopping()
-    # Before the database is asked: what asks it may be among them.
+    # Before the database is asked: the reader that asks it may be down.
     if down := service.runner.down:
         raise Overloaded(f"Not running: {', '.join(down)}.", retry_after_seconds=1)
     await service.reads.ping()

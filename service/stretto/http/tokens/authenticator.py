@@ -1,7 +1,7 @@
-"""Who asks: verifies bearer tokens (RFC 6750, RFC 7519) and remembers those that it has verified.
+"""Authenticates callers: verifies bearer tokens (RFC 6750, RFC 7519) and remembers verified ones.
 
 The algorithm follows from the kind of key we hold, never from what a token claims (RFC 8725, 3.1).
-What is wrong with a token is told in general words; the token itself is repeated nowhere.
+An error says in general words what is wrong with a token, and never repeats the token.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TOKEN_CHARACTERS_MAX: Final = 8192
-# Clocks of issuer and service differ a little: so much may a token be early (nbf, iat). It is never
-# late: whoever chose its end wants it to end then.
+# Clocks of issuer and service differ a little: so much may a token's nbf and iat lie in the future.
+# Its end has no leeway: the issuer chose it.
 LEEWAY_SECONDS: Final = 10
-# A token without an end, or one whose key is withdrawn, is looked at again after this long.
+# A token may have no end, or its key may be withdrawn: it is verified again after so long.
 VERIFIED_SECONDS_MAX: Final = 300.0
 VERIFIED_MAX: Final = 10_000
-# Farther away than any issuer's "never", and still exact enough to compare.
+# Later than any issuer's "never", and still exact enough to compare.
 _TIME_SECONDS_MAX: Final = 2.0**64
 
-# The characters of RFC 6750, 2.1; anything else reaches no parser.
+# The characters of RFC 6750, 2.1; a token with any other is not parsed.
 _BEARER = re.compile(r"bearer ([A-Za-z0-9._~+/-]+=*)", re.ASCII | re.IGNORECASE)
 
 _REFUSALS: Final[dict[type[Exception], str]] = {
     jwt.InvalidAlgorithmError: "The token's algorithm (alg) does not fit this service's key.",
-    jwt.InvalidAudienceError: "The token is meant for somebody else (aud).",
+    jwt.InvalidAudienceError: "The token is for another audience (aud).",
     jwt.InvalidIssuerError: "The token is from another issuer (iss).",
     jwt.InvalidSignatureError: "The token's signature is wrong.",
 }
@@ -47,7 +47,7 @@ _REFUSALS: Final[dict[type[Exception], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSettings:
-    """How tokens are verified: by exactly one of a secret, a PEM public key, a key set's URL."""
+    """How tokens are verified: with exactly one of a secret, a PEM public key, a key set's URL."""
 
     secret: str = ""
     public_key: str = ""
@@ -58,20 +58,20 @@ class TokenSettings:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a genuine token says."""
+    """The claims of a verified token."""
 
     owner: UserId
     until: float
-    """Until when it need not be verified again, in seconds of the monotonic clock."""
+    """When it must be verified again, in seconds of the monotonic clock."""
     ends_at: float
-    """When it ends, in seconds since the epoch; endless, if it names no end."""
+    """When it ends, in seconds since the epoch; infinity, if it names no end."""
 
 
 _UNKNOWN: Final[tuple[str, Verified | None]] = "", None
 
 
 class Authenticator:
-    """Tells the owner of a request from its token; use as `async with`."""
+    """Finds the owner of a request by its token; use as `async with`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Authenticator:
     ) -> None:
         """Raise `ConfigurationError` for settings that cannot verify a token.
 
-        The first clock judges a token's own times; the second, never set back, measures ages.
+        The first clock is compared with a token's times; the second, never set back, measures ages.
         """
         self._settings = settings
         self._clock_seconds = clock_seconds
@@ -89,16 +89,16 @@ class Authenticator:
         self._key = _fixed_key(settings)
         self._key_set: KeySet | None = None
         self._verified: dict[str, tuple[str, Verified]] = {}
-        """By what a token's signature signs; with the token as it was spelled when it was verified.
+        """By the part of a token that its signature signs; with the token as it was verified.
 
-        A signature has many spellings (unused bits of base64, a second one of ECDSA), what it signs
-        has one: so a token takes one place, however it comes.
+        A signature has many spellings (unused bits of base64, a second one of ECDSA), the signed
+        part has one: so a token has one entry, however it is spelled.
         """
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         if self._settings.jwks_url:
-            # A key may have been withdrawn: what was verified with it counts no longer.
+            # A key may have been withdrawn: tokens that it has verified must be verified again.
             forget = self._verified.clear
             key_set = KeySet(self._settings.jwks_url, self._monotonic_seconds, forget)
             self._key_set = await self._stack.enter_async_context(key_set)
@@ -108,13 +108,13 @@ class Authenticator:
         await self._stack.aclose()
 
     async def owner(self, authorization: str | None) -> UserId:
-        """Return the owner that an Authorization header's token names; raises as `verify` does."""
+        """Return the owner that an Authorization header's token names; raise as `verify` does."""
         return (await self.verify(authorization)).owner
 
     async def verify(self, authorization: str | None) -> Verified:
-        """Return what an Authorization header's token says.
+        """Return the claims of an Authorization header's token.
 
-        Raises `Unauthenticated`, and `Overloaded` while the issuer's keys cannot be had.
+        Raises `Unauthenticated`, and `Overloaded` while the issuer's keys cannot be fetched.
         """
         if authorization is None:
             raise Unauthenticated
@@ -124,7 +124,7 @@ class Authenticator:
         token = _bearer(authorization)
         verified = await self._verify(token)
         signed = _signed(token)
-        # Once verified anew, it is the youngest again.
+        # Removed first, so that a token that is verified again becomes the youngest.
         self._verified.pop(signed, None)
         if len(self._verified) >= VERIFIED_MAX:
             del self._verified[next(iter(self._verified))]
@@ -132,7 +132,7 @@ class Authenticator:
         return verified
 
     def recall(self, authorization: str) -> Verified | None:
-        """Return what the token of this Authorization header says, if it was verified and holds."""
+        """Return the claims of this header's token, if it is remembered and still valid."""
         scheme, _, token = authorization.partition(" ")
         spelled, known = self._verified.get(_signed(token), _UNKNOWN)
         if known is None or spelled != token or scheme.lower() != "bearer":
@@ -147,21 +147,20 @@ class Authenticator:
             key = await self._key_set.key(_key_id(token))
         if key is None:
             raise Unauthenticated("The token is signed with a key that its issuer does not have.")
-        # No await from here until it is remembered: the key is still published then.
+        # No await from here until it is remembered: no change of the keys can come in between.
         claims = self._read_claims(token, key)
         try:
             owner = UserId(claims.get("sub"))
         except ValueError as error:
             raise Unauthenticated(
-                "The token's subject (sub) must have"
-                f" 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters, the first and the last"
-                " no blank."
+                f"The token's subject (sub) must have 1 to {USER_ID_CHARACTERS_MAX} printable ASCII"
+                " characters, without a blank at either end."
             ) from error
         ends_at = _end(claims, self._clock_seconds())
         return Verified(owner, self._monotonic_seconds() + VERIFIED_SECONDS_MAX, ends_at)
 
     def _read_claims(self, token: str, key: TokenKey) -> dict[str, Any]:
-        """Return the claims of a token that is genuine and meant for us, whatever the time."""
+        """Verify a token, except for its times; return its claims."""
         try:
             decoded = jwt.decode_complete(
                 token,
@@ -169,7 +168,7 @@ class Authenticator:
                 algorithms=[key.algorithm],
                 audience=self._settings.audience or None,
                 issuer=self._settings.issuer or None,
-                # The subject has our own rule and the times our own clock.
+                # `UserId` verifies the subject, and `_end` the times: by our own rule and clock.
                 options={
                     "verify_sub": False,
                     "verify_exp": False,
@@ -182,12 +181,12 @@ class Authenticator:
         except (jwt.PyJWTError, RecursionError) as error:
             detail = _REFUSALS.get(type(error), "The token is not valid.")
             raise Unauthenticated(detail) from error
-        # PyJWT lets pass what it understands itself, and older ones everything.
+        # PyJWT accepts extensions that it knows itself; older versions accept all.
         if "crit" in decoded["header"]:
-            raise Unauthenticated("The token asks for an extension that is not known here (crit).")
+            raise Unauthenticated("The token needs an extension that is not supported (crit).")
         claims: dict[str, Any] = decoded["payload"]
-        # Without an audience of our own, a token that names one, even an empty one, is not meant
-        # for us either (RFC 7519, 4.1.3).
+        # A service without an audience refuses a token that names one, even an empty one
+        # (RFC 7519, 4.1.3).
         if "aud" in claims and not self._settings.audience:
             raise Unauthenticated(_REFUSALS[jwt.InvalidAudienceError])
         return claims
@@ -202,7 +201,7 @@ def make_token(
     issuer: str = "",
     clock_seconds: Callable[[], float] = time.time,
 ) -> str:
-    """Return a token (HS256) for a user, for trying things out."""
+    """Return a token (HS256) for a user, for trials and tests."""
     now = int(clock_seconds())
     claims: dict[str, Any] = {"sub": str(user), "iat": now, "exp": now + lifetime_seconds}
     if audience:
@@ -228,7 +227,7 @@ def _signed(token: str) -> str:
 
 
 def _key_id(token: str) -> str | None:
-    """Return the key that a token names; PyJWT sees to it that it is text."""
+    """Return the id of the key that a token names; PyJWT verifies that it is text."""
     try:
         kid: str | None = jwt.get_unverified_header(token).get("kid")
     except (jwt.PyJWTError, RecursionError) as error:
@@ -239,7 +238,7 @@ def _key_id(token: str) -> str | None:
 def _end(claims: dict[str, Any], now: float) -> float:
     """Return when a token ends, in seconds since the epoch.
 
-    Raises `Unauthenticated` for one that is not valid at the given time.
+    Raises `Unauthenticated` if it is not valid now.
     """
     for name in ("nbf", "iat"):
         if (_time(claims, name) or 0) > now + LEEWAY_SECONDS:
@@ -258,14 +257,14 @@ def _time(claims: dict[str, Any], name: str) -> float | None:
         return None
     value = claims[name]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # Neither does NaN pass, nor an integer that no float can hold.
+    # NaN fails this as well, and an integer that no float can hold.
     if not is_number or not -_TIME_SECONDS_MAX <= value <= _TIME_SECONDS_MAX:
-        raise Unauthenticated(f"The token's claim {name} is no time.")
+        raise Unauthenticated(f"The token's claim {name} is not a time.")
     return float(value)
 
 
 def _fixed_key(settings: TokenSettings) -> TokenKey | None:
-    """Return our key; nothing where keys come from the issuer."""
+    """Return the key of the settings; None if the issuer publishes the keys."""
     if sum(map(bool, (settings.secret, settings.public_key, settings.jwks_url))) != 1:
         raise ConfigurationError("tokens need exactly one of a secret, a public key, a key set URL")
     if settings.jwks_url:
@@ -280,7 +279,7 @@ def _secret_key(secret: str) -> TokenKey:
     except UnicodeEncodeError as error:
         raise ConfigurationError("the token secret must be UTF-8") from error
     except jwt.InvalidKeyError as error:
-        # A public key is known to everybody: taken for a secret, it would let everybody in.
+        # Anyone may know a public key: used as a secret, it would verify tokens of anyone's making.
         raise ConfigurationError("the token secret is a PEM or SSH key") from error
     if len(material) < TOKEN_SECRET_BYTES_MIN:
         raise ConfigurationError(f"the token secret needs at least {TOKEN_SECRET_BYTES_MIN} bytes")

@@ -1,8 +1,8 @@
 """The token issuer's published keys (RFC 7517), fetched when needed and kept for a while.
 
-An issuer that is away does not take us with it: known keys go on serving. A token that names an
-unknown key makes us look again, but seldom: garbage must not make us hammer the issuer. Such a token
-is refused only when the issuer was asked after the token had come; until then nothing is known of it.
+Known keys stay in use while the issuer does not answer. A token that names an unknown key leads to
+another fetch, but seldom: forged tokens must not flood the issuer with requests. Such a token is
+refused only after a fetch that began later than the token came; until then the key may be new.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEPT_SECONDS: Final = 600.0
-# Keys of an issuer that stays away are trusted for a day, then no longer.
+# For so long, keys are trusted while their issuer does not answer.
 STALE_SECONDS: Final = 24 * 3600.0
-# Until an issuer that has answered is asked for an unknown key again: anybody can make us ask, with a
-# token that names any key, and a new key's first clients wait so long.
+# From an answer of the issuer to the next fetch for an unknown key. Any client can cause such a
+# fetch with a token that names an unknown key; the first clients of a new key wait so long.
 LOOK_AGAIN_SECONDS: Final = 5.0
-# The same after a try that has failed.
+# The same after a failed fetch.
 COOL_DOWN_SECONDS: Final = 30.0
-# Unknown keys that are remembered, the oldest is forgotten first: its clients wait for one more look.
+# Unknown keys that are remembered. The oldest is forgotten first: its clients wait a fetch longer.
 UNKNOWN_KEYS_MAX: Final = 1000
 FETCH_SECONDS: Final = 3.0
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 # RFC 7518, 3.3.
 RSA_BITS_MIN: Final = 2048
 
-# What a published key of a kind can be used for; a shared secret ("oct") has no place among them.
+# The algorithm of each kind of published key; a shared secret ("oct") is never published.
 _ALGORITHM_OF_KIND: Final = {"RSA": "RS256", "EC": "ES256", "OKP": "EdDSA"}
 
 
 @dataclass(frozen=True, slots=True)
 class TokenKey:
-    """A key, with the one algorithm that it verifies (RFC 8725, 3.1)."""
+    """A key and the one algorithm that it verifies (RFC 8725, 3.1)."""
 
     algorithm: str
     material: Any
-    """A secret's bytes or a public key; equal ones verify the same."""
+    """A secret's bytes or a public key; equal material verifies the same tokens."""
     kid: str | None = None
 
 
 class _UnusableError(Exception):
-    """The issuer's answer is of no use."""
+    """The issuer's answer is no usable key set."""
 
 
 class KeySet:
@@ -66,22 +66,19 @@ class KeySet:
     def __init__(
         self, url: str, clock_seconds: Callable[[], float], on_change: Callable[[], None]
     ) -> None:
-        """Take a monotonic clock, and a callback for when other keys have been published.
-
-        The callback must not await.
-        """
+        """Take a monotonic clock, and a synchronous callback for when the published keys change."""
         self._url = url
         self._clock_seconds = clock_seconds
         self._on_change = on_change
         self._keys: tuple[TokenKey, ...] = ()
         self._fetched_at = self._tried_at = -math.inf
-        self._fault: Exception | None = None
-        """What was wrong with the last try, if anything."""
+        self._failure: Exception | None = None
+        """The error of the last fetch, if it failed."""
         self._fetching: asyncio.Task[None] | None = None
         self._fetches = self._last_success = 0
-        """How many fetches were begun, and which of them was the last that the issuer answered."""
+        """How many fetches have begun, and the number of the last one that succeeded."""
         self._unknown: dict[int, int] = {}
-        """By the hash of an unknown key's id: how many fetches were begun when it first came."""
+        """By the hash of an unknown key's id: how many fetches had begun when it first came."""
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FETCH_SECONDS))
@@ -94,30 +91,30 @@ class KeySet:
         await self._session.close()
 
     async def key(self, kid: str | None) -> TokenKey | None:
-        """Return the key of that id, or the only one where a token names none.
+        """Return the key of that id, or the only key if a token names none.
 
-        Raises `Overloaded` when no keys can be had at all, and while it is not known whether the
+        Raises `Overloaded` if no key can be fetched at all, and while it is not known whether the
         issuer has this one.
         """
         known = self._find(kid)
         fetches = self._fetches if known is not None else self._note_unknown(kid)
         if known is None or self._age_seconds > KEPT_SECONDS:
             fetching = self._fetch_unless_just_tried()
-            # An issuer that was away a moment ago holds up nobody whose key we know.
-            if fetching is not None and (known is None or self._fault is None):
-                # Not awaited as such: whoever gives up leaves the fetch to the others.
+            # After a failed fetch, a request whose key is known does not wait for the next one.
+            if fetching is not None and (known is None or self._failure is None):
+                # Not awaited itself: a cancelled request must not cancel the others' fetch.
                 await asyncio.wait((fetching,))
         known = self._find(kid)
         if known is not None:
             return known
         if not self._keys or self._age_seconds > STALE_SECONDS:
             detail = "The token issuer's keys cannot be fetched."
-        elif self._fault is None and self._last_success > fetches:
+        elif self._failure is None and self._last_success > fetches:
             return None
         else:
-            detail = "The token's key is not known yet; its issuer is asked again soon."
+            detail = "The token's key is not known yet; the issuer's keys are fetched again soon."
         seconds = max(1, math.ceil(self._cool_down_seconds))
-        raise Overloaded(detail, retry_after_seconds=seconds) from self._fault
+        raise Overloaded(detail, retry_after_seconds=seconds) from self._failure
 
     @property
     def _age_seconds(self) -> float:
@@ -125,7 +122,7 @@ class KeySet:
 
     @property
     def _cool_down_seconds(self) -> float:
-        pause_seconds = LOOK_AGAIN_SECONDS if self._fault is None else COOL_DOWN_SECONDS
+        pause_seconds = LOOK_AGAIN_SECONDS if self._failure is None else COOL_DOWN_SECONDS
         return self._tried_at + pause_seconds - self._clock_seconds()
 
     def _find(self, kid: str | None) -> TokenKey | None:
@@ -136,9 +133,9 @@ class KeySet:
         return next((key for key in self._keys if key.kid == kid), None)
 
     def _note_unknown(self, kid: str | None) -> int:
-        """Return how many fetches were begun when a token first named this unknown key.
+        """Return how many fetches had begun when a token first named this unknown key.
 
-        A hash, because a client writes ids of any length.
+        Only a hash is kept, because a client chooses the id's length.
         """
         fetches = self._unknown.setdefault(hash(kid), self._fetches)
         if len(self._unknown) > UNKNOWN_KEYS_MAX:
@@ -146,7 +143,7 @@ class KeySet:
         return fetches
 
     def _fetch_unless_just_tried(self) -> asyncio.Task[None] | None:
-        """Return the one fetch under way, if any; it belongs to the set, not to who asked first."""
+        """Return the fetch in progress, if any; it belongs to the set, not to its first caller."""
         if self._fetching is None and self._cool_down_seconds <= 0:
             self._tried_at = self._clock_seconds()
             self._fetches += 1
@@ -156,18 +153,18 @@ class KeySet:
         return self._fetching
 
     async def _fetch(self) -> None:
-        """Take the issuer's keys; a failure keeps those that we have."""
+        """Replace our keys by the issuer's; a failure keeps ours."""
         try:
             keys = _read_keys(await self._download())
         except (aiohttp.ClientError, TimeoutError, _UnusableError) as error:
-            self._fault = error
-            # One line per try, so one per cool-down.
+            self._failure = error
+            # One line per fetch, so one per cool-down.
             cause = str(error) if isinstance(error, _UnusableError) else network_failure(error)
             logger.warning("issuer.keys_not_fetched", cause=cause, known_keys=len(self._keys))
         else:
-            self._fault = None
+            self._failure = None
             self._fetched_at = self._clock_seconds()
-            # One at a time: the last that was begun.
+            # There is one fetch at a time: this is the last that has begun.
             self._last_success = self._fetches
             if keys != self._keys:
                 self._keys = keys
@@ -188,7 +185,7 @@ class KeySet:
 
 
 def algorithm_of(key: object) -> str | None:
-    """Return what a public key verifies; nothing for one of another kind or too weak."""
+    """Return the algorithm of a public key; None if its kind is unknown or it is too weak."""
     match key:
         case RSAPublicKey() if key.key_size >= RSA_BITS_MIN:
             return "RS256"
@@ -214,7 +211,7 @@ def _read_keys(document: bytes) -> tuple[TokenKey, ...]:
 
 
 def _read_key(entry: dict[str, Any]) -> TokenKey | None:
-    """Return one key; nothing for what is malformed, private, weak or not for signatures."""
+    """Return one key; None if it is malformed, private, weak or not for signatures."""
     kind, kid = entry.get("kty"), entry.get("kid")
     if not isinstance(kind, str) or not isinstance(kid, str | None):
         return None
