@@ -1,9 +1,10 @@
-"""Everything that can go wrong and that a caller may meet, as one small tree.
+"""All errors that a caller can get, as one small tree.
 
-Each error has a stable `code`, an advice on what to do next (`retry`), and its docstring is its
-default message. Which HTTP status a code has is decided in `stretto.codec` alone.
+Each error has a stable `code` and advice on what to do next (`retry`). Its docstring is its default
+message. `stretto.codec` alone maps a code to its HTTP status.
 
-A store's errors have no code: they say what is known of a write, and callers meet what follows.
+A store's errors have no code: they say what is known about a write. The creator turns them into
+errors for callers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Retry(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an attempt failed for good, as it is stored and told."""
+    """Why an attempt failed for good, as it is stored and sent to clients."""
 
     code: str
     detail: str
@@ -38,7 +39,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One fault of a request's body: where (a JSON pointer, RFC 6901) and what."""
+    """One violation in a request's body: where (a JSON pointer, RFC 6901) and what."""
 
     pointer: str
     detail: str
@@ -46,7 +47,7 @@ class FieldError:
 
 @dataclass(frozen=True, slots=True)
 class ParameterError:
-    """One fault of a query parameter or a header field: its name and what."""
+    """One violation in a query parameter or a header field: its name and what."""
 
     parameter: str
     detail: str
@@ -98,14 +99,14 @@ class RequestInvalid(StrettoError):
     def __init__(
         self, errors: Sequence[FieldError | ParameterError], detail: str | None = None
     ) -> None:
-        super().__init__(detail or "; ".join(f"{_place(e)}: {e.detail}" for e in errors))
+        super().__init__(detail or "; ".join(f"{_where(e)}: {e.detail}" for e in errors))
         self.errors = errors
 
 
-def _place(fault: FieldError | ParameterError) -> str:
-    if isinstance(fault, ParameterError):
-        return f"parameter {fault.parameter}"
-    return fault.pointer or "body"
+def _where(error: FieldError | ParameterError) -> str:
+    if isinstance(error, ParameterError):
+        return f"parameter {error.parameter}"
+    return error.pointer or "body"
 
 
 class Unauthenticated(StrettoError):
@@ -187,7 +188,7 @@ class Overloaded(StrettoError):
 
     @classmethod
     def while_stopping(cls) -> Self:
-        """Return what is told to those who come while the service stops."""
+        """Return the error for requests that arrive while the service stops."""
         detail = "The service is shutting down; another replica will answer."
         return cls(detail, retry_after_seconds=1)
 
@@ -216,16 +217,16 @@ class GroupRejected(Exception):
 
 
 def _storable(text: str) -> str:
-    """Return the text without NUL and lone surrogates, which PostgreSQL does not take."""
+    """Return the text without NUL and lone surrogates, which PostgreSQL rejects."""
     return text.encode(errors="replace").decode().replace("\0", "?")
 
 
 class ConfigurationError(Exception):
-    """The service cannot start with these settings; the message lists every fault."""
+    """The service cannot start with these settings; the message lists every error."""
 
 
 class ListenError(Exception):
-    """The address cannot be listened on; the message says which and why."""
+    """The service cannot listen on the address; the message says which and why."""
 
 
 class WorkersError(Exception):
@@ -240,14 +241,14 @@ class StoreError(Exception):
     """A store could not do what it was asked."""
 
     retry_after_seconds: int | None = None
-    """How long the owner is paused, where it is."""
+    """How long the owner is paused, if it is."""
 
 
 class Refused(StoreError):
-    """The database refused this write for what it says; nothing was committed."""
+    """The database rejected this write for its content; nothing was committed."""
 
     def __init__(self, failure: Failure, cause: str = "") -> None:
-        """Take what the client is told, and in words for the log why."""
+        """Take the failure that the client gets, and the cause for the log."""
         super().__init__(cause or failure.code)
         self.failure = failure
 
@@ -257,15 +258,15 @@ class Transient(StoreError):
 
 
 class Locked(Transient):
-    """A row or a table was held by another for longer than a statement waits."""
+    """Another transaction held a row or a table for longer than a statement waits."""
 
 
 class LeftOver(StoreError):
-    """A row that has outlived its group is in the way; nothing was committed, and nothing is failed."""
+    """A row that has outlived its group blocks the write; nothing was committed or failed."""
 
 
 class HookError(StoreError):
-    """The host's hook did not let the write through, and it was no veto; nothing was committed."""
+    """The host's hook failed the write without a veto; nothing was committed."""
 
 
 class HookInterrupted(HookError, Transient):
@@ -273,7 +274,7 @@ class HookInterrupted(HookError, Transient):
 
 
 class Unreachable(StoreError):
-    """No connection could be had, or the database cannot serve; nothing was committed."""
+    """There is no connection, or the database cannot serve; nothing was committed."""
 
 
 class ReadCancelled(Unreachable):
@@ -281,7 +282,7 @@ class ReadCancelled(Unreachable):
 
 
 class Misconfigured(Unreachable):
-    """The server lacks what a statement needs, such as a table or a permission; it lives."""
+    """The server runs, but lacks what a statement needs, such as a table or a permission."""
 
 
 class OutcomeUnknown(StoreError):
@@ -289,4 +290,4 @@ class OutcomeUnknown(StoreError):
 
 
 class InDoubt(OutcomeUnknown):
-    """The server has answered with an error that settles nothing; the connection lives."""
+    """The server has answered with an error that leaves the outcome open; the connection lives."""

@@ -1,1 +1,1 @@
-"""PostgreSQL and NATS of our own, for trying out and for tests."""
+"""Embedded PostgreSQL and NATS, for trying out and for tests."""

@@ -1,4 +1,4 @@
-"""Who runs the embedded server: us, or an unprivileged account where we are root."""
+"""The account that runs the embedded server: our own, or an unprivileged one if we are root."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CANDIDATES: Final = ("postgres", "nobody")
-# initdb and a start after a crash may take their time on a slow disk.
+# initdb, or a start after a crash, can take this long on a slow disk.
 _PROGRAM_SECONDS_MAX: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user of this system that programs can be run as."""
+    """A user of this system as which programs can run."""
 
     name: str
     uid: int
     gid: int
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end, in a session of its own, where a terminal's Ctrl-C is not heard.
+        """Run a program to its end, in its own session, which a terminal's Ctrl-C does not reach.
 
-        Its output goes through a file: a server that it leaves behind would keep a pipe open.
+        Its output goes to a file: a server that it leaves running would keep a pipe open.
         """
         is_other = self.uid != os.geteuid()
         with TemporaryFile("w+") as output:
@@ -39,7 +39,7 @@ class Account:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # The present folder may be closed to the account.
+                # The account may have no access to the current folder.
                 cwd="/",
                 env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
                 start_new_session=True,
@@ -53,15 +53,15 @@ class Account:
             return subprocess.CompletedProcess(command, done.returncode, output.read())
 
     def may_enter(self, path: Path) -> bool:
-        """Whether the account can reach and execute (or search) the path: tried, not computed."""
+        """Whether the account can reach and execute (or search) the path. Tried, not computed."""
         return self.run("test", "-x", path).returncode == 0
 
     def own(self, path: Path) -> None:
-        """Give the account what we have made, with all that is in it."""
+        """Make the account the owner of a path that we have made, and of all that is in it."""
         if self.uid == os.geteuid():
             return
-        for place in (path, *path.rglob("*")):
-            os.chown(place, self.uid, self.gid, follow_symlinks=False)
+        for each in (path, *path.rglob("*")):
+            os.chown(each, self.uid, self.gid, follow_symlinks=False)
 
 
 def server_account() -> Account:

@@ -1,7 +1,7 @@
-"""The embedded server's cluster, step by step: make it, start its server, stop it.
+"""The embedded server's cluster: create it, start its server, stop it.
 
-Everything here blocks, on programs that run for up to a minute, and expects that no other process
-of ours does the same: the caller holds the place's lock.
+Everything here blocks, on programs that run for up to a minute, and requires that no other process
+of ours does the same: the caller holds the lock of the place.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 # The user that owns the cluster, and our database in it.
 NAME: Final = "stretto"
 _MAJOR: Final = "18"
-# A start may have to recover from a crash first.
+# A start may first have to recover from a crash.
 START_SECONDS: Final = 60
 _STOP_SECONDS: Final = 30
-_LOG_LINES_TOLD: Final = 10
-# What pg_ctl status exits with; any other failure tells nothing about the server.
+_LOG_LINES_SHOWN: Final = 10
+# Exit code of `pg_ctl status`; any other failure says nothing about the server.
 _NOT_RUNNING: Final = 3
 # Another program may take the free port before the server does.
 _PORT_TRIES: Final = 3
 
 
 def prepare_cluster(place: ServerPlace) -> None:
-    """Make the cluster if there is none yet; raises `EmbeddedError` if one is not ours to touch."""
+    """Create the cluster if there is none; raises `EmbeddedError` if one exists that is not ours."""
     if not place.cluster.exists():
         _initialise(place)
     _require_ours(place)
 
 
 def start_server(place: ServerPlace, settings: Mapping[str, str]) -> None:
-    """Bring the cluster from whatever state it is in to running, or to being on its way."""
+    """Start the server unless it runs, starts or stops already; raises `EmbeddedError`."""
     if _is_running(place):
-        # Left over by an owner that was killed, perhaps while it started or stopped it.
+        # Left running by an owner that was killed, perhaps while it started or stopped the server.
         return
-    # The account opens this file itself, in the one folder that is surely its own.
+    # The account itself opens this file, in the one folder that certainly belongs to it.
     log = place.cluster / "start.log"
     output = ""
     for _ in range(_PORT_TRIES):
@@ -60,13 +60,13 @@ def start_server(place: ServerPlace, settings: Mapping[str, str]) -> None:
             return
         if _is_free(port):
             break
-    told = "\n  ".join([*output.splitlines()[-1:], *_log_tail(place)])
-    message = f"PostgreSQL did not start in {place.cluster}:\n  {told}"
+    reason = "\n  ".join([*output.splitlines()[-1:], *_log_tail(place)])
+    message = f"PostgreSQL did not start in {place.cluster}:\n  {reason}"
     raise EmbeddedError(message)
 
 
 def stop_server(place: ServerPlace) -> bool:
-    """Stop the server and return whether it has stopped: orderly, else at once."""
+    """Stop the server, in order if possible, else at once; return whether it has stopped."""
     for mode in ("fast", "immediate"):
         if not _is_running(place):
             return True
@@ -79,7 +79,7 @@ def _pg_ctl(place: ServerPlace, *arguments: str | Path) -> tuple[int, str]:
 
 
 def _initialise(place: ServerPlace) -> None:
-    """Make a cluster beside its place and move it there when it is whole."""
+    """Create the cluster in a draft folder, and rename the folder when it is complete."""
     for left_over in place.folder.glob("postgres.draft-*"):
         shutil.rmtree(left_over)
     draft = place.folder / f"postgres.draft-{os.getpid()}"
@@ -89,7 +89,8 @@ def _initialise(place: ServerPlace) -> None:
     with os.fdopen(os.open(place.password, flags, 0o600), "w") as file:
         file.write(secrets.token_urlsafe(24))
         file.flush()
-        # initdb makes its files durable as well; a cluster without its password would be lost.
+        # initdb flushes its files too; a cluster that survives a crash without its password is
+        # lost.
         os.fsync(file.fileno())
     for made in (draft, place.password):
         place.account.own(made)
@@ -97,7 +98,7 @@ def _initialise(place: ServerPlace) -> None:
         "initdb",
         *("-D", draft, "-U", NAME, "--pwfile", place.password),
         *("--auth", "scram-sha-256", "-E", "UTF8", "--no-instructions"),
-        # The wheel has no ICU; this provider sorts alike on every system.
+        # The wheel has no ICU; the builtin provider sorts the same way on every system.
         *("--locale-provider", "builtin", "--builtin-locale", "C.UTF-8", "--locale", "C"),
     )
     if code != 0:
@@ -108,7 +109,7 @@ def _initialise(place: ServerPlace) -> None:
 
 
 def _require_ours(place: ServerPlace) -> None:
-    """Refuse a cluster that these programs or this password do not fit, before it is touched."""
+    """Refuse a cluster without our password, or of another version, before anything touches it."""
     found = place.cluster / "PG_VERSION"
     if not found.is_file() or not place.password.is_file():
         message = (
@@ -125,34 +126,34 @@ def _require_ours(place: ServerPlace) -> None:
 
 
 def _is_running(place: ServerPlace) -> bool:
-    """Whether the server runs, at whatever stage; a stale note of it is removed.
+    """Whether the server runs, starts or stops; removes a stale pid file.
 
-    After a crash its pid may be another program's, which pg_ctl would take for it and stop.
+    After a crash its pid may belong to another program, which pg_ctl would take for it and stop.
     """
     code, _ = _pg_ctl(place, "status")
     if code == _NOT_RUNNING:
         return False
-    note = place.cluster / "postmaster.pid"
+    pid_file = place.cluster / "postmaster.pid"
     try:
-        pid = int(note.read_text().splitlines()[0])
+        pid = int(pid_file.read_text().splitlines()[0])
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, LookupError, ValueError):
-        # It has just ended, or this system does not tell: pg_ctl's word counts.
-        return note.exists()
-    # pg_ctl names the cluster to the server; one that ended and waits to be reaped shows nothing.
+        # It has just ended, or this system has no /proc: rely on pg_ctl.
+        return pid_file.exists()
+    # pg_ctl passes the cluster's path to the server. A server that is a zombie has no arguments.
     if os.fsencode(place.cluster) in arguments:
         return True
-    note.unlink(missing_ok=True)
+    pid_file.unlink(missing_ok=True)
     return False
 
 
 def _log_tail(place: ServerPlace) -> list[str]:
-    """Return the newest log's last lines, read as the account: a link leads it no further."""
+    """Return the newest log's last lines, read as the account: a link gives it no more rights."""
     logs = [*place.cluster.glob("start.log"), *place.cluster.glob("log/*.log")]
     if not logs:
         return []
     newest = max(logs, key=lambda log: log.stat().st_mtime_ns)
-    return place.account.run("tail", "-n", str(_LOG_LINES_TOLD), newest).stdout.splitlines()
+    return place.account.run("tail", "-n", str(_LOG_LINES_SHOWN), newest).stdout.splitlines()
 
 
 def _free_port() -> int:

@@ -1,6 +1,6 @@
-"""Says which process owns an embedded server: the one that holds the lock on its file.
+"""The lock file of an embedded server: the process that holds its lock owns the server.
 
-The kernel lets go of the lock when the process ends, however that happens.
+The kernel releases the lock when the process ends, also if it is killed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def open_lock_file(path: Path) -> TextIO:
-    """Open the file, made if need be, without locking it; raises `OSError`."""
-    # The folder may be another account's, who must not be able to lead root elsewhere by a link.
+    """Open the file, or create it, without locking it; raises `OSError`."""
+    # The folder may belong to another account, which must not redirect root by a symbolic link.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "r+")
 
 
 def try_lock(lock: TextIO) -> bool:
-    """Take the lock, or find that it is ours already; False where another process has it."""
+    """Take the lock, unless it is ours already; return False if another process holds it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

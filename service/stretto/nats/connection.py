@@ -1,8 +1,9 @@
-"""One connection to NATS for a process, made again for as long as the process wants it.
+"""One connection to NATS per process, renewed until the process stops.
 
-States: away, linked. A link is one connection's life: whoever uses one sees it end and waits for
-the next, so that nothing of an old connection (consumers, requests under way) leaks into a new one.
-The client's own reconnecting is off: it gives up for good after an error that the server sends.
+States: away, linked. A link is the life of one connection: its users see it end and wait for the
+next one, so that no state of an old connection (consumers, requests under way) leaks into a new
+one. The client's own reconnecting is off: it gives up for good after an error that the server
+sends.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ CONNECT_SECONDS: Final = 2
 RETRY: Final = Backoff(0.5, 2.0)
 # The client's own pause between one server of the list and the next.
 NEXT_SERVER_SECONDS: Final = 1
-# Two of them unanswered: a host that has vanished without a word is noticed within this times two.
+# Two unanswered pings end a connection: a host that vanishes silently is noticed after twice this.
 PING_SECONDS: Final = 5
-# An answer of JetStream's, which may have to wait for a new leader of its stream.
+# A JetStream answer may have to wait for a new leader of the stream.
 ANSWER_SECONDS: Final = 5.0
-# A connection whose other end has vanished cannot be closed politely.
+# A connection whose other end has vanished cannot be closed in order: wait no longer than this.
 CLOSE_SECONDS: Final = 2.0
-# The client reports a lost connection, but not while it is stuck in closing one.
+# How often to look: the client reports a lost connection, but not while it hangs in closing it.
 WATCH_SECONDS: Final = 1.0
 
-# A cancellation that was not swallowed has long ended its task by then.
+# A task that is still running after this has swallowed its cancellation, and is cancelled again.
 CANCEL_SECONDS: Final = 0.5
 
-# Whatever may go wrong between us and a server, or in it.
-NATS_TROUBLE: Final = (nats.errors.Error, OSError, TimeoutError)
+# All errors of the network and of a server.
+NATS_ERRORS: Final = (nats.errors.Error, OSError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """A connection that lives, or has ended: `ended` is done then."""
+    """One connection; `ended` is done once it is lost."""
 
     client: Client
     jetstream: JetStreamContext
@@ -61,12 +62,12 @@ class Link:
     )
 
     def end(self) -> None:
-        """Say that the connection is lost. Idempotent."""
+        """Mark the connection as lost. Idempotent."""
         if not self.ended.done():
             self.ended.set_result(None)
 
     async def unless_ended(self, work: Coroutine[object, object, Result]) -> Result:
-        """Do work that waits for the server; raises `ConnectionResetError` when the link ends."""
+        """Run work that waits for the server; raises `ConnectionResetError` when the link ends."""
         task = asyncio.create_task(work, name="stretto nats request")
         try:
             await asyncio.wait((task, self.ended), return_when=asyncio.FIRST_COMPLETED)
@@ -74,7 +75,7 @@ class Link:
                 raise ConnectionResetError("the connection was lost")
             return task.result()
         finally:
-            # Nobody waits any more for the answer that a lost connection cannot bring.
+            # A lost connection brings no answer: end the request that waits for one.
             await end_tasks((task,))
 
 
@@ -91,37 +92,37 @@ class NatsConnection(Actor):
         self._observe = observe
         self._link: Link | None = None
         self._linked = asyncio.Event()
-        self._trouble = ""
+        self._reported = ""
 
     def link(self) -> Link:
-        """Return the connection that lives now; raises `BusUnavailable` where there is none."""
+        """Return the live connection; raises `BusUnavailable` if there is none."""
         if self._link is None or not self._link.client.is_connected:
             raise BusUnavailable("NATS is away")
         return self._link
 
     async def linked(self) -> Link:
-        """Wait for a connection that lives."""
+        """Wait for a live connection."""
         while True:
             await self._linked.wait()
             with contextlib.suppress(BusUnavailable):
                 return self.link()
-            # Lost, but not noticed yet by the task that keeps it.
+            # Lost, but the task that owns it has not noticed yet.
             await asyncio.sleep(0)
 
-    def tell(self, error: Exception) -> None:
-        """Tell of trouble once per connection, not at each of the tries that meet the same."""
-        trouble = str(error) or network_failure(error)
-        if trouble != self._trouble:
-            self._trouble = trouble
-            self._observe(BusTrouble(trouble))
+    def report(self, error: Exception) -> None:
+        """Report a failure once per connection, not at every try that fails the same way."""
+        failure = str(error) or network_failure(error)
+        if failure != self._reported:
+            self._reported = failure
+            self._observe(BusTrouble(failure))
 
     async def run_once(self) -> int:
         """Connect, and watch the connection until it is lost."""
         try:
             await self._connect_and_watch()
         except Exception as error:
-            # Whatever the client may raise.
-            self.tell(error)
+            # The NATS client may raise anything.
+            self.report(error)
             raise TryAgain from error
         return 0
 
@@ -133,7 +134,7 @@ class NatsConnection(Actor):
             closed.set()
 
         async def on_error(error: Exception) -> None:
-            self.tell(error)
+            self.report(error)
 
         try:
             await client.connect(
@@ -148,7 +149,7 @@ class NatsConnection(Actor):
                 error_cb=on_error,
                 closed_cb=on_closed,
             )
-            self._trouble = ""
+            self._reported = ""
             self._observe(BusConnected())
             self._link = link = Link(client, client.jetstream(timeout=ANSWER_SECONDS))
             self._linked.set()
@@ -161,15 +162,15 @@ class NatsConnection(Actor):
                 self._linked.clear()
                 self._link = None
                 link.end()
-            self.tell(client.last_error or ConnectionResetError("the connection was lost"))
+            self.report(client.last_error or ConnectionResetError("the connection was lost"))
         finally:
-            with contextlib.suppress(*NATS_TROUBLE):
+            with contextlib.suppress(*NATS_ERRORS):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await client.close()
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until they have ended: the client swallows a cancellation here and there."""
+    """Cancel tasks until they have ended: the NATS client sometimes swallows a cancellation."""
     left = {task for task in tasks if not task.done()}
     while left:
         for task in left:
@@ -177,5 +178,5 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
         _, left = await asyncio.wait(left, timeout=CANCEL_SECONDS)
     for task in tasks:
         if not task.cancelled():
-            # Looked at, or it would be reported as forgotten.
+            # Retrieve the exception, or asyncio logs it as never retrieved.
             task.exception()

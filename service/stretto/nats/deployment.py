@@ -1,9 +1,9 @@
-"""Deployment: what our streams on NATS are called, and how those of other deployments are kept apart.
+"""Deployment: the names of our streams on NATS, and what separates them from other deployments.
 
-Streams, consumers and subjects are global to a NATS account. Every name of ours begins with the
+Streams, consumers and subjects are global to a NATS account. All our names begin with the
 deployment's prefix, and every stream carries a mark: the database that it belongs to. A stream with
-another mark, or without one, is neither read nor written (G11). Only an operator can know whether it
-is ours all the same, after a restore or an upgrade of the database, and says so by `adopt`.
+another mark, or without one, is neither read nor written (G11). After a restore or an upgrade of
+the database only an operator can know that such a stream is ours, and marks it by `adopt`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 # The key of a stream's metadata, which NATS keeps from 2.10 on.
 MARK: Final = "stretto-database"
-# JetStream's code for a stream of this name with another configuration.
+# JetStream's error code if a stream of this name exists with another configuration.
 _NAME_IN_USE: Final = 10058
 
 
 class ForeignStream(ConfigurationError):
-    """A stream of our name is not known to be ours."""
+    """A stream with one of our names does not carry our mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One database's place on NATS; raises `ConfigurationError` for a prefix that is no token."""
+    """One database's names on NATS; raises `ConfigurationError` for a prefix that is no token."""
 
     prefix: str
     database: str
-    """What tells the database from every other one, and stays the same after a failover."""
+    """Identifies the database, and stays the same after a failover."""
 
     def __post_init__(self) -> None:
         if re.fullmatch(BUS_PREFIX_PATTERN, self.prefix) is None:
@@ -54,17 +54,17 @@ class Deployment:
 
     @property
     def event_subject(self) -> str:
-        """Where every event is published, once."""
+        """Every event is published here once."""
         return f"{self.prefix}.events.group_created"
 
     @property
     def recipients_subject(self) -> str:
-        """For replicas alone: a large group's further recipients."""
+        """For replicas only: further recipients of a large group's event."""
         return f"{self.prefix}.recipients.group_created"
 
     @property
     def event_subjects(self) -> list[str]:
-        """All that the stream of events takes."""
+        """The subjects of the stream of events."""
         return [f"{self.prefix}.events.>", f"{self.prefix}.recipients.>"]
 
     @property
@@ -74,7 +74,7 @@ class Deployment:
 
     @property
     def command_subject(self) -> str:
-        """Where commands are published."""
+        """Commands are published here."""
         return f"{self.prefix}.commands.create_group"
 
     @property
@@ -89,12 +89,12 @@ class Deployment:
 
     @property
     def dead_subject(self) -> str:
-        """Where they are published."""
+        """Dead letters are published here."""
         return f"{self.prefix}.dead_letters.create_group"
 
     @property
     def reply_subjects(self) -> str:
-        """Where outcomes of commands may go, besides inboxes: below this."""
+        """Outcomes of commands go to inboxes, or to subjects below this one."""
         return f"{self.prefix}.replies"
 
     @property
@@ -108,7 +108,7 @@ class Deployment:
 
 
 async def provide_stream(link: Link, deployment: Deployment, config: StreamConfig) -> StreamInfo:
-    """Return the stream of that name, made if there is none: an operator's own stays as it is.
+    """Return the stream of that name. Create it if it is missing; leave an existing one unchanged.
 
     Raises `ForeignStream`.
     """
@@ -117,19 +117,20 @@ async def provide_stream(link: Link, deployment: Deployment, config: StreamConfi
     if info is None:
         marked = replace(config, metadata={MARK: deployment.database})
         try:
-            # Another replica may make the same one just now: the server takes that for one.
+            # Another replica may create it at the same time: the server accepts equal
+            # configurations.
             info = await link.jetstream.add_stream(marked)
         except APIError as error:
             if error.err_code != _NAME_IN_USE:
                 raise
-            # Another deployment, or another version of ours, was first.
+            # Another deployment, or another version of this one, was first.
             info = await link.jetstream.stream_info(config.name)
     _require_mark(info, deployment)
     return info
 
 
 async def require_own_streams(link: Link, deployment: Deployment) -> None:
-    """Raise `ForeignStream` where one of our names is taken; a stream may be missing."""
+    """Raise `ForeignStream` if one of our names is taken; a missing stream is no error."""
     for name in deployment.streams:
         info = await _info(link, name)
         if info is not None:
@@ -137,13 +138,13 @@ async def require_own_streams(link: Link, deployment: Deployment) -> None:
 
 
 async def stream_marks(link: Link, deployment: Deployment) -> dict[str, str | None]:
-    """Return the mark of each stream that there is, by its name."""
+    """Return the mark of each existing stream, by its name."""
     infos = {name: await _info(link, name) for name in deployment.streams}
     return {name: _mark(info) for name, info in infos.items() if info is not None}
 
 
 async def adopt(link: Link, deployment: Deployment) -> list[str]:
-    """Mark the streams of our names as ours, whosever they were; return those that were not."""
+    """Mark all streams with our names as ours; return the names of those that were not."""
     adopted = []
     for name, mark in (await stream_marks(link, deployment)).items():
         if mark != deployment.database:
@@ -155,7 +156,7 @@ async def adopt(link: Link, deployment: Deployment) -> list[str]:
 
 
 def describe(deployment: Deployment, marks: Mapping[str, str | None]) -> list[str]:
-    """Return a line for each stream: its name, its subjects, and whose it is."""
+    """Return a line for each stream: its name, its subjects, and the database it belongs to."""
     lines = []
     for name, subjects in deployment.streams.items():
         whose = _whose(marks[name], deployment) if name in marks else "not made yet"

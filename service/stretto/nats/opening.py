@@ -1,4 +1,4 @@
-"""Makes what speaks to NATS; the client is only imported where there is something to make."""
+"""Makes the parts that use NATS; imports the NATS client only when they are made."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from stretto.nats.publisher import NatsBus
     from stretto.observations import Observer
 
-# A command waits so long for NATS before it gives up.
+# How long `stretto bus` waits for NATS.
 ANSWER_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Nats:
-    """What a process runs for NATS."""
+    """The actors that a process runs for NATS."""
 
     connection: NatsConnection
     events: NatsBus
@@ -35,7 +35,7 @@ class Nats:
 
 @dataclass(frozen=True, slots=True)
 class Bus:
-    """Which NATS it is, and who we are there: names begin with the prefix."""
+    """The address of NATS, the prefix of our names there, and the database that we serve."""
 
     url: str
     prefix: str
@@ -49,8 +49,8 @@ def make_nats(
     creator: GroupCreator,
     observe: Observer,
 ) -> Nats:
-    """Return what is to be run."""
-    # An extra: a service without a bus does not need it.
+    """Return the actors to run."""
+    # nats-py is an extra: a service without a bus runs without it.
     from stretto.nats.commands import CommandConsumer  # noqa: PLC0415
     from stretto.nats.connection import NatsConnection  # noqa: PLC0415
     from stretto.nats.deployment import Deployment  # noqa: PLC0415
@@ -68,11 +68,11 @@ def make_nats(
 async def describe_streams(
     url: str, prefix: str, origin: Origin, *, is_adopting: bool = False
 ) -> list[str]:
-    """Return a line for the database and for each of its streams; may mark them as ours before.
+    """Return a line for the database and for each of its streams; first adopt them if asked to.
 
-    Raises `ConfigurationError` where NATS does not answer.
+    Raises `ConfigurationError` if NATS does not answer.
     """
-    from stretto.nats.connection import NATS_TROUBLE, NatsConnection  # noqa: PLC0415
+    from stretto.nats.connection import NATS_ERRORS, NatsConnection  # noqa: PLC0415
     from stretto.nats.deployment import Deployment, adopt, describe, stream_marks  # noqa: PLC0415
 
     if not url:
@@ -86,7 +86,7 @@ async def describe_streams(
                 link = await connection.linked()
                 adopted = await adopt(link, deployment) if is_adopting else []
                 marks = await stream_marks(link, deployment)
-        except NATS_TROUBLE as error:
+        except NATS_ERRORS as error:
             message = (
                 f"NATS does not answer within {ANSWER_SECONDS:.0f} s"
                 f" ({str(error) or 'no answer in time'}); is STRETTO_NATS_URL right?"

@@ -1,8 +1,8 @@
-"""NatsBus: events to every replica and to the rest of a backend, over a JetStream stream.
+"""NatsBus: sends events to every replica and to other consumers, over a JetStream stream.
 
-The stream is a copy that ages; the outbox stays the truth. A message is the event's CloudEvents
-document and nothing else, so that any consumer can read it; what replicas need besides stands in
-headers. Every replica, the publishing one too, receives all events through a consumer of its own.
+The stream is a copy with a limited age; the outbox stays the truth. The body of a message is the
+event's CloudEvents document alone, so that any consumer can read it; what replicas need besides is
+in headers. Every replica, the publishing one too, receives all events through its own consumer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nats.js.errors import APIError
 from stretto.domain import UserId
 from stretto.events.event import CONTENT_TYPE, BusUnavailable, CommittedEvent
 from stretto.events.positions import Position
-from stretto.nats.connection import CANCEL_SECONDS, NATS_TROUBLE, RETRY, Link, NatsConnection
+from stretto.nats.connection import CANCEL_SECONDS, NATS_ERRORS, RETRY, Link, NatsConnection
 from stretto.nats.deployment import ForeignStream, provide_stream, require_own_streams
 from stretto.nats.receiver import Receiver
 from stretto.network import network_failure
@@ -38,26 +38,26 @@ if TYPE_CHECKING:
 
 RECIPIENTS: Final = "Stretto-Recipients"
 RESUME_FROM: Final = "Stretto-Resume-From"
-# Consumers elsewhere may be away for a weekend.
+# Other consumers may be away for a weekend.
 AGE_SECONDS_MAX: Final = 7 * 24 * 3600
-# JetStream knows an event's id again for this long; later copies are for consumers to recognise.
+# JetStream recognises an event's id for this long; consumers must recognise later copies.
 DUPLICATES_SECONDS: Final = 120
-# Events whose acknowledgements are awaited together: some hundred kilobytes on their way.
+# Events whose acknowledgements are awaited together: some hundred kilobytes in flight.
 UNACKNOWLEDGED_MAX: Final = 256
-# Recipients of one message: JetStream takes no more than 64 KiB of headers, and a user id that is
-# all quotation marks has 259 bytes there.
+# Recipients of one message: JetStream accepts at most 64 KiB of headers, and a user id of quotation
+# marks only takes 259 bytes there.
 RECIPIENTS_MAX: Final = 200
-# Header names, line ends and the protocol's own line.
+# For header names, line ends and the protocol's own line.
 _FRAME_BYTES: Final = 512
-# JetStream's codes for a message, or its headers, being larger than the stream takes.
+# JetStream's error codes for a message, or headers, larger than the stream accepts.
 _TOO_LARGE: Final = (10054, 10097)
-# At the start NATS is given this long before sessions come without it.
+# How long a start waits for NATS before sessions are accepted without it.
 START_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a replica is in a stream; a stream that was made anew is another one."""
+class _Next:
+    """The next message to receive; `stream` tells a stream from one of the same name made later."""
 
     stream: object
     sequence: int
@@ -66,8 +66,8 @@ class _Place:
 class NatsBus(Actor):
     """An `EventBus` on JetStream; a turn receives events for as long as the connection lives.
 
-    `deliver` gets every event, in the stream's order; `on_gap` is called where some could not be
-    received any more: live sessions must resume then.
+    `deliver` gets every event in the stream's order. `on_gap` is called if some events cannot be
+    received any more: live sessions must then resume.
     """
 
     stop_seconds = 0.0
@@ -88,31 +88,32 @@ class NatsBus(Actor):
         self._deliver = deliver
         self._on_gap = on_gap
         self._observe = observe
-        self._place: _Place | None = None
+        self._next: _Next | None = None
         self._receiving = asyncio.Event()
         self._provided: Link | None = None
 
     async def ready(self) -> None:
-        """Wait for the first events to come, for a bounded time.
+        """Wait until events can be received, for a bounded time.
 
-        Raises `ForeignStream`; where NATS is away, that is found later, and nothing is sent.
+        Raises `ForeignStream`. If NATS is away, a foreign stream is found later; nothing is sent to
+        it.
         """
-        with contextlib.suppress(*NATS_TROUBLE):
+        with contextlib.suppress(*NATS_ERRORS):
             async with asyncio.timeout(START_SECONDS):
                 link = await self._connection.linked()
                 await link.unless_ended(require_own_streams(link, self._deployment))
                 await self._receiving.wait()
 
     async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
-        """Hand events over; return the reasons of those that were refused, by event id.
+        """Publish events; return the reasons for those that were refused, by event id.
 
-        Raises `BusUnavailable`, and then any of them may or may not have been handed over.
+        Raises `BusUnavailable`; any of the events may have been published then.
         """
         link = self._connection.link()
         try:
             return await link.unless_ended(self._publish_over(link, events))
-        except (*NATS_TROUBLE, ForeignStream) as error:
-            # The stream may have been deleted: it is looked for again.
+        except (*NATS_ERRORS, ForeignStream) as error:
+            # The stream may have been deleted: look for it again.
             self._provided = None
             raise BusUnavailable(str(error) or network_failure(error)) from error
 
@@ -140,14 +141,14 @@ class NatsBus(Actor):
         )
 
     async def _publish_some(self, link: Link, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
-        """Send all, then wait for all acknowledgements; raises `NATS_TROUBLE`."""
+        """Send all, then wait for all acknowledgements; raises `NATS_ERRORS`."""
         refused: dict[UUID, str] = {}
         ids: list[UUID] = []
         sending: list[Coroutine[object, object, PubAck]] = []
         for event in events:
             for subject, headers in _messages(self._deployment, event):
                 size = len(headers[RECIPIENTS]) + len(event.envelope) + _FRAME_BYTES
-                # The server counts headers as well, and cuts the connection of whoever sends more.
+                # The limit includes headers; the server cuts a connection that sends more.
                 if size > link.client.max_payload:
                     refused[event.event_id] = f"larger than {link.client.max_payload} bytes"
                     break
@@ -162,19 +163,19 @@ class NatsBus(Actor):
         return refused
 
     async def run_once(self) -> int:
-        """Receive until the link or its consumer ends; return 1 where another link is to be waited for."""
+        """Receive until the link or its consumer ends; return 1 if the next turn waits for a link."""
         link = await self._connection.linked()
         try:
             await self._receive_over(link)
         except Exception as error:
-            # Whatever the client may raise.
-            self._connection.tell(error)
+            # The NATS client may raise anything.
+            self._connection.report(error)
             if not link.ended.done():
                 raise TryAgain from error
         return int(link.ended.done())
 
     async def _receive_over(self, link: Link) -> None:
-        """Receive from where we were, until the link or its consumer ends."""
+        """Receive from the last position on, until the link or its consumer ends."""
         info = await link.unless_ended(self._provide_events(link))
         sequence = self._sequence_in(info)
         async with Receiver(link, self._deployment.event_stream, sequence, self._take) as receiver:
@@ -182,21 +183,21 @@ class NatsBus(Actor):
             await receiver.ended()
 
     def _sequence_in(self, info: StreamInfo) -> int:
-        """Return where to go on; tells of a gap where what we missed is not there any more."""
+        """Return the next sequence to receive; report a gap if it is not in the stream any more."""
         first, end = info.state.first_seq, info.state.last_seq + 1
-        place = self._place
-        if place is None or place.stream != info.created or not first <= place.sequence <= end:
-            if place is not None:
+        known = self._next
+        if known is None or known.stream != info.created or not first <= known.sequence <= end:
+            if known is not None:
                 self._observe(EventsMissed())
-            self._place = place = _Place(info.created, end)
-            # The first time too: sessions may have come before NATS did.
+            self._next = known = _Next(info.created, end)
+            # The first time too: sessions may have connected before NATS did.
             self._on_gap()
-        return place.sequence
+        return known.sequence
 
     def _take(self, message: Msg, sequence: int) -> None:
-        assert self._place is not None
-        # Before it is delivered: one that cannot be must not come again and again.
-        self._place = _Place(self._place.stream, sequence + 1)
+        assert self._next is not None
+        # Before the delivery: a message that cannot be delivered must not come again and again.
+        self._next = _Next(self._next.stream, sequence + 1)
         try:
             event = read_event(message)
         except (KeyError, ValueError, TypeError) as error:
@@ -209,7 +210,7 @@ class NatsBus(Actor):
 def read_event(message: Msg) -> CommittedEvent:
     """Return the event that a message of the stream carries.
 
-    Raises `KeyError`, `ValueError` or `TypeError` where somebody else has written it.
+    Raises `KeyError`, `ValueError` or `TypeError` if another program has written it.
     """
     headers = message.headers or {}
     return CommittedEvent(
@@ -223,8 +224,8 @@ def read_event(message: Msg) -> CommittedEvent:
 def _messages(
     deployment: Deployment, event: CommittedEvent
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Return subject and headers of the messages by which an event goes out: one, if it can be."""
-    # One at the least: an event is for others too.
+    """Yield subject and headers of each message of an event: one, unless it has many recipients."""
+    # At least one message: other consumers read events without recipients too.
     for first in range(0, len(event.recipients) or 1, RECIPIENTS_MAX):
         recipients = event.recipients[first : first + RECIPIENTS_MAX]
         yield (

@@ -1,9 +1,9 @@
 """An ordered consumer of one stream, for one connection's life.
 
-It is pushed to, acknowledges nothing, and is forgotten by the server soon after we are gone. It ends
-at the first sign that something was not received: a gap in its own numbers, silence where there
-should be a heartbeat, the end of the connection. Whoever reads on makes a new one, from the sequence
-after the last that was taken. (ADR-15 of NATS describes the same.)
+The server pushes messages to it, wants no acknowledgements, and forgets it soon after we are gone.
+It ends at the first sign of a lost message: a gap in the consumer's own numbers, a missing
+heartbeat, the end of the connection. To read on, the caller makes a new one, from the sequence
+after the last message that was taken. (NATS describes the same in its ADR-15.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nats.errors import Error, NotJSMessageError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
 
 from stretto.events.event import TURN_EVENTS
-from stretto.nats.connection import NATS_TROUBLE, Link
+from stretto.nats.connection import NATS_ERRORS, Link
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 HEARTBEAT_SECONDS: Final = 2.0
-# So many heartbeats may be late before we ask anew.
+# So many heartbeats may be missing before the receiver ends.
 HEARTBEATS_MISSED_MAX: Final = 3
 # The server forgets the consumer of a replica that has vanished.
 INACTIVE_SECONDS: Final = 30.0
-# What may wait for our event loop; flow control keeps the server below it.
+# Bytes that may wait for our event loop; flow control keeps the server below this.
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 _CONTROL: Final = "100"
 
@@ -71,7 +71,7 @@ class Receiver:
         await self._unsubscribe()
 
     async def ended(self) -> None:
-        """Wait until nothing more can be expected of this consumer."""
+        """Wait until this consumer delivers nothing any more."""
         silence_seconds = HEARTBEAT_SECONDS * HEARTBEATS_MISSED_MAX
         while not self._end.done() and not self._link.ended.done():
             left = self._heard + silence_seconds - self._loop.time()
@@ -96,7 +96,7 @@ class Receiver:
         await self._link.jetstream.add_consumer(self._stream, config)
 
     async def _unsubscribe(self) -> None:
-        with contextlib.suppress(*NATS_TROUBLE):
+        with contextlib.suppress(*NATS_ERRORS):
             await self._subscription.unsubscribe()
 
     async def _on_message(self, message: Msg) -> None:
@@ -108,7 +108,7 @@ class Receiver:
         try:
             numbers = message.metadata.sequence
         except NotJSMessageError:
-            # Not the stream's: somebody has guessed our inbox.
+            # Not from the stream: another client publishes to our inbox.
             return
         if self._end.done() or numbers.consumer != self._expected:
             self._give_up()
@@ -116,11 +116,11 @@ class Receiver:
         self._expected += 1
         self._take(message, numbers.stream)
         if numbers.consumer % TURN_EVENTS == 0:
-            # What has gathered for us comes without a pause otherwise.
+            # Queued messages are handled without a pause: give other tasks a turn.
             await asyncio.sleep(0)
 
     async def _control(self, message: Msg, headers: dict[str, str]) -> None:
-        """Answer flow control, now that all before it is taken; look for what is missing."""
+        """Answer flow control after all earlier messages; end the receiver if one is missing."""
         if headers[Header.STATUS.value] != _CONTROL:
             self._give_up()
             return

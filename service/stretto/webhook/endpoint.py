@@ -1,8 +1,9 @@
-"""WebhookEndpoint: sends events to one address, over HTTP, signed.
+"""WebhookEndpoint: sends signed events to one address over HTTP.
 
-The address is somebody's setting and its name somebody's DNS: no redirect is followed, no cookie or
-proxy used, and no address connected to that is not public, unless that is allowed. The last is seen
-to where the socket is made, so that it holds for the very address that is connected to.
+The address comes from a setting, and its name is resolved by a DNS that we do not control. So the
+endpoint follows no redirect, uses no cookie and no proxy, and connects to no address that is not
+public, unless that is allowed. The check is made where the socket is made: it holds for the very
+address that is connected to.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 # Standard Webhooks recommends 15 to 30 s, from the first packet to the last.
 SEND_SECONDS: Final = 15.0
-# Nobody reads what is answered. What is no longer than this does not cost its connection.
+# The body of an answer is not used. A body up to this size is read, so that the connection is kept.
 ANSWER_BYTES_MAX: Final = 16 * 1024
 
 
@@ -69,7 +70,7 @@ class WebhookEndpoint:
         await self._session.close()
 
     async def send(self, event_id: UUID, body: bytes) -> Answer:
-        """Send an event; whatever goes wrong on the way is an answer too."""
+        """Send an event; every network error is returned as an answer."""
         now = self._now_seconds()
         headers = {
             "webhook-id": str(event_id),
@@ -80,7 +81,7 @@ class WebhookEndpoint:
             async with self._session.post(
                 self._settings.url, data=body, headers=headers, allow_redirects=False
             ) as response:
-                # The status has come, and it decides.
+                # The status is known, and it alone decides.
                 with suppress(aiohttp.ClientError, TimeoutError):
                     await response.content.read(ANSWER_BYTES_MAX)
                 return Answered(
@@ -89,30 +90,30 @@ class WebhookEndpoint:
         except (aiohttp.ClientError, TimeoutError) as error:
             if isinstance(getattr(error, "os_error", None), AddressRefused):
                 return NotCalled()
-            # Their texts may hold the address, and that a secret.
+            # The errors' texts may contain the address, which may contain a secret.
             return Unanswered(network_failure(error))
 
     async def is_blocked(self) -> bool:
-        """Whether it would not be called now, because no address of its is public."""
+        """Whether it would not be called now, because none of its addresses is public."""
         if self._settings.is_private_allowed:
             return False
         host = urlsplit(self._settings.url).hostname or ""
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, None)
         except (OSError, UnicodeError):
-            # What is not known now, a try will say.
+            # Unknown now: the next try decides.
             return False
-        return not any(is_public(str(place[0])) for *_, place in found)
+        return not any(is_public(str(address[0])) for *_, address in found)
 
     def _socket(self, addr_info: AddrInfoType) -> socket.socket:
-        family, kind, protocol, _, place = addr_info
-        if not (self._settings.is_private_allowed or is_public(str(place[0]))):
+        family, kind, protocol, _, address = addr_info
+        if not (self._settings.is_private_allowed or is_public(str(address[0]))):
             raise AddressRefused(errno.EACCES, "address is not public")
         return socket.socket(family, kind, protocol)
 
 
 def _retry_after(text: str, now: float) -> float | None:
-    """Return the seconds that a `Retry-After` tells (RFC 9110, 10.2.3), as number or as date."""
+    """Return the seconds of a `Retry-After` (RFC 9110, 10.2.3), which is a number or a date."""
     if text.isascii() and text.isdigit():
         return float(text)
     try:

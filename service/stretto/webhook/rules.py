@@ -1,7 +1,7 @@
 """Webhooks, by Standard Webhooks 1.0.0: what is signed, what an answer means, when to try again.
 
-Nothing here does I/O. The endpoint tells what it was answered, `judge` what that means, and the
-store keeps which events are still to be delivered.
+Nothing here does I/O. The endpoint returns an answer, `judge` decides what it means, and the store
+keeps the events that are still to be delivered.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 PREFIX: Final = "whsec_"
 SECRET_BYTES_MIN: Final = 24
 SECRET_BYTES_MAX: Final = 64
-# The example schedule of Standard Webhooks: after the last of ten tries, three days on, it is dead.
+# The example schedule of Standard Webhooks: ten tries in three days, then the event is a dead
+# letter.
 RETRY_SECONDS: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
-# What failed together does not come back together.
+# Deliveries that failed together are not retried together.
 JITTER_RATIO_MAX: Final = 0.2
-# Where an endpoint that is asked too often does not say for how long.
+# Pause after a 429 without `Retry-After`.
 THROTTLE_SECONDS: Final = 5.0
-# An endpoint can silence itself for an hour at a time: by mistake, too, or before it is moved.
+# Longest pause that an endpoint can ask for: it may ask by mistake, or just before it is moved.
 THROTTLE_SECONDS_MAX: Final = 3600.0
-# RFC 6052: an IPv4 address in the last 32 bits, which a gateway will connect to.
+# RFC 6052: the last 32 bits are an IPv4 address, to which a gateway connects.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 
@@ -41,13 +42,13 @@ _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 class WebhookSettings:
     """Where events are sent, and how.
 
-    Raises `ConfigurationError` for an address that is not public, unless that is allowed; where a
-    name leads is only known when it is called.
+    Raises `ConfigurationError` for an address that is not public, unless that is allowed. A host
+    name is resolved only when it is called.
     """
 
     url: str = field(repr=False)
     secrets: tuple[bytes, ...] = field(repr=False)
-    """Each request is signed with all of them: that is how a secret is replaced."""
+    """Each request is signed with all of them, so that a secret can be replaced."""
     is_private_allowed: bool = False
     """Whether the endpoint may have an address that is not public."""
 
@@ -57,17 +58,17 @@ class WebhookSettings:
         except ValueError:
             return
         if not is_callable:
-            # Without the address, which may be a secret.
+            # The text leaves out the address, which may be a secret.
             raise ConfigurationError(
-                "STRETTO_WEBHOOK_URL has an address that is not public, which is never called:"
+                "STRETTO_WEBHOOK_URL has an address that is not public and is never called:"
                 " STRETTO_WEBHOOK_ALLOW_PRIVATE=true allows it"
             )
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one of the Internet's hosts, also if it is an IPv4 one in disguise.
+    """Whether an address is a public host, also where IPv6 wraps an IPv4 address.
 
-    Raises `ValueError` for what is no address.
+    Raises `ValueError` for a text that is no address.
     """
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv6Address):
@@ -81,7 +82,7 @@ def is_public(text: str) -> bool:
 
 
 def parse_secrets(text: str) -> tuple[bytes, ...]:
-    """Return the secrets that stand in a setting, separated by spaces; raises `ValueError`."""
+    """Return the secrets of a setting, which separates them by spaces; raises `ValueError`."""
     return tuple(map(_parse_secret, text.split()))
 
 
@@ -92,7 +93,7 @@ def _parse_secret(text: str) -> bytes:
         secret = b""
     is_long = SECRET_BYTES_MIN <= len(secret) <= SECRET_BYTES_MAX
     if not (text.startswith(PREFIX) and is_long):
-        # Without its cause, which would repeat the secret.
+        # Without the cause, whose text would contain the secret.
         raise ValueError(
             f"must be {PREFIX} and {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes in base64"
         ) from None
@@ -100,7 +101,7 @@ def _parse_secret(text: str) -> bytes:
 
 
 def sign(secrets: Sequence[bytes], event_id: str, timestamp: int, body: bytes) -> str:
-    """Return the field `webhook-signature`."""
+    """Return the value of the field `webhook-signature`."""
     content = f"{event_id}.{timestamp}.".encode() + body
     digests = (hmac.digest(secret, content, "sha256") for secret in secrets)
     return " ".join(f"v1,{b64encode(digest).decode()}" for digest in digests)
@@ -113,12 +114,12 @@ class Delivery:
     event_id: UUID
     body: bytes
     tries: int
-    """How often it has failed."""
+    """How many tries have failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What the endpoint has answered."""
+    """The endpoint has answered."""
 
     status: int
     retry_after_seconds: float | None = None
@@ -133,7 +134,7 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class NotCalled:
-    """Its address is not public: it was not called."""
+    """The endpoint was not called: its address is not public."""
 
 
 Answer = Answered | Unanswered | NotCalled
@@ -141,38 +142,38 @@ Answer = Answered | Unanswered | NotCalled
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The endpoint has it."""
+    """The endpoint has accepted the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It counts as a try."""
+    """The delivery failed; it counts as a try."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked(Failed):
-    """The same, by a rule of our own: only an operator can mend it."""
+    """A failure by our own rule, which only an operator can end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throttled:
-    """The endpoint wants nothing for a while, whatever it is: no event's fault, and no try."""
+    """The endpoint asks for a pause of all events. It does not count as a try."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The endpoint wants nothing any more."""
+    """The endpoint is gone for good (410)."""
 
 
 Verdict = Sent | Failed | Throttled | Gone
 
 
 def judge(answer: Answer) -> Verdict:
-    """Say what an answer means."""
+    """Return what an answer means."""
     match answer:
         case Unanswered(reason):
             return Failed(reason)
@@ -191,7 +192,7 @@ def judge(answer: Answer) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class PutOff:
-    """A delivery that did not come about: when to try again, or why not."""
+    """A delivery that failed: when to try again, or why it is a dead letter."""
 
     event_id: UUID
     seconds: float = 0.0
@@ -200,7 +201,7 @@ class PutOff:
 
 
 def put_off(delivery: Delivery, verdict: Failed | Throttled | Gone) -> PutOff:
-    """Say what becomes of a delivery that did not come about."""
+    """Return when a failed delivery is tried again, or why it is not."""
     match verdict:
         case Throttled(seconds):
             return PutOff(delivery.event_id, seconds)
@@ -214,35 +215,35 @@ def put_off(delivery: Delivery, verdict: Failed | Throttled | Gone) -> PutOff:
 
 
 class Endpoint(Protocol):
-    """Whom events are sent to."""
+    """Receives the events."""
 
     async def send(self, event_id: UUID, body: bytes) -> Answer:
-        """Send an event; whatever goes wrong on the way is an answer too."""
+        """Send an event; every network error is returned as an answer."""
 
     async def is_blocked(self) -> bool:
-        """Whether it would not be called now, because no address of its is public."""
+        """Whether it would not be called now, because none of its addresses is public."""
 
 
 class WebhookStore(Protocol):
     """Short statements, each a transaction of its own; each raises `Unreachable`."""
 
     async def open(self) -> None:
-        """Begin here, where no process has begun before."""
+        """Begin with the next commit, unless a process has begun before."""
 
     async def enrol(self, events_max: int) -> int:
-        """Make deliveries of the next events; return how many. All of a transaction, or none."""
+        """Create deliveries for the next events, whole transactions only; return how many."""
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> Sequence[Delivery]:
         """Lease due deliveries; none while the endpoint is paused or disabled."""
 
     async def oldest_seconds(self) -> float | None:
-        """Return the age of the oldest event that the endpoint still has to get, if there is one."""
+        """Return the age of the oldest event that is not delivered yet, if there is one."""
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
-        """Forget deliveries that came about, put off the others."""
+        """Delete the deliveries that were sent; put off the others."""
 
     async def pause(self, seconds: float) -> None:
-        """Send nothing for so long, from any replica."""
+        """Send nothing for `seconds`, from any replica."""
 
     async def disable(self) -> bool:
-        """Send nothing until somebody enables it, from any replica; return whether that is news."""
+        """Send nothing from any replica until it is enabled again; return whether it was enabled."""

@@ -1,9 +1,9 @@
-"""WebhookSender: brings committed events to the webhook's endpoint, at least once each (G8).
+"""WebhookSender: sends committed events to the webhook's endpoint, each at least once (G8).
 
-It follows the outbox by itself and not behind the bus: neither can hold the other back. Events are
-enrolled as deliveries, taken on lease, sent side by side, and settled as answers come; no connection
-and no transaction is held while the endpoint works. A sender that dies leaves its deliveries to the
-others, after the lease.
+It reads the outbox itself, independently of the bus: neither can delay the other. Events are
+enrolled as deliveries, leased, sent concurrently, and settled when their answers come. No
+connection and no transaction is held while the endpoint works. If a sender dies, the others take
+its deliveries after the lease.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from stretto.observations import Observer
     from stretto.webhook.rules import Answer, Delivery, Endpoint, WebhookStore
 
-# Requests under way in a process: one that hangs takes one place, and not the others with it.
+# Requests under way in a process: one that hangs occupies one slot and does not delay the others.
 UNDER_WAY_MAX: Final = 32
 # Events per statement: a few milliseconds of work.
 ENROLLED_MAX: Final = 256
 # Four times as long as a request may take.
 LEASE_SECONDS: Final = 60.0
-# How often to look without being woken: for what was put off, and for what others have left.
+# How often to look without being woken: for deliveries put off, and for expired leases of others.
 POLL_SECONDS: Final = 1.0
-# How long a wake-up waits for others: a hundred turns a second are enough.
+# How long a wake-up waits for more: a hundred turns a second are enough.
 GATHER_SECONDS: Final = 0.01
-# At the stop, what is under way is given this long; what then has no answer goes out again.
+# At the stop, requests under way get this long; those without an answer then are sent again.
 STOP_SECONDS: Final = 1.0
 
 
@@ -63,11 +63,11 @@ class WebhookSender(Actor):
         self._lease_seconds = lease_seconds
         self._under_way: dict[asyncio.Task[Answer], Delivery] = {}
         self._is_blocked: bool | None = None
-        """Not known before the first turn."""
+        """None before the first turn: not known yet."""
         self.lag = Lag(store.oldest_seconds)
 
     async def open(self) -> None:
-        """Begin with the next event that is committed, where no process has begun before."""
+        """Begin with the next commit, unless a process has begun before."""
         await self._store.open()
 
     async def run_once(self) -> int:
@@ -85,23 +85,23 @@ class WebhookSender(Actor):
             task = asyncio.create_task(self._send(delivery), name="stretto webhook")
             self._under_way[task] = delivery
             task.add_done_callback(lambda _: self.wake())
-        # With more than can be sent there is no hurry to enrol others.
+        # Where every slot is taken there is more than can be sent: enrol nothing in this turn.
         return await self._store.enrol(ENROLLED_MAX) if len(taken) < room else 0
 
     async def answered(self) -> None:
-        """Wait until all that is under way has its answer."""
+        """Wait until every request under way has its answer."""
         if self._under_way:
             await asyncio.wait(self._under_way)
 
     async def _send(self, delivery: Delivery) -> Answer:
         try:
             return await self._endpoint.send(delivery.event_id, delivery.body)
-        except Exception as error:  # noqa: BLE001 it must be settled all the same
+        except Exception as error:  # noqa: BLE001 the delivery must be settled anyway
             self._observe(ActorCrashed("webhook", error))
             return Unanswered("a fault in stretto, which its log describes")
 
     async def _settle(self) -> None:
-        """Settle every delivery that has its answer; only then is it forgotten here."""
+        """Settle every delivery that has its answer; forget it only after it is settled."""
         done = [
             (task, delivery, judge(task.result()))
             for task, delivery in self._under_way.items()
@@ -109,7 +109,8 @@ class WebhookSender(Actor):
         ]
         if not done:
             return
-        # First what concerns the endpoint: nobody may take a delivery again in between.
+        # The endpoint's state first: no sender may take a delivery again between the two
+        # statements.
         if any(isinstance(verdict, Gone) for _, _, verdict in done) and await self._store.disable():
             self._observe(WebhookDisabled())
         pauses = [verdict.seconds for _, _, verdict in done if isinstance(verdict, Throttled)]
@@ -127,13 +128,13 @@ class WebhookSender(Actor):
                 self._observe(EventBuried(each.event_id, f"webhook: {each.dead_reason}"))
 
     def _note_blocked(self, *, is_blocked: bool) -> None:
-        """Report that the endpoint may not be called: once, until it has been called again."""
+        """Report once that the endpoint may not be called, until it has been called again."""
         if is_blocked and not self._is_blocked:
             self._observe(WebhookBlocked())
         self._is_blocked = is_blocked
 
     async def close(self) -> None:
-        """Settle what is answered in time; give the rest back, so that nobody waits for a lease."""
+        """Settle what is answered in time; give the rest back, so that none waits for its lease."""
         if not self._under_way:
             return
         _, unanswered = await asyncio.wait(self._under_way, timeout=STOP_SECONDS)

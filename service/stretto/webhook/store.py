@@ -1,4 +1,4 @@
-"""The webhook's place in the outbox, and the deliveries that are still to be made."""
+"""The webhook's position in the outbox, and the deliveries that are still due."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PostgresWebhookStore:
-    """A sender's statements. They wait for no disk: what a crash undoes is done again."""
+    """A sender's statements. They commit without a flush: what a crash undoes is done again."""
 
     def __init__(
         self, database: Database, now: Callable[[], datetime | None] = lambda: None
@@ -28,12 +28,12 @@ class PostgresWebhookStore:
         self._now = now
 
     async def open(self) -> None:
-        """Begin here, where no process has begun before."""
+        """Begin with the next commit, unless a process has begun before."""
         async with self._database.tending() as connection:
             await connection.execute(QUERIES["open_webhook"])
 
     async def enrol(self, events_max: int) -> int:
-        """Make deliveries of the next events; return how many. All of a transaction, or none."""
+        """Create deliveries for the next events, whole transactions only; return how many."""
         async with self._database.tending() as connection:
             count = await connection.fetchval(QUERIES["enrol"], events_max, self._now())
         return count or 0
@@ -47,7 +47,7 @@ class PostgresWebhookStore:
         return [Delivery(row["event_id"], envelope(row), row["tries"]) for row in rows]
 
     async def oldest_seconds(self) -> float | None:
-        """Return the age of the oldest event that the endpoint still has to get, if there is one."""
+        """Return the age of the oldest event that is not delivered yet, if there is one."""
         async with self._database.tending() as connection:
             age: float | None = await connection.fetchval(
                 QUERIES["oldest_undelivered"], self._now()
@@ -55,7 +55,7 @@ class PostgresWebhookStore:
         return age
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
-        """Forget deliveries that came about, put off the others."""
+        """Delete the deliveries that were sent; put off the others."""
         async with self._database.tending() as connection:
             await connection.execute(
                 QUERIES["settle_deliveries"],
@@ -68,28 +68,28 @@ class PostgresWebhookStore:
             )
 
     async def pause(self, seconds: float) -> None:
-        """Send nothing for so long, from any replica."""
+        """Send nothing for `seconds`, from any replica."""
         async with self._database.tending() as connection:
             await connection.execute(QUERIES["pause_webhook"], seconds, self._now())
 
     async def disable(self) -> bool:
-        """Send nothing until somebody enables it, from any replica; return whether that is news."""
+        """Send nothing from any replica until it is enabled again; return whether it was enabled."""
         async with self._database.tending() as connection:
             return bool(await connection.fetchval(QUERIES["disable_webhook"]))
 
 
 async def disabled_at(connection: Connection) -> datetime | None:
-    """Return since when the webhook is disabled, if it is."""
+    """Return the time at which the webhook was disabled, if it is disabled."""
     at: datetime | None = await connection.fetchval(QUERIES["webhook_disabled_at"])
     return at
 
 
 async def paused_until(connection: Connection) -> datetime | None:
-    """Return until when the endpoint has asked for a pause, if it has."""
+    """Return the end of the pause that the endpoint has asked for, if there is one."""
     until: datetime | None = await connection.fetchval(QUERIES["webhook_paused_until"])
     return until
 
 
 async def enable(connection: Connection) -> bool:
-    """Have events sent again, at once; return whether they were not, or were paused."""
+    """Send again at once; return whether the webhook was disabled or paused."""
     return bool(await connection.fetchval(QUERIES["enable_webhook"]))

@@ -1,8 +1,9 @@
 -- Deliveries to the webhook's endpoint.
 
 -- name: open_webhook
--- Have the webhook begin with what commits from now on, unless it has begun. A snapshot of the future
--- is another server's, from which the tables were restored: nothing is known to be seen then.
+-- Begin with the next commit, unless the webhook has begun before. A stored snapshot that lies in
+-- the future comes from another server, from which the tables were restored: it is reset, and
+-- covers nothing.
 WITH opened AS (
     INSERT INTO webhook DEFAULT VALUES ON CONFLICT DO NOTHING
 )
@@ -10,17 +11,18 @@ UPDATE webhook SET seen = '1:1:'
 WHERE pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot());
 
 -- name: enrol
--- Make deliveries of events that were not seen before: of those whose transactions were running then,
--- and of the next $1 at least, with all of the last one's transaction. Then this snapshot has seen
--- them, as far as we have come. $2 is now. Needs no durability: all is lost together. Where the clock
--- has gone back, as after a failover, what was put off goes back with it: by as much as the webhook was
--- served in the future, which is known to a minute.
+-- Create deliveries for events that the stored snapshot `seen` does not cover: those whose
+-- transactions were still running when it was taken, then the next $1 (and the rest of the last
+-- one's transaction). Then store a snapshot that covers what was enrolled. $2 is now. Needs no
+-- durability: a crash loses deliveries and snapshot together. If the clock has gone back, as after
+-- a failover, due times go back by the same amount: by how far `served_at` lies in the future,
+-- which is known to a minute.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($2::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
 ), turn AS MATERIALIZED (
-    -- Another process may have moved it since our snapshot: what we see beyond is still new, and what
-    -- was running for us is at worst sent twice.
+    -- Another process may have moved `seen` since our snapshot. Events that we see beyond it are
+    -- still new; those whose transactions were running for us are sent twice at worst.
     SELECT seen, CASE WHEN served_at > now + interval '1 minute' THEN served_at - now
                       ELSE '0' END AS set_back
     FROM webhook, clock WHERE disabled_at IS NULL FOR UPDATE OF webhook SKIP LOCKED
@@ -45,16 +47,16 @@ WITH clock AS MATERIALIZED (
     SELECT CASE WHEN count(*) < $1 THEN pg_snapshot_xmax(pg_current_snapshot())
                 ELSE (max(position)::text::bigint + 1)::text::xid8 END AS xmax
     FROM fresh
-), place AS (
+), covered AS (
     SELECT format('%s:%s:%s', coalesce(min(xip), xmax), xmax,
                   string_agg(xip::text, ',' ORDER BY xip))::pg_snapshot AS seen
     FROM bound LEFT JOIN pg_snapshot_xip(pg_current_snapshot()) AS xip ON xip < xmax
     GROUP BY xmax
 )
 UPDATE webhook
-SET seen = place.seen, served_at = clock.now, paused_until = paused_until - set_back
-FROM clock, turn, place, (SELECT count(*) AS events FROM found) AS stretch
--- An idle webhook writes once a minute, and not at every look.
+SET seen = covered.seen, served_at = clock.now, paused_until = paused_until - set_back
+FROM clock, turn, covered, (SELECT count(*) AS events FROM found) AS batch
+-- An idle webhook writes once a minute, not at every turn.
 WHERE events > 0 OR served_at < clock.now - interval '1 minute' OR set_back > '0'
 RETURNING events;
 
@@ -81,8 +83,8 @@ WHERE delivery.event_id = due.event_id AND outbox.event_id = due.event_id
 RETURNING outbox.event_id, event_type, subject, payload, created_at, delivery.tries;
 
 -- name: oldest_undelivered
--- Read the age in seconds of the oldest event that the endpoint still has to get, enrolled or not;
--- nothing where there is none, or where the endpoint is disabled. $1 is now.
+-- Read the age in seconds of the oldest event that is not delivered yet, enrolled or not; null
+-- where there is none, no row where the endpoint is disabled. $1 is now.
 SELECT extract(epoch FROM coalesce($1::timestamptz, clock_timestamp()) - least(
     (SELECT owed_since FROM webhook_delivery AS delivery JOIN outbox USING (event_id)
      WHERE delivery.dead_reason IS NULL
@@ -96,9 +98,9 @@ FROM webhook
 WHERE disabled_at IS NULL;
 
 -- name: settle_deliveries
--- Forget deliveries that came about ($1), put the others ($2) off by $3 seconds, count those of them
--- that were tries ($4), and bury those that have a reason ($5). $6 is now. Needs no durability: what is
--- lost is sent again.
+-- Delete the deliveries that were sent ($1). Put the others ($2) off by $3 seconds, count those
+-- that were tries ($4), and dead-letter those that have a reason ($5). $6 is now. Needs no
+-- durability: what a crash undoes is sent again.
 WITH sent AS (
     DELETE FROM webhook_delivery WHERE event_id = ANY ($1::uuid[])
 )
@@ -111,18 +113,18 @@ FROM set_config('synchronous_commit', 'off', true),
 WHERE delivery.event_id = answer.event_id AND dead_reason IS NULL;
 
 -- name: pause_webhook
--- Send nothing for $1 seconds, or until it was to go on anyway. $2 is now.
+-- Send nothing for $1 seconds, and no less than an earlier pause lasts. $2 is now.
 UPDATE webhook
 SET paused_until = greatest(
     paused_until, coalesce($2::timestamptz, clock_timestamp()) + make_interval(secs => $1));
 
 -- name: disable_webhook
--- Send nothing more; returns nothing where that was so already.
+-- Send nothing any more; returns no row if the webhook was disabled already.
 UPDATE webhook SET disabled_at = clock_timestamp() WHERE disabled_at IS NULL RETURNING true;
 
 -- name: enable_webhook
--- Send again, at once: also what was put off, in a pause or after a failure. Returns nothing where the
--- webhook was neither disabled nor paused.
+-- Send again at once, also what a pause or a failure has put off. Returns no row if the webhook was
+-- neither disabled nor paused.
 WITH enabled AS (
     UPDATE webhook
     SET disabled_at = NULL, paused_until = '-infinity', served_at = clock_timestamp()
@@ -136,9 +138,9 @@ WITH enabled AS (
 SELECT is_news FROM enabled;
 
 -- name: webhook_paused_until
--- Ask until when the endpoint wants nothing, if it has asked for a pause.
+-- Read the end of the pause that the endpoint has asked for; no row if there is none.
 SELECT paused_until FROM webhook WHERE paused_until > clock_timestamp();
 
 -- name: webhook_disabled_at
--- Ask since when the webhook is disabled.
+-- Read when the webhook was disabled; null if it is enabled.
 SELECT disabled_at FROM webhook;
