@@ -31,6 +31,11 @@ BYTES = {"KiB": 1024, "MiB": 1024**2}
 SECONDS = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "day": 86_400, "days": 86_400}
 UNITS = BYTES | SECONDS | {"%": 0.01}
 PLACE = re.compile(r"in `(?P<file>[\w/]+\.(?:py|sql))`|(?P<setting>settings? )|`(?P<name>[\w.]+)`")
+# Names in a file, and code that stands in one of them.
+DECISION = re.compile(
+    r"(?P<names>`[\w.]+`(?:, `[\w.]+`)*) in `(?P<file>[\w/]+\.(?:py|sql))`(?:: `(?P<code>[^`]+)`)?"
+)
+DECISIONS_MIN = 20
 
 
 def table(text: str, header: str) -> list[list[str]]:
@@ -157,11 +162,57 @@ def close_codes_that_differ(text: str) -> Iterator[str]:
     yield from (str(code) for code in listed ^ {*map(int, CloseCode), 1007, 1009})
 
 
+def decisions_that_are_gone(text: str) -> Iterator[str]:
+    """Return behaviours without a place, and places whose file, name or code is not there."""
+    rows = table(text, "| behaviour | decided by |")
+    if len(rows) < DECISIONS_MIN:
+        yield f"only {len(rows)} behaviours"
+    for behaviour, where in rows:
+        if "`" in DECISION.sub("", where) or not DECISION.search(where):
+            yield f"{behaviour}: not a place: {where}"
+        for found in DECISION.finditer(where):
+            file, names = found["file"], re.findall(r"[\w.]+", found["names"])
+            sources = {name: definition(file, name) for name in names}
+            yield from (f"{behaviour}: no {name} in {file}" for name in names if not sources[name])
+            code = " ".join((found["code"] or "").split())
+            if not any(code in " ".join(source.split()) for source in sources.values()):
+                yield f"{behaviour}: no {code!r} in {', '.join(names)}"
+
+
+def definition(file: str, name: str) -> str:
+    """Return the text of a statement, or of a class, function or constant; empty if there is none."""
+    path = PACKAGE / file
+    if not path.is_file():
+        return ""
+    text = path.read_text()
+    if path.suffix == ".sql":
+        statements = (part.partition("\n") for part in text.split("-- name: ")[1:])
+        return next((statement for head, _, statement in statements if head == name), "")
+    found: ast.AST = ast.parse(text)
+    for part in name.split("."):
+        named = [each for each in ast.iter_child_nodes(found) if part in names_of(each)]
+        if not named:
+            return ""
+        found = named[0]
+    return ast.get_source_segment(text, found) or ""
+
+
+def names_of(node: ast.AST) -> list[str]:
+    """Return what a statement of a module or a class defines."""
+    match node:
+        case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+            return [name]
+        case ast.AnnAssign(ast.Name(name)) | ast.Assign([ast.Name(name)]):
+            return [name]
+    return []
+
+
 CHECKS: dict[str, Callable[[str], Iterator[str]]] = {
     "modules": modules_that_differ,
     "layers": layers_that_differ,
     "limits": limits_that_differ,
     "close codes": close_codes_that_differ,
+    "decisions": decisions_that_are_gone,
 }
 
 
@@ -188,6 +239,18 @@ def test_the_tables_say_what_the_code_does(check: str) -> None:
         ("limits", "`CreatorSettings.outcomes_max`", "`CreatorSettings.outcomes`"),
         ("limits", "| 50 000 |", "| 60 000 |"),
         ("close codes", "| 4408 |", "| 4409 |"),
+        ("decisions", "`decide` in `creation/attempt.py`", "`decides` in `creation/attempt.py`"),
+        ("decisions", "`judge` in `webhook/rules.py`", "`judge` in `webhook/rule.py`"),
+        ("decisions", "`judge` in `webhook/rules.py`", "`judge` of `webhook/rules.py`"),
+        ("decisions", "`judge` in `webhook/rules.py`", "the rules"),
+        ("decisions", "`Session.offer` in", "`Session.offers` in"),
+        ("decisions", "`refuse` in `postgres/outbox.sql`", "`refuses` in `postgres/outbox.sql`"),
+        ("decisions", "`ON CONFLICT DO NOTHING`", "`ON CONFLICT DO UPDATE`"),
+        (
+            "decisions",
+            "| what the answer of a webhook's endpoint means | `judge` in `webhook/rules.py` |\n",
+            "",
+        ),
     ],
 )
 def test_a_table_that_is_wrong_is_noticed(check: str, old: str, new: str) -> None:

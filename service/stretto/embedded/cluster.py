@@ -35,7 +35,7 @@ _PORT_TRIES: Final = 3
 
 
 def prepare_cluster(place: ServerPlace) -> None:
-    """Create the cluster if there is none; raises `EmbeddedError` if one exists that is not ours."""
+    """Create the cluster if there is none; raises `EmbeddedError` if one exists, not ours."""
     if not place.cluster.exists():
         _initialise(place)
     _require_ours(place)

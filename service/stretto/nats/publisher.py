@@ -163,7 +163,7 @@ class NatsBus(Actor):
         return refused
 
     async def run_once(self) -> int:
-        """Receive until the link or its consumer ends; return 1 if the next turn waits for a link."""
+        """Receive until link or consumer end; return 1 if the next turn must wait for a link."""
         link = await self._connection.linked()
         try:
             await self._receive_over(link)

@@ -246,4 +246,4 @@ class WebhookStore(Protocol):
         """Send nothing for `seconds`, from any replica."""
 
     async def disable(self) -> bool:
-        """Send nothing from any replica until it is enabled again; return whether it was enabled."""
+        """Send nothing from any replica until enabled again; return whether it was enabled."""

@@ -73,7 +73,7 @@ class PostgresWebhookStore:
             await connection.execute(QUERIES["pause_webhook"], seconds, self._now())
 
     async def disable(self) -> bool:
-        """Send nothing from any replica until it is enabled again; return whether it was enabled."""
+        """Send nothing from any replica until enabled again; return whether it was enabled."""
         async with self._database.tending() as connection:
             return bool(await connection.fetchval(QUERIES["disable_webhook"]))
 
