@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-# A Python whose venv lacks pip must not pass for a finished one.
+# An incomplete venv (Python without pip) must not count as made.
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -11,10 +11,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOAD_VENV := .venv-load
 PIP := -m pip --disable-pip-version-check --quiet install --root-user-action=ignore
-# Two processes on two cores; more only wait for the database.
+# Two processes for two cores; more of them only wait for the database.
 PYTEST_ARGS ?= -n 2
 
-# Of a load test; without HOST it starts a service of its own.
+# For load tests; without HOST they start their own service.
 HOST ?=
 USERS ?= 50
 SECONDS ?= 30
@@ -24,7 +24,7 @@ SEED ?= 1
 MINUTES ?= 5
 RESTARTS ?= 10
 
-# Of the mutants: a list, one of it, or a part of a file's name.
+# For mutants: a list, one mutant of it, or a part of a file's name.
 ONLY ?=
 
 .PHONY: help
@@ -56,7 +56,7 @@ compose: $(VENV)/.dev
 	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
 .PHONY: format
-format: $(VENV)/.dev ## Format the code and mend what can be mended
+format: $(VENV)/.dev ## Format the code and fix what can be fixed
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 	@PYTHONPATH=service:tests $(BIN)/python -m openapi
 
@@ -65,37 +65,37 @@ bench: $(VENV)/.dev ## Measure stretto beside its alternatives, ratios first (AR
 	@$(BIN)/python -m loadtests.bench $(ARGS)
 
 .PHONY: bench-smoke
-bench-smoke: $(VENV)/.dev ## Run every part of the benchmark for a second: is what it measures right?
+bench-smoke: $(VENV)/.dev ## Run every part of the benchmark for a second, to check that it works
 	@$(BIN)/python -m loadtests.bench --rounds 1 --seconds 1 --scale 0.001
 
 .PHONY: chaos
-chaos: $(VENV)/.dev ## Break everything while clients ask, then check (SEED= MINUTES=)
+chaos: $(VENV)/.dev ## Inject every fault under load, then check (SEED= MINUTES=)
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seed $(SEED) --minutes $(MINUTES)
 
 .PHONY: mutants
-mutants: $(VENV)/.dev ## Change the code in small ways: do the tests notice? (ONLY=storage ARGS=--list)
+mutants: $(VENV)/.dev ## Change the code in small ways and see whether tests fail (ONLY=storage ARGS=--list)
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 .PHONY: rolling
-rolling: $(VENV)/.dev ## Restart two replicas in turn behind haproxy, under clients that never retry (RESTARTS=)
+rolling: $(VENV)/.dev ## Restart two replicas in turn behind haproxy, with clients that never retry (RESTARTS=)
 	@PYTHONPATH=tests $(BIN)/python -m rolling --restarts $(RESTARTS)
 
 .PHONY: soak
-soak: $(VENV)/.dev ## Run a steady mix for long, then judge memory, answers, log (MINUTES=40 ARGS=--busy)
+soak: $(VENV)/.dev ## Run a steady mix, then check memory, answers and log (MINUTES=40 ARGS=--busy)
 	@PYTHONPATH=loadtests $(BIN)/python -m soak --minutes $(MINUTES) $(ARGS)
 
 .PHONY: load
-load: $(VENV)/.run $(LOAD_VENV)/.load ## Load a service with locust and check (USERS= SECONDS= SCENARIOS= HOST=)
+load: $(VENV)/.run $(LOAD_VENV)/.load ## Load a service with locust, then check (USERS= SECONDS= SCENARIOS= HOST=)
 	@$(LOAD_VENV)/bin/python loadtests/run.py $(if $(HOST),--host $(HOST)) \
 	    --users $(USERS) --seconds $(SECONDS) --processes $(PROCESSES) $(SCENARIOS)
 
 .PHONY: load-smoke
-load-smoke: $(VENV)/.run $(LOAD_VENV)/.load ## Run every scenario for 5 s and check
+load-smoke: $(VENV)/.run $(LOAD_VENV)/.load ## Run every scenario for 5 s, then check
 	@$(LOAD_VENV)/bin/python loadtests/run.py --users 25 --seconds 5 --folder .load/smoke \
 	    SteadyCreator RetryStorm LossyClient MixedBodies SlowFollower
 
 .PHONY: lock
-lock: $(VENV)/.dev ## Resolve the locked requirements anew
+lock: $(VENV)/.dev ## Resolve and lock the requirements again
 	@for group in run dev load build; do ./requirements/lock $$group; done
 
 .PHONY: clean
@@ -103,7 +103,7 @@ clean: ## Remove environments and caches, but no data
 	rm -rf $(VENV) $(LOAD_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	    .import_linter_cache
 
-# The first Python that is new enough and really runs.
+# The first Python that is new enough and has venv and ensurepip.
 PYTHON = $(or $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
     $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
     && echo $$python && break; done),$(error stretto needs Python 3.11 or newer with its venv \
