@@ -18,14 +18,15 @@ import stretto
 
 async def main(url: str, token: str) -> None:
     """Create one group with two calls, then misuse the key for another one."""
-    # Where a crash between two tries must not make a second group, keep the key (in a file, in the
+    # If a crash between two tries must not create a second group, store the key (in a file, in the
     # order's row) before the first call, and call again with it afterwards.
     key = str(uuid.uuid4())
     async with aiohttp.ClientSession() as session:
         client = stretto.StrettoClient(session, url, token)
         for _ in range(2):
-            # Lost connections, a busy or restarting service: the client tries again by itself. A
-            # TimeoutError means that the outcome is unknown: call again, with the same key.
+            # The client itself retries after lost connections and while the service is busy or
+            # restarts. A TimeoutError means that the outcome is unknown: call again with the same
+            # key.
             answer = await client.create_group("Team", ["bob", "carol"], key=key)
             print(f"group {answer.group.group_id} (replay: {answer.is_replay})")
         try:

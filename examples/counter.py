@@ -1,7 +1,7 @@
 """A consumer that counts each owner's groups exactly once, although events come at least once.
 
-The bus here hands every event over twice, as one does whose acknowledgement was lost. The inbox's
-record and the count commit together, so that the second time has no effect.
+The bus here delivers every event twice, as a bus does after a lost acknowledgement. The inbox's
+record and the count commit together, so that the second delivery has no effect.
 
     python examples/counter.py postgresql://chat:secret@localhost/chat
 """
@@ -44,14 +44,14 @@ class Counter:
         self.is_done = asyncio.Event()
 
     async def publish(self, events: Sequence[stretto.CommittedEvent]) -> Mapping[uuid.UUID, str]:
-        """Hand each event over, and once more."""
+        """Deliver each event twice."""
         for event in events:
             await self.consume(event)
             await self.consume(event)
         return {}
 
     async def consume(self, event: stretto.CommittedEvent) -> None:
-        """Count the event's group, unless it is counted already."""
+        """Count the event's group, unless it is already counted."""
         owner = json.loads(event.envelope)["data"]["owner_id"]
         async with self._pool.acquire() as connection, connection.transaction():
             if await self._inbox.first_time(connection, event.event_id):
@@ -62,9 +62,9 @@ class Counter:
 
 
 async def main(dsn: str) -> None:
-    """Create groups and say how often their events came and what was counted."""
+    """Create groups; print how many events came and how many groups were counted."""
     owner = stretto.UserId(f"owner-{uuid.uuid4()}")
-    # Inbox and tables of stretto are found by the search_path.
+    # The search_path selects the schema of stretto's tables, the inbox among them.
     async with asyncpg.create_pool(
         dsn, min_size=1, max_size=2, server_settings={"search_path": "stretto"}
     ) as pool:

@@ -18,15 +18,15 @@ import stretto
 
 
 async def main(dsn: str) -> None:
-    """Create one group with two calls, and say how each was answered."""
+    """Create one group with two calls; print both answers."""
     await make_tables(dsn)
     new_group = stretto.NewGroup.parse(
         stretto.UserId("alice"), {"name": "Team", "members": ["bob", "carol"]}
     )
-    # The key is the caller's name for one wish. It is kept until the outcome is known, so that a
-    # call that was cut off can be made again.
+    # The key names one attempt. Keep it until the outcome is known, so that a call that was cut off
+    # can be repeated.
     key = stretto.IdempotencyKey(str(uuid.uuid4()))
-    # One component for the whole life of the program: it keeps connections and remembers outcomes.
+    # One component for the program's whole life: it keeps connections and remembers outcomes.
     async with stretto.open_component(dsn) as component:
         for _ in range(2):
             answer = await component.creator.create(key, new_group)

@@ -1,7 +1,7 @@
 """A host's own rows in the transaction that creates a group, and a veto.
 
-Every owner may have two groups. The host counts them in a table of its own: no group is ever created
-without being counted, and none is counted without being created.
+Every owner may have two groups. The host counts them in its own table: no group is created without
+being counted, and none is counted without being created.
 
     python examples/hook.py postgresql://chat:secret@localhost/chat
 """
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 GROUPS_PER_OWNER_MAX: Final = 2
 
-# The component's connections see stretto's schema alone: the host names its own.
+# The component's search_path has stretto's schema only: name the host's schema.
 TABLE: Final = """CREATE TABLE IF NOT EXISTS public.team_quota (
     owner_id text   PRIMARY KEY,
     groups   bigint NOT NULL
 )"""
 
-# Sorted: two batches that lock the same owners' rows in the same order cannot deadlock.
+# Sorted: batches that lock the same owners' rows in the same order cannot deadlock.
 COUNT: Final = """INSERT INTO public.team_quota AS quota (owner_id, groups)
 SELECT owner_id, count(*) FROM unnest($1::text[]) AS owner_id GROUP BY owner_id ORDER BY owner_id
 ON CONFLICT (owner_id) DO UPDATE SET groups = quota.groups + excluded.groups
@@ -44,10 +44,10 @@ async def count_groups(
 ) -> None:
     """Count the groups of one batch; raises `GroupRejected` where an owner has too many.
 
-    It runs inside the transaction, and a rejection rolls the count back together with the groups.
-    One rejection does not fail the others of its batch: each is then tried alone. What must not be
-    rolled back (a mail, a call to another service) does not belong here. Any other exception leaves
-    the key open (503 `hook_failed`); `async with connection.transaction()` is a savepoint.
+    It runs inside the transaction: a rejection rolls the count back together with the groups. One
+    rejection does not fail the other groups of its batch: each is then tried alone. Do nothing here
+    that cannot be rolled back (a mail, a call to another service). Any other exception leaves the
+    attempt pending (503 `hook_failed`); `async with connection.transaction()` is a savepoint.
     """
     rows = await connection.fetch(COUNT, [new_group.owner for _, new_group in created])
     for row in rows:
@@ -58,7 +58,7 @@ async def count_groups(
 
 
 async def main(dsn: str) -> None:
-    """Ask for one group too many, and say how each wish was answered."""
+    """Request one group too many; print each answer."""
     await make_tables(dsn)
     owner = stretto.UserId(f"owner-{uuid.uuid4()}")
     async with stretto.open_component(dsn, on_create=count_groups) as component:
@@ -68,7 +68,7 @@ async def main(dsn: str) -> None:
             try:
                 answer = await component.creator.create(key, new_group)
             except stretto.AttemptFailed as error:
-                # Final for this key, however often it is sent again; nothing was written.
+                # Final for this key, also for every retry; nothing was written.
                 print(f"Team {number}: {error.failure.code}")
             else:
                 print(f"Team {number}: {answer.status.value}")
@@ -81,7 +81,7 @@ async def main(dsn: str) -> None:
 
 
 async def make_tables(dsn: str) -> None:
-    """Make stretto's tables and the host's."""
+    """Create stretto's tables and the host's."""
     connection = await asyncpg.connect(dsn, server_settings={"search_path": "stretto"})
     try:
         await stretto.migrate(connection, "stretto")

@@ -20,9 +20,9 @@ import stretto
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# Whoever issues the tokens signs with it; a real one comes from the host's configuration.
+# The token issuer signs with it; a real one comes from the host's configuration.
 SECRET: Final = os.environ.get("TOKEN_SECRET", "a secret that only this example uses")
-# Each writer keeps a connection for good; the others serve stretto's short reads and the host.
+# Each writer keeps one connection; the others serve stretto's short reads and the host.
 WRITERS: Final = 2
 CONNECTIONS_MAX: Final = WRITERS + 8
 
@@ -43,16 +43,16 @@ def make_app(dsn: str) -> web.Application:
         ) as pool:
             app[POOL] = pool
             yield
-        # Closing waits for every connection. stretto has given its own back by now: it stops when
-        # the application shuts down, which is before anything is cleaned up. On `on_shutdown` the
-        # pool would close first, and requests under way would be answered 503.
+        # Closing waits for every connection. stretto has released its own by now: it stops in the
+        # application's shutdown, which comes before every clean-up. If the pool were closed in
+        # `on_shutdown`, it would close first, and requests under way would get 503.
 
     app.cleanup_ctx.append(open_pool)
     app.add_routes([web.get("/teams", count_teams)])
     stretto.setup(
         app,
         "/chat",
-        # Called when the application starts, because the pool is not there any earlier.
+        # Called when the application starts: the pool does not exist earlier.
         pool=lambda: app[POOL],
         tokens=stretto.TokenSettings(secret=SECRET),
         settings=stretto.ComponentSettings(writers=WRITERS),
@@ -72,7 +72,7 @@ def main(dsn: str, port: int) -> None:
         make_app(dsn),
         host="127.0.0.1",
         port=port,
-        # A client that hangs up frees its place in the line; the creation goes on without it.
+        # If a client hangs up, its handler ends; the creation goes on.
         handler_cancellation=True,
     )
 

@@ -1,4 +1,4 @@
-"""A webhook's receiver: verifies each event (Standard Webhooks) and takes every one once.
+"""A webhook's receiver: verifies each event (Standard Webhooks) and processes each one once.
 
 STRETTO_WEBHOOK_SECRET=whsec_… python examples/webhook.py 9000
 """
@@ -15,17 +15,17 @@ import time
 from aiohttp import web
 
 TOLERANCE_SECONDS = 300
-# During a change of secrets requests carry a signature of each: one that we know is enough.
+# During a change of secrets a request carries a signature of each: one that matches is enough.
 SECRETS = [
     base64.b64decode(secret.removeprefix("whsec_"))
     for secret in os.environ["STRETTO_WEBHOOK_SECRET"].split()
 ]
-# A real receiver keeps these where its effects are, in one transaction: see stretto.Inbox.
+# A real receiver stores these in the same transaction as its effects: see stretto.Inbox.
 seen: set[str] = set()
 
 
 def is_genuine(request: web.Request, body: bytes) -> bool:
-    """Whether one of our secrets has signed exactly this, and lately."""
+    """Whether one of our secrets has signed exactly this body, and recently."""
     event_id = request.headers.get("webhook-id", "")
     timestamp = request.headers.get("webhook-timestamp", "")
     if not timestamp.isdecimal() or abs(time.time() - int(timestamp)) > TOLERANCE_SECONDS:
@@ -38,7 +38,7 @@ def is_genuine(request: web.Request, body: bytes) -> bool:
 
 
 async def receive(request: web.Request) -> web.Response:
-    """Take an event; anything but 2xx has it sent again."""
+    """Process an event; after any answer but 2xx it is sent again."""
     body = await request.read()
     if not is_genuine(request, body):
         raise web.HTTPUnauthorized

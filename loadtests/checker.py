@@ -1,8 +1,8 @@
-"""Proves after a load test that what its clients were told is true.
+"""Checks after a load test that the answers to its clients were true.
 
-One group for every key, every acknowledged group is there and as wished, all answers of a key are
-equal, and what was refused has left nothing. It asks the service itself, with nothing but the
-standard library, so that it works in locust's environment as in the tests'.
+Every key has one group, every acknowledged group exists as requested, all answers of a key are
+equal, and rejected requests have left nothing. The checker reads from the service itself and uses
+only the standard library, so that it works in locust's environment and in the tests'.
 
     TOKEN_SECRET=... python loadtests/checker.py --host http://127.0.0.1:8080 FOLDER_OF_HISTORIES
 """
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
     from history import KeyHistory
 
-# The service waits 10 s for an attempt that is under way.
+# The service waits up to 10 s for an attempt that is under way.
 REQUEST_SECONDS_MAX: Final = 15
-# A wish that was cut off at the end of the run may have to wait for a lease to run out.
+# A wish that the end of the run cut off may have to wait until a lease is over.
 TRIES_MAX: Final = 10
-# As many as the service gives at once.
+# The service's largest page.
 PAGE_GROUPS: Final = 200
-# More of them would tell nothing new.
+# More output would add nothing.
 FAULTS_TOLD_MAX: Final = 20
 HISTORIES_TOLD_MAX: Final = 3
 ANSWERS_TOLD_MAX: Final = 40
@@ -54,20 +54,20 @@ _KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a key; without one, with the whole run."""
+    """A violation for one key; without a key, for the whole run."""
 
     text: str
     owner: str = ""
     key: str = ""
 
     def __str__(self) -> str:
-        """Return it as one line."""
+        """Return one line."""
         return f"{self.owner}, key {self.key}: {self.text}" if self.owner else self.text
 
 
 @dataclass(slots=True)
 class Checker:
-    """Asks the service at `url`, as every user in turn, over one connection."""
+    """Queries the service at `url` as each user in turn, over one connection."""
 
     url: str
     token_of: Callable[[str], str]
@@ -82,9 +82,10 @@ class Checker:
         self._connection = kind(parts.netloc, timeout=REQUEST_SECONDS_MAX)
 
     def check(self, records: Records, scenarios: Sequence[str] = ()) -> list[Fault]:
-        """Finish what is open, read every group; return the faults.
+        """Finish open wishes and read every group; return the violations.
 
-        Each of `scenarios`, and each that has begun anything, must have had its acknowledgements.
+        Each of `scenarios`, and each that has begun a key, must have been acknowledged at least
+        once.
         """
         try:
             for wish in records.open_wishes():
@@ -102,7 +103,7 @@ class Checker:
             self._connection.close()
 
     def _finish(self, wish: Wish, records: Records) -> None:
-        """Send the wish again until its outcome is known, as its client would have done."""
+        """Send the wish again until its outcome is known, as its client would."""
         headers = {"Idempotency-Key": wish.key, "Content-Type": "application/json"}
         body = json.dumps(wish.document)
         for _ in range(TRIES_MAX):
@@ -114,7 +115,7 @@ class Checker:
                 return
 
     def _faults_of_owner(self, owner: str, records: Records) -> Iterable[Fault]:
-        """Tell what is wrong with any of the owner's keys, or with his groups."""
+        """Yield the violations of the owner's keys and groups."""
         groups = self._groups_of(owner)
         if groups is None:
             yield Fault(f"{owner}: the groups cannot be read")
@@ -128,12 +129,12 @@ class Checker:
             for text in faults:
                 yield Fault(text, owner, history.key)
         for group_id in groups:
-            yield Fault(f"{owner}: group {group_id} is nobody's wish")
+            yield Fault(f"{owner}: group {group_id} was never requested")
 
     def _faults_of_trace(
         self, history: KeyHistory, groups: dict[str, dict[str, Any]]
     ) -> Iterable[str]:
-        """Tell how what the service shows differs from what was told; takes the key's group."""
+        """Yield how the service's state differs from its answers; removes the key's group."""
         if history.wish is None:
             if history.key:
                 status, _, _ = self._ask(history.owner, "GET", f"/v1/attempts/{quote(history.key)}")
@@ -148,10 +149,10 @@ class Checker:
             return
         yield from history.wish.faults_of_group(group)
         if group["conversation_id"] not in told:
-            yield f"conversation_id is {group['conversation_id']}, which nobody was told"
+            yield f"conversation_id is {group['conversation_id']}, which no answer named"
 
     def _groups_of(self, owner: str) -> dict[str, dict[str, Any]] | None:
-        """Return the groups that the owner has, whoever knows of them; None without an answer."""
+        """Return all groups of the owner; None without an answer."""
         groups: dict[str, dict[str, Any]] = {}
         cursor = ""
         while True:
@@ -173,7 +174,7 @@ class Checker:
         headers: dict[str, str] | None = None,
         body: str | None = None,
     ) -> tuple[int, Any, str]:
-        """Return status, headers and body; status 0 where there was no answer."""
+        """Return status, headers and body; status 0 without an answer."""
         authorization = {"Authorization": f"Bearer {self.token_of(user)}"}
         try:
             self._connection.request(
@@ -182,13 +183,13 @@ class Checker:
             response = self._connection.getresponse()
             return response.status, response.headers, response.read().decode()
         except (OSError, HTTPException):
-            # The next request connects anew.
+            # The next request connects again.
             self._connection.close()
             return UNANSWERED, {}, ""
 
 
 def _idle_scenarios(records: Records, scenarios: Sequence[str]) -> Iterable[Fault]:
-    """Tell which scenarios had no success at all: they would prove nothing."""
+    """Yield the scenarios without any success: they prove nothing."""
     counts = records.counts()
     begun = {name for name, kinds in counts.items() if kinds.get("keys")}
     for name in sorted({*scenarios, *begun}):
@@ -199,7 +200,7 @@ def _idle_scenarios(records: Records, scenarios: Sequence[str]) -> Iterable[Faul
 
 
 def report(records: Records, faults: list[Fault], groups_read: int) -> str:
-    """Return what the check has found: counts, the first faults, and their keys' histories."""
+    """Return the result: counts, the first violations, and their keys' histories."""
     counts = records.counts()
     lines = ["".join(f"{title:>14}" for title in ("scenario", *_KINDS))]
     lines += [
@@ -223,7 +224,7 @@ def report(records: Records, faults: list[Fault], groups_read: int) -> str:
 def check_folder(
     folder: Path, url: str, token_of: Callable[[str], str], scenarios: Sequence[str] = ()
 ) -> bool:
-    """Check the journals of a folder, print the report; return whether there are no faults."""
+    """Check the journals of a folder and print the report; return whether all is right."""
     checker = Checker(url, token_of)
     with Records() as records:
         records.read(folder)
@@ -233,11 +234,11 @@ def check_folder(
 
 
 def main() -> int:
-    """Check what the command line names; return the exit code."""
-    from tokens import token_of  # noqa: PLC0415 - the tests, which have other tokens, do without
+    """Run the check of the command line; return the exit code."""
+    from tokens import token_of  # noqa: PLC0415 - the tests have their own tokens
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where the histories lie")
+    parser.add_argument("folder", type=Path, help="folder of the histories")
     parser.add_argument("--host", required=True, help="URL of the service that was under load")
     arguments = parser.parse_args()
     return 0 if check_folder(arguments.folder, arguments.host, token_of) else 1

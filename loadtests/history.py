@@ -1,4 +1,4 @@
-"""What the clients of a load test were told about one key, and what of it contradicts the guarantees.
+"""The answers to the clients of a load test for one key, and what in them violates the guarantees.
 
 No I/O and no locust here: scenarios, checker and tests use it in their own environments.
 """
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 OK: Final = 200
 CREATED: Final = 201
-# A connection that broke, or was cut on purpose, before an answer was read.
+# The connection broke, or was cut on purpose, before an answer was read.
 UNANSWERED: Final = 0
 # "Wait and send the same again".
 TRY_AGAIN: Final = frozenset((UNANSWERED, 409, 429, 500, 502, 503, 504))
-# The contract's name for a group, computed here again to check the service's own arithmetic.
+# The contract's namespace of group ids, computed again to check the service's own computation.
 NAMESPACE: Final = uuid5(NAMESPACE_URL, "urn:stretto:create_group")
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One attempt of one owner: the same key always comes with the same body."""
+    """The request of one attempt: the same key always comes with the same body."""
 
     owner: str
     key: str
@@ -45,7 +45,7 @@ class Wish:
         return {"name": self.name, "members": list(self.members), **told}
 
     def faults_of_group(self, group: dict[str, object]) -> Iterable[str]:
-        """Tell in what a group, as the service shows it, differs from what was wished."""
+        """Yield how a group, as the service shows it, differs from the wish."""
         expected: dict[str, object] = {
             "group_id": self.group_id,
             "owner_id": self.owner,
@@ -60,7 +60,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request was told, when and by whom it was asked."""
+    """The answer to one request, its time, and the scenario that sent it."""
 
     at: float
     scenario: str
@@ -69,22 +69,22 @@ class Answer:
     text: str = ""
     is_replay: bool = False
     due: int = 0
-    """The status that an invalid request must be given; 0 where the request is valid."""
+    """The status that an invalid request must get; 0 if the request is valid."""
 
     @property
     def is_acknowledgement(self) -> bool:
-        """Whether a valid request was told that its group exists."""
+        """Whether the answer says to a valid request that its group exists."""
         return self.status == CREATED and not self.due
 
     @property
     def group(self) -> tuple[str, str] | None:
-        """The group and conversation that the answer names, if it names any."""
+        """The group and conversation that the answer names, if any."""
         if self.due or self.status not in (OK, CREATED):
             return None
         try:
             document = json.loads(self.text)
         except ValueError:
-            # An acknowledgement that names nothing: its ids are wrong.
+            # An acknowledgement without ids counts as one with wrong ids.
             document = {}
         if self.status == OK and document.get("status") != "succeeded":
             return None
@@ -93,7 +93,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class KeyHistory:
-    """Everything that was told about one key; `wish` is None if no valid request was sent."""
+    """All answers for one key; `wish` is None if no valid request was sent."""
 
     owner: str
     key: str
@@ -101,7 +101,7 @@ class KeyHistory:
     answers: Sequence[Answer]
 
     def faults(self) -> Iterable[str]:
-        """Tell what contradicts "one key, one group" and "refused input leaves no trace"."""
+        """Yield what violates "one key, one group" and "rejected input leaves no trace"."""
         for answer in self.answers:
             if answer.due and answer.status not in (answer.due, UNANSWERED):
                 yield f"answered {answer.status} where {answer.due} was due"
@@ -109,7 +109,7 @@ class KeyHistory:
             yield from self._faults_of_wish(self.wish)
 
     def conversations(self) -> set[str]:
-        """Return the conversations that this key was told."""
+        """Return the conversations that the answers name."""
         return {group[1] for answer in self.answers if (group := answer.group)}
 
     def _faults_of_wish(self, wish: Wish) -> Iterable[str]:

@@ -1,9 +1,10 @@
-"""Load for a running service: the entry that locust is given. See README.md beside it.
+"""Load for a running service: the file that locust runs. See README.md beside it.
 
     make load USERS=500 SECONDS=120
 
-Every process writes what its clients are told into the folder of histories; the checker judges it
-when all of them have ended. Tokens are signed with TOKEN_SECRET, the service's STRETTO_JWT_SECRET.
+Every process writes the answers to its clients into the folder of histories; the checker reads them
+after all processes have ended. Tokens are signed with TOKEN_SECRET, the service's
+STRETTO_JWT_SECRET.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from locust.argument_parser import LocustArgumentParser
     from locust.env import Environment
 
-# What locust finds here it offers as scenarios.
+# locust offers these classes as scenarios.
 __all__ = ["LossyClient", "MixedBodies", "RetryStorm", "SlowFollower", "SteadyCreator"]
 
 PROGRESS_SECONDS: Final = 5
@@ -39,13 +40,13 @@ PROGRESS_SECONDS: Final = 5
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: LocustArgumentParser) -> None:
-    """Let the caller say where the histories go; workers learn both from their master."""
+    """Add options for the histories and the run; workers get both from their master."""
     parser.add_argument(
         "--histories",
         default=".load/histories",
-        help="folder for what the clients were told, on each machine",
+        help="folder for the answers to the clients, on each machine",
     )
-    # Tells this run's users from those of earlier runs on the same database.
+    # Distinguishes this run's users from those of earlier runs on the same database.
     parser.add_argument("--run-id", default=f"load-{uuid.uuid4().hex[:8]}", help="prefix of users")
 
 
@@ -54,22 +55,22 @@ def require_secret(**_: Any) -> None:
     """Refuse to start without a way to make tokens."""
     if not os.environ.get(SECRET_VARIABLE):
         sys.exit(f"set {SECRET_VARIABLE} to the service's STRETTO_JWT_SECRET")
-    # Processes that were forked would otherwise all draw the same lots.
+    # Forked processes would otherwise all draw the same random numbers.
     random.seed()
 
 
 @events.test_start.add_listener
 def open_journal(environment: Environment, **_: Any) -> None:
-    """Open this process's history; only now a worker knows what its master wants."""
+    """Open this process's history; only now does a worker have its master's options."""
     # A master has no users.
     if not isinstance(environment.runner, MasterRunner):
         Client.journal = Journal(Path(environment.parsed_options.histories))
-    # A worker's numbers are gathered and told by its master.
+    # The master collects and prints its workers' numbers.
     if not isinstance(environment.runner, WorkerRunner):
-        gevent.spawn(tell_progress, environment)
+        gevent.spawn(print_progress, environment)
 
 
-def tell_progress(environment: Environment) -> None:
+def print_progress(environment: Environment) -> None:
     """Print a line every few seconds until the process ends."""
     while True:
         gevent.sleep(PROGRESS_SECONDS)
@@ -79,10 +80,10 @@ def tell_progress(environment: Environment) -> None:
 
 
 @events.quitting.add_listener
-def tell_result(environment: Environment, **_: Any) -> None:
+def print_result(environment: Environment, **_: Any) -> None:
     """Print the whole run's figures."""
     if not isinstance(environment.runner, WorkerRunner):
-        # They have gone by now; this many there were.
+        # All users have ended by now: print the configured number.
         users = environment.parsed_options.num_users
         _print_figures(environment, users, environment.stats.total.total_rps)
 

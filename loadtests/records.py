@@ -1,7 +1,7 @@
 """The histories of a load test: JSON lines on disk, one file for each process that makes load.
 
-A journal is written by its process alone; records are all of them, gathered for the checker in a
-temporary SQLite database, so that a long run needs no more memory than a short one.
+Only its process writes a journal. For the checker, records collect all journals in a temporary
+SQLite database, so that a long run needs no more memory than a short one.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ CREATE TABLE conversation (conversation_id TEXT PRIMARY KEY, owner TEXT, key TEX
 
 
 class Journal:
-    """One process's history; every line is on its way to the disk before the next request."""
+    """One process's history; every line is written before the next request."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Journals of several machines can lie in one folder.
+        # Journals of several machines can be in one folder.
         file = folder / f"history-{socket.gethostname()}-{os.getpid()}.jsonl"
         self._file = file.open("a", buffering=1, encoding="utf-8")
 
     def begin(self, wish: Wish, scenario: str) -> None:
-        """Note that the wish is about to be sent: it counts even if no answer ever comes."""
+        """Write that the wish is about to be sent: it counts even if no answer ever comes."""
         self._write(["wish", *astuple(wish), scenario])
 
     def record(self, owner: str, key: str, answer: Answer) -> None:
-        """Note what a request with this key was told."""
+        """Write the answer to a request with this key."""
         self._write(["answer", owner, key, *astuple(answer)])
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         self._file.close()
 
     def _write(self, line: list[Any]) -> None:
@@ -58,11 +58,11 @@ class Journal:
 
 
 class Records:
-    """All that was told, by key."""
+    """All answers, by key."""
 
     def __init__(self) -> None:
-        # Without a name, a database is a temporary file that its closing removes. One thread at a
-        # time uses it, though not always the same.
+        # A database without a name is a temporary file, removed when it is closed. One thread at a
+        # time uses it, though not always the same one.
         self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._database.executescript(_TABLES)
         self._database.execute("BEGIN")
@@ -78,7 +78,7 @@ class Records:
         for file in sorted(folder.glob(JOURNALS)):
             with file.open(encoding="utf-8") as lines:
                 for line in lines:
-                    # A process that was killed may have left half a line, of a request not yet sent.
+                    # A killed process may have left half a line, of a request not yet sent.
                     if line.endswith("\n"):
                         self._add(json.loads(line))
 
@@ -93,12 +93,12 @@ class Records:
         self._database.execute("INSERT INTO answer VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def owners(self) -> list[str]:
-        """Return everybody who has sent anything."""
+        """Return all owners that have sent a request."""
         rows = self._database.execute("SELECT owner FROM wish UNION SELECT owner FROM answer")
         return [owner for (owner,) in rows]
 
     def histories_of(self, owner: str) -> Iterator[KeyHistory]:
-        """Yield the owner's keys, each with all that was told about it."""
+        """Yield the owner's keys, each with all its answers."""
         answers: dict[str, list[Answer]] = defaultdict(list)
         for key, *row in self._database.execute(
             "SELECT key, at, scenario, request, status, body, is_replay, due FROM answer"
@@ -112,7 +112,7 @@ class Records:
             yield KeyHistory(owner, key, wishes.get(key), answers[key])
 
     def open_wishes(self) -> list[Wish]:
-        """Return the wishes whose outcome nobody has been told yet."""
+        """Return the wishes without an acknowledgement."""
         rows = self._database.execute(
             "SELECT * FROM wish AS w WHERE NOT EXISTS (SELECT 1 FROM answer AS a"
             " WHERE a.owner = w.owner AND a.key = w.key AND a.status = ? AND a.due = 0)",
@@ -125,7 +125,7 @@ class Records:
         return next(found for found in self.histories_of(owner) if found.key == key)
 
     def take_conversation(self, conversation_id: str, owner: str, key: str) -> str | None:
-        """Note whose conversation it is; return the other key that was told the same, if any."""
+        """Record the key of a conversation; return the other key with the same one, if any."""
         self._database.execute(
             "INSERT OR IGNORE INTO conversation VALUES (?, ?, ?)", (conversation_id, owner, key)
         )
@@ -135,7 +135,7 @@ class Records:
         return None if row == (owner, key) else f"{row[0]}, key {row[1]}"
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return for every scenario how many keys it began and what its requests were told."""
+        """Return for every scenario how many keys it began and which answers it got."""
         counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for scenario, number in self._database.execute(
             "SELECT scenario, count(*) FROM wish GROUP BY 1"

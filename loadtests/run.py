@@ -1,6 +1,6 @@
-"""One load test from beginning to end: service, locust, checker. See `make load`, `make load-smoke`.
+"""One complete load test: service, locust, checker. See `make load`, `make load-smoke`.
 
-Exits with 0 when locust has seen no unexpected answer and every check has passed.
+Exits with 0 if locust has seen no unexpected answer and every check has passed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 LOADTESTS: Final = Path(__file__).parent
 LOCUST: Final = Path(sys.executable).with_name("locust")
-# Beyond the load itself: locust's start, and users who sit out a wait at the end.
+# Besides the load itself: locust's start, and users that finish a wait at the end.
 LOCUST_SECONDS_MAX: Final = 120
 # A user has up to ten connections, most have one.
 FILES_PER_USER: Final = 10
 FILES_MIN: Final = 10_000
-# All users at once would measure how fast connections are made.
+# Starting all users at once would measure how fast connections are made.
 SPAWN_SECONDS: Final = 5
 
 
@@ -45,7 +45,7 @@ def main() -> int:
     with _service_under_load(options.host) as (url, database_is_right):
         loaded = _run_locust(url, histories, options)
         checked = check_folder(histories, url, token_of, options.scenarios)
-        # The clients' view is checked; now the whole database.
+        # After the clients' view, check the whole database.
         right = database_is_right()
     verdicts = {"locust": loaded, "the checker": checked, "stretto check": right}
     failed = [name for name, passed in verdicts.items() if not passed]
@@ -59,25 +59,27 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--host", help="URL of a running service; without it, one is started")
     parser.add_argument("--users", type=int, default=50)
     parser.add_argument("--seconds", type=int, default=30)
-    parser.add_argument("--processes", type=int, default=2, help="that make the load")
-    parser.add_argument("--folder", type=Path, default=Path(".load"), help="for what is written")
+    parser.add_argument("--processes", type=int, default=2, help="processes that make the load")
+    parser.add_argument("--folder", type=Path, default=Path(".load"), help="for all files")
     parser.add_argument("scenarios", nargs="*", help="classes; without any, all")
     return parser.parse_args()
 
 
 def _allow_files(files: int) -> None:
-    """Raise the soft limit of open files for what is started from here, as far as we may."""
+    """Raise the soft limit of open files for child processes, as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(files, FILES_MIN, soft)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < files:
-        sys.stdout.write(f"only {allowed} open files are allowed: so many users may be too many\n")
+        sys.stdout.write(
+            f"only {allowed} open files are allowed: perhaps too few for so many users\n"
+        )
 
 
 @contextmanager
 def _service_under_load(host: str | None) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Yield a service's URL and what checks its database, as far as that is ours."""
+    """Yield a service's URL and the check of its database, if the service is our own."""
     if host:
         if not os.environ.get(SECRET_VARIABLE):
             sys.exit(f"set {SECRET_VARIABLE} to the service's STRETTO_JWT_SECRET")

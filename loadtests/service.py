@@ -1,6 +1,6 @@
-"""A service of a load test's own: started with an embedded PostgreSQL, checked and stopped.
+"""A service for a load test: started with an embedded PostgreSQL, checked and stopped.
 
-It has the settings that everybody gets, but for its port, its folder and its drain.
+It has the default settings, except for port, folder and drain.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STRETTO: Final = Path(__file__).parents[1] / ".venv/bin/stretto"
-# On a disk, unlike /tmp on many systems: a flush that costs nothing would flatter the service.
+# On a disk, unlike /tmp on many systems: a flush without cost would make the figures too good.
 FOLDERS: Final = Path("/var/tmp")
-# The first start makes a database cluster.
+# The first start creates a database cluster.
 START_SECONDS_MAX: Final = 90
 CHECK_SECONDS_MAX: Final = 300
 STOP_SECONDS_MAX: Final = 30
@@ -32,14 +32,14 @@ LOG_LINES_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class OwnService:
-    """A service that runs."""
+    """A running service."""
 
     url: str
     secret: str
     environment: dict[str, str]
     pid: int
     log: deque[str]
-    """What it has logged last, line by line."""
+    """The last lines of its log."""
 
     def check_database(self) -> bool:
         """Run `stretto check` over the whole database; return whether it found nothing."""
@@ -53,7 +53,7 @@ class OwnService:
 def own_service(log_lines_max: int = LOG_LINES_MAX) -> Iterator[OwnService]:
     """Run a service in a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="stretto-load-", dir=FOLDERS) as folder:
-        # Under root, PostgreSQL runs as another account, which must be able to get in.
+        # Under root, PostgreSQL runs as another account, which must be able to enter the folder.
         Path(folder).chmod(0o755)
         data = Path(folder, "data")
         clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
@@ -67,11 +67,11 @@ def own_service(log_lines_max: int = LOG_LINES_MAX) -> Iterator[OwnService]:
 
 @contextmanager
 def _running(environment: dict[str, str], log: deque[str]) -> Iterator[tuple[str, int]]:
-    """Run the service; yield its URL and process. Raises where it does not start or end well."""
+    """Run the service; yield its URL and pid. Raises `SystemExit` if it fails to start or end."""
     process = subprocess.Popen(
         [STRETTO, "serve"], env=environment, stderr=subprocess.PIPE, text=True
     )
-    # A service that does not start is killed, which ends the reading below.
+    # A service that does not start in time is killed, which ends the reading below.
     watchdog = threading.Timer(START_SECONDS_MAX, process.kill)
     watchdog.start()
     assert process.stderr is not None
@@ -86,7 +86,7 @@ def _running(environment: dict[str, str], log: deque[str]) -> Iterator[tuple[str
         watchdog.cancel()
         if not url:
             raise SystemExit("the service did not start:\n" + "".join(log))
-        # Somebody must go on reading, or the service would wait for room to write.
+        # Keep reading: the service would block once the pipe is full.
         reader.start()
         yield url, process.pid
         process.send_signal(signal.SIGTERM)
@@ -95,7 +95,7 @@ def _running(environment: dict[str, str], log: deque[str]) -> Iterator[tuple[str
     finally:
         watchdog.cancel()
         if process.poll() is None:
-            # Not killed at once: it has a PostgreSQL to stop.
+            # Not killed at once: it must stop its PostgreSQL first.
             process.terminate()
             try:
                 process.wait(STOP_SECONDS_MAX)

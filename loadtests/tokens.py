@@ -1,4 +1,4 @@
-"""Tokens of the users of a load test, signed as the service's own issuer would sign them."""
+"""Tokens for the users of a load test, signed with the service's secret."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jwt
 SECRET_VARIABLE: Final = "TOKEN_SECRET"
 # Longer than any load test.
 TOKEN_SECONDS: Final = 24 * 3600
-# More users than one process can play.
+# More users than one process can simulate.
 TOKENS_REMEMBERED_MAX: Final = 10_000
 
 

@@ -1,1 +1,1 @@
-"""The benchmark: stretto beside what one would write without it, on one machine in one run."""
+"""The benchmark: stretto beside a conventional implementation, on one machine in one run."""

@@ -1,4 +1,4 @@
-"""`make bench`: runs all parts in interleaved rounds and prints the ratios first."""
+"""`make bench`: runs all parts in interleaved rounds; prints the ratios first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stretto.embedded.postgres import embedded_postgres
 
 DATA_DIR = Path(".bench-postgres")
 
-# As docs/operations.md sizes a server of its own; as durable as any other.
+# Sized as docs/operations.md advises for a dedicated server, and fully durable.
 SERVER = {"shared_buffers": "2GB", "max_wal_size": "16GB"}
 
 PARTS: dict[str, Any] = {
@@ -69,7 +69,7 @@ PARTS: dict[str, Any] = {
     "hostile clients beside good ones": hostile,
 }
 
-# They take minutes, and fill disks: once is enough.
+# These take minutes and much disk space: one round is enough.
 ONCE = (
     "grow: 1 million groups",
     "grow: 5 million groups",
@@ -79,7 +79,7 @@ ONCE = (
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the parts that the command line selects."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="how often each part is measured")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each time")
@@ -87,9 +87,9 @@ def main() -> None:
     parser.add_argument(
         "--scale", type=float, default=1.0, help="share of the millions of groups that are made"
     )
-    parser.add_argument("--json", type=Path, help="where the figures go, a JSON object a line")
+    parser.add_argument("--json", type=Path, help="file for the figures, as JSON lines")
     parser.add_argument(
-        "--page", type=Path, help="page whose figures, and picture beside it, are drawn anew"
+        "--page", type=Path, help="page whose figures are replaced, and the picture beside it"
     )
     arguments = parser.parse_args()
     if shutil.which("wrk") is None:
@@ -115,7 +115,7 @@ async def _run(arguments: argparse.Namespace) -> None:
                 try:
                     measure: Measure = await part(bench)
                 except (BenchError, TimeoutError) as error:
-                    # Half an hour of the others must not be lost for it.
+                    # One failure must not lose half an hour of other parts.
                     console.print(f"failed: {error!r}")
                     failed.add(name)
                     continue

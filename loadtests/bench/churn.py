@@ -1,8 +1,8 @@
 """`python -m loadtests.bench.churn`: how large tables get whose rows come and go at full rate.
 
-A service creates groups as fast as it can, its relay delivers them, and a sweeper deletes attempts and
-events that are some seconds old: by its clock, which runs a day ahead, since no shorter retention can
-be set. Beside it the tables' sizes and PostgreSQL's own counts are looked at.
+A service creates groups as fast as it can, its relay publishes their events, and a sweeper deletes
+attempts and events that are some seconds old. The sweeper's clock runs a day ahead, since the
+shortest retention is a day. Meanwhile the tables' sizes and PostgreSQL's own counts are sampled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
 CONNECTIONS = 256
-# Between two sweeps: what is past its retention waits about as long as one takes.
+# Between two sweeps; a row past its retention waits about as long as a sweep takes.
 PAUSE_SECONDS = 1.0
 
 _STATE = """
@@ -45,7 +45,7 @@ _STATE = """
 
 
 async def measure(arguments: argparse.Namespace, console: Console) -> None:
-    """Load, sweep and look until the time is over."""
+    """Load, sweep and sample until the time is over."""
     table = Table()
     token = make_token(SECRET, OWNER, lifetime_seconds=3600)
     async with AsyncExitStack() as stack:
@@ -76,7 +76,7 @@ async def measure(arguments: argparse.Namespace, console: Console) -> None:
 
 
 async def _sweep(dsn: str, keep_seconds: float) -> None:
-    """Sweep time and again what is older than that."""
+    """Sweep rows older than `keep_seconds` again and again."""
     ahead = timedelta(days=1, seconds=-keep_seconds)
     async with Database(dsn) as database:
         while True:
@@ -97,13 +97,13 @@ async def _look(connection: Connection, table: Table, seconds: float) -> None:
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the measurement of the command line."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.bench.churn", description=__doc__)
     parser.add_argument("--seconds", type=float, default=150.0, help="how long groups are created")
-    parser.add_argument("--every-seconds", type=float, default=15.0, help="between two looks")
+    parser.add_argument("--every-seconds", type=float, default=15.0, help="between two samples")
     parser.add_argument("--keep-seconds", type=float, default=10.0, help="how old rows may get")
     parser.add_argument(
-        "--sql", action="append", default=[], help="done before, such as other table settings"
+        "--sql", action="append", default=[], help="statement to run first, such as table settings"
     )
     arguments = parser.parse_args()
     if shutil.which("wrk") is None:

@@ -1,4 +1,4 @@
-"""The parts that measure live sessions: latency, one event to many, what idle and mute ones cost."""
+"""The parts that measure live sessions: latency, fan-out, the cost of idle and mute sessions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROBE_SECONDS = 0.02
 
 
 class Sessions:
-    """A running service with sessions to be opened."""
+    """A running service whose hub can deliver events."""
 
     def __init__(self, url: str, pid: int, client: aiohttp.ClientSession) -> None:
         self.url = url
@@ -53,7 +53,7 @@ class Sessions:
         self._client = client
 
     async def deliver(self, **query: int) -> dict[str, Any]:
-        """Have events delivered; returns what the service says of it."""
+        """Deliver events; return the service's answer."""
         async with self._client.post(f"{self.url}/deliver", params=query) as response:
             document: dict[str, Any] = await response.json()
             return document
@@ -75,7 +75,7 @@ async def _sessions(bench: Bench) -> AsyncIterator[Sessions]:
 
 
 async def fan_out(bench: Bench) -> Measure:
-    """Measure one event on its way to many sessions, over and over."""
+    """Measure the time of one event to many sessions, repeatedly."""
     async with (
         _sessions(bench) as service,
         listeners(service.url, FAN_OUT_SESSIONS, PER_USER) as clients,
@@ -99,9 +99,9 @@ async def fan_out(bench: Bench) -> Measure:
 
 
 async def idle(bench: Bench) -> Measure:
-    """Measure how much memory a session takes that nothing happens in."""
+    """Measure the memory of an idle session."""
     async with _sessions(bench) as service:
-        # What the first sessions bring in is not a session's own.
+        # Memory that the first sessions allocate once is not counted.
         async with listeners(service.url, 100, PER_USER):
             pass
         before = resident_mib(service.pid)
@@ -119,7 +119,7 @@ async def idle(bench: Bench) -> Measure:
 
 
 async def mute(bench: Bench) -> Measure:
-    """Measure what a session that never reads costs: memory, and others' time."""
+    """Measure the cost of a session that never reads: its memory, and the others' latency."""
     async with (
         _sessions(bench) as service,
         listeners(service.url, 2, 1) as (mute_one, reader),
@@ -149,7 +149,7 @@ async def mute(bench: Bench) -> Measure:
 
 
 async def create_to_session_through_nats(bench: Bench) -> Measure:
-    """Measure the same where events take the way over NATS."""
+    """Measure the same with events over NATS."""
     with tempfile.TemporaryDirectory() as folder:
         async with embedded_nats(Path(folder)) as nats:
             return await create_to_session(bench, nats.url)
@@ -163,7 +163,7 @@ async def create_to_session(bench: Bench, nats_url: str = "") -> Measure:
         url = f"http://127.0.0.1:{port}"
         peak = await wrk(url, "new", connections=128, seconds=bench.seconds, token=token)
         async with _Probe.opened(url, prober, member) as probe:
-            # Also waits until what the peak has left behind is delivered.
+            # Also waits until the peak's remaining events are delivered.
             await probe.send("first")
             pause_ms = LOAD_CONNECTIONS / (peak.per_second / 2) * 1e3
             load = asyncio.create_task(
@@ -191,7 +191,7 @@ async def create_to_session(bench: Bench, nats_url: str = "") -> Measure:
 
 
 class _Probe:
-    """Creates groups as one user, and is told of them as another."""
+    """Creates groups as one user, and receives their events as another."""
 
     def __init__(
         self, client: aiohttp.ClientSession, url: str, socket: aiohttp.ClientWebSocketResponse
@@ -215,7 +215,7 @@ class _Probe:
             yield cls(client, url, socket)
 
     async def send(self, key: str) -> float:
-        """Create a group; return how many seconds it took until its event was here."""
+        """Create a group; return the seconds until its event has arrived."""
         began = time.monotonic()
         async with self._client.post(
             f"{self._url}/v1/groups",

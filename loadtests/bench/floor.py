@@ -1,4 +1,4 @@
-"""The floor: what aiohttp itself makes of the same requests, with nothing behind them."""
+"""The floor: the same requests to a bare aiohttp handler without any work behind it."""
 
 from __future__ import annotations
 

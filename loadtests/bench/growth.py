@@ -1,4 +1,4 @@
-"""The parts that take minutes: creating in large tables, and a process that has created a million."""
+"""The parts that take minutes: creating in large tables, and a million groups from one process."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 MILLION = 1_000_000
 FILL_ROWS = 50_000
 CONNECTIONS = 256
-# Large tables show what they cost only when their pages have been written for a while.
+# Large tables show their cost only after their pages have been written for a while.
 LONGER = 4
-# So often is the memory looked at on the way to a million.
+# Samples of the memory on the way to a million.
 LOOKS = 5
 
-# Groups as the service makes them, but for their ids: these are spread over all ids in rising order,
-# which fills an index without reading it. Every second is past the retention of its attempt and
-# event.
+# Groups as the service creates them, except for their ids: these rise through the whole range,
+# which fills an index without reading it. Every second group's attempt and event are past their
+# retention.
 _FILL = """
     WITH made AS MATERIALIZED (
         SELECT (lpad(to_hex(number * (2::numeric ^ 60 / $4::bigint)::bigint), 15, '0')
@@ -73,12 +73,12 @@ _FILL = """
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """Measures creations beside so many groups: first alone, then while half of their records go."""
+    """Measures creations beside so many groups: first alone, then while half of them are swept."""
 
     millions: int
 
     async def __call__(self, bench: Bench) -> Measure:
-        """Fill, load, and load while sweeping; the second load's figures are the part's."""
+        """Fill, load, then load while sweeping; the second load gives the part's figures."""
         groups = int(self.millions * MILLION * bench.scale)
         token = make_token(SECRET, OWNER, lifetime_seconds=3600)
         async with bench.database() as (dsn, connection):
@@ -94,7 +94,8 @@ class Grown:
                         token=token,
                     )
 
-                # Also gets over what follows a checkpoint: whole pages go to the log once each.
+                # Also passes the phase after a checkpoint, in which whole pages are logged once
+                # each.
                 alone = await load()
                 old = await _old_rows(connection)
                 async with _sweeping(dsn):
@@ -110,7 +111,7 @@ class Grown:
 
 
 async def million(bench: Bench) -> Measure:
-    """Measure a process that creates a million groups, one after another."""
+    """Measure the memory of a process that creates a million groups."""
     wanted = MILLION * bench.scale
     token = make_token(SECRET, OWNER, lifetime_seconds=3600)
     async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
@@ -127,7 +128,7 @@ async def million(bench: Bench) -> Measure:
             measures.append(measure)
             if created >= wanted * (len(looks) + 1) / LOOKS:
                 looks.append(resident_mib(pid))
-        # Each load may have left some unanswered.
+        # Each load may have left some requests unanswered.
         await must_have(connection, created, len(measures))
     measures.sort(key=lambda each: each.per_second)
     more = {"created": created, "memory_mib_first": looks[0], "memory_mib": looks[-1]}
@@ -135,7 +136,7 @@ async def million(bench: Bench) -> Measure:
 
 
 async def _fill(connection: Connection, groups: int) -> None:
-    # Neither foreign keys nor triggers: what is written here is right.
+    # Without foreign keys and triggers: these rows are consistent.
     await connection.execute("SET session_replication_role = replica; SET synchronous_commit = off")
     members = [OWNER, *BODY["members"]]
     for start in range(0, groups, FILL_ROWS):
@@ -146,7 +147,7 @@ async def _fill(connection: Connection, groups: int) -> None:
 
 
 async def _old_rows(connection: Connection) -> int:
-    """Count the rows that the sweep is to delete."""
+    """Count the rows that the sweep must delete."""
     rows: int = await connection.fetchval(
         """SELECT (SELECT count(*) FROM attempt WHERE settled_at < now() - interval '30 days')
                 + (SELECT count(*) FROM outbox WHERE delivered_at < now() - interval '30 days')"""
@@ -156,7 +157,7 @@ async def _old_rows(connection: Connection) -> int:
 
 @asynccontextmanager
 async def _sweeping(dsn: str) -> AsyncIterator[None]:
-    """Run the command that an operator runs, for as long as the context lasts at most."""
+    """Run `stretto sweep` as an operator does, at most while the context lasts."""
     environment = os.environ | {"STRETTO_DATABASE_URL": dsn, "STRETTO_RETENTION_DAYS": "30"}
     process = await asyncio.create_subprocess_exec(
         *python("-m", "stretto", "sweep"),

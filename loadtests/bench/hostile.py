@@ -1,4 +1,4 @@
-"""The part that measures what others notice of hostile clients: the same load with and without."""
+"""The part that measures the effect of hostile clients: one load with and without them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stretto.http.tokens.authenticator import make_token
 if TYPE_CHECKING:
     from loadtests.bench.parts import Bench
 
-# A load that a process bears easily: what is measured is what others add to it.
+# An easy load for a process: only the hostile clients' effect is measured.
 RATE = 300.0
 CONNECTIONS = 32
 
@@ -33,7 +33,7 @@ async def hostile(bench: Bench) -> Measure:
         async with serving(*command, ready=b"hostile.started", env=os.environ):
             beside = await here.run(**good)
             memory_mib = resident_mib(pid)
-        # What else the machine does may have changed meanwhile.
+        # The machine's other work may have changed meanwhile.
         alone.append(await here.run(**good))
         if await connection.fetchval("SELECT count(*) FROM attempt WHERE owner_id <> $1", OWNER):
             raise BenchError("hostile clients have claimed something")

@@ -1,7 +1,7 @@
-"""Clients that mean no good, in a process of their own: idle, slow, endless, oversized, packed.
+"""Hostile clients in their own process: idle, slow, endless, oversized, compressed.
 
-Connects those that stay, says that it is ready, and goes on until it is ended: the slow ones send a
-byte now and then, the others come at a fixed rate, one after another.
+It opens the lasting connections, prints that it is ready, and runs until it is ended: slow clients
+send a byte now and then, the others connect one after another at a fixed rate.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def head(token: str, *fields: str) -> bytes:
 
 
 def quick(token: str) -> list[bytes]:
-    """Return what is sent at once: too much of a head or a body, or a body that is more than it is."""
+    """Return the quick attacks: too large a head or body, or a compressed bomb."""
     bomb = head(token, "Content-Encoding: gzip", f"Content-Length: {len(BOMB)}")
     chunk = b"fffffff\r\n" + b" " * (BODY_BYTES_MAX + 1)
     return [
@@ -58,7 +58,7 @@ def quick(token: str) -> list[bytes]:
 
 
 class Client(asyncio.Protocol):
-    """A connection that listens to nothing."""
+    """A connection that ignores all answers."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: Any = transport
@@ -69,13 +69,13 @@ class Client(asyncio.Protocol):
             self.closed.set_result(None)
 
     def send(self, data: bytes) -> None:
-        """Send, unless the service has had enough."""
+        """Send, unless the connection is closing."""
         if not self.transport.is_closing():
             self.transport.write(data)
 
 
 async def main() -> None:
-    """Be a nuisance until ended."""
+    """Attack until ended."""
     port, token = int(sys.argv[1]), sys.argv[2]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -114,7 +114,7 @@ async def _every(seconds: float, things: list[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _drip(slow: list[Client], connect: Callable[[], Awaitable[Client]]) -> None:
-    """Send each a byte a second; whoever was cut off comes again."""
+    """Send a byte a second on each connection; reconnect those that were cut off."""
     while True:
         for number, client in enumerate(slow):
             if client.closed.done():

@@ -40,7 +40,7 @@ class Listener(asyncio.Protocol):
         self._reached: asyncio.Future[None] | None = None
 
     def reached(self, messages: int) -> asyncio.Future[None]:
-        """Return a future that is done once so many messages have come."""
+        """Return a future that is done once `messages` have arrived."""
         self._expected, self._reached = messages, asyncio.get_running_loop().create_future()
         self._notice()
         return self._reached
@@ -50,12 +50,12 @@ class Listener(asyncio.Protocol):
             self._reached.set_result(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask for the session."""
+        """Request the session."""
         self.transport = transport
         transport.write(self._request)  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
-        """Count whole messages; the first only says where the session begins."""
+        """Count whole messages; the first one only gives the session's position."""
         self._rest += data
         if not self._is_open:
             head, found, self._rest = self._rest.partition(b"\r\n\r\n")
@@ -83,8 +83,8 @@ class Listener(asyncio.Protocol):
 
 @asynccontextmanager
 async def listeners(url: str, count: int, per_user: int) -> AsyncIterator[list[Listener]]:
-    """Open so many sessions, of users `user-0` on; each has been told its position."""
-    place = urlsplit(url)
+    """Open `count` sessions of users from `user-0` on; each has received its position."""
+    address = urlsplit(url)
     gate = asyncio.Semaphore(OPENING_MAX)
     loop = asyncio.get_running_loop()
 
@@ -93,7 +93,7 @@ async def listeners(url: str, count: int, per_user: int) -> AsyncIterator[list[L
         token = make_token(SECRET, user, lifetime_seconds=3600)
         async with gate:
             _, listener = await loop.create_connection(
-                lambda: Listener(token), place.hostname, place.port
+                lambda: Listener(token), address.hostname, address.port
             )
             await listener.opened
         return listener

@@ -1,4 +1,4 @@
-"""What the parts are measured with: processes, load generators and what they print."""
+"""Tools of the parts: processes, load generators and their output."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One part in one round: times in milliseconds, the rest by name."""
+    """One part in one round: times in milliseconds, other figures by name."""
 
     per_second: float
     p50_ms: float
     p99_ms: float
     count: int = 0
-    """Requests that were answered, or transactions that were committed."""
+    """Answered requests, or committed transactions."""
     more: dict[str, float] = field(default_factory=dict)
 
 
 class BenchError(Exception):
-    """A part did not do what it should have: its figures mean nothing."""
+    """A part went wrong: its figures mean nothing."""
 
 
 async def output_of(*command: str | Path, env: Mapping[str, str] | None = None) -> str:
@@ -89,7 +89,7 @@ async def wrk(  # noqa: PLR0913 each of them is a flag of the program
     non_2xx: float = 0.0,
     pause_ms: float = 0.0,
 ) -> Measure:
-    """Load a URL; up to that share of answers may be other than 2xx, no more and not far less."""
+    """Load a URL; the share of answers other than 2xx must be `non_2xx`, within a fifth."""
     printed = await output_of(
         *("wrk", "--threads", "1", "--connections", str(connections)),
         *("--duration", f"{seconds:g}s", "--timeout", "20s", "--latency"),
@@ -111,7 +111,7 @@ async def wrk(  # noqa: PLR0913 each of them is a flag of the program
 
 
 async def pgbench(program: Path, dsn: str, script: str, *, clients: int, seconds: float) -> Measure:
-    """Run a script of statements from that many clients, prepared."""
+    """Run a script of prepared statements from `clients` connections."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "script.sql")
         file.write_text(script)
@@ -134,13 +134,13 @@ async def pgbench(program: Path, dsn: str, script: str, *, clients: int, seconds
 
 
 def resident_mib(pid: int) -> float:
-    """Return how much memory a process has now."""
+    """Return a process's resident memory."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(_found(r"VmRSS:\s+(\d+) kB", status)) / 1024
 
 
 def python(*arguments: str) -> tuple[str, ...]:
-    """Return a command of this very Python."""
+    """Return a command for this Python."""
     return sys.executable, *arguments
 
 

@@ -1,12 +1,12 @@
-"""Clients that come at a fixed rate, whether they are answered or not: a process of its own.
+"""An open loop in its own process: clients arrive at a fixed rate, answered or not.
 
-A request is sent when it is due, on any connection that is free; its time counts from when it was
-due, so that waiting for a slow service is never left out. What is not answered in time is given up
-with its connection. Clients that retry keep to the contract: the same key, after a growing pause, and
-not before they were asked to.
+A request is sent when it is due, on any free connection. Its time counts from when it was due, so
+that waiting for a slow service is included. A request without an answer in time is given up with
+its connection. Clients that retry keep to the contract: the same key, after a growing pause, and
+not before `Retry-After`.
 
-The process reads its plan from the command line, opens connections, says that it is ready, starts at
-a word and prints what came of it; `arrivals` talks to it.
+The process reads its plan from the command line, opens connections, prints that it is ready, starts
+on a line of input and prints its report; `arrivals` controls it.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ _RETRY_AFTER = re.compile(rb"\r\nRetry-After: (\d+)\r\n")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is sent."""
+    """The load to send."""
 
     url: str
     token: str
     rate: float
-    """Requests per second; 0: as fast as `connections` are answered, none waits."""
+    """Requests per second; 0: a closed loop over `connections`, in which no request waits."""
     seconds: float
     connections: int = 256
-    """That are opened before anything is sent."""
+    """Opened before the first request."""
     connections_max: int = 9_000
-    """Opened as they are needed. Whoever then finds none free waits for one."""
+    """Further ones are opened as needed; beyond this, requests wait for a free one."""
     tries: int = 1
-    """How often a client sends its request, if it is told to send it again."""
+    """How often a client sends its request at most, if the answer allows a retry."""
     run: str
-    """Begins every key."""
+    """Prefix of every key."""
 
 
 class Arrivals:
-    """The process of a plan, from outside."""
+    """Controls the process of a plan."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -67,21 +67,21 @@ class Arrivals:
         self._stdin, self._stdout = process.stdin, process.stdout
 
     def start(self) -> None:
-        """Let the clients come."""
+        """Start the clients."""
         self._stdin.write(b"go\n")
 
     async def report(self) -> dict[str, Any]:
-        """Return what has come back, once all have been answered or given up."""
+        """Return the report, once every request is answered or given up."""
         line = await self._stdout.readline()
         if not line:
-            raise BenchError("the clients ended before they told anything")
+            raise BenchError("the clients ended without a report")
         report: dict[str, Any] = orjson.loads(line)
         return report
 
 
 @asynccontextmanager
 async def arrivals(plan: Plan) -> AsyncIterator[Arrivals]:
-    """Run a plan's process, with its connections open, until the context ends."""
+    """Run a plan's process, with open connections, until the context ends."""
     process = await asyncio.create_subprocess_exec(
         *python("-m", "loadtests.bench.open_loop", orjson.dumps(asdict(plan)).decode()),
         stdin=asyncio.subprocess.PIPE,
@@ -99,7 +99,7 @@ async def arrivals(plan: Plan) -> AsyncIterator[Arrivals]:
 
 @dataclass(slots=True)
 class Request:
-    """One client's wish."""
+    """One client's request."""
 
     number: int
     due_at: float
@@ -108,7 +108,7 @@ class Request:
 
 @dataclass(slots=True)
 class Tally:
-    """What has come back."""
+    """Counts of the answers."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     created_at: list[float] = field(default_factory=list)
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(self.generator.written(request))
 
     def data_received(self, data: bytes) -> None:
-        # Every answer is a JSON object, and nothing comes behind it.
+        # Every answer is one JSON object, and no other follows before the next request.
         if self._rest:
             data = self._rest + data
         if not data.endswith(b"}"):
@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
 
 
 class Generator:
-    """Sends what is due."""
+    """Sends requests when they are due."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -163,8 +163,8 @@ class Generator:
             f"Idempotency-Key: {plan.run}-"
         ).encode()
         self._tail = b"\r\n\r\n" + body
-        place = urlsplit(plan.url)
-        self._address = place.hostname, place.port
+        url = urlsplit(plan.url)
+        self._address = url.hostname, url.port
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._opening = 0
@@ -182,7 +182,7 @@ class Generator:
             await asyncio.gather(*(self._connect() for _ in range(some)))
 
     async def run(self) -> dict[str, Any]:
-        """Send what is due until the time is over; return what came of it."""
+        """Send requests until the time is over; return the report."""
         self._started = time.monotonic()
         until = self._started + self.plan.seconds
         if not self.plan.rate:
@@ -192,7 +192,7 @@ class Generator:
             self._catch_up(now)
             await asyncio.sleep(TICK_SECONDS)
         self._is_over = True
-        # What is under way is answered or given up; nothing else is sent.
+        # Requests under way are answered or given up; no others are sent.
         while any(connection.request for connection in self._open):
             self._give_up(time.monotonic())
             await asyncio.sleep(TICK_SECONDS)
@@ -302,13 +302,13 @@ def _percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 async def main() -> None:
-    """Carry out the plan, then print what came of it."""
+    """Execute the plan, then print the report."""
     generator = Generator(Plan(**orjson.loads(sys.argv[1])))
     await generator.connect()
     _say({"event": "ready"})
     await asyncio.to_thread(sys.stdin.readline)
     _say(await generator.run())
-    # Whoever started us looks at the service before the connections close.
+    # The parent process samples the service before the connections close.
     await asyncio.to_thread(sys.stdin.readline)
 
 

@@ -1,7 +1,7 @@
 """`python -m loadtests.bench.outbox_pages`: what an event costs the outbox at several fill factors.
 
-Events are inserted, taken and marked in the relay's own statements, batch by batch, without sweeper or
-autovacuum: what is left is what pages and indexes do by themselves, and is the same in every run.
+Events are inserted, taken and marked by the relay's own statements, batch by batch, without sweeper
+and autovacuum. So only the effect of pages and indexes remains, and it is the same in every run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STATE = """
 
 
 async def measure(bench: Bench, fill_factor: int) -> dict[str, float]:
-    """Return what an event has cost, by name."""
+    """Return the costs of one event, by name."""
     recipients = [OWNER, *BODY["members"]]
     payload = json.dumps({"group_id": "0" * 36, "conversation_id": "0" * 36, **BODY})
     spent = {"take_us": 0.0, "mark_us": 0.0}

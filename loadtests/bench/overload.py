@@ -1,4 +1,4 @@
-"""The parts that measure what happens to a service that is asked for more than it can do."""
+"""The parts that measure a service under overload."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
 OVERLOAD = 3.0
-# Enough that nobody waits for a free one, which would take load from the service.
+# Enough that no request waits for a free one, which would reduce the load.
 OVERLOAD_CONNECTIONS = 6_000
 PEAK_CONNECTIONS = 256
 STALL_LOAD = 0.8
@@ -38,13 +38,13 @@ STALL_CONNECTIONS = 3_000
 RECOVERED = 0.95
 RETRY_LOAD = 1.5
 TRIES = 6
-# A writer that has tries left comes back sooner.
+# A writer with tries left makes its next one sooner.
 QUIET_SECONDS = 2.0
 
 
 @dataclass(slots=True)
 class Service:
-    """A service under load, and how many runs it has had."""
+    """A service under load; counts its runs."""
 
     connection: Connection
     pid: int
@@ -52,25 +52,25 @@ class Service:
     runs: int = 0
 
     def plan(self, **what: Any) -> Plan:
-        """Return a plan against this service, with keys of its own."""
+        """Return a plan against this service, with its own keys."""
         self.runs += 1
         token = make_token(SECRET, OWNER, lifetime_seconds=3600)
         url = f"http://127.0.0.1:{self.port}"
         return Plan(url=url, token=token, run=f"r{self.runs}", **what)
 
     async def run(self, **what: Any) -> dict[str, Any]:
-        """Carry out a plan to its end."""
+        """Execute a plan to its end."""
         async with arrivals(self.plan(**what)) as clients:
             clients.start()
             return await clients.report()
 
     async def peak(self, seconds: float) -> float:
-        """Return how many creations a second there are when nobody comes before he was answered."""
+        """Return the creations per second in a closed loop."""
         report = await self.run(rate=0.0, seconds=seconds, connections=PEAK_CONNECTIONS)
         return float(report["statuses"]["201"]) / seconds
 
     async def writes(self) -> float:
-        """Return how many writes have been handed to the writers: each is a claim and a lead."""
+        """Return how many writes the writers have got; each is a claim and a lead."""
         async with (
             aiohttp.ClientSession() as client,
             client.get(f"http://127.0.0.1:{self.port}/metrics") as response,
@@ -86,8 +86,8 @@ class Service:
 
 
 async def thrice(bench: Bench) -> Measure:
-    """Measure what is created, and what the rest is told, at three times the peak."""
-    # By half-time each connection has been used: its buffers are no growth.
+    """Measure creations and rejections at three times the peak."""
+    # By half-time each connection has been used, so its buffers do not count as growth.
     seconds = 2 * bench.seconds
     async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
         here = Service(connection, pid, port)
@@ -104,7 +104,7 @@ async def thrice(bench: Bench) -> Measure:
         peak = (peak + await here.peak(bench.seconds)) / 2
         created = report["statuses"]["201"]
         if before + created > await here.groups():
-            raise BenchError("somebody was told of a group that is not there")
+            raise BenchError("an acknowledged group does not exist")
     goodput = statistics.fmean(report["created_by_second"])
     return Measure(
         goodput,
@@ -126,7 +126,7 @@ async def thrice(bench: Bench) -> Measure:
 
 
 async def stall(bench: Bench) -> Measure:
-    """Measure how soon all is as before when the database had stood still."""
+    """Measure how soon the rate recovers after the database stood still."""
     scale = max(min(bench.scale, 1.0), 0.1)
     before, still, after = (
         seconds * scale for seconds in (BEFORE_SECONDS * 2, STALL_SECONDS, AFTER_SECONDS)
@@ -170,7 +170,7 @@ async def stall(bench: Bench) -> Measure:
 
 
 async def retries(bench: Bench) -> Measure:
-    """Measure how much more is written when all who are shed come again."""
+    """Measure how many writes a key takes when all rejected clients retry."""
     async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
         here = Service(connection, pid, port)
         peak = await here.peak(bench.seconds)
@@ -196,9 +196,9 @@ async def retries(bench: Bench) -> Measure:
 
 
 async def _settled(here: Service) -> int:
-    """Return how many groups there are, once the last write of abandoned requests is done.
+    """Return the number of groups, once the last write of abandoned requests is done.
 
-    An attempt that a write could not settle stays pending: its client has given up, too.
+    An attempt that a write could not settle stays pending: its client has given up as well.
     """
     groups, seen = await here.groups(), -1
     while groups != seen:
@@ -208,7 +208,7 @@ async def _settled(here: Service) -> int:
 
 
 def _seconds_until(by_second: list[int], resumed: int, rate: float) -> float:
-    """Return after how many seconds three in a row have had this rate on average."""
+    """Return the seconds until three seconds in a row reach this rate on average."""
     for second in range(resumed, len(by_second) - 2):
         if statistics.fmean(by_second[second : second + 3]) >= rate:
             return float(second - resumed)
@@ -217,7 +217,7 @@ def _seconds_until(by_second: list[int], resumed: int, rate: float) -> float:
 
 @contextmanager
 def _stopped(postmaster: int) -> Iterator[None]:
-    """Have all processes of a server stand still while the context lasts."""
+    """Stop all processes of a server while the context lasts."""
     _signal(postmaster, signal.SIGSTOP)
     try:
         yield

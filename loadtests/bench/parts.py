@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
 OWNER = UserId("user-1")
-# What is not counted before each measurement: a new table's first pages, plans and caches.
+# Not counted before each measurement: a new table's first pages, plans and caches.
 WARM_SECONDS = 1.0
 LIMIT_BATCH = 128
 IN_FLIGHT_MAX = 256
-# One turn in twenty sends another body, which must be refused.
+# One request in twenty sends another body, which must be rejected.
 MIX_REFUSED = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where and how long the parts run."""
+    """The server of the parts, and how long they run."""
 
     server: EmbeddedServer
     seconds: float
     scale: float = 1.0
-    """What the largest parts are made smaller by, where only their correctness is looked at."""
+    """Factor for the largest parts, below 1 if only their correctness is checked."""
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[tuple[str, Connection]]:
@@ -70,9 +70,9 @@ class Bench:
         connection = await asyncpg.connect(dsn, server_settings={"search_path": "stretto"})
         try:
             await migrate(connection, "stretto")
-            # pgbench connects without settings of ours.
+            # pgbench connects without our settings.
             await admin.execute(f'ALTER DATABASE "{name}" SET search_path = stretto')
-            # What an earlier part has left to be written must not be this one's burden.
+            # Pages that an earlier part has left to write must not slow this one.
             await admin.execute("CHECKPOINT")
             yield dsn, connection
         finally:
@@ -83,7 +83,7 @@ class Bench:
 
 @asynccontextmanager
 async def service(dsn: str, **settings: str) -> AsyncIterator[tuple[int, int]]:
-    """Run the service as it ships on a database; yields its process and its port."""
+    """Run the service with default settings on a database; yield its pid and port."""
     settings |= {"DATABASE_URL": dsn, "JWT_SECRET": SECRET, "PORT": "0", "LOG_FORMAT": "json"}
     settings["DRAIN_SECONDS"] = "0"
     environment = os.environ | {f"STRETTO_{name}": value for name, value in settings.items()}
@@ -93,7 +93,7 @@ async def service(dsn: str, **settings: str) -> AsyncIterator[tuple[int, int]]:
 
 
 async def floor(bench: Bench) -> Measure:
-    """Measure a bare handler, with the very requests of the service."""
+    """Measure a bare handler with the same requests."""
     token = make_token(SECRET, OWNER, lifetime_seconds=3600)
     command = python("-m", "loadtests.bench.floor")
     async with serving(*command, ready=b"floor.started", env=dict(os.environ)) as (_, started):
@@ -104,7 +104,7 @@ async def floor(bench: Bench) -> Measure:
 
 
 def conventional(clients: int) -> Callable[[Bench], Awaitable[Measure]]:
-    """Measure the protocol as one would write it, from pgbench."""
+    """Measure a conventional protocol, from pgbench."""
     return _statements(lambda: CONVENTIONAL, clients)
 
 
@@ -164,7 +164,7 @@ async def limit(bench: Bench) -> Measure:
 
 @dataclass(frozen=True, slots=True)
 class ServicePart:
-    """Measures the service as it ships, over HTTP, with everything on."""
+    """Measures the service over HTTP, with default settings and all features on."""
 
     mode: str
     connections: int
@@ -172,7 +172,7 @@ class ServicePart:
     batch_max: int = 128
     writers: int = 2
     is_counted: bool = False
-    """Whether statements, WAL and flushes are counted; other parts must not run meanwhile."""
+    """Whether to count statements, WAL and flushes; no other part may run meanwhile."""
 
     async def __call__(self, bench: Bench) -> Measure:
         settings = {
@@ -216,11 +216,11 @@ class ServicePart:
 
 
 async def must_have(connection: Connection, created: int, loads: int = 1) -> None:
-    """Raise `BenchError` unless that many groups are there: a fast answer may be a wrong one."""
+    """Raise `BenchError` unless so many groups exist: a fast answer may be a wrong one."""
     groups = await connection.fetchval("SELECT count(*) FROM chat_group")
-    # At the end of a load some requests are written, but no longer answered.
+    # At the end of a load some requests are written, but not answered any more.
     if not created <= groups <= created + loads * IN_FLIGHT_MAX:
-        message = f"{created} groups should have been made, {groups} are there"
+        message = f"{created} groups should have been created, {groups} exist"
         raise BenchError(message)
 
 

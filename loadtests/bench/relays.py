@@ -1,4 +1,4 @@
-"""The parts that measure how fast one relay empties an outbox, with no other work beside it."""
+"""The parts that measure how fast one relay empties an outbox, without other load."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _FILL = """
 
 
 def _hear(_: CommittedEvent) -> None:
-    """Have nobody to tell."""
+    """Ignore the event: there are no sessions."""
 
 
 async def relay(bench: Bench) -> Measure:
-    """Measure within one process."""
+    """Measure the local bus."""
     return await _emptied(bench, LocalBus(_hear))
 
 
 async def relay_to_nats(bench: Bench) -> Measure:
-    """Measure to NATS, which keeps every event on disk; and back, as each replica hears them."""
+    """Measure NATS, which stores every event on disk, and back, as each replica receives them."""
     with tempfile.TemporaryDirectory() as folder:
         async with embedded_nats(Path(folder)) as server, Runner(lambda _: None) as runner:
             connection = NatsConnection(server.url, lambda _: None)

@@ -1,4 +1,4 @@
-"""The figures as tables and as a picture: ratios first, since they hold on other machines too."""
+"""The figures as tables and as a picture; ratios first, since they hold on other machines too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROW_PIXELS, _LABEL_PIXELS, _BAR_PIXELS = 24, 290, 420
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A ratio, and what it should be at least (or at most)."""
+    """A ratio, and its lower (or upper) bound."""
 
     name: str
     ratio: Callable[[Results], float]
@@ -45,7 +45,7 @@ def _p50(results: Results, part: str) -> float:
 
 
 def _best_create(results: Results) -> float:
-    """Return the best rate at 32 to 256 connections, of one process or two."""
+    """Return the best rate at 32 to 256 connections, of one or two processes."""
     parts = [part for part in results if part.startswith("create, ") and part != _ALONE]
     return max(_rate(results, part) for part in parts)
 
@@ -59,7 +59,7 @@ def _over(divisor: str, part: str | None = None) -> Callable[[Results], float]:
 
 
 def _over_create_of_one_process(part: str) -> Callable[[Results], float]:
-    """Return a rate as a share of what one process creates at best."""
+    """Return a rate as a share of one process's best rate of creations."""
 
     def ratio(results: Results) -> float:
         rates = [
@@ -115,7 +115,7 @@ GOALS = (
         is_upper=True,
     ),
     Goal(
-        # Each creation leaves an attempt and an event to be swept.
+        # Each creation leaves an attempt and an event to sweep.
         "rows swept beside it ÷ two for each creation",
         lambda r: statistics.median(
             m.more["swept_per_second"] / (2 * m.per_second) for m in r["grow: 5 million groups"]
@@ -204,7 +204,7 @@ GOALS = (
 
 
 def ratio_rows(results: Results) -> list[tuple[str, str, str, str]]:
-    """Return each goal whose parts were measured."""
+    """Return a row for each goal whose parts were measured."""
     rows = []
     for goal in GOALS:
         try:
@@ -218,7 +218,7 @@ def ratio_rows(results: Results) -> list[tuple[str, str, str, str]]:
 
 
 def part_rows(results: Results) -> list[tuple[str, ...]]:
-    """Return each part's median, spread and what else was counted."""
+    """Return each part's median, spread and other figures."""
     rows = []
     for name, measures in results.items():
         rates = [measure.per_second for measure in measures]
@@ -254,14 +254,14 @@ def results_table(results: Results) -> Table:
 
 
 def publish(page: Path, results: Results, machine: Mapping[str, object]) -> None:
-    """Put the figures between a page's marks, and the picture beside the page."""
+    """Write the figures between the page's marks, and the picture beside the page."""
     page.with_suffix(".svg").write_text(draw(results))
     begin, end = _MARKS
     before, _, rest = page.read_text().partition(begin)
     _, _, after = rest.partition(end)
-    told = ", ".join(f"{name} {value}" for name, value in machine.items())
+    described = ", ".join(f"{name} {value}" for name, value in machine.items())
     figures = (
-        f"Measured on: {told}.\n\n{_markdown(_RATIO_HEADS, ratio_rows(results))}\n"
+        f"Measured on: {described}.\n\n{_markdown(_RATIO_HEADS, ratio_rows(results))}\n"
         f"![rates of the parts]({page.stem}.svg)\n\n{_markdown(_PART_HEADS, part_rows(results))}"
     )
     page.write_text(f"{before}{begin}\n\n{figures}\n{end}{after}")

@@ -9,7 +9,7 @@ function init(arguments)
     mode, body = arguments[1], arguments[3]
     headers = {["Authorization"] = "Bearer " .. arguments[2], ["Content-Type"] = "application/json"}
     other = body:gsub('"name": ?"', '"name":"Other ')
-    -- Every run has keys of its own: the address of a fresh table differs from process to process.
+    -- Every run has its own keys: the address of a new table differs between processes.
     local pause = tonumber(arguments[4])
     if pause > 0 then
         function delay() return pause end
@@ -22,7 +22,7 @@ local function key()
     if mode == "same" then return base .. math.floor(sequence / 100) end
     if mode == "mix" then
         local turn = sequence % 20
-        -- 14 of 20 are new; recent ones are some turns old, so that they are settled or in flight.
+        -- 14 of 20 are new; the recent keys are some requests old: settled or in flight.
         if turn >= 14 then return base .. (sequence - 10 - turn % 4) end
     end
     return base .. sequence

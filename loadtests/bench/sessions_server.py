@@ -1,4 +1,4 @@
-"""The service with a handle on its hub: events as many and as large as a part wants, at once."""
+"""The service with a route to its hub: delivers events of any number and size at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stretto.http.tokens.authenticator import TokenSettings
 
 
 async def deliver(request: web.Request) -> web.Response:
-    """Deliver events to the first users; answers when the first one began, on the machine's clock."""
+    """Deliver events to the first users; answer with the start time, on the monotonic clock."""
     query = request.query
     users = tuple(f"user-{number}" for number in range(int(query["users"])))
     envelope = orjson.dumps({"fill": "x" * int(query.get("bytes", 400))})
@@ -41,7 +41,7 @@ async def main() -> None:
         dsn=os.environ["STRETTO_DATABASE_URL"],
         tokens=TokenSettings(secret=SECRET),
         settings=ComponentSettings(hub=HubSettings()),
-        # Nobody answers pings here, and nobody should be asked to while we measure.
+        # The listeners answer no pings, so none may be sent during a measurement.
         streams=StreamSettings(heartbeat_seconds=3600),
     )
     app.router.add_post("/deliver", deliver)

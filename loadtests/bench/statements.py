@@ -1,4 +1,4 @@
-"""Scripts for pgbench: the protocol as one would write it, and our own two statements."""
+"""Scripts for pgbench: a conventional protocol, and our own two statements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loadtests.bench.machinery import BODY
 
 from stretto.postgres.queries import QUERIES
 
-# Two random numbers make an id; pgbench has no UUIDs of its own.
+# Two random numbers make an id: pgbench has no UUIDs.
 _ID = "(lpad(to_hex(:a::bigint), 16, '0') || lpad(to_hex(:b::bigint), 16, '0'))::uuid"
 _VARIABLES = "".join(f"\\set {name} random(1, 9223372036854775806)\n" for name in "ab")
 _MEMBERS = ["user-1", *BODY["members"]]
@@ -33,7 +33,7 @@ UPDATE attempt SET status = 'succeeded', conversation_id = {_ID}, settled_at = c
 
 
 def own() -> str:
-    """Return claim and lead for one request at a time, from the statements that we ship."""
+    """Return claim and lead for one request at a time, from the service's statements."""
     claim = ["{id}", "'user-1'", "'0123456789abcdef'::bytea", "{id}"]
     lead = [
         *("{id}", "{id}", "{id}", f"'{BODY['name']}'", "null", f"'{_LITERAL}'", "{id}"),
@@ -43,7 +43,7 @@ def own() -> str:
 
 
 def _filled(name: str, values: list[str]) -> str:
-    """Fill in a column for each of the batch's parameters; the last one is the wait for a lock."""
+    """Fill in an array for each parameter of the batch; the last one is the lock time-out."""
 
     def array(parameter: re.Match[str]) -> str:
         number = int(parameter[1])
@@ -52,6 +52,6 @@ def _filled(name: str, values: list[str]) -> str:
         value = values[number - 1].replace("{id}", _ID)
         return f"ARRAY[{value}]"
 
-    # A colon before a name is a variable to pgbench; our statements have none but in casts.
+    # To pgbench a colon before a name is a variable; our statements have colons only in casts.
     without_comments = re.sub(r"^\s*--.*$", "", QUERIES[name], flags=re.MULTILINE)
     return re.sub(r"\$(\d)", array, without_comments) + ";\n"

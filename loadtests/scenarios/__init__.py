@@ -1,1 +1,1 @@
-"""Who uses the service: one kind of client in each module."""
+"""The clients of a load test: one kind in each module."""

@@ -1,7 +1,7 @@
-"""What all scenarios have in common: a client that keeps to the contract and notes every answer.
+"""The base of all scenarios: a client that keeps to the contract and records every answer.
 
-A client that is told to wait waits and sends the same again, with the same key; any other answer
-than the expected is a failure of the run. Whether the answers are true is the checker's business.
+If an answer says to wait, the client waits and sends the same request with the same key. An
+unexpected answer is a failure of the run. The checker decides whether the answers are true.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from records import Journal
 
 PATH: Final = "/v1/groups"
-# Of one user: nobody creates groups faster, and USERS is what makes the load. With 500 of them two
-# cores that run everything are busy, but not so full that only queues would be measured.
+# Per user: a real user creates no faster, and USERS sets the load. 500 users keep two cores that
+# run everything busy, but not so full that only queues would be measured.
 TASKS_PER_SECOND: Final = 1
-# The service answers within the wait that it is asked for, 30 s at most.
+# The service answers within the requested wait, 30 s at most.
 REQUEST_SECONDS_MAX: Final = 35.0
-# A service that says "later" this often is not usable.
+# A service that says "later" so often is not usable.
 TRIES_MAX: Final = 20
-# The service's own advice is trusted within these.
+# Bounds for the service's `Retry-After`.
 RETRY_SECONDS_MIN: Final = 0.1
 RETRY_SECONDS_MAX: Final = 5.0
-# A service with more to do than it can may say so: clients come again, and nothing has failed.
+# Codes of an overloaded service: the client retries, and the run has not failed.
 SHED: Final = frozenset(("overloaded", "rate_limited"))
 MEMBERS_USUAL_MAX: Final = 20
 PROBLEM_CHARACTERS_MAX: Final = 500
@@ -43,7 +43,7 @@ PROBLEM_CHARACTERS_MAX: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request of one owner; `name` is what it is counted under."""
+    """A request of one owner; locust counts it under `name`."""
 
     name: str
     owner: str
@@ -51,9 +51,9 @@ class Request:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     expected: Collection[int] = (CREATED,)
-    """What may be answered; anything else is a failure."""
+    """The statuses that may be answered; any other is a failure."""
     due: int = 0
-    """The one answer that an invalid request must be given."""
+    """The status that an invalid request must get; 0 if the request is valid."""
     method: str = "POST"
     path: str = PATH
 
@@ -74,7 +74,7 @@ class Request:
 
     @property
     def all_headers(self) -> dict[str, str]:
-        """The request's own headers and those that every request has."""
+        """The request's own headers and those of every request."""
         return {
             "Authorization": f"Bearer {token_of(self.owner)}",
             "Content-Type": "application/json",
@@ -83,7 +83,7 @@ class Request:
 
 
 class Client(FastHttpUser):
-    """A user with a name of his own; subclasses say what he does."""
+    """A user with a unique name; subclasses define its tasks."""
 
     abstract = True
     wait_time = constant_throughput(TASKS_PER_SECOND)
@@ -93,29 +93,29 @@ class Client(FastHttpUser):
     journal: ClassVar[Journal]
 
     def on_start(self) -> None:
-        """Take a name that nobody has had before."""
+        """Choose a new unique name."""
         self.owner = f"{self.run_id}-{uuid.uuid4().hex[:12]}"
 
     @property
     def run_id(self) -> str:
-        """What all processes of this run share, and no other run has."""
+        """The prefix that all processes of this run share, and no other run has."""
         return str(self.environment.parsed_options.run_id)
 
     def new_wish(self) -> Wish:
-        """Return what the user wants next."""
+        """Return the user's next wish."""
         return Wish(self.owner, str(uuid.uuid4()), f"Team {random.randint(1, 1000)}", some_users())
 
     def begin(self, wish: Wish) -> None:
-        """Note a wish before it is sent: what the run's end cuts off is finished by the checker."""
+        """Record a wish before it is sent: the checker finishes what the run's end cuts off."""
         self.journal.begin(wish, type(self).__name__)
 
     def create(self, wish: Wish, name: str) -> Answer:
-        """Send a wish until it is settled, as the contract has it."""
+        """Send a wish until it is settled, as the contract says."""
         self.begin(wish)
         return self.settle(Request.of_wish(wish, name))
 
     def settle(self, request: Request) -> Answer:
-        """Send a request that was begun until the answer is final."""
+        """Send a recorded request until the answer is final."""
         for _ in range(TRIES_MAX):
             answer, retry_seconds = self.send(request)
             if answer.status not in TRY_AGAIN:
@@ -124,7 +124,7 @@ class Client(FastHttpUser):
         return answer
 
     def send(self, request: Request) -> tuple[Answer, float]:
-        """Send a request once and note what it is told; return that and when to come again."""
+        """Send a request once and record its answer; return it and the pause before a retry."""
         with self.client.request(
             request.method,
             request.path,
@@ -142,7 +142,7 @@ class Client(FastHttpUser):
             return answer, _retry_seconds(response)
 
     def note(self, request: Request, answer: Answer) -> None:
-        """Write an answer into the history."""
+        """Write an answer to the history."""
         self.journal.record(request.owner, request.key, answer)
 
     def _read(self, response: FastResponse, request: Request) -> Answer:
@@ -172,7 +172,7 @@ def _header(response: FastResponse, name: str) -> str:
 def _retry_seconds(response: FastResponse) -> float:
     advice = _header(response, "Retry-After")
     seconds = float(advice) if advice.isdigit() else 0.0
-    # Spread, or clients that were sent away together come back together.
+    # Random: clients that were rejected together must not retry together.
     return random.uniform(0.5, 1.0) * min(max(seconds, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX)
 
 

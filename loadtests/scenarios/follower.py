@@ -1,4 +1,4 @@
-"""Clients that ask after an attempt which another request is still busy with."""
+"""Clients that request an attempt which another request is still leading."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ PENDING: Final = 409
 
 
 class SlowFollower(Client):
-    """Sends one attempt several times at once, each with another patience, and looks it up."""
+    """Sends one attempt several times at once, each with another wait, and looks it up."""
 
     weight = 2
 
     @task
     def follow(self) -> None:
-        """Lead and follow at the same time; whoever will not wait is told that it is pending."""
+        """Lead and follow at the same time; a request that does not wait may get "pending"."""
         wish = self.new_wish()
         self.begin(wish)
         requests = [Request.of_wish(wish, "lead")]
         for _ in range(random.randint(1, FOLLOWERS_MAX)):
             wait_seconds = random.choice(WAITS_SECONDS)
-            # Nobody else's patience ends before the write has.
+            # A longer wait does not end before the write does.
             pending = (PENDING,) if wait_seconds <= 1 else ()
             requests.append(
                 Request.of_wish(wish, f"follow, wait={wait_seconds}", wait_seconds, pending)
             )
-        # Cut off with the process at the end of the run: the checker finishes what is open then.
+        # The end of the run may cut these off: the checker finishes what is open then.
         gevent.joinall([gevent.spawn(self.settle, request) for request in requests])
         self._look_up(wish)
 
     def _look_up(self, wish: Wish) -> None:
-        """Ask what became of the attempt: everybody knows that it has succeeded."""
+        """Look the attempt up: it has succeeded by now."""
         question = Request(
             "look up",
             wish.owner,

@@ -1,4 +1,4 @@
-"""Clients with a bad line: the connection is gone before the answer has been read."""
+"""Clients with a bad network: the connection breaks before the answer has been read."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from locust import task
 from scenarios.client import PATH, REQUEST_SECONDS_MAX, Client, Request
 
 CUTS_MAX: Final = 3
-# Linger on, for no time: closing resets the connection instead of ending it politely.
+# SO_LINGER on, 0 s: closing resets the connection instead of ending it in order.
 RESET: Final = struct.pack("ii", 1, 0)
 PORTS: Final = {"http": 80, "https": 443}
 
 
 class LossyClient(Client):
-    """Loses the connection once or more, and sends the same again with the same key."""
+    """Loses the connection once or more, and sends the same request with the same key again."""
 
     weight = 3
 
     @task
     def lose_and_retry(self) -> None:
-        """Cut some tries short, then stay on the line until the outcome is known."""
+        """Cut some tries off, then retry until the outcome is known."""
         wish = self.new_wish()
         self.begin(wish)
         for _ in range(random.randint(1, CUTS_MAX)):
@@ -36,13 +36,13 @@ class LossyClient(Client):
         self.settle(Request.of_wish(wish, "retry after a cut"))
 
     def _cut(self, request: Request) -> None:
-        """Send the request on a connection of its own and drop that at any of three places."""
-        place = random.choice(("inside the request", "before the answer", "inside the answer"))
-        name = f"cut {place}"
+        """Send the request on its own connection, and drop that at one of three moments."""
+        moment = random.choice(("inside the request", "before the answer", "inside the answer"))
+        name = f"cut {moment}"
         began = time.perf_counter()
         error: OSError | None = None
         try:
-            self._send_and_drop(request, place)
+            self._send_and_drop(request, moment)
         except OSError as failure:
             error = failure
         self.note(request, Answer(time.time(), type(self).__name__, name, UNANSWERED))
@@ -55,7 +55,7 @@ class LossyClient(Client):
             context={},
         )
 
-    def _send_and_drop(self, request: Request, place: str) -> None:
+    def _send_and_drop(self, request: Request, moment: str) -> None:
         url = urlsplit(self.host)
         address = (url.hostname or "", url.port or PORTS[url.scheme])
         connection = socket.create_connection(address, REQUEST_SECONDS_MAX)
@@ -64,17 +64,17 @@ class LossyClient(Client):
             connection = context.wrap_socket(connection, server_hostname=url.hostname)
         with connection:
             message = _spell_out(request, url.netloc, url.path.rstrip("/") + PATH)
-            if place == "inside the request":
+            if moment == "inside the request":
                 message = message[: random.randint(1, len(message) - 1)]
             connection.sendall(message)
-            if place == "inside the answer":
+            if moment == "inside the answer":
                 connection.recv(random.randint(1, 64))
             if random.random() < 0.5:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
 
 
 def _spell_out(request: Request, host: str, path: str) -> bytes:
-    """Return the request as it goes over the line."""
+    """Return the request as bytes."""
     headers = {"Host": host, "Content-Length": str(len(request.body)), **request.all_headers}
     fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"POST {path} HTTP/1.1\r\n{fields}\r\n".encode() + request.body

@@ -33,14 +33,14 @@ NAMES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A request that must be refused; the key is a fresh one unless `key_field` says otherwise."""
+    """A request that must be rejected; its key is a fresh one unless `key_field` is set."""
 
     what: str
     status: int
     body: bytes = b'{"name": "Team"}'
     headers: dict[str, str] = field(default_factory=dict)
     key_field: str | None = None
-    """What the header holds; empty: there is none. No attempt has such a key."""
+    """The value of the key's header; empty: no header. No attempt has such a key."""
 
 
 def _document(**fields: object) -> bytes:
@@ -77,7 +77,7 @@ WRONG: Final = (
 
 
 class MixedBodies(Client):
-    """Sends bodies that are unlike each other, and some that must leave no trace."""
+    """Sends very different bodies, and some that must leave no trace."""
 
     weight = 2
 
@@ -88,7 +88,7 @@ class MixedBodies(Client):
 
     @task(3)
     def create_unicode(self) -> None:
-        """What people call their groups."""
+        """Names and descriptions in many scripts."""
         wish = replace(self.new_wish(), name=random.choice(NAMES), description=random.choice(NAMES))
         self.create(wish, "Unicode body")
 
@@ -106,7 +106,7 @@ class MixedBodies(Client):
 
     @task(4)
     def send_wrong(self) -> None:
-        """Something that must be refused, and its key be free afterwards."""
+        """A request that must be rejected and must leave its key free."""
         wrong = random.choice(WRONG)
         key = str(uuid.uuid4()) if wrong.key_field is None else ""
         given = wrong.key_field if wrong.key_field is not None else key
@@ -121,7 +121,7 @@ class MixedBodies(Client):
 
     @task(2)
     def reuse_key(self) -> None:
-        """Another body under a key that has its group: refused, and the group stays as it is."""
+        """Another body under a used key: rejected, and the group stays unchanged."""
         wish = self.new_wish()
         if self.create(wish, "create, key to be reused").status == CREATED:
             other = replace(wish, name="Other", members=some_users())

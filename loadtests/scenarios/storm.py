@@ -12,32 +12,32 @@ from locust import constant, task
 
 from scenarios.client import Client
 
-# Whoever is ready waits for the next full second, so that the storm breaks in all processes at once.
+# Clients wait for the next full second, so that all processes send at the same moment.
 SLOT_SECONDS: Final = 1.0
 
 
 class RetryStorm(Client):
-    """One of the devices of one owner, all of which retry the same attempt together."""
+    """One of an owner's devices, which all retry the same attempt together."""
 
     weight = 4
-    # The slots are its pace.
+    # The slots set its pace.
     wait_time = constant(0)
 
     @task(9)
     def retry_together(self) -> None:
-        """Send the key of this moment, which every other device sends too."""
+        """Send the key of this slot, which every other device sends too."""
         self.create(self._wish_of_slot(f"{self.run_id}-storm"), "storm")
 
     @task(1)
     def use_the_key_of_others(self) -> None:
-        """Send the same key as another owner: a key means nothing outside its owner's attempts."""
+        """Send another owner's key under our own name: a key has a meaning for one owner only."""
         self.create(self._wish_of_slot(self.owner), "storm, another owner")
 
     def _wish_of_slot(self, owner: str) -> Wish:
-        """Wait for the next slot; return the wish that everybody has in it."""
+        """Wait for the next slot; return the wish that all clients send in it."""
         gevent.sleep(SLOT_SECONDS - time.time() % SLOT_SECONDS)
         slot = int(time.time() / SLOT_SECONDS)
-        # The same body from every process follows from the slot alone.
+        # The body follows from the slot alone, so every process sends the same.
         chosen = random.Random(slot)
         members = tuple(f"user-{chosen.randrange(10_000)}" for _ in range(chosen.randrange(20)))
         return Wish(owner, f"slot-{slot}", f"Storm {slot}", members)

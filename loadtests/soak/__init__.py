@@ -1,1 +1,1 @@
-"""A long run under a steady mix: what only time and hunger show. See `make soak`."""
+"""A long run under a steady mix: finds leaks and effects of busy processors. See `make soak`."""

@@ -1,7 +1,7 @@
-"""`make soak MINUTES=`: a service under a steady mix for as long as you like; exits with 1 on a miss.
+"""`make soak MINUTES=`: a service under a steady mix for a given time; exits with 1 on a miss.
 
-One process of `stretto serve` with an embedded PostgreSQL. Its memory is sampled all the while, what
-its clients are told is checked afterwards, and so is the whole database.
+It runs one process of `stretto serve` with an embedded PostgreSQL, and samples its memory all the
+time. Afterwards it checks the answers to the clients and the whole database.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 SESSIONS: Final = 200
 SAMPLE_SECONDS: Final = 2.0
 PROGRESS_SECONDS: Final = 30.0
-# Caches fill and connections open; memory's start is what is there then.
+# Caches fill and connections open in this time; the memory at its end is the start value.
 WARM_UP_SHARE: Final = 0.1
 WARM_UP_SECONDS_MAX: Final = 120.0
-# After the last session has gone: the collector comes by the clock (`COLLECT_SECONDS`).
+# After the last session has ended: the collector runs by the clock (`COLLECT_SECONDS`).
 REST_SECONDS_MAX: Final = 60.0
-# More than a run should ever log.
+# More lines than a run should ever log.
 LOG_LINES_MAX: Final = 1_000_000
 BUSY_LOOP: Final = "while True: pass"
 
@@ -79,14 +79,14 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=40)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the load: 1 is 420 a second")
-    parser.add_argument("--busy", action="store_true", help="others take all processors")
-    parser.add_argument("--folder", type=Path, default=Path(".soak"), help="for what is written")
+    parser.add_argument("--scale", type=float, default=1.0, help="load factor: 1 is 420 a second")
+    parser.add_argument("--busy", action="store_true", help="keep all processors busy")
+    parser.add_argument("--folder", type=Path, default=Path(".soak"), help="for all files")
     return parser.parse_args()
 
 
 async def _soak(url: str, pid: int, journal: Journal, given: argparse.Namespace) -> Figures:
-    """Load the service and sample it; let it rest, and sample it once more."""
+    """Load the service and sample it; sample it once more after a rest."""
     seconds = 60 * given.minutes
     samples: list[Sample] = []
     async with aiohttp.ClientSession(
@@ -107,13 +107,13 @@ async def _soak(url: str, pid: int, journal: Journal, given: argparse.Namespace)
 
 
 async def _sample(pid: int, samples: list[Sample], mix: Mix) -> None:
-    """Note the service's memory now and then, and tell how it goes."""
-    started = told_at = time.monotonic()
+    """Sample the service's memory at intervals, and print progress."""
+    started = printed_at = time.monotonic()
     while True:
         now = time.monotonic()
         samples.append(Sample(now - started, _resident_mib(pid)))
-        if now - told_at >= PROGRESS_SECONDS:
-            told_at = now
+        if now - printed_at >= PROGRESS_SECONDS:
+            printed_at = now
             sys.stdout.write(
                 f"{(now - started) / 60:5.1f} min: {samples[-1].mib:6.1f} MiB,"
                 f" {mix.requests.total()} requests, {mix.failures.total()} failed\n"
@@ -129,7 +129,7 @@ def _resident_mib(pid: int) -> float:
 
 @contextmanager
 def _busy_processors() -> Iterator[None]:
-    """Have every processor taken by somebody else, who is no less important."""
+    """Keep every processor busy with another process of the same priority."""
     command = [sys.executable, "-c", BUSY_LOOP]
     loops = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
     try:

@@ -1,4 +1,4 @@
-"""What a soak's samples mean: memory's slope and return, failures by kind, repeated lines of the log.
+"""Judges a soak's samples: memory's slope and return, failures by kind, repeated lines of the log.
 
 No I/O here, so that the judgement itself can be tested.
 """
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# Memory that grows faster would double a process within a few days.
+# Faster growth would double a process's memory within a few days.
 SLOPE_MIB_PER_HOUR_MAX: Final = 10.0
-# Below this, the noise of single samples is a slope of its own.
+# Over a shorter time, the noise of single samples looks like a slope.
 SLOPE_SECONDS_MIN: Final = 900.0
-# The median of a window does not see what a single batch holds for a moment.
+# The median of a window ignores memory that a single batch holds for a moment.
 WINDOW_SECONDS: Final = 30.0
 RETURN_RATIO_MAX: Final = 1.3
-# A read may fail as often as a creation, and in a thousandth of all cases besides.
+# A read may fail as often as a creation, or in a thousandth of all cases.
 READ_FAILURES_MAX: Final = 0.001
 CREATION: Final = "create"
 
@@ -36,7 +36,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Figures:
-    """All that a run has found."""
+    """The results of a run."""
 
     samples: list[Sample]
     start_mib: float
@@ -44,14 +44,14 @@ class Figures:
     requests: Counter[str]
     failures: Counter[str]
     problems: Counter[str] = field(default_factory=Counter)
-    """What failed requests were told, by kind and code."""
+    """Answers to failed requests, by kind and code."""
     log_bytes: int = 0
     log_events: Counter[str] = field(default_factory=Counter)
     log_repeats: int = 0
 
     @property
     def slope_mib_per_hour(self) -> float:
-        """How fast memory grows in the second half, by least squares over medians of windows."""
+        """Growth of memory in the second half, by least squares over medians of windows."""
         half = self.samples[-1].seconds / 2
         points = _windows([sample for sample in self.samples if sample.seconds >= half])
         if len(points) < 2:
@@ -60,11 +60,11 @@ class Figures:
 
     @property
     def return_ratio(self) -> float:
-        """What is left when the sessions have gone, as a multiple of the start."""
+        """Memory after the sessions have ended, as a multiple of the start value."""
         return self.end_mib / self.start_mib
 
     def misses(self) -> list[str]:
-        """Tell what is not as it must be."""
+        """Return the goals that were missed."""
         missed = []
         is_long = self.samples[-1].seconds / 2 >= SLOPE_SECONDS_MIN
         if is_long and self.slope_mib_per_hour > SLOPE_MIB_PER_HOUR_MAX:
@@ -82,7 +82,7 @@ class Figures:
         return missed
 
     def document(self) -> dict[str, Any]:
-        """Return all of it for a file."""
+        """Return the JSON document of the results."""
         return {
             "minutes": round(self.samples[-1].seconds / 60, 1),
             "start_mib": round(self.start_mib, 1),
@@ -101,14 +101,14 @@ class Figures:
         }
 
     def read_log(self, lines: Iterable[str]) -> None:
-        """Count the lines; one that says what another of the same second has said is a repeat."""
+        """Count the lines; a line equal to another one of the same second is a repeat."""
         said: set[tuple[str, str]] = set()
         for line in lines:
             self.log_bytes += len(line)
             try:
                 document = json.loads(line)
             except ValueError:
-                # What is told to a person at the start, or a traceback.
+                # A message for a person at the start, or a traceback.
                 continue
             second = str(document.pop("timestamp", ""))[:19]
             self.log_events[document.get("event", "")] += 1
@@ -121,7 +121,7 @@ class Figures:
 
 
 def table(figures: Figures) -> str:
-    """Return what a person wants to know first."""
+    """Return the most important results as a table."""
     document = figures.document()
     lines = [
         f"{name.replace('_', ' '):>20}  {document[name]}"

@@ -1,4 +1,4 @@
-"""The mix of a soak: requests at steady rates, whatever the service answers, and sessions that come and go."""
+"""The mix of a soak: requests at steady rates whatever the answers, and sessions that reconnect."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 # Requests per second: 420 together.
 RATES: Final = {"create": 130, "replay": 90, "same": 30, "lookup": 90, "list": 50, "ready": 2}
-# Of "same", each step sends so many requests of one key at once.
+# Requests of one key that each "same" step sends at once.
 SAME_AT_ONCE: Final = 2
 USERS: Final = 400
 MEMBERS_MAX: Final = 5
-# Keys that are looked up and sent again.
+# Keys that may be looked up and sent again.
 KEYS_REMEMBERED: Final = 5000
 ANSWER_SECONDS_MAX: Final = 35.0
-# An open loop, but not without end: more under way would measure this program.
+# The open loop is bounded: with more requests under way it would measure this program.
 UNDER_WAY_MAX: Final = 2000
 SESSION_SECONDS: Final = (2.0, 60.0)
 SCENARIO: Final = "Soak"
@@ -51,7 +51,7 @@ class Mix:
     _under_way: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UNDER_WAY_MAX))
 
     async def run(self, seconds: float, sessions: int, scale: float) -> None:
-        """Send requests at their rates, beside so many sessions, for so long."""
+        """Send requests at their rates for `seconds`, beside `sessions` live sessions."""
         steps: dict[str, Callable[[], Awaitable[None]]] = {
             "create": self._create,
             "replay": self._replay,
@@ -73,7 +73,7 @@ class Mix:
                 task.cancel()
 
     async def _load(self, step: Callable[[], Awaitable[None]], rate: float, seconds: float) -> None:
-        """Begin a step whenever it is due, whether or not those before it have ended."""
+        """Begin each step when it is due, whether or not earlier ones have ended."""
         started = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             for number in itertools.count():
@@ -90,7 +90,7 @@ class Mix:
 
     async def _create(self) -> None:
         wish = self._new_wish()
-        # Of a request that was not answered nobody knows whether it came.
+        # Without an answer it is unknown whether the request arrived.
         if await self._post("create", wish) == CREATED:
             self._sent.append(wish)
 
@@ -124,7 +124,7 @@ class Mix:
         return wish
 
     async def _post(self, kind: str, wish: Wish) -> int:
-        """Ask for the group; return the answer's status."""
+        """Request the group; return the answer's status."""
         headers = {"Idempotency-Key": wish.key, "Content-Type": "application/json"}
         status, text, is_replay = await self._ask(
             *(kind, "POST", "/v1/groups", wish.owner), headers, json.dumps(wish.document).encode()
@@ -141,7 +141,7 @@ class Mix:
     async def _ask(
         self, kind: str, method: str, path: str, user: str, fields: dict[str, str], body: Any
     ) -> tuple[int, str, bool]:
-        """Send a request; count it, and how it failed if it did."""
+        """Send a request; count it, and its failure if it fails."""
         self.requests[kind] += 1
         headers = {"Authorization": f"Bearer {token_of(user)}", **fields}
         try:
@@ -162,25 +162,25 @@ class Mix:
         self.problems[f"{kind} {what}"] += 1
 
     async def _stay(self, number: int) -> None:
-        """Be connected, leave, and resume, as one client does all day."""
-        user, since = f"user-{number % USERS}", ""
+        """Connect, leave and resume again and again, as a client does."""
+        user, position = f"user-{number % USERS}", ""
         way = self._websocket if number % 2 else self._event_stream
         while True:
             self.requests["session"] += 1
             with suppress(TimeoutError):
                 async with asyncio.timeout(random.uniform(*SESSION_SECONDS)):
                     try:
-                        async for position in way(user, since):
-                            since = position
+                        async for latest in way(user, position):
+                            position = latest
                     except (aiohttp.ClientError, OSError) as error:
                         what = getattr(error, "status", None) or type(error).__name__
                         self._count_failure("session", str(what))
-                        # As a client does: not at once.
+                        # A client does not reconnect at once.
                         await asyncio.sleep(random.uniform(0.5, 1.0))
 
-    async def _websocket(self, user: str, since: str) -> Any:
+    async def _websocket(self, user: str, position: str) -> Any:
         headers = {"Authorization": f"Bearer {token_of(user)}"}
-        params = {"since": since} if since else {}
+        params = {"since": position} if position else {}
         async with self.session.ws_connect(
             f"{self.url}/v1/events", params=params, headers=headers
         ) as socket:
@@ -189,11 +189,11 @@ class Mix:
             if socket.close_code not in (None, 1000):
                 self._count_failure("session", f"closed {socket.close_code}")
 
-    async def _event_stream(self, user: str, since: str) -> Any:
+    async def _event_stream(self, user: str, position: str) -> Any:
         headers = {
             "Authorization": f"Bearer {token_of(user)}",
             "Accept": "text/event-stream",
-            **({"Last-Event-ID": since} if since else {}),
+            **({"Last-Event-ID": position} if position else {}),
         }
         async with self.session.get(
             f"{self.url}/v1/events", headers=headers, timeout=aiohttp.ClientTimeout()
@@ -211,7 +211,7 @@ def _user() -> str:
 
 
 def _code(status: int, text: str) -> str:
-    """Return the code of a problem document, or what else was told."""
+    """Return the code of a problem document; without one, the error's name or the status."""
     if status == UNANSWERED:
         return text
     try:

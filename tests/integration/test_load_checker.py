@@ -201,7 +201,7 @@ async def test_what_the_service_has_lost_changed_or_kept_is_a_fault(
         "alice, key k2: members_count is 1, not 2",
         "alice, key k3: 2 groups",
         "alice, key k4: refused, but its attempt is answered 200",
-        f"alice: group {unwished} is nobody's wish",
+        f"alice: group {unwished} was never requested",
     ):
         assert fault in faults
     assert not [fault for fault in faults if "key k5" in fault]
