@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from stretto.assembly import Component
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from support.database import Connection
     from support.service_process import StartService
 
@@ -130,13 +130,13 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def events() -> list[Event]:
+def events() -> list[Observation]:
     """What the component under test has told its observer."""
     return []
 
 
 @pytest_asyncio.fixture
-async def component(database_url: str, events: list[Event]) -> AsyncIterator[Component]:
+async def component(database_url: str, events: list[Observation]) -> AsyncIterator[Component]:
     """A running component with a lease that tests can outlive."""
     settings = ComponentSettings(creator=CreatorSettings(lease_seconds=0.2))
     async with open_component(database_url, settings=settings, observe=events.append) as component:

@@ -66,7 +66,7 @@ from stretto.http.front.runner import ContractRunner
 from stretto.http.service import Service
 from stretto.http.tokens.authenticator import Authenticator, TokenSettings
 from stretto.nats.opening import Bus, make_nats
-from stretto.observations import ConnectionLost, Event
+from stretto.observations import ConnectionLost, Observation
 from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
 from stretto.postgres.connections import Database
 from stretto.postgres.groups import PostgresGroupStore
@@ -78,7 +78,7 @@ from stretto.postgres.retention import Retention, sweep
 from stretto.postgres.sweeper import RetentionSweeper
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
-from stretto.telemetry.logs import flush_log, log_event
+from stretto.telemetry.logs import flush_log, log_observation
 from stretto.telemetry.metrics import Metrics
 from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.rules import WebhookSettings, parse_secrets
@@ -229,7 +229,7 @@ class Component:
         self.mailbox.close()
 
 
-def _unobserved(event: Event) -> None:
+def _unobserved(event: Observation) -> None:
     """Take no note."""
 
 
@@ -394,9 +394,9 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
         metrics = Metrics()
         queued_max = (options.get("settings") or ComponentSettings()).mailbox_max
 
-        def observe(event: Event) -> None:
+        def observe(event: Observation) -> None:
             metrics.observe(event)
-            log_event(event)
+            log_observation(event)
 
         stack = AsyncExitStack()
         # The last to leave: what the others say as they stop is counted until then.

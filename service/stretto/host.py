@@ -27,7 +27,7 @@ from stretto.telemetry.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from stretto.observations import Event, Observer
+    from stretto.observations import Observation, Observer
     from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection, Pool
 
@@ -154,7 +154,7 @@ def guarded(observe: Observer) -> Observer:
     It is called in the middle of writes and of answers: a failure of its own must end neither.
     """
 
-    def observe_safely(event: Event) -> None:
+    def observe_safely(event: Observation) -> None:
         try:
             observe(event)
         except (KeyboardInterrupt, SystemExit):

@@ -175,7 +175,7 @@ class RowsSwept:
     rows: int
 
 
-Event = (
+Observation = (
     BatchWritten
     | WriteTrouble
     | OwnerPaused
@@ -201,5 +201,5 @@ Event = (
 )
 
 
-Observer: TypeAlias = Callable[[Event], object]
+Observer: TypeAlias = Callable[[Observation], object]
 """Is told what happens; must neither block nor raise."""

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from stretto.assembly import Component
     from stretto.creation.creator import GroupCreator
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from support.database import Connection
 
 STREAM, SUBJECT, CONSUMER = OURS.command_stream, OURS.command_subject, OURS.command_consumer
@@ -129,7 +129,7 @@ async def sender(server: NatsProcess) -> AsyncIterator[Sender]:
 
 @asynccontextmanager
 async def consuming(
-    server: NatsProcess, creator: GroupCreator, told: list[Event] | None = None
+    server: NatsProcess, creator: GroupCreator, told: list[Observation] | None = None
 ) -> AsyncIterator[tuple[Runner, CommandConsumer]]:
     """Run a consumer with a connection of its own, as one process has it."""
     told = [] if told is None else told
@@ -319,7 +319,7 @@ async def test_an_attempt_that_failed_is_told_and_not_tried_again(
     async def reject(*_: object) -> None:
         raise GroupRejected("quota", "No more groups.")
 
-    told: list[Event] = []
+    told: list[Observation] = []
     async with (
         open_component(database_url, on_create=reject) as component,
         consuming(server, component.creator, told),
@@ -345,7 +345,7 @@ async def test_a_command_that_cannot_be_settled_yet_is_put_off_and_then_settled(
         DatabaseUnavailable(),
         RuntimeError("a fault"),
     )
-    told: list[Event] = []
+    told: list[Observation] = []
     async with consuming(server, creator, told), sender(server) as bus:
         reply = await bus.ask()
         await bus.settled()
@@ -481,7 +481,7 @@ async def test_permissions_of_the_runbook_let_senders_command_and_nothing_else(
         own, others = (
             server.url.replace("//", f"//{user}:secret@") for user in ("stretto", "backend")
         )
-        told: list[Event] = []
+        told: list[Observation] = []
         runner = await stack.enter_async_context(Runner(told.append))
         connection = NatsConnection(own, told.append)
         runner.start(connection)

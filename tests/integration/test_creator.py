@@ -31,7 +31,7 @@ from support.database import END_OURS, groups
 if TYPE_CHECKING:
     from stretto.assembly import Component
     from stretto.creation.ports import Write, WriteResult
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from support.database import Connection
 
 ALICE = UserId("alice")
@@ -92,7 +92,7 @@ async def test_a_rejected_group_fails_for_good(database_url: str, connection: Co
 
 
 async def test_a_writer_that_loses_its_connection_forgets_and_goes_on(
-    component: Component, connection: Connection, events: list[Event]
+    component: Component, connection: Connection, events: list[Observation]
 ) -> None:
     """Behind the new connection may be another server."""
     first = await component.creator.create(KEY, TEAM)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from stretto.events.session import Session
     from stretto.nats.connection import Link
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from support.database import Connection
 
 BOB = UserId("bob")
@@ -214,7 +214,7 @@ async def test_a_stream_without_our_mark_is_refused_until_it_is_adopted(
     await jetstream.add_stream(
         name=name, subjects=OURS.streams[name], max_age=60, metadata=metadata
     )
-    told: list[Event] = []
+    told: list[Observation] = []
     runner, connection = Runner(told.append), NatsConnection(server.url, told.append)
     async with runner.running(connection):
         bus = NatsBus(connection, OURS, lambda _: None, lambda: None, told.append)

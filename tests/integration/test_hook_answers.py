@@ -18,7 +18,7 @@ from support.hooked_stores import DEADLINE_SECONDS, running
 from support.logged_events import logged
 
 if TYPE_CHECKING:
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from stretto.postgres.driver_connection import Connection as InnerConnection
     from stretto.postgres.hook import OnCreate
     from support.database import Connection
@@ -31,7 +31,7 @@ async def test_only_the_key_whose_hook_fails_is_hit(
     database_url: str, tables: None, connection: Connection
 ) -> None:
     """Its neighbours in the batch are created; it stays open, and is created once it can be."""
-    events: list[Event] = []
+    events: list[Observation] = []
     failing = {"Team 3"}
     batches: list[int] = []
 
@@ -92,7 +92,7 @@ async def test_a_hook_that_blocks_the_event_loop_is_called_once_and_told_so(
     """Our own watchdog is overdue by then and cuts the connection: that is no loss, but the hook's."""
     loop = asyncio.get_running_loop()
     calls: list[object] = []
-    events: list[Event] = []
+    events: list[Observation] = []
     clock_seconds, ahead_seconds = loop.time, [0.0]
     monkeypatch.setattr(loop, "time", lambda: clock_seconds() + ahead_seconds[0])
 
@@ -147,7 +147,7 @@ async def test_the_log_says_what_to_mend_and_shows_no_rows(
     hook: OnCreate,
     database_url: str,
     tables: None,
-    events: list[Event],
+    events: list[Observation],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """SQLSTATE, message and traceback; the server's details quote rows, and are left out."""

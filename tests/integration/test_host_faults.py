@@ -11,7 +11,7 @@ import pytest
 
 import stretto
 from stretto.assembly import open_component
-from stretto.observations import ActorCrashed, Event, WriteTrouble
+from stretto.observations import ActorCrashed, Observation, WriteTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,9 +39,9 @@ async def test_an_observer_that_raises_ends_neither_an_answer_nor_an_actor(
     error: type[BaseException], database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each event is observed, each group answered, and the log says what the observer has met."""
-    seen: list[Event] = []
+    seen: list[Observation] = []
 
-    def observe(event: Event) -> None:
+    def observe(event: Observation) -> None:
         seen.append(event)
         raise error
 
@@ -75,12 +75,12 @@ async def test_a_log_that_raises_ends_neither_an_answer_nor_an_actor(
     database_url: str, broken_log: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not even where it would say what an observer has met; stderr has one line about it."""
-    troubles: list[Event] = []
+    troubles: list[Observation] = []
 
     async def fail(*_: object) -> None:
         raise RuntimeError
 
-    def observe(event: Event) -> None:
+    def observe(event: Observation) -> None:
         if isinstance(event, WriteTrouble):
             troubles.append(event)
         raise ZeroDivisionError
@@ -110,7 +110,7 @@ async def test_a_bus_that_raises_what_it_likes_does_not_end_the_relay(
             arrived.set()
             return {}
 
-    def observe(event: Event) -> None:
+    def observe(event: Observation) -> None:
         if isinstance(event, ActorCrashed):
             assert "relay" == event.actor
             crashed.set()
@@ -132,7 +132,7 @@ async def test_a_bus_that_returns_nothing_is_told_what_to_return(database_url: s
         async def publish(self, events: Sequence[stretto.CommittedEvent]) -> None:
             """Forget to return anything."""
 
-    def observe(event: Event) -> None:
+    def observe(event: Observation) -> None:
         if isinstance(event, ActorCrashed):
             crashes.put_nowait(event)
 
@@ -166,7 +166,7 @@ async def test_a_pool_whose_callback_fails_is_a_database_that_is_away(
     name: str, error: type[BaseException], database_url: str, connection: Connection
 ) -> None:
     """No actor crashes; once the callback works again, so does everything else."""
-    events: list[Event] = []
+    events: list[Observation] = []
     callback = _Callback()
     options: dict[str, Any] = {name: callback}
     async with (

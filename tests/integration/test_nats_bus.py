@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from stretto.observations import Event
+    from stretto.observations import Observation
 
 DEADLINE_SECONDS = 20
 STREAM, SUBJECT = OURS.event_stream, OURS.event_subject
@@ -49,7 +49,7 @@ class Replica:
     def __init__(self, url: str) -> None:
         self.got: list[CommittedEvent] = []
         self.gaps = 0
-        self.told: list[Event] = []
+        self.told: list[Observation] = []
         self._changed = asyncio.Event()
         self.runner = Runner(self._tell)
         self.connection = NatsConnection(url, self._tell)
@@ -85,7 +85,7 @@ class Replica:
         self.gaps += 1
         self._changed.set()
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Observation) -> None:
         self.told.append(event)
         self._changed.set()
 

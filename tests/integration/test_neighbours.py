@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from stretto.assembly import Component
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from support.database import Connection
 
 ALICE: Final = UserId("alice")
@@ -40,19 +40,19 @@ async def created(component: Component, wanted: Iterable[IdempotencyKey]) -> lis
     return await asyncio.gather(*(component.creator.create(key, TEAM) for key in wanted))
 
 
-def troubles(events: list[Event]) -> list[str]:
+def troubles(events: list[Observation]) -> list[str]:
     """Return what did not go through."""
     return [type(event.error).__name__ for event in events if isinstance(event, WriteTrouble)]
 
 
-async def beside_a_held_leader(database_url: str) -> tuple[list[Event], list[Answer]]:
+async def beside_a_held_leader(database_url: str) -> tuple[list[Observation], list[Answer]]:
     """Hold a leader at one replica in the host's hook; repeat its keys, and create others, at another.
 
     The others are answered while the leader is held. Returns what the other replica has observed by
     then, and the answers to the repeated requests.
     """
     reached, released = asyncio.Event(), asyncio.Event()
-    events: list[Event] = []
+    events: list[Observation] = []
 
     async def hold(*_: object) -> None:
         reached.set()
@@ -117,7 +117,7 @@ async def test_claims_that_are_never_committed_hold_up_a_batch_once(
 ) -> None:
     """Their keys are known then, and come after the others, however often they are repeated."""
     held = keys("held", 8)
-    events: list[Event] = []
+    events: list[Observation] = []
     async with (
         open_component(database_url, settings=ONE_WRITER, observe=events.append) as component,
         connection.transaction(),
@@ -174,7 +174,7 @@ async def test_a_poisoned_key_fails_alone_whatever_its_error(
 ) -> None:
     """Three among 48: neighbours are created, nothing is forgotten, and no connection is dropped."""
     await poison(connection, table, state)
-    events: list[Event] = []
+    events: list[Observation] = []
     poisoned = NewGroup.parse(UserId("mallory"), {"name": "Team"})
     async with open_component(
         database_url, settings=ONE_WRITER, observe=events.append
@@ -225,7 +225,7 @@ async def test_an_event_that_has_outlived_its_group_burns_no_key(
 ) -> None:
     """Its neighbours are created; the key is once the event has been swept."""
     settings = ComponentSettings(writers=1, creator=CreatorSettings(lease_seconds=0.0))
-    events: list[Event] = []
+    events: list[Observation] = []
     async with open_component(database_url, settings=settings, observe=events.append) as component:
         await created(component, keys("k", 1))
         await connection.execute("DELETE FROM conversation; DELETE FROM attempt")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from stretto.assembly import Component
     from stretto.events.event import CommittedEvent
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from stretto.runtime.actor import Pace
     from support.database import Connection
 
@@ -112,7 +112,7 @@ async def test_replicas_sweep_by_themselves_and_every_row_once(
     swept: list[RowsSwept] = []
     is_over = asyncio.Event()
 
-    def observe(event: Event) -> None:
+    def observe(event: Observation) -> None:
         if isinstance(event, RowsSwept):
             swept.append(event)
             if sum(each.rows for each in swept) >= 1000:

@@ -16,7 +16,7 @@ from stretto.creation.breakers import PAUSE, OwnerBreakers
 from stretto.creation.creator import Answer, CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import DatabaseUnavailable, HookFailed
-from stretto.observations import Event, OwnerPaused, OwnerResumed, WriteTrouble
+from stretto.observations import Observation, OwnerPaused, OwnerResumed, WriteTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ async def test_an_owner_who_costs_the_others_their_time_is_paused(
 
     Nothing of what comes meanwhile is claimed. When the harm is over, all of it is created.
     """
-    clock, events, harmed = Clock(), list[Event](), asyncio.Event()
+    clock, events, harmed = Clock(), list[Observation](), asyncio.Event()
     monkeypatch.setattr(
         "stretto.assembly.OwnerBreakers", partial(OwnerBreakers, clock_seconds=clock)
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.events.event import CommittedEvent
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from stretto.postgres.connections import Database
     from support.database import Connection
 
@@ -233,7 +233,7 @@ async def test_an_event_refused_too_often_dies_and_can_be_replayed(
     bad, good = await commit_events(connection, 2)
     bus = RecordingBus()
     bus.reasons = {bad: "too large\0"}
-    told: list[Event] = []
+    told: list[Observation] = []
     relay = relay_of(database, bus)
     relay._observe = told.append
     for _ in range(NO_PAUSE.tries_max):

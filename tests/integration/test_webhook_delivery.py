@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.events.event import CommittedEvent
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from stretto.postgres.connections import Database
     from support.database import Connection
     from support.service_process import StartService
@@ -84,10 +84,10 @@ def settings_of(receiver: Receiver) -> WebhookSettings:
 @asynccontextmanager
 async def opened(
     database: Database, receiver: Receiver, clock: Clock, *, lease_seconds: float = 60.0
-) -> AsyncIterator[tuple[WebhookSender, list[Event]]]:
+) -> AsyncIterator[tuple[WebhookSender, list[Observation]]]:
     """Open a sender that takes its turns when the test says so; yields what it tells, too."""
     store = PostgresWebhookStore(database, clock)
-    events: list[Event] = []
+    events: list[Observation] = []
     await store.open()
     async with WebhookEndpoint(settings_of(receiver)) as endpoint:
         yield WebhookSender(store, endpoint, events.append, lease_seconds=lease_seconds), events

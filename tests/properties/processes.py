@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from stretto.creation.ports import Write, WriteResult
     from stretto.errors import Failure
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from stretto.postgres.connections import Database
 
 
@@ -76,7 +76,7 @@ class Process:
         self._store = SilentStore(database)
         self._writer = GroupWriter(mailbox, self._store, self._observe, batch_max=10)
         self._request: asyncio.Task[str] | None = None
-        self._alarms: list[Event] = []
+        self._alarms: list[Observation] = []
         self.answers: dict[Wish, bytes] = {}
         """Of each success, the bytes that were told last."""
 
@@ -125,7 +125,7 @@ class Process:
         self.answers[wish] = created_document(answer.group)
         return answer.status.value
 
-    def _observe(self, event: Event) -> None:
+    def _observe(self, event: Observation) -> None:
         match event:
             case WriteTrouble(error) if not isinstance(error, Refused):
                 self._alarms.append(event)

@@ -13,7 +13,7 @@ from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore
 
 if TYPE_CHECKING:
     from races.world import World
-    from stretto.observations import Event
+    from stretto.observations import Observation
 
 LEASE_SECONDS: Final = 5.0
 SETTINGS: Final = CreatorSettings(lease_seconds=LEASE_SECONDS)
@@ -29,7 +29,7 @@ class Process:
         scenario = world.scenario
         self.number = number
         self.loop = SteppedLoop()
-        self.events: list[Event] = []
+        self.events: list[Observation] = []
         self.inputs: list[object] = [number]
         """All that this process could know: the same inputs make the same process."""
         self.looked: dict[object, int] = {}
@@ -46,7 +46,7 @@ class Process:
             self.loop.run(Run(writer, self._observe).turns()),
         ]
 
-    def _observe(self, event: Event) -> None:
+    def _observe(self, event: Observation) -> None:
         if isinstance(event, (GuaranteeBroken, ActorCrashed)):
             self.events.append(event)
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from stretto.telemetry.logs import configured_logging, log_event
+from stretto.telemetry.logs import configured_logging, log_observation
 
 if TYPE_CHECKING:
     import pytest
 
-    from stretto.observations import Event
+    from stretto.observations import Observation
 
 
-def logged(capsys: pytest.CaptureFixture[str], event: Event) -> list[dict[str, Any]]:
+def logged(capsys: pytest.CaptureFixture[str], event: Observation) -> list[dict[str, Any]]:
     """Return what a service logs of an event, line by line."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -23,7 +23,7 @@ def logged(capsys: pytest.CaptureFixture[str], event: Event) -> list[dict[str, A
     root.handlers.clear()
     try:
         with configured_logging(level="info", as_json=True):
-            log_event(event)
+            log_observation(event)
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)

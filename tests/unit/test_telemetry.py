@@ -42,7 +42,7 @@ from support.logged_events import logged
 
 if TYPE_CHECKING:
     from stretto.errors import StoreError
-    from stretto.observations import Event
+    from stretto.observations import Observation
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Any:
@@ -170,7 +170,7 @@ def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
         ('stretto_sessions_ended_total{code="4408"} 1.0', SessionEnded(CloseCode.TOO_SLOW)),
     ],
 )
-def test_every_event_is_counted(expected: str, event: Event) -> None:
+def test_every_event_is_counted(expected: str, event: Observation) -> None:
     """Under the name that the docs give."""
     metrics = Metrics()
     metrics.observe(event)

@@ -24,12 +24,12 @@ from stretto.observations import (
     BusTrouble,
     CommandHandled,
     ConnectionLost,
-    Event,
     EventBuried,
     EventDelivered,
     EventsMissed,
     EventsRelayed,
     GuaranteeBroken,
+    Observation,
     OwnerPaused,
     OwnerResumed,
     RowsSwept,
@@ -61,7 +61,7 @@ logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
 
 
 # Why nothing comes to the webhook's endpoint, and what an operator can do.
-_WEBHOOK_STOPPED: Final[Mapping[type[Event], tuple[str, Mapping[str, str]]]] = {
+_WEBHOOK_STOPPED: Final[Mapping[type[Observation], tuple[str, Mapping[str, str]]]] = {
     WebhookDisabled: ("webhook.disabled", {}),
     WebhookBlocked: (
         "webhook.blocked",
@@ -73,7 +73,7 @@ _WEBHOOK_STOPPED: Final[Mapping[type[Event], tuple[str, Mapping[str, str]]]] = {
 }
 
 # Events of which there is nothing to say but that they happened.
-_BARE: Final[Mapping[type[Event], str]] = {
+_BARE: Final[Mapping[type[Observation], str]] = {
     ConnectionLost: "writer.connection_lost",
     EventsMissed: "bus.events_missed",
     OwnerResumed: "owner.resumed",
@@ -81,7 +81,7 @@ _BARE: Final[Mapping[type[Event], str]] = {
 }
 
 
-def log_event(event: Event) -> None:
+def log_observation(event: Observation) -> None:
     """Log what an operator should know of; the normal case is only counted."""
     match event:
         # First, since it is what happens all the time.

@@ -19,12 +19,12 @@ from stretto.observations import (
     BusTrouble,
     CommandHandled,
     ConnectionLost,
-    Event,
     EventBuried,
     EventDelivered,
     EventsMissed,
     EventsRelayed,
     GuaranteeBroken,
+    Observation,
     OwnerPaused,
     OwnerResumed,
     RowsSwept,
@@ -162,7 +162,7 @@ class Metrics:
             registry=self.registry,
         )
         # Events of which there is nothing to say but that they happened.
-        self._occurrences: Mapping[type[Event], Counter] = {
+        self._occurrences: Mapping[type[Observation], Counter] = {
             OwnerPaused: self._owner_pauses,
             ConnectionLost: self._connections_lost,
             GuaranteeBroken: self._guarantees_broken,
@@ -173,7 +173,7 @@ class Metrics:
         }
 
         # Those of which there is one thing to say: how it ended.
-        self._ends: Mapping[type[Event], Counter] = {
+        self._ends: Mapping[type[Observation], Counter] = {
             CommandHandled: self._commands,
             WebhookTried: self._webhook_tries,
         }
@@ -186,7 +186,7 @@ class Metrics:
         """Show these values, read when asked: by name, what each means and how to read it."""
         self.registry.register(_Gauges(gauges, actors_up))
 
-    def observe(self, event: Event) -> None:
+    def observe(self, event: Observation) -> None:
         """Count the event."""
         match event:
             case AttemptAnswered(outcome):

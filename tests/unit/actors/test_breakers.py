@@ -20,7 +20,7 @@ from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteRes
 from stretto.creation.writer import APART_SECONDS_MAX, GroupWriter
 from stretto.domain import NewGroup, UserId
 from stretto.errors import Failure, HookError, Locked, Refused, StoreError, Transient, Unreachable
-from stretto.observations import Event, OwnerPaused, OwnerResumed
+from stretto.observations import Observation, OwnerPaused, OwnerResumed
 from stretto.runtime.mailbox import Mailbox
 from support.clock import Clock
 
@@ -82,7 +82,7 @@ class World:
     """Writers of one process, their store, and what they have observed."""
 
     def __init__(self, writers: int = 1) -> None:
-        self.clock, self.events = Clock(), list[Event]()
+        self.clock, self.events = Clock(), list[Observation]()
         self.store = CostlyStore(self.clock)
         self.breakers = OwnerBreakers(self.events.append, self.clock)
         self.mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
@@ -108,7 +108,7 @@ class World:
         """Return what the last batch led together."""
         return [ids for name, ids in self.store.calls if name == "lead"]
 
-    def pauses(self) -> list[type[Event]]:
+    def pauses(self) -> list[type[Observation]]:
         """Return when owners were paused and resumed."""
         return [type(e) for e in self.events if isinstance(e, OwnerPaused | OwnerResumed)]
 
@@ -312,7 +312,7 @@ def test_of_too_many_owners_the_oldest_goes() -> None:
 
 def test_a_paused_owner_who_does_not_come_back_is_forgotten() -> None:
     """Where nobody is paused, batches are not looked through."""
-    clock, events = Clock(), list[Event]()
+    clock, events = Clock(), list[Observation]()
     breakers = OwnerBreakers(events.append, clock)
     breakers.charge(write(HOT, 1), 1.0, HookError("hang"))
     clock.now += PAUSE_RATIO + STALE_SECONDS - 1

@@ -26,7 +26,7 @@ from stretto.runtime.runner import Run
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from stretto.observations import Event
+    from stretto.observations import Observation
 
 ALICE, BOB = UserId("alice"), UserId("bob")
 ORIGIN = Origin("0a1b2c3d")
@@ -84,7 +84,7 @@ class World:
     """A hub and a reader on a scripted history."""
 
     def __init__(self) -> None:
-        self.told: list[Event] = []
+        self.told: list[Observation] = []
         self.store = ScriptedHistory()
         self.hub = SessionHub(ORIGIN, HubSettings(), self.told.append)
         self.mailbox: Mailbox[Ask, Stretch] = Mailbox(100)

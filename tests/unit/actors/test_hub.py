@@ -26,7 +26,7 @@ from support.waiting import until
 
 if TYPE_CHECKING:
     from stretto.events.session import Session
-    from stretto.observations import Event
+    from stretto.observations import Observation
 
 ALICE, BOB = UserId("alice"), UserId("bob")
 ORIGIN = Origin("0a1b2c3d")
@@ -44,7 +44,7 @@ def ids(outgoing: object) -> list[int]:
     return [each.event_id.int for each in outgoing]
 
 
-def test_sessions_that_have_missed_events_are_sent_to_resume(told: list[Event]) -> None:
+def test_sessions_that_have_missed_events_are_sent_to_resume(told: list[Observation]) -> None:
     """All that are there; the hub goes on, and those who come back are told again."""
     hub = SessionHub(ORIGIN, HubSettings(), told.append)
     with hub.session(ALICE, math.inf) as first, hub.session(BOB, math.inf) as second:
@@ -61,20 +61,20 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def told() -> list[Observation]:
     """What the hub has told its observer."""
     return []
 
 
 @pytest.fixture
-def hub(clock: Clock, told: list[Event]) -> SessionHub:
+def hub(clock: Clock, told: list[Observation]) -> SessionHub:
     """A hub whose sessions are soon too slow."""
     settings = HubSettings(sessions_max=4, sessions_per_user_max=2, events_max=EVENTS_MAX)
     return SessionHub(ORIGIN, settings, told.append, clock)
 
 
 async def test_an_event_is_told_to_every_session_of_its_recipients(
-    hub: SessionHub, told: list[Event]
+    hub: SessionHub, told: list[Observation]
 ) -> None:
     """And counted once for each."""
     with (
@@ -126,7 +126,7 @@ async def test_a_session_whose_queue_is_full_is_closed_and_others_go_on(hub: Ses
     ids=["bounded", "without the bound"],
 )
 async def test_a_session_that_never_reads_holds_no_more_than_its_queue(
-    told: list[Event], code: CloseCode | None, waiting: int, events_max: int
+    told: list[Observation], code: CloseCode | None, waiting: int, events_max: int
 ) -> None:
     """Without the bound it would hold all that it was ever to be told."""
     hub = SessionHub(ORIGIN, HubSettings(events_max=events_max), told.append)
@@ -156,7 +156,7 @@ async def test_a_session_that_replays_forgets_what_its_queue_cannot_hold(hub: Se
 async def test_a_burst_finds_nobody_too_slow_that_reads(
     expected: CloseCode | None,
     turn_events: int,
-    told: list[Event],
+    told: list[Observation],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The bus lets sessions take their share; without its turns it would run them over."""
@@ -180,7 +180,7 @@ async def test_a_burst_finds_nobody_too_slow_that_reads(
 
 
 async def test_an_event_that_nobody_hears_is_not_counted(
-    hub: SessionHub, told: list[Event]
+    hub: SessionHub, told: list[Observation]
 ) -> None:
     """What is delivered is delivered to a session."""
     hub.deliver(event(1))
@@ -259,7 +259,7 @@ async def test_a_session_whose_token_has_no_end_ends_nevertheless(
 
 
 async def test_closing_interrupts_whatever_a_session_awaits(
-    hub: SessionHub, told: list[Event]
+    hub: SessionHub, told: list[Observation]
 ) -> None:
     """A client that takes nothing, too; the first reason counts."""
     with hub.session(ALICE, 2000) as session:

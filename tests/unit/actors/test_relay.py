@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from stretto.events.outbox import RefusalLimits
-    from stretto.observations import Event
+    from stretto.observations import Observation
 
 ONE = CommittedEvent(UUID(int=1), ("alice",), b"{}", Position(1))
 TWO = CommittedEvent(UUID(int=2), ("alice",), b"{}", Position(2))
@@ -91,7 +91,7 @@ async def test_events_that_follow_a_wake_up_closely_are_taken_with_it() -> None:
         store.looked.set()
         return await gathered.wait()
 
-    def observe(event: Event) -> None:
+    def observe(event: Observation) -> None:
         assert isinstance(event, EventsRelayed)
         batches.append(event.delivered)
 
@@ -121,10 +121,10 @@ async def test_events_that_follow_a_wake_up_closely_are_taken_with_it() -> None:
         ([ActorCrashed, ActorRestarted], ZeroDivisionError()),
     ],
 )
-async def test_no_error_ends_the_relay(expected: list[type[Event]], error: Exception) -> None:
+async def test_no_error_ends_the_relay(expected: list[type[Observation]], error: Exception) -> None:
     """It is told, and the next turn comes."""
     store = ScriptedStore(error)
-    told: list[Event] = []
+    told: list[Observation] = []
     relay = OutboxRelay(store, LocalBus(lambda _: None), lambda _: None, NO_POLL)
     task = asyncio.create_task(Run(relay, told.append).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):

@@ -23,7 +23,7 @@ from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from stretto.webhook.rules import Answer, PutOff
 
 ONE = Delivery(UUID(int=1), b"{}", 0)
@@ -96,10 +96,10 @@ class ScriptedEndpoint:
     ],
 )
 async def test_no_error_of_the_store_ends_the_sending(
-    expected: list[type[Event]], name: str, error: Exception
+    expected: list[type[Observation]], name: str, error: Exception
 ) -> None:
     """It is told, and what was answered is settled at a later turn, and counted once."""
-    store, told = ScriptedStore(**{name: error}), list["Event"]()
+    store, told = ScriptedStore(**{name: error}), list["Observation"]()
     sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), told.append)
     running = asyncio.create_task(Run(sender, told.append).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -112,7 +112,7 @@ async def test_no_error_of_the_store_ends_the_sending(
 
 async def test_a_fault_in_the_sending_fails_the_delivery_alone() -> None:
     """It is told, and counts as a try: it must not come again and again."""
-    store, told = ScriptedStore(), list["Event"]()
+    store, told = ScriptedStore(), list["Observation"]()
     sender = WebhookSender(store, ScriptedEndpoint(ZeroDivisionError()), told.append)
     await sender.run_once()
     await sender.answered()
@@ -231,7 +231,7 @@ async def test_a_wake_up_during_a_turn_leads_to_another_turn() -> None:
 
 async def test_an_address_that_is_not_called_is_reported_once_until_it_is_called() -> None:
     """At the start, and when it becomes so later; each try is counted, and costs one."""
-    store, told = FullStore(), list["Event"]()
+    store, told = FullStore(), list["Observation"]()
     endpoint = SilentEndpoint()
     sender = WebhookSender(store, endpoint, told.append)
     sender._note_blocked(is_blocked=True)
@@ -262,7 +262,7 @@ async def test_an_address_that_is_not_called_is_reported_once_until_it_is_called
 @pytest.mark.parametrize("is_blocked", [True, False])
 async def test_a_blocked_endpoint_is_reported_at_the_start(is_blocked: bool) -> None:
     """Before there is any event."""
-    store, told = ScriptedStore(), list["Event"]()
+    store, told = ScriptedStore(), list["Observation"]()
     store.due = []
     endpoint = ScriptedEndpoint(Answered(204))
     sender = WebhookSender(store, endpoint, told.append)

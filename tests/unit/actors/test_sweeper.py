@@ -16,7 +16,7 @@ from stretto.runtime.runner import Run
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from stretto.observations import Event
+    from stretto.observations import Observation
 
 DEADLINE_SECONDS = 10
 
@@ -56,7 +56,7 @@ async def ended(task: asyncio.Task[None]) -> None:
 async def test_it_sweeps_time_and_again_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing wakes it."""
     monkeypatch.setattr(sweeper_module, "SWEEP_SECONDS", 0.001)
-    told: list[Event] = []
+    told: list[Observation] = []
     sweep = ScriptedSweep(batches=2)
     sweep.until_ended = 3
     sweeper = RetentionSweeper(sweep, told.append)
@@ -89,7 +89,7 @@ async def test_it_waits_at_random_so_that_replicas_take_turns(
 
 async def test_it_stops_at_once_while_it_waits_and_before_it_has_begun() -> None:
     """And may be stopped as often as one likes."""
-    told: list[Event] = []
+    told: list[Observation] = []
     for is_begun in (True, False):
         sweep = ScriptedSweep()
         sweeper = RetentionSweeper(sweep, lambda _: None)
@@ -105,7 +105,7 @@ async def test_it_stops_at_once_while_it_waits_and_before_it_has_begun() -> None
 async def test_it_stops_between_two_batches_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is under way is told still; nothing is cancelled in the midst of a statement."""
     monkeypatch.setattr(sweeper_module, "SWEEP_SECONDS", 0.001)
-    told: list[Event] = []
+    told: list[Observation] = []
     sweep = ScriptedSweep(batches=1000)
     sweeper = RetentionSweeper(sweep, told.append)
     sweep.in_batch = lambda: sweeper.stop() if len(told) == 2 else None
@@ -122,11 +122,11 @@ async def test_it_stops_between_two_batches_of_a_sweep(monkeypatch: pytest.Monke
     ],
 )
 async def test_no_error_ends_the_sweeping(
-    expected: list[type[Event]], error: Exception, monkeypatch: pytest.MonkeyPatch
+    expected: list[type[Observation]], error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told, and the next sweep comes."""
     monkeypatch.setattr(sweeper_module, "SWEEP_SECONDS", 0.001)
-    told: list[Event] = []
+    told: list[Observation] = []
     sweep = ScriptedSweep(error, batches=0)
     sweeper = RetentionSweeper(sweep, told.append)
     task = asyncio.create_task(Run(sweeper, told.append).turns())
@@ -139,7 +139,7 @@ async def test_no_error_ends_the_sweeping(
 
 async def test_a_batch_that_found_nothing_is_not_told() -> None:
     """Most of a table is younger than its retention."""
-    told: list[Event] = []
+    told: list[Observation] = []
 
     async def sweep(progress: Callable[[str, int], None]) -> Mapping[str, int]:
         for rows in (0, 3, 0):

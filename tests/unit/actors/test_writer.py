@@ -25,7 +25,7 @@ from stretto.errors import (
     Transient,
     Unreachable,
 )
-from stretto.observations import ActorCrashed, ActorRestarted, BatchWritten, Event
+from stretto.observations import ActorCrashed, ActorRestarted, BatchWritten, Observation
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
 
@@ -89,7 +89,7 @@ class ScriptedStore:
 
 
 async def answers(
-    store: ScriptedStore, *writes: Write, events: list[Event] | None = None
+    store: ScriptedStore, *writes: Write, events: list[Observation] | None = None
 ) -> list[WriteResult | BaseException]:
     """Have one batch written; return what each asker got."""
     mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
@@ -102,7 +102,7 @@ async def answers(
 
 async def test_a_batch_is_one_claim_and_one_lead_sorted_by_id() -> None:
     """Two statements, and an order in which replicas cannot deadlock each other."""
-    store, events = ScriptedStore(), list[Event]()
+    store, events = ScriptedStore(), list[Observation]()
     assert [Led()] * 3 == await answers(store, write(3), write(1), write(2), events=events)
     assert [("claim", [1, 2, 3]), ("lead", [1, 2, 3])] == store.calls
     (event,) = events
@@ -408,7 +408,7 @@ async def test_a_stopped_writer_answers_what_it_held_and_closes_its_store() -> N
 async def test_a_bug_costs_its_batch_and_not_the_writer() -> None:
     """The next batch is written, on a fresh connection."""
     mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
-    events: list[Event] = []
+    events: list[Observation] = []
 
     class BuggyStore(ScriptedStore):
         async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
@@ -435,7 +435,7 @@ def _bug_of(*numbers: int, step: str = "lead") -> Callable[[Call], Exception | N
 
 async def test_a_bug_that_one_request_meets_costs_no_neighbour() -> None:
     """Each is led alone, with the same token and on a fresh connection after each bug."""
-    store, events = ScriptedStore(_bug_of(2)), list[Event]()
+    store, events = ScriptedStore(_bug_of(2)), list[Observation]()
     one, bad, three = await answers(store, *map(write, (1, 2, 3)), events=events)
     assert (Led(), Led()) == (one, three)
     assert isinstance(bad, OutcomeUnknown)

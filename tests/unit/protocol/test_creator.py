@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.creation.ports import Write, WriteResult
-    from stretto.observations import Event
+    from stretto.observations import Observation
     from support.memory_store.database import Statement
 
 ALICE = UserId("alice")
@@ -63,7 +63,7 @@ class World:
         self.database = MemoryDatabase()
         self.attempts = MemoryAttemptStore(self.database)
         self.lookup = AttemptLookup(self.attempts, SETTINGS.lease_seconds, self.pause)
-        self.events: list[Event] = []
+        self.events: list[Observation] = []
         self.goes_on = asyncio.Event()
         self.goes_on.set()
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stretto.creation.ports import Write, WriteResult
-    from stretto.observations import Event
+    from stretto.observations import Observation
 
 KEY = IdempotencyKey("k")
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team"})
@@ -118,7 +118,7 @@ class World:
 
     def __init__(self) -> None:
         self.writers, self.store = Writers(), Store()
-        self.events: list[Event] = []
+        self.events: list[Observation] = []
         self.pauses: list[float] = []
         self._has_paused = asyncio.Event()
         self.creator = self.made(LONG_SECONDS)
