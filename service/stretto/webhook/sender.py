@@ -109,8 +109,7 @@ class WebhookSender(Actor):
         ]
         if not done:
             return
-        # The endpoint's state first: no sender may take a delivery again between the two
-        # statements.
+        # First the endpoint's state: no sender may take a delivery again in between.
         if any(isinstance(verdict, Gone) for _, _, verdict in done) and await self._store.disable():
             self._observe(WebhookDisabled())
         pauses = [verdict.seconds for _, _, verdict in done if isinstance(verdict, Throttled)]
