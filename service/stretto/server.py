@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import itertools
 import resource
 import signal
 import socket
 import sys
 import uuid
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -23,37 +21,22 @@ from stretto.http.front.limits import ConnectionLimits
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import make_token
 from stretto.provision import bus_place, database_connection, database_place, token_settings
-from stretto.runtime.actor import Actor, Pace
-from stretto.runtime.memory import MemoryTrimmer
+from stretto.runtime.memory import collecting
 from stretto.runtime.stop import Stop
 from stretto.supervisor import Supervisor
 from stretto.telemetry.logs import flush_log, logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
     from stretto.config import Settings
     from stretto.http.tokens.authenticator import TokenSettings
-    from stretto.runtime.runner import Runner
 
 # Database, log, bus, and whatever else is open beside the clients' connections.
 FILES_OWN: Final = 200
 # The others are for what comes and goes: health checks, creations, reads.
 SESSIONS_SHARE: Final = 0.9
 WELCOME_TOKEN_SECONDS: Final = 24 * 3600
-# Nearly all that a request makes is freed by reference counts. At Python's 700 young objects the
-# collector would run for every dozen requests, and find nothing; at 20,000 it would walk those that
-# wait in a full mailbox again and again, which was a sixth of an overloaded process's time.
-YOUNG_OBJECTS_MAX: Final = 100_000
-# Little is left to be collected (some objects of a request for an unknown path), but a bound in objects
-# is none in time. Walking the objects of the last 20 s takes milliseconds, also with a full mailbox.
-COLLECT_SECONDS: Final = 10.0
-# What has survived one collection: a session, while it lasts.
-MIDDLE_GENERATION: Final = 1
-# What has survived two is looked at once in ten minutes, lest a leak there is for ever. What was there
-# at the start is frozen; what 9,000 open connections are (342,000 objects) takes the loop 0.2 s.
-FULL_GENERATION: Final = 2
-COLLECTIONS_TO_FULL: Final = 60
 
 
 async def serve(settings: Settings, notify: Callable[[str], None], *, share_port: bool) -> None:
@@ -94,7 +77,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
             logger.info("service.started", host=settings.host, port=port)
             if settings.is_embedded:
                 notify(_welcome(settings.host, port, tokens, shows_token=sys.stderr.isatty()))
-            async with _collecting(app[SERVICE].runner):
+            async with collecting(app[SERVICE].runner):
                 await stop.asked.wait()
                 app[SERVICE].draining.set()
                 logger.info("service.draining", seconds=stop.drain_seconds)
@@ -102,31 +85,6 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
             logger.info("service.stopping")
     flush_log()
     logger.info("service.stopped")
-
-
-class GarbageCollector(Actor):
-    """Has garbage collected by the clock: what has been made since the collection before last."""
-
-    pace = Pace(seconds=COLLECT_SECONDS, rests_first=True)
-
-    def __init__(self) -> None:
-        super().__init__("garbage collector")
-        self._numbers = itertools.count(1)
-
-    async def run_once(self) -> int:
-        """Collect; now and then, all of it."""
-        is_full = next(self._numbers) % COLLECTIONS_TO_FULL == 0
-        return gc.collect(FULL_GENERATION if is_full else MIDDLE_GENERATION)
-
-
-@asynccontextmanager
-async def _collecting(runner: Runner) -> AsyncIterator[None]:
-    """Pass over what has been there since the start; collect what comes later, and give it back."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS_MAX, *gc.get_threshold()[1:])
-    async with runner.running(GarbageCollector()), runner.running(MemoryTrimmer()):
-        yield
 
 
 def _connections_max(wanted: int) -> int:

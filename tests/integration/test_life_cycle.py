@@ -38,9 +38,8 @@ from stretto.postgres.connections import Database
 from stretto.postgres.history import PostgresHistoryStore
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
-from stretto.runtime.memory import GROWTH_BYTES_MIN, MemoryTrimmer
+from stretto.runtime.memory import GROWTH_BYTES_MIN, GarbageCollector, MemoryTrimmer
 from stretto.runtime.runner import Runner
-from stretto.server import GarbageCollector
 from stretto.webhook.rules import Answered, WebhookSettings, parse_secrets
 from support.database import commit_event
 from support.nats_process import OURS, NatsProcess, nats_client

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto import server
+from stretto.runtime import memory
+from stretto.runtime.memory import (
+    COLLECT_SECONDS,
+    YOUNG_OBJECTS_MAX,
+    GarbageCollector,
+    collecting,
+)
 from stretto.runtime.runner import Run, Runner
-from stretto.server import COLLECT_SECONDS, YOUNG_OBJECTS_MAX, GarbageCollector, _collecting
 
 if TYPE_CHECKING:
     import asyncio
@@ -66,7 +71,7 @@ async def test_a_cycle_is_freed_when_the_clock_strikes(is_older: bool) -> None:
 
 async def test_what_has_survived_for_long_is_freed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full collection comes now and then, and not each time."""
-    monkeypatch.setattr(server, "COLLECTIONS_TO_FULL", 2)
+    monkeypatch.setattr(memory, "COLLECTIONS_TO_FULL", 2)
     cycle = Cycle()
     left = weakref.ref(cycle)
     gc.collect()
@@ -79,7 +84,7 @@ async def test_what_has_survived_for_long_is_freed_too(monkeypatch: pytest.Monke
 
 async def test_a_bound_in_objects_alone_would_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: a few thousand objects are far below the threshold, and older ones farther."""
-    monkeypatch.setattr(server, "MIDDLE_GENERATION", 0)
+    monkeypatch.setattr(memory, "MIDDLE_GENERATION", 0)
     gc.set_threshold(YOUNG_OBJECTS_MAX)
     gc.enable()
     cycle = Cycle()
@@ -96,7 +101,7 @@ async def test_collecting_begins_and_ends_with_the_service() -> None:
     """What is there at the start is passed over from then on; no task is left."""
     before = gc.get_threshold()
     runner = Runner(lambda _: None)
-    async with _collecting(runner):
+    async with collecting(runner):
         assert {"garbage collector": 1, "memory trimmer": 1} == runner.up
         assert (YOUNG_OBJECTS_MAX, *before[1:]) == gc.get_threshold()
         assert gc.get_freeze_count() > 0
