@@ -23,6 +23,7 @@ from stretto.postgres.migrate import PRIVILEGES
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import session_violation
 from stretto.telemetry.logs import logger
+from stretto.telemetry.safe_calls import never_raising
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -149,21 +150,12 @@ def require_hook(on_create: object) -> None:
 
 
 def guarded(observe: Observer) -> Observer:
-    """Return an observer that never raises.
+    """Return an observer that never raises: it is called in the middle of writes and of answers."""
 
-    It is called in the middle of writes and of answers: a failure of its own must end neither.
-    """
+    def report(error: BaseException, observation: Observation) -> None:
+        logger.error("observer.failed", kind=type(observation).__name__, exc_info=error)
 
-    def observe_safely(event: Observation) -> None:
-        try:
-            observe(event)
-        except (KeyboardInterrupt, SystemExit):
-            # A signal's, for the process.
-            raise
-        except BaseException as error:  # noqa: BLE001 a cancellation as well: nothing is awaited here
-            logger.error("observer.failed", kind=type(event).__name__, exc_info=error)
-
-    return observe_safely
+    return never_raising(observe, report)
 
 
 def require_one_source(dsn: str, pool: object) -> None:

@@ -43,7 +43,7 @@ from stretto.observations import (
 )
 from stretto.telemetry.log_folding import LogFolder
 from stretto.telemetry.log_writer import LogWriter
-from stretto.telemetry.safe_log import SafeLogger
+from stretto.telemetry.safe_calls import SafeLogger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
