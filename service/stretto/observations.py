@@ -1,7 +1,8 @@
-"""What the parts tell about themselves: a dataclass for each observation, and their union.
+"""What the parts report about themselves: a dataclass for each observation.
 
-Every part knows this module, so it knows none of them. Telemetry turns observations into metrics
-and lines of the log; nothing that the service does may depend on who listens.
+Every part imports this module, so it imports none of them. `telemetry/table.py` says which metric
+an observation moves and what the log says of it. Nothing that the service does may depend on an
+observer.
 """
 
 from __future__ import annotations
@@ -10,43 +11,48 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from stretto.errors import HookError
+
 if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.errors import StoreError
 
 
-@dataclass(frozen=True, slots=True)
-class UpkeepTrouble:
-    """Bus or database did not answer an actor: it tries again."""
+class Observation:
+    """What a part reports."""
 
-    actor: str
+    __slots__ = ()
+
+
+class _Failure(Observation):
+    """What metrics and the log say of an error."""
+
+    __slots__ = ()
     error: Exception
 
+    @property
+    def kind(self) -> str:
+        """The name of the error's documented class; a private class counts as the one above it."""
+        names = (each.__name__ for each in type(self.error).__mro__)
+        return next(name for name in names if not name.startswith("_"))
 
-@dataclass(frozen=True, slots=True)
-class ActorCrashed:
-    """A fault in the program has ended an actor's turn; the runner starts the actor again."""
-
-    actor: str
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class ActorRestarted:
-    """An actor that has crashed runs again, after its back-off."""
-
-    actor: str
-
-
-def kind_of(error: Exception) -> str:
-    """Return the name of the error's documented class: the writer's own are hidden below it."""
-    return next(each.__name__ for each in type(error).__mro__ if not each.__name__.startswith("_"))
+    @property
+    def cause(self) -> str:
+        """The error's message."""
+        return str(self.error)
 
 
 @dataclass(frozen=True, slots=True)
-class BatchWritten:
-    """A writer has dealt with a batch: told after each one."""
+class AttemptAnswered(Observation):
+    """A request was answered: `outcome` is the answer's status or the error's code."""
+
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWritten(Observation):
+    """A writer has finished a batch."""
 
     writes: int
     led: int
@@ -54,88 +60,73 @@ class BatchWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteTrouble:
-    """A statement for so many writes did not go through."""
+class WriteTrouble(_Failure):
+    """A statement for so many writes failed."""
 
     error: StoreError
     writes: int
 
+    @property
+    def bug(self) -> BaseException | None:
+        """What the host's hook raised: its traceback shows where to mend the hook."""
+        return self.error.__cause__ if isinstance(self.error, HookError) else None
+
 
 @dataclass(frozen=True, slots=True)
-class OwnerPaused:
-    """Failures of one owner's have cost others too much: it is not tried for so many seconds."""
+class OwnerPaused(_Failure):
+    """Failures of an owner's writes cost others too much: it is paused for so many seconds."""
 
     error: StoreError
     group_id: UUID
-    """Of the write that has failed last; the owner is not named."""
+    """Of the write that failed last; the owner is not named."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerResumed:
-    """An owner is paused no longer: a write of it went through, or it has not come back."""
+class OwnerResumed(Observation):
+    """An owner is no longer paused: one of its writes succeeded, or it has not come back."""
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptAnswered:
-    """A request was answered: `outcome` is the answer's status or the error's code."""
-
-    outcome: str
+class ConnectionLost(Observation):
+    """A writer lost its connection; the process forgets the outcomes that it remembered."""
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionLost:
-    """A writer lost its connection; what was remembered is forgotten."""
-
-
-@dataclass(frozen=True, slots=True)
-class GuaranteeBroken:
-    """A failed attempt has a group: G4 does not hold, somebody must look."""
+class GuaranteeBroken(Observation):
+    """A failed attempt has a group: G4 does not hold, and an operator must look."""
 
     group_id: UUID
+    guarantee = "G4"
 
 
 @dataclass(frozen=True, slots=True)
-class BusConnected:
+class BusConnected(Observation):
     """The message bus can be reached, at the start or again."""
 
 
 @dataclass(frozen=True, slots=True)
-class BusTrouble:
-    """The message bus cannot be reached, or has said something that we cannot use."""
+class BusTrouble(Observation):
+    """The message bus cannot be reached, or sent something that cannot be used."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
-class EventsMissed:
-    """Some events can no longer be received from the bus: live sessions are told to resume."""
+class EventsMissed(Observation):
+    """The bus no longer has some events: live sessions are asked to resume."""
 
 
 @dataclass(frozen=True, slots=True)
-class CommandHandled:
-    """A command from the bus was settled, put off or buried: `outcome` says which."""
+class CommandHandled(Observation):
+    """A command from the bus was settled, put off or dead-lettered: `outcome` says which."""
 
     outcome: str
 
 
 @dataclass(frozen=True, slots=True)
-class EventDelivered:
-    """The hub has handed an event to so many sessions."""
-
-    sessions: int
-
-
-@dataclass(frozen=True, slots=True)
-class SessionEnded:
-    """A live session is over, with this close code."""
-
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class EventsRelayed:
-    """The relay has dealt with a batch of events: told after each one."""
+class EventsRelayed(Observation):
+    """The relay has finished a batch of events."""
 
     delivered: int
     refused: int
@@ -143,63 +134,77 @@ class EventsRelayed:
 
 
 @dataclass(frozen=True, slots=True)
-class EventBuried:
-    """Bus or webhook has refused an event too often: it is a dead letter now."""
+class EventBuried(Observation):
+    """Bus or webhook refused an event too often: it is a dead letter now."""
 
     event_id: UUID
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class WebhookTried:
-    """An event was sent to the webhook's endpoint: `result` says what came of it."""
+class EventDelivered(Observation):
+    """The hub handed an event to so many sessions."""
+
+    sessions: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded(Observation):
+    """A live session has ended with this close code."""
+
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookTried(Observation):
+    """An event was sent to the webhook's endpoint: `result` says how that ended."""
 
     result: str
 
 
 @dataclass(frozen=True, slots=True)
-class WebhookDisabled:
-    """The webhook's endpoint wants nothing any more (410): an operator must look."""
+class WebhookDisabled(Observation):
+    """The webhook's endpoint answered 410: it wants no more events, and an operator must look."""
 
 
 @dataclass(frozen=True, slots=True)
-class WebhookBlocked:
+class WebhookBlocked(Observation):
     """The webhook's endpoint is not called: none of its addresses is public."""
 
+    cause = "its address is not public"
+    remedy = "STRETTO_WEBHOOK_ALLOW_PRIVATE=true allows it"
+
 
 @dataclass(frozen=True, slots=True)
-class RowsSwept:
-    """The sweeper has deleted rows of a table."""
+class RowsSwept(Observation):
+    """The sweeper deleted rows of a table."""
 
     table: str
     rows: int
 
 
-Observation = (
-    BatchWritten
-    | WriteTrouble
-    | OwnerPaused
-    | OwnerResumed
-    | AttemptAnswered
-    | ConnectionLost
-    | GuaranteeBroken
-    | BusConnected
-    | BusTrouble
-    | EventsMissed
-    | CommandHandled
-    | EventDelivered
-    | SessionEnded
-    | EventsRelayed
-    | EventBuried
-    | WebhookTried
-    | WebhookDisabled
-    | WebhookBlocked
-    | RowsSwept
-    | UpkeepTrouble
-    | ActorCrashed
-    | ActorRestarted
-)
+@dataclass(frozen=True, slots=True)
+class UpkeepTrouble(_Failure):
+    """Bus or database did not answer an actor, which tries again."""
+
+    actor: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class ActorCrashed(Observation):
+    """A bug ended an actor's turn; the runner starts the actor again."""
+
+    actor: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class ActorRestarted(Observation):
+    """An actor that crashed runs again, after its back-off."""
+
+    actor: str
 
 
 Observer: TypeAlias = Callable[[Observation], object]
-"""Is told what happens; must neither block nor raise."""
+"""Is called with each observation; must neither block nor raise."""

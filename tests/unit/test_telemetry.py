@@ -1,4 +1,4 @@
-"""What is logged: one JSON object a line, and nothing that must not be."""
+"""What is logged and counted, and nothing that must not be."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from stretto.observations import (
     WebhookTried,
     WriteTrouble,
 )
+from stretto.telemetry.logs import log_observation
 from stretto.telemetry.metrics import Metrics
 from support.logged_events import logged
 
@@ -127,6 +128,13 @@ def test_a_paused_owner_is_logged_with_its_cause_and_without_its_name(
     assert ("owner.resumed", "info") == (line["event"], line["level"])
 
 
+def test_a_hosts_handler_gets_ids_as_text(caplog: pytest.LogCaptureFixture) -> None:
+    """It need not know how to write any other type."""
+    log_observation(GuaranteeBroken(UUID(int=1)))
+    (record,) = caplog.records
+    assert str(UUID(int=1)) == vars(record)["group_id"]
+
+
 def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """With its name, and its traceback: it is a bug. That it runs again is said as well."""
     (line,) = logged(capsys, ActorCrashed("writer", raised(ZeroDivisionError())))
@@ -184,3 +192,24 @@ def test_actors_that_run_are_shown_by_name() -> None:
     lines = metrics.exposition().decode().splitlines()
     assert 'stretto_actor_up{actor="writer"} 2.0' in lines
     assert 'stretto_actor_up{actor="relay"} 0.0' in lines
+
+
+def test_each_value_of_a_label_has_a_series_of_its_own() -> None:
+    """Although a series is looked up once."""
+    metrics = Metrics()
+    for actor in ("relay", "sweeper", "relay"):
+        metrics.observe(UpkeepTrouble(actor, Transient()))
+    lines = metrics.exposition().decode().splitlines()
+    assert 'stretto_upkeep_trouble_total{actor="relay",kind="Transient"} 2.0' in lines
+    assert 'stretto_upkeep_trouble_total{actor="sweeper",kind="Transient"} 1.0' in lines
+
+
+def test_a_rejected_creation_is_a_request_and_an_attempt() -> None:
+    """It has taken no time."""
+    metrics = Metrics()
+    metrics.count_shed()
+    lines = metrics.exposition().decode().splitlines()
+    assert 'stretto_attempts_total{outcome="overloaded"} 1.0' in lines
+    labels = 'method="POST",route="/v1/groups",status="503"'
+    assert f"stretto_http_requests_total{{{labels}}} 1.0" in lines
+    assert not [line for line in lines if line.startswith("stretto_http_request_seconds_")]

@@ -1,57 +1,31 @@
-"""Turns observations into lines of the log. `docs/telemetry.md` is the contract.
-
-A key or a token never gets here.
-"""
+"""Turns observations into lines of the log, as the table says; configures the log of a process."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 import orjson
 import stamina.instrumentation
 import structlog
 
-from stretto.errors import HookError
-from stretto.observations import (
-    ActorCrashed,
-    ActorRestarted,
-    AttemptAnswered,
-    BatchWritten,
-    BusConnected,
-    BusTrouble,
-    CommandHandled,
-    ConnectionLost,
-    EventBuried,
-    EventDelivered,
-    EventsMissed,
-    EventsRelayed,
-    GuaranteeBroken,
-    Observation,
-    OwnerPaused,
-    OwnerResumed,
-    RowsSwept,
-    SessionEnded,
-    UpkeepTrouble,
-    WebhookBlocked,
-    WebhookDisabled,
-    WebhookTried,
-    WriteTrouble,
-    kind_of,
-)
 from stretto.telemetry.log_folding import LogFolder
 from stretto.telemetry.log_writer import LogWriter
 from stretto.telemetry.safe_calls import SafeLogger
+from stretto.telemetry.table import TABLE, Line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
+
+    from stretto.observations import Observation
 
 _folder: Final = LogFolder()
 flush_log: Final = _folder.flush
-# Events go through the standard library's logger, whatever a host has configured: a fallback of
-# structlog's own would print local variables with a traceback, and among them tokens.
+# The standard library's logger gets the lines, whatever a host has configured: structlog's own
+# fallback would print local variables with a traceback, tokens among them.
 logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     SafeLogger(logging.getLogger("stretto")),
     processors=[_folder, structlog.stdlib.render_to_log_kwargs],
@@ -59,89 +33,37 @@ logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     context_class=dict,
 )
 
-
-# Why nothing comes to the webhook's endpoint, and what an operator can do.
-_WEBHOOK_STOPPED: Final[Mapping[type[Observation], tuple[str, Mapping[str, str]]]] = {
-    WebhookDisabled: ("webhook.disabled", {}),
-    WebhookBlocked: (
-        "webhook.blocked",
-        {
-            "cause": "its address is not public",
-            "remedy": "STRETTO_WEBHOOK_ALLOW_PRIVATE=true allows it",
-        },
-    ),
-}
-
-# Events of which there is nothing to say but that they happened.
-_BARE: Final[Mapping[type[Observation], str]] = {
-    ConnectionLost: "writer.connection_lost",
-    EventsMissed: "bus.events_missed",
-    OwnerResumed: "owner.resumed",
-    BusConnected: "bus.connected",
+_LINES: Final = {
+    kind: each for kind, row in TABLE.items() for each in row if isinstance(each, Line)
 }
 
 
-def log_observation(event: Observation) -> None:
-    """Log what an operator should know of; the normal case is only counted."""
-    match event:
-        # First, since it is what happens all the time.
-        case (
-            AttemptAnswered()
-            | BatchWritten()
-            | CommandHandled()
-            | EventDelivered()
-            | SessionEnded()
-            | EventsRelayed()
-            | WebhookTried()
-            | RowsSwept()
-        ):
-            pass
-        case WriteTrouble(error, writes):
-            logger.warning(
-                "write.trouble",
-                kind=kind_of(error),
-                cause=str(error),
-                writes=writes,
-                # The hook is the host's program: its traceback says where to mend it.
-                exc_info=error.__cause__ if isinstance(error, HookError) else None,
-            )
-        case OwnerPaused(error, group_id, seconds):
-            logger.warning(
-                "owner.paused",
-                kind=kind_of(error),
-                cause=str(error),
-                group_id=str(group_id),
-                seconds=round(seconds, 1),
-            )
-        case ConnectionLost() | EventsMissed():
-            logger.warning(_BARE[type(event)])
-        case OwnerResumed() | BusConnected():
-            logger.info(_BARE[type(event)])
-        case GuaranteeBroken(group_id):
-            logger.critical("guarantee.broken", guarantee="G4", group_id=str(group_id))
-        case BusTrouble(cause):
-            logger.warning("bus.trouble", cause=cause)
-        case EventBuried(event_id, reason):
-            logger.error("event.dead", event_id=str(event_id), reason=reason)
-        case WebhookDisabled() | WebhookBlocked():
-            name, fields = _WEBHOOK_STOPPED[type(event)]
-            logger.error(name, **fields)
-        case UpkeepTrouble(actor, error):
-            logger.warning(
-                "upkeep.trouble", actor=actor, kind=type(error).__name__, cause=str(error)
-            )
-        case ActorCrashed(actor, error):
-            logger.error("actor.crashed", actor=actor, exc_info=error)
-        case ActorRestarted(actor):
-            logger.info("actor.restarted", actor=actor)
+def log_observation(observation: Observation) -> None:
+    """Log the observation's line, if it has one."""
+    line = _LINES.get(type(observation))
+    if line is None:
+        return
+    fields = {name: _shown(getattr(observation, name)) for name in line.fields}
+    if line.exception:
+        fields["exc_info"] = getattr(observation, line.exception)
+    getattr(logger, line.level)(line.event, **fields)
+
+
+def _shown(value: object) -> object:
+    """Return a field as every handler writes it, a host's too: an id as text, seconds rounded."""
+    match value:
+        case UUID():
+            return str(value)
+        case float():
+            return round(value, 1)
         case _:
-            assert_never(event)
+            return value
 
 
 @contextmanager
 def configured_logging(*, level: str, as_json: bool | None = None) -> Iterator[None]:
     """Log to stderr meanwhile: JSON lines, or coloured ones on a terminal."""
-    # Retries are told as our own events.
+    # Retries are reported as our own observations.
     stamina.instrumentation.set_on_retry_hooks([])
     renderers: list[structlog.typing.Processor] = [
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)

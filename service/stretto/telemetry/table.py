@@ -1,0 +1,166 @@
+"""The one table of telemetry: which metrics an observation moves, and what the log says of it.
+
+Each sink reads its part: `metrics.py` the metrics, `logs.py` the lines. Labels and fields are
+attributes of the observation. `docs/telemetry.md` is the contract; a test compares it with this
+table.
+
+No key and no token is ever a label or a field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from stretto import observations
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stretto.observations import Observation
+
+SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+WRITES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A counter, which grows by one, or by what the attribute `amount` says."""
+
+    name: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+    amount: str = ""
+    is_per_request: bool = False
+    """Whether each request moves it: it is then counted without a lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountEach:
+    """A counter with one label, whose values are the names in `amounts`: each grows its series."""
+
+    name: str
+    meaning: str
+    labels: tuple[str]
+    amounts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A histogram of an attribute."""
+
+    name: str
+    meaning: str
+    attribute: str
+    bounds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the log; an observation without one is the normal case, which is only counted."""
+
+    level: Literal["info", "warning", "error", "critical"]
+    event: str
+    fields: tuple[str, ...] = ()
+    exception: str = ""
+    """The attribute whose traceback is shown, if it is an exception."""
+
+
+Metric = Count | CountEach | Measure
+
+TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
+    observations.AttemptAnswered: (
+        Count(
+            "stretto_attempts_total",
+            "Requests for a group, by how they were answered.",
+            ("outcome",),
+            is_per_request=True,
+        ),
+    ),
+    observations.BatchWritten: (
+        Measure("stretto_batch_writes", "Writes per batch.", "writes", WRITES),
+        Measure(
+            "stretto_batch_seconds", "From a batch's claim to its last answer.", "seconds", SECONDS
+        ),
+    ),
+    observations.WriteTrouble: (
+        Count(
+            "stretto_write_trouble_total", "Writes that failed, at each try.", ("kind",), "writes"
+        ),
+        Line("warning", "write.trouble", ("kind", "cause", "writes"), exception="bug"),
+    ),
+    observations.OwnerPaused: (
+        Count("stretto_owner_pauses_total", "Owners paused, because their failures cost others."),
+        Line("warning", "owner.paused", ("kind", "cause", "group_id", "seconds")),
+    ),
+    observations.OwnerResumed: (Line("info", "owner.resumed"),),
+    observations.ConnectionLost: (
+        Count("stretto_writer_connections_lost_total", "Connections that a writer gave up."),
+        Line("warning", "writer.connection_lost"),
+    ),
+    observations.GuaranteeBroken: (
+        Count(
+            "stretto_guarantees_broken_total", "Contradictions that must never be: page at once."
+        ),
+        Line("critical", "guarantee.broken", ("guarantee", "group_id")),
+    ),
+    observations.BusConnected: (Line("info", "bus.connected"),),
+    observations.BusTrouble: (
+        Count("stretto_bus_trouble_total", "Times that the bus was lost or not understood."),
+        Line("warning", "bus.trouble", ("cause",)),
+    ),
+    observations.EventsMissed: (
+        Count(
+            "stretto_events_missed_total", "Times that sessions must resume: the bus lost events."
+        ),
+        Line("warning", "bus.events_missed"),
+    ),
+    observations.CommandHandled: (
+        Count("stretto_commands_total", "Commands from the bus, by how each ended.", ("outcome",)),
+    ),
+    observations.EventsRelayed: (
+        CountEach(
+            "stretto_events_relayed_total",
+            "Events given to the bus, by its answer.",
+            ("result",),
+            ("delivered", "refused"),
+        ),
+        Measure(
+            "stretto_relay_seconds", "From taking a batch to its last mark.", "seconds", SECONDS
+        ),
+    ),
+    observations.EventBuried: (
+        Count("stretto_events_dead_total", "Events that became dead letters."),
+        Line("error", "event.dead", ("event_id", "reason")),
+    ),
+    observations.EventDelivered: (
+        Count(
+            "stretto_events_delivered_total",
+            "Events handed to the sessions of this process, once per session.",
+            amount="sessions",
+        ),
+    ),
+    observations.SessionEnded: (
+        Count("stretto_sessions_ended_total", "Sessions that ended, by close code.", ("code",)),
+    ),
+    observations.WebhookTried: (
+        Count("stretto_webhook_tries_total", "Events sent to the webhook, by result.", ("result",)),
+    ),
+    observations.WebhookDisabled: (
+        Count("stretto_webhook_disabled_total", "Times that the webhook answered 410."),
+        Line("error", "webhook.disabled"),
+    ),
+    observations.WebhookBlocked: (Line("error", "webhook.blocked", ("cause", "remedy")),),
+    observations.RowsSwept: (
+        Count("stretto_swept_rows_total", "Rows past their retention.", ("table",), "rows"),
+    ),
+    observations.UpkeepTrouble: (
+        Count("stretto_upkeep_trouble_total", "Turns of upkeep that failed.", ("actor", "kind")),
+        Line("warning", "upkeep.trouble", ("actor", "kind", "cause")),
+    ),
+    observations.ActorCrashed: (
+        Count("stretto_actor_crashes_total", "Bugs that ended an actor's turn.", ("actor",)),
+        Line("error", "actor.crashed", ("actor",), exception="error"),
+    ),
+    observations.ActorRestarted: (Line("info", "actor.restarted", ("actor",)),),
+}
