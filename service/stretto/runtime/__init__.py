@@ -1,1 +1,1 @@
-"""What runs, and what keeps it running: the contract of an actor, and the runner of all of them."""
+"""The contract of an actor, the runner that owns all actors, and what they share."""

@@ -1,7 +1,7 @@
-"""Back-off: how long to wait after a failure, before the same is tried again.
+"""Back-off: how long to wait after a failure before the next try.
 
-Everything that tries again waits by this rule, each with bounds of its own. A loop around the call, and
-not a library's: theirs make objects that refer to each other at every call, failed or not, which only
+Every retry of the service waits by this rule, each with its own bounds, in a loop around the call.
+No library does it: at each call, failed or not, those make objects in reference cycles, which only
 the garbage collector frees.
 """
 
@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-# Beyond this the bound has long been reached; a power of thousands has no float.
+# By then every bound has been reached; 2.0 to the power of thousands is no float.
 DOUBLINGS_MAX: Final = 32
 
 
@@ -23,12 +23,12 @@ class Backoff:
     seconds_max: float
 
     def longest(self, failures: int) -> float:
-        """Return the longest pause after so many failures before this one."""
+        """Return the longest pause after a failure that so many others preceded."""
         return min(self.seconds_first * 2.0 ** min(failures, DOUBLINGS_MAX), self.seconds_max)
 
     def seconds(self, failures: int) -> float:
         """Return a random pause, of half to all of the longest.
 
-        Random, because those that failed together must not come back together.
+        Random: what failed together must not come back together.
         """
         return self.longest(failures) * random.uniform(0.5, 1)

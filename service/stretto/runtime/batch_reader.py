@@ -1,10 +1,11 @@
-"""BatchReader: answers questions of one kind to the database, many of them with one statement.
+"""BatchReader: asks the database questions of one kind, many of them with one statement.
 
-A read costs the loop several turns, however small it is. Where each request reads by itself over a
-few connections, a loop that lags by 80 ms gets ten reads a second done while the database is idle;
-writes go through in batches of a hundred. So reads go the same way: what has arrived while one
-statement was under way is the next. No question waits for a connection against a time-out, which
-would count our own lag. How many may wait is bounded, and more are rejected at once (load shedding).
+A read costs several turns of the loop, however small it is. If each request reads by itself over a
+few connections, a loop that lags by 80 ms does ten reads a second while the database is idle;
+writes, in batches of a hundred, go through. So reads are batched, too: the questions that arrive
+during one statement are the next. No question waits for a connection with a time-out, which would
+measure our own lag. The number of waiting questions is bounded, and more are rejected at once (load
+shedding).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
     Read = Callable[[Sequence[Message]], Awaitable[Sequence[Reply]]]
 
-# Batches that may wait: with the loop as it should be, a few hundredths of a second; with a database
-# that does not answer, what is told together when its connection is cut.
+# Batches that may wait: a few hundredths of a second of work for a healthy loop. If the database
+# does not answer, all of them get the error together when the connection is cut.
 WAITING_BATCHES_MAX: Final = 8
-# After a bug, which may be one question's own: the others wait meanwhile.
+# After a bug. Short: it may be due to one question, and the others wait meanwhile.
 READ_BACKOFF: Final = Backoff(0.02, 0.5)
 
 
@@ -42,7 +43,7 @@ class BatchReader(Actor, Generic[Message, Reply]):
         self._mailbox: Mailbox[Message, Reply] = Mailbox(WAITING_BATCHES_MAX * batch_max)
 
     async def ask(self, question: Message) -> Reply:
-        """Return the answer; raises `Overloaded` where too many wait, else what the read raises."""
+        """Return the answer; raises `Overloaded` if too many wait, else what the read raises."""
         return await self._mailbox.ask(question)
 
     async def run_once(self) -> int:
@@ -53,7 +54,7 @@ class BatchReader(Actor, Generic[Message, Reply]):
             await self._answer(batch)
         except StoreError as error:
             unanswered = error
-            # What waits would wait for the same connection, and be cut off one batch after the other.
+            # The waiting ones would use the same connection, and fail one batch after the other.
             batch += self._mailbox.take_queued()
         except Exception:
             unanswered = InternalError()
@@ -64,19 +65,19 @@ class BatchReader(Actor, Generic[Message, Reply]):
         return len(batch)
 
     def stop(self) -> None:
-        """Accept nothing more; what waits is answered with an error. Idempotent."""
+        """Accept no more questions; answer those that wait with an error. Idempotent."""
         super().stop()
         self._mailbox.close()
 
     async def _answer(self, batch: Sequence[Envelope[Message, Reply]]) -> None:
-        # Who has left meanwhile is not read for.
+        # A request that stopped waiting costs no read.
         waiting = [request for request in batch if not request.answered.done()]
         if not waiting:
             return
         try:
             replies = await self._read([request.message for request in waiting])
         except ReadCancelled as error:
-            # The server has given up on the statement: one slow question must not fail the others.
+            # The server cancelled the statement: one slow question must not fail the others.
             if len(waiting) == 1:
                 waiting[0].fail(error)
                 return

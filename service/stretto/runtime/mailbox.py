@@ -1,7 +1,8 @@
 """A bounded mailbox of typed messages, each of which is answered exactly once.
 
-Full means an error at once, for the sender. Whoever takes messages out answers every one, with a
-result or an error; what is still queued when the mailbox closes is answered with an error.
+If it is full, the sender gets an error at once. The actor that takes messages out answers every
+one, with a result or an error. What is still queued when the mailbox closes is answered with an
+error.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Envelope(Generic[Message, Reply]):
     def fail(self, error: Exception) -> None:
         """Answer the sender with an error, unless it was answered or has stopped waiting.
 
-        Without its traceback: that refers to the actor's frame, where the error and all senders are.
+        Without its traceback, which refers to the actor's frame: to the error and all senders.
         """
         if not self.answered.done():
             self.answered.set_exception(error.with_traceback(None))
@@ -76,12 +77,12 @@ class Mailbox(Generic[Message, Reply]):
         weigh: Callable[[Message], int] = _weightless,
         weight_max: int = 0,
     ) -> list[Envelope[Message, Reply]]:
-        """Wait for a message; return it with what else has come by then, in order.
+        """Wait for a message; return it and those queued behind it, in order.
 
-        At most `messages_max`, which together weigh no more than `weight_max`; the first may be
-        heavier than that.
+        At most `messages_max`, whose weights add up to at most `weight_max`; only the first message
+        may be heavier than that.
         """
-        # Others that share the work may have been faster since the wake-up.
+        # Another actor that shares the work may have taken the message since the wake-up.
         while not self._queue:
             self._arrived.clear()
             await self._arrived.wait()
@@ -95,13 +96,13 @@ class Mailbox(Generic[Message, Reply]):
         return batch
 
     def take_queued(self) -> list[Envelope[Message, Reply]]:
-        """Return all that is queued, without waiting."""
+        """Return all queued messages, without waiting."""
         queued = list(self._queue)
         self._queue.clear()
         return queued
 
     def close(self) -> None:
-        """Accept nothing more and answer all that is queued with `Overloaded`. Idempotent."""
+        """Accept no more messages; answer those queued with `Overloaded`. Idempotent."""
         self._closed = True
         for envelope in self.take_queued():
             envelope.fail(Overloaded.while_stopping())

@@ -1,10 +1,10 @@
 """Runner: owns the task of every actor of a process.
 
-It starts and stops them, waits between their turns, and starts those again that crash. It knows nothing
-of what they do.
+It starts and stops the actors, waits between their turns, and restarts those that crash. It knows
+nothing of what they do.
 
-Not an `asyncio.TaskGroup`: that cancels all of its tasks when one fails, and waits for them without a
-bound. Here a crash concerns its actor alone, and a stop ends in time.
+It is no `asyncio.TaskGroup`: that cancels all of its tasks when one fails, and waits for them
+without a bound. Here a crash affects its actor alone, and a stop is bounded in time.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     Report = Callable[[UpkeepTrouble | ActorCrashed | ActorRestarted], object]
     Wait = Callable[[asyncio.Event, float], Awaitable[bool]]
 
-# In a row, without a turn in between that came to its end: one request that meets a bug must not make
-# the process unready, a loop of crashes must.
+# In a row, without a completed turn in between: a request that meets a bug must not make the
+# process unready, a loop of crashes must.
 CRASHES_MAX: Final = 3
-# An actor that waits for work ends no turn. Without a crash for so long, it is taken to run: without that
-# a process that gets no requests because it is unready would never be ready again.
+# An actor that waits for work completes no turn, so after so long without a crash it counts as
+# running. Otherwise a process that gets no requests because it is unready would never be ready
+# again.
 STABLE_SECONDS: Final = 30.0
 
 
 async def wait_until(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for the event, at most so long; return whether it came."""
+    """Wait for the event, at most so long; return whether it was set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             return await event.wait()
@@ -45,7 +46,7 @@ async def wait_until(event: asyncio.Event, seconds: float) -> bool:
 
 
 class Run:
-    """One actor's turns, from its start to its end; waiting and clock are for tests."""
+    """One actor's turns, from its start to its end; tests replace `wait` and the clock."""
 
     def __init__(
         self,
@@ -60,13 +61,13 @@ class Run:
         self._clock_seconds = clock_seconds
         self._is_running = True
         self._failures = 0
-        """In a row, crashes among them."""
+        """In a row, crashes included."""
         self._crashes = 0
         self._crashed_at = 0.0
 
     @property
     def is_up(self) -> bool:
-        """Whether the actor runs: it is in a turn or rests, and is in no loop of crashes."""
+        """Whether the actor runs: it is in a turn or rests, and not in a loop of crashes."""
         if self._crashes < CRASHES_MAX:
             return self._is_running
         is_stable = self._clock_seconds() - self._crashed_at >= STABLE_SECONDS
@@ -79,21 +80,21 @@ class Run:
             if pace is not None and pace.rests_first:
                 await self._rest(pace)
             while not actor.is_stopping:
-                # Before the turn: a wake-up during it is about something newer than what it takes.
+                # Before the turn: a wake-up during it is for work that it may have missed.
                 actor.woken.clear()
                 try:
                     done = await actor.run_once()
                 except (KeyboardInterrupt, SystemExit):
-                    # For the process: a signal's handler raises it wherever the program is.
+                    # For the process: a signal's handler raises it anywhere.
                     raise
                 except BaseException as error:
                     if is_cancelled() or asyncio.current_task() is not task:
-                        # The last is a coroutine that is closed: its loop has gone.
+                        # Another task or none: the coroutine is being closed, its loop is gone.
                         if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
                             raise
-                        # A driver may raise errors of its own where it is cancelled.
+                        # A cancelled driver may raise an error of its own.
                         return
-                    # A cancellation is that of what it waited for, and not its own.
+                    # A `CancelledError` here is that of what the turn waited for.
                     await self._recover(error)
                 else:
                     self._failures = self._crashes = 0
@@ -109,7 +110,7 @@ class Run:
             await self._wait(self.actor.stopped, pace.gather_seconds)
 
     async def _recover(self, error: BaseException) -> None:
-        """Report what has ended a turn, and wait before the next one: wake-ups do not shorten that."""
+        """Report what ended a turn, then wait; wake-ups do not shorten this pause."""
         actor = self.actor
         seconds = actor.backoff.seconds(self._failures)
         self._failures += 1
@@ -127,7 +128,7 @@ class Run:
 
 
 class Runner:
-    """The actors of a process; use as `async with`, whose end stops those that still run."""
+    """The actors of a process; the end of `async with` stops those that still run."""
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class Runner:
         await self.stop(*self._runs)
 
     def start(self, actor: Actor, *, is_vital: bool = False) -> None:
-        """Run the actor until it is stopped; requests cannot be answered without a vital one."""
+        """Run the actor until it is stopped; without a vital actor, requests cannot be answered."""
         assert actor not in self._runs, f"{actor.name} runs already"
         run = Run(actor, self._report, self._wait, self._clock_seconds)
         task = asyncio.create_task(run.turns(), name=f"stretto {actor.name}")
@@ -157,11 +158,11 @@ class Runner:
             self._vital.add(actor.name)
 
     async def stop(self, *actors: Actor) -> None:
-        """Stop them side by side, in a bounded time; close those that never ran. Idempotent."""
+        """Stop actors concurrently, in a bounded time; close those that never ran. Idempotent."""
         for actor in actors:
             actor.stop()
         tasks = {self._runs[actor][1]: actor for actor in actors if actor in self._runs}
-        # Cancelled here, it leaves them to the runner's own end.
+        # If this is cancelled, the actors stay in `_runs`, and the runner's own end stops them.
         left = await _ended(tasks)
         for task, actor in tasks.items():
             error: BaseException | None = None
@@ -177,7 +178,7 @@ class Runner:
 
     @asynccontextmanager
     async def running(self, actor: Actor) -> AsyncIterator[None]:
-        """Run the actor for as long as the context lasts."""
+        """Run the actor while the context lasts."""
         self.start(actor)
         try:
             yield
@@ -186,7 +187,7 @@ class Runner:
 
     @property
     def up(self) -> Mapping[str, int]:
-        """How many actors of each name run; those that were stopped are not listed."""
+        """The number of running actors of each name, without those that were stopped."""
         up: Counter[str] = Counter()
         for actor, (run, _) in self._runs.items():
             up[actor.name] += run.is_up
@@ -200,7 +201,7 @@ class Runner:
 
 
 async def _ended(tasks: Mapping[asyncio.Task[None], Actor]) -> set[asyncio.Task[None]]:
-    """Wait until they have ended, those that take too long after a cancellation; return what is left."""
+    """Wait for the tasks to end; cancel those that take too long; return those that are left."""
     now = asyncio.get_running_loop().time
     cancel_at = {task: now() + actor.stop_seconds for task, actor in tasks.items()}
     give_up_at = max(cancel_at.values(), default=0.0) + CANCEL_SECONDS
@@ -216,6 +217,6 @@ async def _ended(tasks: Mapping[asyncio.Task[None], Actor]) -> set[asyncio.Task[
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
-    """Take what an actor raises that was left behind: it would be reported as forgotten."""
+    """Retrieve the error of a task that was left behind: asyncio would log it otherwise."""
     if not task.cancelled():
         task.exception()

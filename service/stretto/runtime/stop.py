@@ -1,8 +1,8 @@
-"""What signals have asked of this process so far: to drain, and to stop.
+"""Stop: what signals have asked of this process so far: to drain, and to stop.
 
-A load balancer notices that a process is going only by its health checks. So the first SIGTERM begins
-a drain: `/readyz` is red, and everything is served for a while longer. SIGINT comes from a person at a
-terminal, behind whom no load balancer waits: it skips the drain, and a second signal ends it.
+A load balancer learns only from health checks that a process is stopping. So the first SIGTERM
+begins a drain: `/readyz` is red, and everything is still served. SIGINT comes from a terminal,
+where there is no load balancer: it skips the drain. A second signal ends a drain.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from contextlib import suppress
 
 
 class Stop:
-    """Two steps, each taken once: `asked` comes first, `at_once` follows it."""
+    """Two steps, each taken once: `asked`, then `at_once`."""
 
     def __init__(self, drain_seconds: float) -> None:
         self.drain_seconds = drain_seconds
         self.asked = asyncio.Event()
-        """The process shall stop, after its drain."""
+        """The process must stop, after its drain."""
         self.at_once = asyncio.Event()
         """The drain is over, or skipped."""
 
     def take(self, number: signal.Signals) -> bool:
-        """Take the step that a signal asks for; return whether there was one left."""
+        """Take the step that a signal asks for; return whether one was left."""
         if self.at_once.is_set():
             return False
         if number is signal.SIGINT or self.asked.is_set():

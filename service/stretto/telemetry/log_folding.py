@@ -1,9 +1,9 @@
-"""Folds log events that repeat: one line a second for each kind, with how many events it stands for.
+"""Folds log events that repeat: one line a second for each kind, with the number of events.
 
-What goes wrong goes wrong for every request. A line for each would fill the disk that the database may
+A failure repeats with every request. A line for each would fill the disk that the database may
 need, and hide the one line that says something new. So the first event of a kind is logged at once.
-Those that come within a second after it are counted, and the last of them is logged for all. The
-kinds are few: the program names them, never a client.
+Those of the next second are counted, and the last of them is logged for all. The kinds are few: the
+program names them, never a client.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from structlog.typing import EventDict
 
 SECONDS_PER_LINE: Final = 1.0
-# What tells one kind of an event from another; all else may differ within a kind.
+# Fields that distinguish the kinds of an event; all others may differ within a kind.
 _KIND_FIELDS: Final = ("actor", "kind", "reason", "status", "worker")
-# Events that name a row happen once, and each of them is new.
+# An event that names a row happens once: each is new.
 _ROW_FIELDS: Final = frozenset({"event_id", "group_id"})
 
 
 @dataclass(slots=True)
 class _Window:
-    """A second in which an event of this kind was logged already."""
+    """A second in which an event of this kind has been logged."""
 
     log: logging.Logger
     level: str
     folded: int = 0
-    """Events that were counted instead of logged."""
+    """Events counted instead of logged."""
     event: EventDict | None = None
     """The last one of them."""
 
@@ -48,21 +48,21 @@ class _Window:
 
 
 class LogFolder:
-    """A processor of structlog's. Where no event loop runs that could end a second, it folds nothing."""
+    """A processor of structlog. Without an event loop, which ends seconds, it folds nothing."""
 
     def __init__(self) -> None:
-        # Each loop has its own timers. With a loop that is gone, its windows are gone.
+        # Each loop has its own timers; the windows of a loop go with it.
         self._windows: WeakKeyDictionary[
             asyncio.AbstractEventLoop, dict[tuple[object, ...], _Window]
         ] = WeakKeyDictionary()
 
     def __call__(self, log: logging.Logger, level: str, event: EventDict) -> EventDict:
-        """Pass an event on, or count it; raises `DropEvent` then."""
+        """Return an event, or count it and raise `DropEvent`."""
         loop = _running_loop()
         if loop is None or not _ROW_FIELDS.isdisjoint(event):
             return event
         if event.get("exc_info") is True:
-            # By the time at which it is logged, no exception is being handled any more.
+            # When it is logged, the exception is no longer being handled.
             event["exc_info"] = sys.exc_info()[1]
         kind = _kind(level, event)
         window = self._windows.setdefault(loop, {}).get(kind)
@@ -74,11 +74,11 @@ class LogFolder:
         raise DropEvent
 
     def flush(self) -> None:
-        """Log what was counted so far: a loop that ends would take it along."""
+        """Log what has been counted: the end of the loop would lose it."""
         windows = self._windows.pop(asyncio.get_running_loop(), {})
         for window in windows.values():
             window.write()
-        # Their timers still run.
+        # Their timers still run, and must find no window.
         windows.clear()
 
     def _open(

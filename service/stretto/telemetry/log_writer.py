@@ -1,9 +1,9 @@
-"""Writes log lines to stderr from a thread of its own, so that no reader of the log holds up the service.
+"""Writes log lines to stderr from its own thread: an unread log must not block the service.
 
-A log is often a pipe. Once its reader stops reading and the pipe is full, a write waits until the
-reader goes on. On the event loop everything else would wait with it: answers, health checks, the end.
-So lines are formatted where they arise, and wait in a bounded queue for the thread. What finds no room
-there is dropped and counted; a line says how many were, as soon as lines flow again.
+A log is often a pipe. If its reader stops and the pipe is full, a write blocks until the reader
+goes on. On the event loop, answers, health checks and the stop would block with it. So a line is
+formatted where it arises and waits in a bounded queue for the thread. A line that finds no room is
+dropped and counted; when lines flow again, one says how many were dropped.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from typing import TYPE_CHECKING, Final, TextIO
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Each kind of event logs one line a second at most: minutes of a bad time, and a few megabytes.
+# Each kind of event logs at most one line a second: this holds minutes of failures in a few
+# megabytes.
 LINES_MAX: Final = 1000
-# For what still waits when the process ends; a pipe that nobody reads holds up the end no longer.
+# The end of the process waits for queued lines, but no longer than this: the pipe may not be read.
 STOP_SECONDS: Final = 1.0
 
 
 class DroppedLines:
-    """How many lines of this process's log were dropped; used from any thread."""
+    """How many lines of this process's log were dropped. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.total = 0
         self.unreported = 0
-        """Those that no line has told of yet."""
+        """Dropped, and not reported by a line yet."""
 
     def count(self) -> None:
-        """Count one more."""
+        """Count a dropped line."""
         with self._lock:
             self.total += 1
             self.unreported += 1
 
     def note_reported(self, lines: int) -> None:
-        """Note that a line was written that tells of so many."""
+        """Note that a line has reported so many."""
         with self._lock:
             self.unreported -= lines
 
@@ -51,7 +52,7 @@ dropped_lines: Final = DroppedLines()
 
 
 class LogWriter(logging.Handler):
-    """A handler that never waits for its stream. A daemon thread writes: nothing waits for its end."""
+    """A handler that never waits for its stream: a daemon thread writes, which no exit awaits."""
 
     def __init__(
         self, stream: TextIO, dropped: DroppedLines = dropped_lines, lines_max: int = LINES_MAX
@@ -64,11 +65,11 @@ class LogWriter(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record's line, or drop it where there is no room."""
+        """Queue a record's line, or drop it if the queue is full."""
         try:
-            # Here, where the exception that it tells of is still the one that is handled.
+            # Here and not in the thread: the exception that it shows is still being handled.
             line = self.format(record)
-        except Exception:  # noqa: BLE001 what cannot be logged must not end what is logged
+        except Exception:  # noqa: BLE001 a record that cannot be logged must not end its caller
             self.handleError(record)
             return
         try:
@@ -77,7 +78,7 @@ class LogWriter(logging.Handler):
             self._dropped.count()
 
     def close(self) -> None:
-        """Wait a short while for what is queued; idempotent."""
+        """Wait for queued lines, at most `STOP_SECONDS`. Idempotent."""
         if self._thread.is_alive():
             ends_at = time.monotonic() + STOP_SECONDS
             with suppress(queue.Full):
@@ -94,11 +95,11 @@ class LogWriter(logging.Handler):
         self._report_dropped()
 
     def _write(self, line: str) -> bool:
-        """Write a line; return whether the stream has taken it."""
+        """Write a line; return whether the stream took it."""
         try:
             self._write_out(line + "\n")
         except OSError:
-            # Nobody will read it: the pipe is broken, or the disk is full.
+            # The pipe is broken, or the disk is full.
             return False
         return True
 
@@ -115,9 +116,10 @@ class LogWriter(logging.Handler):
 
 
 def _writer_to(stream: TextIO) -> Callable[[str], object]:
-    """Return what writes to a stream, past its buffer where it has a file descriptor.
+    """Return a function that writes to a stream, past its buffer if it has a file descriptor.
 
-    A thread that waits in the buffer holds its lock, on which the end of the process would wait.
+    A thread that blocks in the buffer holds its lock, and the end of the process would wait for
+    that.
     """
     try:
         descriptor = stream.fileno()
@@ -131,7 +133,7 @@ def _writer_to(stream: TextIO) -> Callable[[str], object]:
             try:
                 rest = rest[os.write(descriptor, rest) :]
             except BlockingIOError:
-                # Whoever shares it has made it so.
+                # Another process that shares the file has made it non-blocking.
                 select.select((), (descriptor,), ())
 
     return write
