@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import orjson
-import stamina.instrumentation
 import structlog
 
 from stretto.telemetry.log_folding import LogFolder
@@ -63,8 +62,6 @@ def _shown(value: object) -> object:
 @contextmanager
 def configured_logging(*, level: str, as_json: bool | None = None) -> Iterator[None]:
     """Log to stderr meanwhile: JSON lines, or coloured ones on a terminal."""
-    # Retries are reported as our own observations.
-    stamina.instrumentation.set_on_retry_hooks([])
     renderers: list[structlog.typing.Processor] = [
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     ]
