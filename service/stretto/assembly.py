@@ -9,7 +9,7 @@ of a host's pool, then the HTTP server. Stop, the other way round:
 3. commands are taken no more; those under way are settled and acknowledged (bounded);
 4. the hub sends its sessions away (1001) and waits until they have gone (bounded);
 5. the history reader stops; sessions that still ask are answered with an error;
-6. the creator refuses new requests and lets its flights land (bounded);
+6. the creator rejects new requests and lets its flights finish (bounded);
 7. the mailbox closes: what is still queued is answered with an error;
 8. the watch of a host's pool ends, and the writers give their connections back; a write that is still
    under way is cut off;

@@ -11,6 +11,7 @@ import pytest
 
 from stretto.assembly import open_component
 from stretto.creation.attempt import AnswerStatus
+from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings, GroupCreator
 from stretto.creation.writer import GroupWriter
 from stretto.domain import IdempotencyKey, NewGroup, UserId
@@ -173,7 +174,8 @@ async def test_one_creation_costs_two_round_trips(
         store = PostgresWriteStore(database, on_lost=lambda: None)
         # Connects, and has its statements planned, before anything is counted.
         await store.open()
-        writer = GroupWriter(mailbox, store, lambda _: None, batch_max=10)
+        breakers = OwnerBreakers(lambda _: None)
+        writer = GroupWriter(mailbox, store, lambda _: None, breakers=breakers, batch_max=10)
         creator = await stack.enter_async_context(
             GroupCreator(mailbox, PostgresAttemptStore(database), CreatorSettings(), lambda _: None)
         )

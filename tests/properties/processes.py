@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from properties.model import LEASE_SECONDS, Place, Wish
 from stretto.codec import created_document
+from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings, GroupCreator
 from stretto.creation.lookup import AttemptLookup
 from stretto.creation.writer import GroupWriter
@@ -74,7 +75,10 @@ class Process:
         self.creator = GroupCreator(mailbox, attempts, settings, self._observe)
         self.lookup = AttemptLookup(attempts, LEASE_SECONDS)
         self._store = SilentStore(database)
-        self._writer = GroupWriter(mailbox, self._store, self._observe, batch_max=10)
+        breakers = OwnerBreakers(self._observe)
+        self._writer = GroupWriter(
+            mailbox, self._store, self._observe, breakers=breakers, batch_max=10
+        )
         self._request: asyncio.Task[str] | None = None
         self._alarms: list[Observation] = []
         self.answers: dict[Wish, bytes] = {}

@@ -33,7 +33,7 @@ from properties.processes import Process
 from stretto.codec import created_document
 from stretto.creation import follower as follower_module
 from stretto.creation.attempt import decide
-from stretto.creation.outcomes import OutcomeMemory
+from stretto.creation.outcomes import document_for
 from stretto.domain import FINGERPRINT_BYTES, CreatedGroup, IdempotencyKey, UserId, group_id
 from stretto.errors import NotFound
 from stretto.postgres import attempts as attempts_module
@@ -282,15 +282,12 @@ def forget_that_a_group_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_whose_memory_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer from memory whoever asks with the key."""
-    recall = OutcomeMemory.recall
-
-    def recall_blindly(memory: OutcomeMemory, id_: bytes, fingerprint: bytes) -> bytes | None:
-        outcome = memory._outcome(id_)
-        if outcome is not None:
-            fingerprint = outcome[FINGERPRINT_BYTES : 2 * FINGERPRINT_BYTES]
-        return recall(memory, id_, fingerprint)
-
-    monkeypatch.setattr(OutcomeMemory, "recall", recall_blindly)
+    monkeypatch.setattr(
+        "stretto.creation.creator.document_for",
+        lambda success, _: document_for(
+            success, success[FINGERPRINT_BYTES : 2 * FINGERPRINT_BYTES]
+        ),
+    )
 
 
 @pytest.mark.parametrize(

@@ -186,8 +186,8 @@ def _determined() -> Iterator[None]:
     gc.set_threshold(GARBAGE_OBJECTS)
     try:
         with (
-            patch("stretto.creation.follower.uuid4", _ids),
-            patch("stretto.creation.follower.uuid7", _ids),
+            patch("stretto.creation.flight.uuid4", _ids),
+            patch("stretto.creation.flight.uuid7", _ids),
             patch("random.uniform", lambda low, _: low),
         ):
             yield

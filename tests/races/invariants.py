@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from stretto.codec import read_created
 from stretto.creation.attempt import AttemptStatus
 from stretto.creation.creator import Answer
+from stretto.creation.outcomes import document_for
 from stretto.domain import CreatedGroup, event_id, group_id
 from stretto.errors import AttemptFailed, Failure, KeyReused
 
@@ -130,7 +131,8 @@ def _judge_memory(rows: Tables, process: Process, key: str, body: NewGroup) -> N
 
 def _recalled(process: Process, id_: UUID, body: NewGroup) -> object:
     try:
-        document = process.creator._memory.recall(id_.bytes, body.fingerprint())
+        success = process.creator._memory.find(id_.bytes)
+        document = success and document_for(success, body.fingerprint())
     except AttemptFailed as failed:
         return failed.failure
     except KeyReused:

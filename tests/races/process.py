@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from races.stepped_loop import SteppedLoop
+from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings
 from stretto.observations import ActorCrashed, GuaranteeBroken
 from stretto.runtime.runner import Run
@@ -40,7 +41,10 @@ class Process:
             mailbox, MemoryAttemptStore(world.database), SETTINGS, self._observe
         )
         store = MemoryWriteStore(world.database, self.creator.forget)
-        writer = scenario.writer(mailbox, store, self._observe, batch_max=BATCH_MAX)
+        breakers = OwnerBreakers(self._observe)
+        writer = scenario.writer(
+            mailbox, store, self._observe, breakers=breakers, batch_max=BATCH_MAX
+        )
         self._tasks = [
             self.loop.run(self.creator.__aenter__()),
             self.loop.run(Run(writer, self._observe).turns()),

@@ -12,7 +12,7 @@ left, in a broken guarantee. What the guards are called elsewhere, and what they
 | the sorted batch | `GroupWriter.run_once` sorts by id |
 | one key per batch | `GroupCreator` has one flight per key, registered before it can run |
 | the primary key | of `chat_group` |
-| "unknown is not failed" | `GroupWriter` leads again with the same token and never fails it |
+| "unknown is not failed" | `BatchWriter` leads again with the same token and never fails it |
 | "held is not failed" | what another transaction holds is left to its request to follow |
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
 
 import pytest
 
@@ -27,11 +28,11 @@ from races import faults
 from races.explorer import AnomalyError, explore
 from races.scenario import OTHER, Request, Scenario
 from stretto.creation.attempt import Decision, Reclaim, Sighting, Wait, decide
+from stretto.creation.batch import BatchWriter
 from stretto.creation.creator import Answer, GroupCreator
 from stretto.creation.flight import Flight
 from stretto.creation.ports import SettledAsFailed
 from stretto.creation.writer import GroupWriter
-from stretto.domain import group_id
 from stretto.errors import OutcomeUnknown
 from stretto.runtime.mailbox import Envelope, Mailbox
 from support.memory_store.database import Guards
@@ -39,7 +40,7 @@ from support.memory_store.database import Guards
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stretto.domain import IdempotencyKey, NewGroup
+    from stretto.domain import NewGroup
 
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
@@ -65,17 +66,22 @@ class UnsortedMailbox(Mailbox[Message, Reply]):
 
 
 class CreatorWithoutFlights(GroupCreator):
-    """Lets every request take off by itself."""
+    """Starts a flight for every request."""
 
-    async def _answer(
-        self, key: IdempotencyKey, new_group: NewGroup, body_digest: bytes, wait_seconds: float
+    async def _create(
+        self,
+        id_: bytes,
+        known: bytes | None,
+        new_group: NewGroup,
+        body_digest: bytes,
+        wait_seconds: float,
     ) -> Answer:
-        id_ = group_id(new_group.owner, key)
-        flight = Flight(id_, new_group, new_group.fingerprint(), body_digest)
-        return await self._take_off(flight, wait_seconds)
+        flight = Flight(UUID(bytes=id_), new_group, new_group.fingerprint(), body_digest)
+        self._start(flight)
+        return Answer(await flight.wait(wait_seconds), flight.status)
 
 
-class HastyWriter(GroupWriter):
+class HastyBatches(BatchWriter):
     """Takes an unknown outcome for a failure."""
 
     async def _lead(self, batch: Sequence[Any]) -> int:
@@ -92,13 +98,29 @@ class HastyWriter(GroupWriter):
         return await super()._lead_persistently(batch, (), is_hasty=is_hasty)
 
 
-class BlindWriter(GroupWriter):
+class BlindBatches(BatchWriter):
     """Takes what another transaction holds for a failure."""
 
     async def _leave_out_locked(self, batch: Sequence[Any]) -> list[Any]:
         for request in batch:
             request.answer(SettledAsFailed(faults.VETO))
         return []
+
+
+class HastyWriter(GroupWriter):
+    """Writes such batches."""
+
+    def __init__(self, mailbox: Any, store: Any, observe: Any, **options: Any) -> None:
+        super().__init__(mailbox, store, observe, **options)
+        self._batches = HastyBatches(store, mailbox, options["breakers"], observe)
+
+
+class BlindWriter(GroupWriter):
+    """Writes such batches."""
+
+    def __init__(self, mailbox: Any, store: Any, observe: Any, **options: Any) -> None:
+        super().__init__(mailbox, store, observe, **options)
+        self._batches = BlindBatches(store, mailbox, options["breakers"], observe)
 
 
 LEASE_ENDS: Final = Scenario(requests=TWO_PROCESSES)

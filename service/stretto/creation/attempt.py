@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 class AttemptStatus(StrEnum):
     """Where an attempt stands."""
 
-    PENDING = "pending"  # claimed; its leader is writing, or has died
+    PENDING = "pending"  # claimed; its leader is writing, or is gone
     SUCCEEDED = "succeeded"  # committed together with its group
     FAILED = "failed"  # nothing was committed and nothing can be any more
 
 
 class AnswerStatus(StrEnum):
-    """How a successful answer came about; told as `Idempotency-Status`."""
+    """How a successful answer came about; sent as `Idempotency-Status`."""
 
     CREATED = "created"  # this request's own claim and write
     REPLAYED = "replayed"  # another request's write, from its settled attempt
@@ -89,12 +89,12 @@ class Heal:
 
     group: CreatedGroup
     contradicts_failed: bool
-    """The attempt says failed: G4 is broken, which must be loud."""
+    """The attempt says failed: G4 is broken, which raises the alarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The leader seems to live: look again later."""
+    """The leader may be alive: look again later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ Decision = Replay | Heal | Wait | Reclaim | Refuse | ReuseOfKey | ClaimAgain
 def decide(sighting: Sighting, fingerprint: bytes) -> Decision:
     """Return what a request with this fingerprint does about what it sees.
 
-    A group knows the fingerprint it was created with better than an attempt does, which may have
-    been claimed anew, after the first one was swept, by a request with another body.
+    The group's fingerprint counts before the attempt's: after the first attempt was swept, a request
+    with another body may have claimed the key again.
     """
     attempt, row = sighting.attempt, sighting.group
     owner_of_key = row or attempt

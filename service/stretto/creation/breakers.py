@@ -1,12 +1,12 @@
-"""OwnerBreakers: whose writes are not tried for a while, because they have cost others their time.
+"""OwnerBreakers: owners whose writes are paused, because they have cost others their time.
 
-A row of one tenant's that stays locked, or a hook that hangs for one tenant, costs each batch that has a
-write of that tenant a time-out, however often it is repeated. So failures are charged to their owner.
-An owner who has cost too much is paused: its requests are answered with the error that its last write
-met, before anything is claimed. After the pause one of them is a probe: tried alone, after the others.
-If that goes through, the owner is as any other; if not, the next pause is longer.
+A tenant's row that stays locked, or a hook that hangs for one tenant, costs a time-out in each batch
+that has a write of that tenant, however often it is repeated. So failures are charged to their owner.
+An owner who has cost too much is paused: its requests are answered with the error of its last write,
+before anything is claimed. After the pause one of them is a probe: tried alone, after the others. If the
+probe goes through, the owner shares batches again; if not, the next pause is longer.
 
-Shared by the writers of a process. Which failures are an owner's own is for the writer to say.
+Shared by the writers of a process. The writer decides which failures are an owner's own.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from stretto.domain import UserId
     from stretto.errors import StoreError
 
-# What one owner's failures may cost the batches of others at once; less than one lock time-out in haste,
+# What one owner's failures may cost the batches of others at once: less than one hasty lock time-out,
 # more than a few errors that the server gives at once.
 OWNER_SECONDS_MAX: Final = 0.2
-# A pause is so many times as long as what it follows has cost: the rest of the time is the others'.
+# A pause lasts so many times what it follows has cost: the rest of the time is left for the others.
 PAUSE_RATIO: Final = 10.0
 # Between probes that fail. A client that was asked to wait half a minute still has its user.
 PAUSE: Final = Backoff(1.0, 30.0)
-# After a probe that failed, no other owner is probed for so many times as long as it took: however many
-# are paused, most of the time is for those who are not.
+# After a probe that failed, no owner is probed for so many times as long as it took: however many owners
+# are paused, most of the time is left for the others.
 PROBE_RATIO: Final = 4.0
-# A paused owner who does not come back is forgotten so long after the pause.
+# A paused owner who sends nothing is forgotten this long after the pause.
 STALE_SECONDS: Final = 60.0
-# As many as many batches hold; each costs some 500 bytes.
+# As many as several batches hold; each costs some 500 bytes.
 OWNERS_MAX: Final = 4096
 
 
@@ -54,18 +54,18 @@ class _Breaker:
 
 
 class OwnerBreakers:
-    """Owners, for a bounded time and number; as a truth value, whether any is paused."""
+    """Owners, for a bounded time and number; true while any is paused."""
 
     def __init__(
         self,
-        observe: Observer = lambda _: None,
+        observe: Observer,
         clock_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._observe = observe
         self.clock_seconds = clock_seconds
         self._open: OrderedDict[UserId, _Breaker] = OrderedDict()
         self._costs: OrderedDict[UserId, tuple[float, float]] = OrderedDict()
-        """What failures have cost and is not forgiven yet, in seconds, and when that was so."""
+        """What failures have cost and is not forgiven yet, in seconds, and the time of that sum."""
         self._is_probing = False
         self._no_probe_before = 0.0
 
@@ -76,9 +76,9 @@ class OwnerBreakers:
         return owner in self._open
 
     def charge(self, write: Write, seconds: float, error: StoreError) -> None:
-        """Take note that failures of the write's owner have cost others so much; pause it for too much.
+        """Add to what failures of the write's owner have cost others; pause the owner for too much.
 
-        What was charged is forgiven over the time: `PAUSE_RATIO` seconds for each.
+        The sum is forgiven over time: one second of it every `PAUSE_RATIO` seconds.
         """
         now, owner = self.clock_seconds(), write.new_group.owner
         cost, at = self._costs.pop(owner, (0.0, now))
@@ -91,40 +91,40 @@ class OwnerBreakers:
         self._pause(write, cost, error)
 
     def error_of(self, owner: UserId) -> StoreError:
-        """Return the error that a paused owner is answered with; it says how long to wait."""
+        """Return the error that answers a paused owner; it says how long to wait."""
         breaker = self._open[owner]
         error = _copy(breaker.error)
         error.retry_after_seconds = max(1, math.ceil(breaker.until - self.clock_seconds()))
         return error
 
     def may_probe(self, owner: UserId) -> bool:
-        """Whether a write of the owner may be tried now: one at a time, over all writers."""
+        """Whether a write of the owner may be tried now: one probe at a time, over all writers."""
         earliest = max(self._open[owner].until, self._no_probe_before)
         return not self._is_probing and self.clock_seconds() >= earliest
 
     def begin_probe(self, owner: UserId) -> bool:
-        """Return whether the owner is probed now, by the caller and no other."""
+        """Begin a probe, if one may be tried now; return whether the caller has it."""
         if not self.may_probe(owner):
             return False
         self._is_probing = True
         return True
 
     def end_probe(self) -> None:
-        """Have others probed again, also where this one has shown nothing."""
+        """Allow the next probe, also after one that has shown nothing."""
         self._is_probing = False
 
     def keep(self, write: Write, seconds: float, error: StoreError) -> None:
-        """Pause the owner for longer: a probe has failed, and has taken so much."""
+        """Pause the owner for longer: a probe has failed after so many seconds."""
         self._no_probe_before = self.clock_seconds() + PROBE_RATIO * seconds
         self._pause(write, seconds, error)
 
     def close(self, owner: UserId) -> None:
-        """Have the owner share batches again."""
+        """End the pause: the owner shares batches again."""
         if self._open.pop(owner, None) is not None:
             self._observe(OwnerResumed())
 
     def drop_stale(self) -> None:
-        """Forget those whose pause has long been over."""
+        """Forget owners whose pause ended `STALE_SECONDS` ago."""
         now = self.clock_seconds()
         while self._open:
             owner, breaker = next(iter(self._open.items()))
@@ -145,5 +145,5 @@ class OwnerBreakers:
 
 
 def _copy(error: StoreError) -> StoreError:
-    """Return its kind and words, without traceback and cause: those refer to much else."""
+    """Return an error of the same type and text, without traceback and cause: those keep frames alive."""
     return type(error).__new__(type(error), *error.args)

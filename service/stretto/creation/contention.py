@@ -1,8 +1,8 @@
-"""ContendedKeys: which keys another transaction has held up a short while ago.
+"""ContendedKeys: the keys whose claims another transaction has held up a short while ago.
 
-A claim that meets an uncommitted one of its key waits for it, and all that share its statement wait
-with it. Such a claim may never end: its client may be gone without the server's knowing. So the key is
-kept out of the batches of others until it can be claimed again.
+A claim that meets an uncommitted claim of its key waits for it, and so does everything in its statement.
+The other claim may last for long: its client may be gone without the server's knowledge. So such a key
+stays out of shared batches until it can be claimed again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-# As many as many batches hold; each costs some 200 bytes.
+# As many as several batches hold; each costs some 200 bytes.
 KEYS_MAX: Final = 4096
 # As long as the server lets a transaction run (`TRANSACTION_SECONDS`), after which the key is free.
 KEY_SECONDS: Final = 30.0
@@ -35,12 +35,12 @@ class ContendedKeys:
         return len(self._until)
 
     def add(self, group_id: UUID) -> None:
-        """Keep the key apart from now on; the oldest goes where there are too many."""
+        """Keep the key apart from now on; beyond `KEYS_MAX` the oldest is dropped."""
         self._until.pop(group_id, None)
         self._until[group_id] = self._clock_seconds() + KEY_SECONDS
         if len(self._until) > KEYS_MAX:
             self._until.popitem(last=False)
 
     def discard(self, group_id: UUID) -> None:
-        """Have the key share statements again."""
+        """Let the key share statements again."""
         self._until.pop(group_id, None)

@@ -1,45 +1,30 @@
-"""A flight: one key on its way to an outcome in this process, and those who wait for it.
+"""A flight: one key on its way to an outcome in this process, and the requests that wait for it.
 
-It is registered before it takes off, so that no second one of its key does, and lands exactly once.
+It is registered before its write is handed in, so that a key has one flight at most. It finishes once.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
+
+from uuid_utils.compat import uuid4, uuid7
 
 from stretto.creation.attempt import AnswerStatus
+from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write
+from stretto.domain import CreatedGroup
 from stretto.errors import AttemptPending, StrettoError
 
 if TYPE_CHECKING:
-    import asyncio
     from uuid import UUID
 
+    from stretto.creation.ports import WriteResult
     from stretto.domain import NewGroup
+    from stretto.errors import Failure
 
-# What a client is told to wait: long enough for a write, short against its user's patience.
+# What a client is asked to wait: long enough for a write, short against its user's patience.
 RETRY_AFTER_SECONDS: Final = 1
-
-
-@dataclass(slots=True, eq=False)
-class Waiter:
-    """One request that waits for its document, until a deadline on the loop's clock."""
-
-    landed: asyncio.Future[bytes]
-    deadline: float
-
-    def give_up(self) -> None:
-        """Tell the waiter that the attempt is pending: its time is up."""
-        self.land(AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS))
-
-    def land(self, result: bytes | StrettoError) -> None:
-        """Answer the waiter, unless it has left."""
-        if self.landed.done():
-            return
-        if isinstance(result, StrettoError):
-            self.landed.set_exception(result)
-        else:
-            self.landed.set_result(result)
 
 
 @dataclass(slots=True)
@@ -50,26 +35,78 @@ class Flight:
     new_group: NewGroup
     fingerprint: bytes
     body_digest: bytes
-    """Of the request that took off."""
+    """Of the request that started the flight."""
     memory_epoch: int = 0
-    """Of the memory, when the request took off."""
-    waiters: dict[Waiter, None] = field(default_factory=dict)
-    """Those who still wait, in the order of their coming."""
+    """Of the memory, when the flight started."""
+    waiters: dict[asyncio.Future[bytes], float] = field(default_factory=dict)
+    """The requests that still wait, in the order of their arrival, each with its deadline."""
     status: AnswerStatus = AnswerStatus.REPLAYED
-    """How the outcome came about, for the request that took off."""
+    """How the outcome came about, for the request that started the flight."""
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether nobody waits any more."""
-        return all(waiter.landed.done() for waiter in self.waiters)
+        """Whether no request waits any more."""
+        return all(waiter.done() for waiter in self.waiters)
 
-    def land(self, result: bytes | StrettoError) -> None:
-        """Answer everybody who still waits."""
-        for waiter in self.waiters:
-            waiter.land(result)
+    def new_write(self, *, is_claimed: bool = False) -> Write:
+        """Return a write of the flight's group under a fresh token."""
+        return Write(
+            group_id=self.group_id,
+            claim_token=uuid4(),
+            conversation_id=uuid7(),
+            new_group=self.new_group,
+            fingerprint=self.fingerprint,
+            is_claimed=is_claimed,
+        )
+
+    def outcome_of(self, write: Write, result: WriteResult) -> CreatedGroup | Failure | None:
+        """Return what the write has settled; None where the attempt is another's: follow."""
+        match result:
+            case Led():
+                self.status = write.status
+                return CreatedGroup(write.group_id, write.conversation_id)
+            case SettledAsFailed(failure):
+                return failure
+            case NotLed():
+                return None
+            case _:
+                assert_never(result)
+
+    async def wait(self, deadline: float, until: float | None = None) -> bytes:
+        """Return the document; raises what the flight finishes with.
+
+        Raises `AttemptPending` at the deadline, on the loop's clock. The request that started the
+        flight may wait longer, `until` then, while its own write is under way.
+        """
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bytes] = loop.create_future()
+        self.waiters[waiter] = deadline
+        timer = loop.call_at(until or deadline, _give_up, waiter)
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            # An error would refer to itself by this frame, or by others that know the flight.
+            del self.waiters[waiter], waiter
 
     def release_impatient(self, now: float) -> None:
-        """Tell those whose time is up that the attempt is pending."""
+        """Answer those whose deadline has passed: the write under way is another's, not their own."""
+        for waiter, deadline in self.waiters.items():
+            if deadline <= now:
+                _give_up(waiter)
+
+    def finish(self, result: bytes | StrettoError) -> None:
+        """Answer every request that still waits; one that has left is among them for one more turn."""
         for waiter in self.waiters:
-            if waiter.deadline <= now:
-                waiter.give_up()
+            if waiter.done():
+                continue
+            if isinstance(result, StrettoError):
+                waiter.set_exception(result)
+            else:
+                waiter.set_result(result)
+
+
+def _give_up(waiter: asyncio.Future[bytes]) -> None:
+    """Answer a request whose time is over that its attempt is pending."""
+    if not waiter.done():
+        waiter.set_exception(AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS))

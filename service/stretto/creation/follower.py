@@ -1,7 +1,7 @@
 """Follower: pursues an attempt that a flight's own write has not settled, until something has.
 
-Another request leads it, has led it, or has left it behind. The decision is the pure `decide`; here
-it is carried out, in turns: look, decide, heal or wait or take over, and then write once more.
+Another request leads the attempt, has led it, or has left it behind. The pure `decide` says what to do;
+this carries it out in turns: look, then replay, heal, wait or take over; then write once more.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from typing import TYPE_CHECKING, Final, assert_never
-
-from uuid_utils.compat import uuid4, uuid7
 
 from stretto.creation.attempt import (
     AnswerStatus,
@@ -24,7 +22,7 @@ from stretto.creation.attempt import (
     decide,
 )
 from stretto.creation.flight import RETRY_AFTER_SECONDS
-from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write
+from stretto.creation.ports import Write
 from stretto.domain import CreatedGroup
 from stretto.errors import AttemptPending, Failure, KeyReused
 from stretto.observations import GuaranteeBroken
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from stretto.creation.flight import Flight
-    from stretto.creation.ports import AttemptStore, WriteResult, Writers
+    from stretto.creation.ports import AttemptStore, Writers
     from stretto.observations import Observer
 
 # Turns a flight may take: each ends in an outcome or in an attempt that vanished or was taken away.
@@ -44,7 +42,7 @@ POLL: Final = Backoff(0.005, 0.25)
 
 
 class Follower:
-    """Brings to an end what the first write of a flight has not."""
+    """Finds or brings about the outcome that a flight's first write has not."""
 
     def __init__(
         self,
@@ -62,7 +60,7 @@ class Follower:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Wait for nobody's attempt any longer; what has been handed to a writer goes on."""
+        """Stop waiting for attempts of others; a write that a writer has goes on."""
         self._is_stopping = True
 
     async def pursue(self, flight: Flight, write: Write) -> CreatedGroup | Failure:
@@ -72,14 +70,14 @@ class Follower:
         """
         for turn in range(TURNS_MAX):
             if turn:
-                # What took the attempt from us may go on doing so: a claim that another holds up
-                # must not come back with every batch of the writers.
+                # What took the attempt from us may do so again: a claim that another holds up must
+                # not come back with every batch of the writers.
                 await self._pause(POLL.seconds(turn))
             followed = await self._follow(flight, write)
             if not isinstance(followed, Write):
                 return followed
             write = followed
-            outcome = outcome_of(flight, write, await self._writers.ask(write))
+            outcome = flight.outcome_of(write, await self._writers.ask(write))
             if outcome is not None:
                 return outcome
         raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
@@ -87,14 +85,14 @@ class Follower:
     async def _follow(self, flight: Flight, own: Write) -> CreatedGroup | Failure | Write:
         """Return the outcome of an attempt that is not ours, or the write by which it becomes so.
 
-        `own` is the write we may have lost sight of: its token tells whether we led after all.
+        `own` is the write whose acknowledgement may have been lost: its token tells whether it led.
         """
         for looks in itertools.count():
             sighting = await self._attempts.look(flight.group_id, self._lease_seconds)
             match decide(sighting, flight.fingerprint):
                 case Replay(conversation_id, claim_token):
                     if claim_token == own.claim_token:
-                        flight.status = _status_of_own(own)
+                        flight.status = own.status
                     return CreatedGroup(flight.group_id, conversation_id)
                 case Heal(group, contradicts_failed):
                     if contradicts_failed:
@@ -104,7 +102,7 @@ class Follower:
                     flight.status = AnswerStatus.HEALED
                     return group
                 case Reclaim(seen):
-                    write = new_write(flight, is_claimed=True)
+                    write = flight.new_write(is_claimed=True)
                     if await self._attempts.reclaim(
                         flight.group_id, seen, write.claim_token, self._lease_seconds
                     ):
@@ -114,7 +112,7 @@ class Follower:
                 case ReuseOfKey():
                     raise KeyReused
                 case ClaimAgain():
-                    return new_write(flight)
+                    return flight.new_write()
                 case Wait():
                     pass
                 case decision:
@@ -125,33 +123,3 @@ class Follower:
                 raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
             await self._pause(POLL.seconds(looks))
         raise AssertionError  # the looks have no end
-
-
-def new_write(flight: Flight, *, is_claimed: bool = False) -> Write:
-    """Return a write of the flight's group under a fresh token."""
-    return Write(
-        group_id=flight.group_id,
-        claim_token=uuid4(),
-        conversation_id=uuid7(),
-        new_group=flight.new_group,
-        fingerprint=flight.fingerprint,
-        is_claimed=is_claimed,
-    )
-
-
-def outcome_of(flight: Flight, write: Write, result: WriteResult) -> CreatedGroup | Failure | None:
-    """Return what the write has settled; nothing where the attempt is another's: follow."""
-    match result:
-        case Led():
-            flight.status = _status_of_own(write)
-            return CreatedGroup(write.group_id, write.conversation_id)
-        case SettledAsFailed(failure):
-            return failure
-        case NotLed():
-            return None
-        case _:
-            assert_never(result)
-
-
-def _status_of_own(write: Write) -> AnswerStatus:
-    return AnswerStatus.RECOVERED if write.is_claimed else AnswerStatus.CREATED

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from stretto.domain import UserId
 
-# Owners beyond this many are forgotten, longest unseen first, which only gives them a full bucket.
+# Beyond this many, the owner unseen for longest is forgotten, which only gives it a full bucket.
 OWNERS_MAX = 10_000
 
 
@@ -30,7 +30,7 @@ class OwnerLimiter:
         self._buckets: OrderedDict[UserId, tuple[float, float]] = OrderedDict()
 
     def admit(self, owner: UserId) -> None:
-        """Take one token; raises `RateLimited` where there is none."""
+        """Take one token; raises `RateLimited` if there is none."""
         if not self._rate:
             return
         now = self._clock_seconds()

@@ -1,7 +1,7 @@
-"""AttemptLookup: tells an owner what became of an attempt, without taking part in it.
+"""AttemptLookup: reports what became of an attempt, without taking part in it.
 
 It settles a pending attempt whose group exists, as a follower does, and changes nothing else: it
-neither claims nor reclaims, and an attempt that was swept is reported from its group, not put back.
+neither claims nor reclaims. An attempt that was swept is reported from its group, and not restored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """What an attempt's owner is told; which other fields are set follows from the status."""
+    """An attempt as its owner sees it; the status decides which other fields are set."""
 
     status: AttemptStatus
     group_id: UUID
@@ -39,7 +39,7 @@ class AttemptReport:
     created_at: datetime | None
     """When the group was created, if there is one."""
     is_recorded: bool
-    """Whether the attempt itself is there; if not, all this is known from its group."""
+    """Whether the attempt has a row; if not, all this comes from its group."""
 
 
 class AttemptLookup:
@@ -66,7 +66,7 @@ class AttemptLookup:
     async def look_up(
         self, owner: UserId, key: IdempotencyKey, wait_seconds: float
     ) -> AttemptReport:
-        """Report on the attempt; a pending one is waited for as long as asked.
+        """Report on the attempt; wait up to `wait_seconds` for a pending one.
 
         Raises `NotFound` when neither the attempt nor its group exists, and `Unreachable`.
         """

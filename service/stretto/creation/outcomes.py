@@ -1,8 +1,8 @@
-"""Which attempts have succeeded, as far as this process has seen it: never asked of the database again.
+"""OutcomeMemory: the attempts that succeeded in this process, so that a replay needs no database.
 
-A group stays, whatever becomes of its attempt, so remembering a success is safe for as long as the
-database that has the group is the same; `forget()` is called whenever that may have changed. A failure
-is not remembered: it lasts as long as its attempt, which may be deleted behind this process's back.
+A group stays, whatever becomes of its attempt. So a success may be remembered for as long as the
+database behind the process is the same; `forget()` is called whenever that may have changed. A failure
+is not remembered: it lasts as long as its attempt, which another process may delete.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _DOCUMENT: Final = slice(2 * FINGERPRINT_BYTES, None)
 class OutcomeMemory:
     """The last successes by group id (its bytes).
 
-    Each is kept as one string of bytes: digest of its body, fingerprint, and the document that every
-    request of its key is answered with. Objects would be walked by each full garbage collection,
-    which stops the process for 100 ms at 50,000 of them.
+    Each is one string of bytes: the digest of its request's body, its fingerprint, and the document
+    that every request of its key is answered with. The garbage collector would walk objects: a full
+    collection then stops the process for 100 ms at 50,000 of them.
 
-    Bounded by two generations: when the young one is half of what may be remembered, it is the old
-    one, whose predecessor goes. Dropping the oldest entry of one dictionary each time has to step
-    over all that was dropped before it: 30 µs at 50,000 entries.
+    Two generations bound it. When the young one holds half of the maximum, it becomes the old one, and
+    the old one is dropped. One dictionary that drops its oldest entry each time would step over all
+    entries that were dropped before: 30 µs at 50,000 entries.
     """
 
     def __init__(self, outcomes_max: int) -> None:
@@ -41,7 +41,7 @@ class OutcomeMemory:
         self._young: _Generation = {}
         self._old: _Generation = {}
         self.epoch = 0
-        """Grows whenever all is forgotten: what began before must not be remembered after it."""
+        """Grows with every `forget`: an outcome of a flight that began before it is not remembered."""
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -51,24 +51,9 @@ class OutcomeMemory:
         yield from self._old.items()
         yield from self._young.items()
 
-    def recall_repeated(self, group_id: bytes, body: bytes) -> bytes | None:
-        """Return the document of the success whose request had this very body."""
-        outcome = self._outcome(group_id)
-        if outcome is not None and outcome.startswith(digest(body)):
-            return outcome[_DOCUMENT]
-        return None
-
-    def recall(self, group_id: bytes, fingerprint: bytes) -> bytes | None:
-        """Return the document that the attempt has succeeded with, if anything is known of it.
-
-        Raises `KeyReused` where it belongs to another request.
-        """
-        outcome = self._outcome(group_id)
-        if outcome is None:
-            return None
-        if not outcome.startswith(fingerprint, FINGERPRINT_BYTES):
-            raise KeyReused
-        return outcome[_DOCUMENT]
+    def find(self, group_id: bytes) -> bytes | None:
+        """Return the success of a key, if it is remembered; the two functions below read it."""
+        return self._young.get(group_id) or self._old.get(group_id)
 
     def remember(
         self, group_id: bytes, fingerprint: bytes, document: bytes, body_digest: bytes
@@ -79,10 +64,19 @@ class OutcomeMemory:
         self._young[group_id] = body_digest + fingerprint + document
 
     def forget(self) -> None:
-        """Know nothing any more."""
+        """Drop everything."""
         self._young.clear()
         self._old.clear()
         self.epoch += 1
 
-    def _outcome(self, group_id: bytes) -> bytes | None:
-        return self._young.get(group_id) or self._old.get(group_id)
+
+def document_of_repeat(success: bytes, body: bytes) -> bytes | None:
+    """Return the document of a success whose request had this very body."""
+    return success[_DOCUMENT] if success.startswith(digest(body)) else None
+
+
+def document_for(success: bytes, fingerprint: bytes) -> bytes:
+    """Return the document of a success; raises `KeyReused` where it belongs to another request."""
+    if not success.startswith(fingerprint, FINGERPRINT_BYTES):
+        raise KeyReused
+    return success[_DOCUMENT]

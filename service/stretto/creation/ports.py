@@ -1,8 +1,8 @@
-"""What creating a group needs from the world: stores and writers.
+"""What creating a group needs from other parts: stores and writers.
 
-A store's write ends in one of seven ways, and never in a guess: it returns (committed), or raises
-`Refused`, `Transient`, `LeftOver`, `HookError` or `Unreachable` (not committed), or `OutcomeUnknown`
-(nobody can know yet).
+A store's write ends in one of seven ways, and never in a guess. It returns: committed. It raises
+`Refused`, `Transient`, `LeftOver`, `HookError` or `Unreachable`: not committed. It raises
+`OutcomeUnknown`: not known yet.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from stretto.creation.attempt import AnswerStatus
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
+    from typing import TypeAlias
     from uuid import UUID
 
     from stretto.creation.attempt import Sighting
     from stretto.domain import Group, Member, NewGroup, UserId
     from stretto.errors import Failure
+    from stretto.runtime.mailbox import Envelope
+
+    WriteRequest: TypeAlias = Envelope["Write", "WriteResult"]
+    """A write in the writers' mailbox, and the future of its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,11 @@ class Write:
     fingerprint: bytes
     is_claimed: bool
     """Whether the attempt carries the token already, because it was reclaimed."""
+
+    @property
+    def status(self) -> AnswerStatus:
+        """How a group that this write creates came about."""
+        return AnswerStatus.RECOVERED if self.is_claimed else AnswerStatus.CREATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +74,18 @@ class WriteStore(Protocol):
     async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         """Write groups and settle their attempts in one commit; return the tokens that did.
 
-        A write whose token is not the attempt's, or whose attempt is not pending, writes nothing. In
-        haste, a lock is waited for only as long as other requests can bear.
+        A write whose token is not the attempt's, or whose attempt is not pending, writes nothing. With
+        `is_hasty`, a lock is waited for only as long as other requests can bear.
         """
 
     async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
-        """Return the tokens of those whose attempts carry them, pending, and are held by no other."""
+        """Return the tokens whose attempts carry them, are pending, and are locked by no other."""
 
     async def are_tables_locked(self) -> bool:
-        """Whether another holds, or waits for, a lock on a table that lets no group be written."""
+        """Whether another session holds or awaits a table lock that lets no group be written."""
 
     async def fail(self, write: Write, failure: Failure) -> bool:
-        """Settle as failed if the token is still the attempt's and no group exists."""
+        """Settle as failed if the attempt still carries the token and no group exists."""
 
     async def close(self) -> None:
         """Give the connection back. Idempotent."""
@@ -89,16 +101,16 @@ class AttemptStore(Protocol):
         """Read the attempt and the group of that id in one query."""
 
     async def heal(self, group_id: UUID) -> None:
-        """Settle the attempt as succeeded from the domain tables; a no-op where there is no group."""
+        """Settle the attempt as succeeded from the domain tables; does nothing without a group."""
 
     async def reclaim(
         self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
     ) -> bool:
-        """Put a new token in place of the seen one, if the lease is over and no writer holds it."""
+        """Replace the token that was seen, if the lease is over and no writer holds the row."""
 
 
 class Writers(Protocol):
-    """Where a request hands in its write."""
+    """Take the writes of requests."""
 
     def ask(self, message: Write) -> asyncio.Future[WriteResult]:
         """Queue the write; raises `Overloaded` at once where there is no room.
@@ -108,7 +120,7 @@ class Writers(Protocol):
 
 
 class BatchAttemptStore(AttemptStore, Protocol):
-    """A follower's statements, of which looking is shared."""
+    """A follower's statements; looks of many requests share one."""
 
     async def look_all(self, wanted: Sequence[tuple[UUID, float]]) -> Sequence[Sighting]:
         """Read attempts and groups of many ids, each with the lease of its attempt, in one query."""
@@ -125,9 +137,9 @@ class BatchGroupStore(Protocol):
     async def groups_of_member(
         self, wanted: Sequence[tuple[UserId, UUID | None, int]]
     ) -> Sequence[Sequence[Group]]:
-        """Return of each user up to so many groups, newest first, behind a conversation."""
+        """Return up to so many groups of each user, newest first, that follow a conversation."""
 
     async def members_of_group(
         self, wanted: Sequence[tuple[UUID, str | None, int]]
     ) -> Sequence[Sequence[Member]]:
-        """Return of each group up to so many members, in the order of their ids, behind a user."""
+        """Return up to so many members of each group, in the order of their ids, that follow a user."""

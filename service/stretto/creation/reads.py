@@ -1,7 +1,7 @@
 """Everything that requests read from the database, each kind through a `BatchReader` of its own.
 
-What a request asks for is one question; which questions share a statement is decided here. Nothing
-is remembered: an answer is read after its question was asked.
+Each request asks one question; this decides which questions share a statement. Nothing is cached: an
+answer is read after its question was asked.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from stretto.creation.ports import BatchAttemptStore, BatchGroupStore
     from stretto.domain import Group, Member, UserId
 
-# Rows by primary key, of which each takes some microseconds: as many as writes.
+# Rows by primary key, some microseconds each: as many as writes.
 ROWS_READ_MAX: Final = 128
-# A page has up to 200 rows, and counts up to 1,001 members of each: so many stay well below a
-# statement's time-out.
+# A page has up to 200 rows and counts up to 1,001 members of each: 16 stay well below a statement's
+# time-out.
 PAGES_READ_MAX: Final = 16
 
 
@@ -43,7 +43,7 @@ class AttemptReads:
     async def reclaim(
         self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
     ) -> bool:
-        """Put a new token in place of the seen one, if the lease is over and no writer holds it."""
+        """Replace the token that was seen, if the lease is over and no writer holds the row."""
         return await self._store.reclaim(group_id, seen, claim_token, lease_seconds)
 
 
@@ -68,13 +68,13 @@ class GroupReads:
     async def groups_of_member(
         self, user: UserId, after: UUID | None, limit: int
     ) -> Sequence[Group]:
-        """Return up to `limit` groups, newest first, behind the conversation `after`."""
+        """Return up to `limit` groups, newest first, that follow the conversation `after`."""
         return await self.lists.ask((user, after, limit))
 
     async def members_of_group(
         self, group_id: UUID, after: str | None, limit: int
     ) -> Sequence[Member]:
-        """Return up to `limit` members in the order of their ids, behind the user `after`."""
+        """Return up to `limit` members in the order of their ids, that follow the user `after`."""
         return await self.members.ask((group_id, after, limit))
 
 
@@ -94,7 +94,7 @@ class Reads:
 
     @property
     def readers(self) -> Sequence[BatchReader[Any, Any]]:
-        """What has to run."""
+        """The actors to run."""
         groups = self.groups
         return self.attempts.looks, groups.single, groups.lists, groups.members, self._pings
 
@@ -103,6 +103,6 @@ class Reads:
         await self._pings.ask(None)
 
     async def _answer_pings(self, questions: Sequence[None]) -> Sequence[None]:
-        """Ask once for all."""
+        """Check the database once for all who asked."""
         await self._ping_database()
         return questions

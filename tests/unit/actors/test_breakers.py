@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from stretto.creation.apart import APART_SECONDS_MAX
 from stretto.creation.breakers import (
     OWNER_SECONDS_MAX,
     OWNERS_MAX,
@@ -17,7 +18,7 @@ from stretto.creation.breakers import (
     OwnerBreakers,
 )
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
-from stretto.creation.writer import APART_SECONDS_MAX, GroupWriter
+from stretto.creation.writer import GroupWriter
 from stretto.domain import NewGroup, UserId
 from stretto.errors import Failure, HookError, Locked, Refused, StoreError, Transient, Unreachable
 from stretto.observations import Observation, OwnerPaused, OwnerResumed
@@ -286,7 +287,7 @@ async def test_a_database_that_goes_away_under_a_probe_ends_the_probe() -> None:
 def test_one_probe_at_a_time_over_all_writers() -> None:
     """Nor another owner's soon after one that failed: the time is for those who are not paused."""
     clock = Clock()
-    breakers = OwnerBreakers(clock_seconds=clock)
+    breakers = OwnerBreakers(lambda _: None, clock)
     for owner in (HOT, COLD):
         breakers.charge(write(owner, 1), 1.0, HookError("hang"))
     clock.now += PAUSE_RATIO
@@ -301,7 +302,7 @@ def test_one_probe_at_a_time_over_all_writers() -> None:
 
 def test_of_too_many_owners_the_oldest_goes() -> None:
     """Of those who are paused, and of those who have cost something."""
-    breakers = OwnerBreakers(clock_seconds=lambda: 0.0)
+    breakers = OwnerBreakers(lambda _: None, lambda: 0.0)
     for number in range(OWNERS_MAX + 1):
         for seconds in (OWNER_SECONDS_MAX * 2, OWNER_SECONDS_MAX / 2):
             owner = UserId(f"{seconds}-{number}")

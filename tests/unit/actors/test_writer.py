@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import pytest
 
+from stretto.creation.batch import TRIES_MAX
+from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
-from stretto.creation.writer import ROWS_MAX, ROWS_OF_GROUP, TRIES_MAX, GroupWriter
+from stretto.creation.writer import ROWS_MAX, ROWS_OF_GROUP, GroupWriter
 from stretto.domain import MEMBERS_MAX, NewGroup, UserId
 from stretto.errors import (
     Failure,
@@ -31,6 +33,8 @@ from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from stretto.observations import Observer
 
 FAILURE = Failure("full", "No more groups.")
 Call = tuple[str, list[int]]
@@ -88,13 +92,23 @@ class ScriptedStore:
             raise error
 
 
+def writer_of(
+    mailbox: Mailbox[Write, WriteResult],
+    store: ScriptedStore,
+    observe: Observer = lambda _: None,
+    **options: Any,
+) -> GroupWriter:
+    """Return a writer that shares its breakers with no other."""
+    return GroupWriter(mailbox, store, observe, breakers=OwnerBreakers(observe), **options)
+
+
 async def answers(
     store: ScriptedStore, *writes: Write, events: list[Observation] | None = None
 ) -> list[WriteResult | BaseException]:
     """Have one batch written; return what each asker got."""
     mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
     told = [] if events is None else events
-    writer = GroupWriter(mailbox, store, told.append, batch_max=100)
+    writer = writer_of(mailbox, store, told.append, batch_max=100)
     asked = [mailbox.ask(message) for message in writes]
     assert len(writes) == await writer.run_once()
     return await asyncio.gather(*asked, return_exceptions=True)
@@ -226,7 +240,7 @@ async def test_what_fails_slowly_is_not_tried_for_every_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rest stays pending: it would keep those in the mailbox waiting."""
-    monkeypatch.setattr("stretto.creation.writer.APART_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("stretto.creation.apart.APART_SECONDS_MAX", 0.0)
     lost = OutcomeUnknown("reset")
     store = ScriptedStore(lambda c: lost if c[0] == "lead" and 2 in c[1] else None)
     assert [Led(), lost, lost] == await answers(store, write(1), write(2), write(3))
@@ -304,7 +318,7 @@ async def test_a_locked_row_is_waited_for_only_while_that_keeps_no_other_waiting
     """The other's turn comes after one time-out; alone, the request has all its tries."""
     mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
     store = ScriptedStore(lambda c: error if c == ("lead", [1]) else None)
-    writer = GroupWriter(mailbox, store, lambda _: None, batch_max=1)
+    writer = writer_of(mailbox, store, batch_max=1)
     asked = mailbox.ask(write(1))
     for number in range(waiting):
         mailbox.ask(write(2 + number))
@@ -323,7 +337,7 @@ async def test_a_key_whose_claim_was_held_up_is_claimed_after_the_others() -> No
 
     mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
     store = ScriptedStore(trouble)
-    writer = GroupWriter(mailbox, store, lambda _: None, batch_max=10)
+    writer = writer_of(mailbox, store, batch_max=10)
     seen = []
     for numbers in ((1, 2), (1, 3), (1, 4), (1, 5)):
         asked = [mailbox.ask(write(number)) for number in numbers]
@@ -345,10 +359,10 @@ async def test_contended_keys_take_little_time_of_each_batch(
     """Those that have no turn follow, and come again."""
     store = ScriptedStore(lambda c: Locked("claim") if c[0] == "claim" and 1 in c[1] else None)
     mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
-    writer = GroupWriter(mailbox, store, lambda _: None, batch_max=10)
+    writer = writer_of(mailbox, store, batch_max=10)
     mailbox.ask(write(1))
     await writer.run_once()
-    monkeypatch.setattr("stretto.creation.writer.CONTENDED_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("stretto.creation.batch.CONTENDED_SECONDS_MAX", 0.0)
     asked = mailbox.ask(write(1))
     store.calls.clear()
     await writer.run_once()
@@ -360,7 +374,7 @@ async def test_a_batch_is_bounded_by_its_rows() -> None:
     members = [f"user{number}" for number in range(MEMBERS_MAX)]
     giant = NewGroup.parse(UserId("alice"), {"name": "Giant", "members": members})
     mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
-    writer = GroupWriter(mailbox, ScriptedStore(), lambda _: None, batch_max=100)
+    writer = writer_of(mailbox, ScriptedStore(), batch_max=100)
     rows = ROWS_OF_GROUP + MEMBERS_MAX
     together = ROWS_MAX // rows
     assert together > 1
@@ -393,7 +407,7 @@ async def test_a_stopped_writer_answers_what_it_held_and_closes_its_store() -> N
             return set()
 
     store = HangingStore()
-    writer = GroupWriter(mailbox, store, lambda _: None, batch_max=1)
+    writer = writer_of(mailbox, store, batch_max=1)
     task = asyncio.create_task(Run(writer, lambda _: None).turns())
     asked = mailbox.ask(write(1))
     await reached.wait()
@@ -417,7 +431,7 @@ async def test_a_bug_costs_its_batch_and_not_the_writer() -> None:
             return await super().lead(writes)
 
     store = BuggyStore()
-    writer = GroupWriter(mailbox, store, events.append, batch_max=1)
+    writer = writer_of(mailbox, store, events.append, batch_max=1)
     task = asyncio.create_task(Run(writer, events.append).turns())
     with pytest.raises(OutcomeUnknown):
         await mailbox.ask(write(1))
@@ -462,7 +476,7 @@ async def test_a_bug_that_every_request_meets_is_a_crash() -> None:
     """The runner then waits before the next turn, and readiness says so in the end."""
     mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
     store = ScriptedStore(_bug_of(1, 2))
-    writer = GroupWriter(mailbox, store, lambda _: None, batch_max=100)
+    writer = writer_of(mailbox, store, batch_max=100)
     asked = [mailbox.ask(write(number)) for number in (1, 2)]
     with pytest.raises(ZeroDivisionError):
         await writer.run_once()
@@ -476,10 +490,9 @@ async def test_only_a_batch_with_new_events_wakes_those_who_read_them() -> None:
     mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
     woken: list[str] = []
     store = ScriptedStore()
-    writer = GroupWriter(
+    writer = writer_of(
         mailbox,
         store,
-        lambda _: None,
         batch_max=10,
         wakes=[partial(woken.append, "relay"), partial(woken.append, "webhook")],
     )

@@ -17,6 +17,7 @@ import pytest
 
 from stretto.codec import parse_json
 from stretto.creation.attempt import AnswerStatus, AttemptStatus
+from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings, GroupCreator
 from stretto.creation.lookup import AttemptLookup
 from stretto.creation.writer import GroupWriter
@@ -81,7 +82,9 @@ class World:
         observe = self.events.append
         creator = GroupCreator(mailbox, self.attempts, settings, observe, self.pause)
         stored = store(self.database, creator.forget)
-        writer = GroupWriter(mailbox, stored, observe, batch_max=batch_max)
+        writer = GroupWriter(
+            mailbox, stored, observe, breakers=OwnerBreakers(observe), batch_max=batch_max
+        )
         turns = asyncio.create_task(Run(writer, observe).turns(), name="writer")
         try:
             async with creator:

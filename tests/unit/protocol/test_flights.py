@@ -12,7 +12,7 @@ import pytest
 
 from stretto.creation.attempt import AnswerStatus, Attempt, AttemptStatus, GroupRow, Sighting
 from stretto.creation.creator import Answer, CreatorSettings, GroupCreator
-from stretto.creation.flight import Waiter
+from stretto.creation.flight import Flight
 from stretto.creation.follower import POLL
 from stretto.creation.ports import Led, NotLed
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId
@@ -264,10 +264,13 @@ async def test_a_flight_goes_on_while_one_of_its_waiters_is_there(world: World) 
 
 async def test_a_waiter_that_has_left_is_passed_over() -> None:
     """It is still among the waiters in the turn of the loop in which it leaves."""
-    waiter = Waiter(asyncio.get_running_loop().create_future(), 0)
-    waiter.landed.cancel()
-    waiter.land(b"{}")
-    assert waiter.landed.cancelled()
+    flight = Flight(UUID(int=1), TEAM, TEAM.fingerprint(), b"")
+    waiter = asyncio.get_running_loop().create_future()
+    flight.waiters[waiter] = 0
+    waiter.cancel()
+    flight.finish(b"{}")
+    flight.release_impatient(1)
+    assert waiter.cancelled()
 
 
 async def test_followers_look_again_at_random_and_ever_more_rarely(world: World) -> None:
@@ -382,7 +385,7 @@ async def test_whatever_goes_wrong_is_told_to_everybody_who_waits(
     assert [told.code] * 4 == counted
 
 
-async def test_the_stop_ends_as_soon_as_the_last_flight_has_landed(world: World) -> None:
+async def test_the_stop_ends_as_soon_as_the_last_flight_has_finished(world: World) -> None:
     """However long it might take."""
     request = begin(world.creator)
     _, answered = await world.writers.take()

@@ -10,7 +10,7 @@ import pytest
 
 from stretto.creation.attempt import Sighting
 from stretto.creation.flight import Flight
-from stretto.creation.follower import POLL, TURNS_MAX, Follower, new_write
+from stretto.creation.follower import POLL, TURNS_MAX, Follower
 from stretto.creation.ports import NotLed, Write, WriteResult
 from stretto.domain import NewGroup, UserId
 from stretto.errors import AttemptPending
@@ -53,7 +53,7 @@ async def test_a_key_that_is_taken_away_again_and_again_comes_back_ever_later() 
     flight = Flight(UUID(int=1), new_group, new_group.fingerprint(), b"")
     follower = Follower(world, attempts, 5.0, lambda _: None, pause)
     with pytest.raises(AttemptPending):
-        await follower.pursue(flight, new_write(flight))
+        await follower.pursue(flight, flight.new_write())
     longest = [POLL.longest(turn) for turn in range(1, TURNS_MAX)]
     assert all(
         bound / 2 <= seconds <= bound for bound, seconds in zip(longest, pauses, strict=True)

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from stretto.creation.limiter import OWNERS_MAX, OwnerLimiter
-from stretto.creation.outcomes import OutcomeMemory
+from stretto.creation.outcomes import OutcomeMemory, document_for, document_of_repeat
 from stretto.domain import UserId, digest
 from stretto.errors import KeyReused, RateLimited
 
@@ -23,20 +23,23 @@ def test_an_outcome_answers_only_its_own_request() -> None:
     """Another body learns that the key is taken, and nothing else."""
     memory = OutcomeMemory(2)
     memory.remember(GROUP, OURS, CREATED, digest(BODY))
+    success = memory.find(GROUP)
+    assert success is not None
     # The digest of a body is no fingerprint, even where they are alike.
     for fingerprint in (ANOTHER, digest(BODY)):
         with pytest.raises(KeyReused):
-            memory.recall(GROUP, fingerprint)
-    assert memory.recall_repeated(GROUP, OTHER_BODY) is None
+            document_for(success, fingerprint)
+    assert document_of_repeat(success, OTHER_BODY) is None
 
 
 def test_what_is_recalled_is_what_was_remembered() -> None:
     """A success, as the same document."""
     memory = OutcomeMemory(2)
-    assert memory.recall(GROUP, OURS) is None
-    assert memory.recall_repeated(GROUP, BODY) is None
+    assert memory.find(GROUP) is None
     memory.remember(GROUP, OURS, CREATED, digest(BODY))
-    assert CREATED == memory.recall(GROUP, OURS) == memory.recall_repeated(GROUP, BODY)
+    success = memory.find(GROUP)
+    assert success is not None
+    assert CREATED == document_for(success, OURS) == document_of_repeat(success, BODY)
 
 
 def test_what_is_remembered_is_nothing_to_collect() -> None:
@@ -56,7 +59,7 @@ def test_the_oldest_outcomes_make_room() -> None:
     groups = [UUID(int=number).bytes for number in range(20)]
     for count, group in enumerate(groups, 1):
         memory.remember(group, OURS, CREATED, digest(BODY))
-        known = [each for each in groups[:count] if memory.recall(each, OURS)]
+        known = [each for each in groups[:count] if memory.find(each)]
         assert min(count, 4) <= len(known) <= 6
         assert groups[count - len(known) : count] == known == [id_ for id_, _ in memory]
         assert len(memory) == len(known)
@@ -69,7 +72,7 @@ def test_forgetting_forgets_all() -> None:
         memory.remember(UUID(int=number).bytes, OURS, CREATED, digest(BODY))
     memory.forget()
     assert not list(memory)
-    assert memory.recall(UUID(int=0).bytes, OURS) is None
+    assert memory.find(UUID(int=0).bytes) is None
 
 
 def test_a_limit_admits_a_burst_and_then_its_rate() -> None:

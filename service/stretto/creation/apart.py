@@ -1,0 +1,151 @@
+"""OneByOne: takes a batch apart that has failed together, so that no request fails its neighbours.
+
+Each request is written alone and answered with its own error. Failures that take time end this: no more
+is tried of an owner whose failures have taken too long, and after `APART_SECONDS_MAX` the rest is tried
+together once. What an owner's failures have cost is charged to that owner (`breakers.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from stretto.creation.breakers import OWNER_SECONDS_MAX, OwnerBreakers
+from stretto.errors import (
+    HookError,
+    Locked,
+    Misconfigured,
+    OutcomeUnknown,
+    StoreError,
+    Unreachable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from stretto.creation.ports import Write, WriteRequest, WriteResult
+    from stretto.domain import UserId
+    from stretto.runtime.mailbox import Mailbox
+
+Result = TypeVar("Result")
+
+# While requests are written alone, those in the mailbox wait. As long as a single write may take; a
+# request that the server refuses at once costs a few milliseconds.
+APART_SECONDS_MAX: Final = 5.0
+
+
+class _RowLocked(Locked):
+    """A row beside the attempts, such as a host's, was locked, and no table: others can be written.
+
+    Its name keeps it out of telemetry: it is reported as `Locked` (`observations.kind_of`).
+    """
+
+
+def is_away(error: StoreError) -> bool:
+    """Whether the database cannot be reached: every other request would meet the same."""
+    return isinstance(error, Unreachable) and not isinstance(error, Misconfigured)
+
+
+@dataclass(slots=True)
+class _Failing:
+    """An owner's failures in this batch."""
+
+    write: Write
+    error: StoreError
+    seconds: float = 0.0
+
+
+class OneByOne:
+    """The requests of one batch; use once."""
+
+    def __init__(
+        self,
+        batch: Sequence[WriteRequest],
+        mailbox: Mailbox[Write, WriteResult],
+        breakers: OwnerBreakers,
+        forget_bug: Callable[[Exception], Awaitable[None]],
+    ) -> None:
+        """Take what reports a bug and replaces the connection; the mailbox shows whether others wait."""
+        self._batch = batch
+        self._mailbox = mailbox
+        self._breakers = breakers
+        self._forget_bug = forget_bug
+        self._failing: dict[UserId, _Failing] = {}
+
+    async def write(
+        self,
+        step: Callable[[WriteRequest], Awaitable[Result]],
+        together: Callable[[Sequence[WriteRequest]], Awaitable[Result]],
+    ) -> list[Result]:
+        """Take a step for each request, and one together for those left after too long.
+
+        Raises what ends it before all had their turn: the database is away, the rest has failed as
+        well, or every request has met a bug.
+        """
+        results: list[Result] = []
+        clock_seconds, failing = self._breakers.clock_seconds, self._failing
+        started, bugs, is_late = clock_seconds(), 0, False
+        left = list(reversed(self._batch))
+        try:
+            while left and not is_late:
+                request, since = left.pop(), clock_seconds()
+                owner = request.message.new_group.owner
+                if owner in failing and failing[owner].seconds >= OWNER_SECONDS_MAX:
+                    request.fail(failing[owner].error)
+                    continue
+                try:
+                    results.append(await step(request))
+                    continue
+                except StoreError as error:
+                    self._fail(request, error, clock_seconds() - since)
+                    if is_away(error):
+                        raise
+                except Exception as error:
+                    bugs += 1
+                    if bugs == len(self._batch):
+                        raise
+                    await self._forget_bug(error)
+                    unknown = OutcomeUnknown("the writer has met a bug")
+                    self._fail(request, unknown, clock_seconds() - since)
+                is_late = clock_seconds() - started >= APART_SECONDS_MAX
+            rest = self._innocent(left)
+            try:
+                if rest:
+                    results.append(await together(rest))
+            finally:
+                self._charge(is_own=bool(results))
+        finally:
+            # Each error refers to this frame by its traceback.
+            failing.clear()
+        return results
+
+    def _fail(self, request: WriteRequest, error: StoreError, seconds: float) -> None:
+        """Answer a request that has failed alone, and note what it has cost its neighbours."""
+        request.fail(error)
+        owner = request.message.new_group.owner
+        failing = self._failing.setdefault(owner, _Failing(request.message, error))
+        failing.write, failing.error = request.message, error
+        failing.seconds += seconds
+
+    def _innocent(self, left: list[WriteRequest]) -> list[WriteRequest]:
+        """Answer the requests of owners who are failing with their error; return the others."""
+        rest = []
+        for request in reversed(left):
+            failing = self._failing.get(request.message.new_group.owner)
+            if failing is None:
+                rest.append(request)
+            else:
+                request.fail(failing.error)
+        return rest
+
+    def _charge(self, *, is_own: bool) -> None:
+        """Charge owners with what their failures have cost, where they had neighbours.
+
+        A lock on a row and a host's hook are the owner's own failures. So is any other error while
+        others get through.
+        """
+        has_neighbours = len({request.message.new_group.owner for request in self._batch}) > 1
+        if has_neighbours or len(self._mailbox):
+            for each in self._failing.values():
+                if is_own or isinstance(each.error, HookError | _RowLocked):
+                    self._breakers.charge(each.write, each.seconds, each.error)
