@@ -392,7 +392,6 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
     @asynccontextmanager
     async def open_service() -> AsyncIterator[Service]:
         metrics = Metrics()
-        queued_max = (options.get("settings") or ComponentSettings()).mailbox_max
 
         def observe(event: Observation) -> None:
             metrics.observe(event)
@@ -422,7 +421,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
                 component.hub,
                 component.history,
                 options.get("streams") or StreamSettings(),
-                LoadShedder(component.mailbox.__len__, queued_max, metrics.count_shed),
+                LoadShedder(component.mailbox, metrics.count_shed),
                 asyncio.Event(),
                 component.runner,
             )

@@ -50,7 +50,7 @@ class Mailbox(Generic[Message, Reply]):
     """Messages for any number of actors that share the work."""
 
     def __init__(self, messages_max: int) -> None:
-        self._messages_max = messages_max
+        self.messages_max = messages_max
         self._queue: deque[Envelope[Message, Reply]] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
@@ -62,7 +62,7 @@ class Mailbox(Generic[Message, Reply]):
         """Queue a message; raises `Overloaded` at once when the mailbox is full or closed."""
         if self._closed:
             raise Overloaded.while_stopping()
-        if len(self._queue) >= self._messages_max:
+        if len(self._queue) >= self.messages_max:
             raise Overloaded(retry_after_seconds=1)
         envelope: Envelope[Message, Reply] = Envelope(
             message, asyncio.get_running_loop().create_future()

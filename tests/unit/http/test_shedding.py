@@ -1,23 +1,25 @@
-"""What is shed at the door, and what is not."""
+"""Which creations are rejected before they are parsed, and which are not."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 from stretto.http.admission import ANSWERS_PER_TURN, PAUSE_SECONDS_MAX, LoadShedder
+from stretto.runtime.mailbox import Mailbox
 from support.waiting import until
 
 
 async def test_what_is_on_its_way_to_the_mailbox_takes_room_in_it() -> None:
     """A loop reads all that has arrived before it works for any of it."""
-    queued = [0]
-    shedder = LoadShedder(lambda: queued[0], 3, lambda: None)
+    mailbox: Mailbox[Any, Any] = Mailbox(3)
+    shedder = LoadShedder(mailbox, lambda: None)
     for _ in range(3):
         assert shedder.has_room()
         shedder.admit()
     assert not shedder.has_room()
-    queued[0] = 1
+    mailbox.ask("one")
     shedder.arrived()
     assert not shedder.has_room()
     # One that has arrived, but did not end up in the mailbox.
@@ -25,39 +27,37 @@ async def test_what_is_on_its_way_to_the_mailbox_takes_room_in_it() -> None:
     assert shedder.has_room()
 
 
-async def test_the_pause_grows_while_more_are_shed_than_let_in() -> None:
+async def test_the_pause_grows_while_more_are_shed_than_admitted() -> None:
     """It is judged when those who were told it are back; an overload that is over is forgotten."""
     now = [0.0]
-    queued = [0]
-    shedder = LoadShedder(lambda: queued[0], 10, lambda: None, lambda: now[0])
+    shedder = LoadShedder(Mailbox(10), lambda: None, lambda: now[0])
     told: list[bytes] = []
 
     class Client:
-        def tell(self, answer: bytes) -> None:
+        def send_rejection(self, answer: bytes) -> None:
             told.append(answer)
 
-    async def pause_after(seconds: float, let_in: int, kept_out: int) -> int:
+    async def pause_after(seconds: float, admitted: int, rejected: int) -> int:
         now[0] += seconds
-        queued[0] = 0
-        for _ in range(let_in):
+        for _ in range(admitted):
             assert shedder.has_room()
             shedder.admit()
             shedder.arrived()
-        for _ in range(kept_out):
-            shedder.shed(Client())
-        await until(lambda: len(told) >= kept_out)
+        for _ in range(rejected):
+            shedder.reject(Client())
+        await until(lambda: len(told) >= rejected)
         found = re.search(rb"\r\nRetry-After: (\d+)\r\n", told[-1])
         assert found is not None
         told.clear()
         return int(found[1])
 
     assert await pause_after(0, 0, 1) == 1
-    # Those of before are not back yet.
+    # The first ones are not back yet.
     assert await pause_after(0.9, 0, 50) == 1
     pauses = [await pause_after(seconds, 1, 50) for seconds in (0.1, 2, 4, 8, 16, 16)]
     assert [2, 4, 8, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX] == pauses
-    # As many as are let in may be shed; where it is less than half of them, the pause is shorter.
-    assert [16, 8] == [await pause_after(16, 50, kept_out) for kept_out in (40, 20)]
+    # As many as are admitted may be rejected; where it is less than half of them, the pause is shorter.
+    assert [16, 8] == [await pause_after(16, 50, rejected) for rejected in (40, 20)]
     assert await pause_after(8 + 8.1, 0, 50) == 1
 
 
@@ -67,13 +67,13 @@ async def test_everybody_who_is_shed_is_told_in_turns_that_leave_room_for_others
     counted: list[int] = []
 
     class Client:
-        def tell(self, answer: bytes) -> None:
+        def send_rejection(self, answer: bytes) -> None:
             assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
             told.append(1)
 
-    shedder = LoadShedder(lambda: 0, 0, lambda: counted.append(1))
+    shedder = LoadShedder(Mailbox(0), lambda: counted.append(1))
     for _ in range(2 * ANSWERS_PER_TURN + 1):
-        shedder.shed(Client())
+        shedder.reject(Client())
     turns = []
     while len(told) < len(counted):
         await asyncio.sleep(0)

@@ -119,7 +119,7 @@ class ClientConnection(FastPathConnection):
             return
         if self._is_rejected and self._service is not None:
             # Send the rejection now: answers keep the order of their requests.
-            self.tell(self._service.shedder.answer)
+            self.send_rejection(self._service.shedder.answer)
         request = self._plain_requests.read(data)
         if request is not None and request.begins != CREATION:
             request = None

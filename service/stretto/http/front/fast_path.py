@@ -60,7 +60,7 @@ class FastPathConnection(BoundedQueue):
         if self._is_admitted:
             self._end_admission()
 
-    def tell(self, answer: bytes) -> None:
+    def send_rejection(self, answer: bytes) -> None:
         """Send the answer to the rejected request."""
         if self._is_rejected:
             self._is_rejected = False
@@ -84,7 +84,7 @@ class FastPathConnection(BoundedQueue):
             return True
         if service.shedder.has_room():
             return False
-        service.shedder.shed(self)
+        service.shedder.reject(self)
         self._is_rejected = True
         return True
 
