@@ -1,7 +1,7 @@
-"""Requests and answers as documents, whatever carries them: HTTP or a message bus.
+"""Requests and answers as JSON documents, over HTTP or a message bus.
 
-Reads JSON strictly, and writes outcomes: a created group, or an error as a problem document
-(RFC 9457). The one place that knows which status a code has.
+Parses JSON strictly, and encodes outcomes: a created group, or an error as a problem document
+(RFC 9457). `STATUS` is the one table of the status that each code has.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _FIELDS: Final = (b'"name"', b'"description"', b'"members"')
 
 
 def created_document(group: CreatedGroup) -> bytes:
-    """Return what every success of a key answers, byte by byte: nothing in it varies."""
+    """Return the body of every success of a key: it is the same, byte by byte."""
     return orjson.dumps({"group_id": group.group_id, "conversation_id": group.conversation_id})
 
 
 def read_created(document: bytes) -> CreatedGroup:
-    """Return the group that such a document tells of."""
+    """Return the group that such a document names."""
     ids = orjson.loads(document)
     return CreatedGroup(UUID(ids["group_id"]), UUID(ids["conversation_id"]))
 
 
 def problem(error: StrettoError) -> dict[str, Any]:
-    """Return the document that tells an error."""
+    """Return an error as a problem document."""
     document: dict[str, Any] = {
         "type": TYPE_PREFIX + error.code,
         "title": error.code.replace("_", " ").capitalize(),
@@ -68,32 +68,32 @@ def problem(error: StrettoError) -> dict[str, Any]:
         "retry": error.retry,
     }
     if isinstance(error, RequestInvalid):
-        document["errors"] = [asdict(fault) for fault in error.errors]
+        document["errors"] = [asdict(each) for each in error.errors]
     if isinstance(error, AttemptFailed):
         document["failure"] = {"code": error.failure.code, "detail": error.failure.detail}
     return document
 
 
 def parse_json(body: bytes) -> object:
-    """Return a strict reading of JSON: no field twice, no lone surrogates. Raises `RequestInvalid`."""
+    """Parse JSON strictly: no field twice, no lone surrogates. Raises `RequestInvalid`."""
     try:
         document: object = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise RequestInvalid([FieldError("", f"is not JSON: {error}")]) from error
-    # The field that a parser keeps of two is anybody's guess. The exact check takes as long as the
-    # reading; a body that spells each known field once, without escapes, cannot have any twice
-    # (others are refused).
+    # Parsers differ in which of two equal fields they keep. The exact check takes as long as parsing.
+    # A body without escapes that has each known field once cannot have one twice; unknown fields are
+    # refused anyway.
     if b"\\" in body or max(map(body.count, _FIELDS)) > 1:
-        _refuse_twins(body, document)
+        _require_single_fields(body, document)
     return document
 
 
-def _refuse_twins(body: bytes, document: object) -> None:
-    """Raise `RequestInvalid` where the body has names that are not in its document.
+def _require_single_fields(body: bytes, document: object) -> None:
+    """Raise `RequestInvalid` where the body has a field twice.
 
-    Reading it again in Python would take fifty times as long as a creation, for a body of thousands
-    of small fields, before any of them is refused. Of two equal names the parser keeps one, and all
-    else as it is: the body then has more strings than its document.
+    Of two equal names the parser keeps one, and everything else: the body then has more strings than
+    its document. Parsing it again in Python, with a hook for pairs, would take fifty times as long as a
+    creation for a body of thousands of small fields.
     """
     try:
         kept = orjson.dumps(document)

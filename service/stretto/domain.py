@@ -1,7 +1,6 @@
-"""The words of the domain: who creates which group under which key.
+"""The domain: users, idempotency keys, groups, and the ids that follow from them.
 
-Input is parsed here, once, into frozen types; everything further inside takes them for granted.
-This module does no I/O.
+Input is parsed here, once, into frozen types; all other code relies on them. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ USER_ID_CHARACTERS_MAX: Final = 128
 KEY_CHARACTERS_MAX: Final = 255
 # RFC 7518, 3.2: an HS256 key has at least as many bits as the hash.
 TOKEN_SECRET_BYTES_MIN: Final = 32
-# 128 bits tell requests apart; whoever forges a collision only deceives himself.
+# 128 bits tell requests apart; a client that forges a collision harms only itself.
 FINGERPRINT_BYTES: Final = 16
 OWNERS_REMEMBERED_MAX: Final = 10_000
-# A body of a thousand wrong members is not answered with a thousand faults.
-FAULTS_TOLD_MAX: Final = 20
+# A body with a thousand invalid members is not answered with a thousand errors.
+FIELD_ERRORS_MAX: Final = 20
 _FIELDS: Final = frozenset({"name", "description", "members"})
 
-# The OpenAPI document has these rules as patterns of JSON Schema; a test compares them. Control
-# characters and lone surrogates have no place in what people read.
+# The OpenAPI document has these rules as patterns of JSON Schema; a test compares them. Names and
+# descriptions are shown to people: they have no control characters and no lone surrogates.
 #
-# What shows as nothing: spaces of all widths, of none, and line ends. A name needs something else.
+# Characters that show nothing: spaces of any width or none, and line ends. A name needs another one.
 _BLANKS: Final = r"\u0020\u00a0\u1680\u2000-\u200d\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
 _NOT_BLANK: Final = rf"(?=[{_BLANKS}]*[^{_BLANKS}])"
 
@@ -58,7 +57,7 @@ _DESCRIPTION = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]{
 class UserId(str):
     """A user as the token's `sub`: 1 to 128 printable ASCII characters, no blank at either end.
 
-    Two ids that look the same would be two users.
+    With blanks there, two users could have ids that look the same.
     """
 
     __slots__ = ()
@@ -101,10 +100,10 @@ class IdempotencyKey(str):
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A group that is wanted: what the request means, whatever its spelling.
+    """The group that a request asks for, however the request is spelled.
 
-    One that a host makes itself is read by the rules of a request: members in any order, each once,
-    without the owner. Raises `ValueError` for whatever a request could not ask for.
+    A host that makes one itself may pass members in any order, more than once, and the owner among
+    them. Raises `ValueError` for a group that no request could ask for.
     """
 
     owner: UserId
@@ -114,7 +113,7 @@ class NewGroup:
     """Sorted, each once, without the owner."""
 
     def __post_init__(self) -> None:
-        """Read what a host has handed in."""
+        """Parse what a host has passed, by the rules of a request."""
         members: object = self.members
         if isinstance(members, (tuple, set, frozenset)):
             members = list(members)
@@ -129,29 +128,29 @@ class NewGroup:
 
     @classmethod
     def parse(cls, owner: UserId, document: object) -> NewGroup:
-        """Read a request's document; raises `RequestInvalid` with every fault at once.
+        """Parse a request's document; raises `RequestInvalid` with all its errors at once.
 
         Raises `ValueError` for an owner that is no user id.
         """
         if not isinstance(document, dict):
             raise RequestInvalid([FieldError("", "must be an object")])
         unknown = (field for field in document if field not in _FIELDS)
-        # No more than are told: a body has room for tens of thousands.
+        # No more than are reported: a body has room for tens of thousands.
         errors = [
             FieldError(f"/{_escaped(field)}", "unknown field")
-            for field in islice(unknown, FAULTS_TOLD_MAX)
+            for field in islice(unknown, FIELD_ERRORS_MAX)
         ]
         name: object = document.get("name")
         description: object = document.get("description")
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            errors.append(FieldError("/name", _name_fault(document)))
+            errors.append(FieldError("/name", _name_error(document)))
         if description is not None and (
             not isinstance(description, str) or _DESCRIPTION.fullmatch(description) is None
         ):
             errors.append(FieldError("/description", _DESCRIPTION_RULE))
         members = _parse_members(document.get("members", []), errors)
         if errors:
-            raise RequestInvalid(errors[:FAULTS_TOLD_MAX])
+            raise RequestInvalid(errors[:FIELD_ERRORS_MAX])
         assert isinstance(name, str)
         assert description is None or isinstance(description, str)
         return cls._read(owner, name, description, tuple(sorted(members - {owner})))
@@ -160,7 +159,7 @@ class NewGroup:
     def _read(
         cls, owner: UserId, name: str, description: str | None, members: tuple[UserId, ...]
     ) -> NewGroup:
-        """Return a group that was read already; reading it again would double a request's cost."""
+        """Return a group from parsed values: parsing them again would double a request's cost."""
         group = object.__new__(cls)
         object.__setattr__(group, "owner", owner if isinstance(owner, UserId) else UserId(owner))
         object.__setattr__(group, "name", name)
@@ -169,14 +168,14 @@ class NewGroup:
         return group
 
     def fingerprint(self) -> bytes:
-        """Return a digest of the meaning: equal for every spelling of the same request."""
+        """Return a digest of the meaning: the same for every spelling of a request."""
         meaning = orjson.dumps((self.name, self.description, self.members))
         return digest(meaning)
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedGroup:
-    """A group that exists: what every successful answer names."""
+    """A committed group, as every successful answer names it."""
 
     group_id: UUID
     conversation_id: UUID
@@ -205,7 +204,7 @@ class Member:
 
 
 def digest(content: bytes) -> bytes:
-    """Return what tells contents apart, as long as a fingerprint."""
+    """Return a digest that tells contents apart, as long as a fingerprint."""
     return blake2b(content, digest_size=FINGERPRINT_BYTES).digest()
 
 
@@ -218,18 +217,18 @@ def group_id(owner: str, key: str) -> UUID:
 
 
 def group_id_bytes(owner: str, key: str) -> bytes:
-    """Return the same id as bytes: a UUID takes longer to make than all the rest of a replay's look-up."""
+    """Return the same id as bytes: making a UUID takes longer than the whole look-up of a replay."""
     return uuid_utils.uuid5(_namespace(owner), key).bytes
 
 
 @lru_cache(maxsize=OWNERS_REMEMBERED_MAX)
 def _namespace(owner: str) -> uuid_utils.UUID:
-    """Return the namespace of an owner's keys, which most owners use more than once."""
+    """Return the namespace of an owner's keys; most owners use it more than once."""
     return uuid_utils.UUID(bytes=uuid5(NAMESPACE, owner).bytes)
 
 
 def event_id(group: UUID) -> UUID:
-    """Return the one id that the group's `group.created` event has, however often it is sent."""
+    """Return the id of the group's `group.created` event, the same each time that it is sent."""
     return uuid5(group, "group.created")
 
 
@@ -242,7 +241,7 @@ _DESCRIPTION_RULE = (
 )
 
 
-def _name_fault(document: Mapping[str, object]) -> str:
+def _name_error(document: Mapping[str, object]) -> str:
     return _NAME_RULE if "name" in document else "is required"
 
 
@@ -253,8 +252,8 @@ def _parse_members(value: object, errors: list[FieldError]) -> set[UserId]:
     try:
         return set(map(UserId, value))
     except ValueError:
-        pass  # which ones are wrong is looked for only where some are
-    members = set()
+        pass  # look for the invalid ones only where there are some
+    members: set[UserId] = set()
     for position, member in enumerate(value):
         try:
             members.add(UserId(member))

@@ -234,7 +234,7 @@ async def test_the_documentation_loads_nothing_from_elsewhere(api: Api) -> None:
 async def test_a_parameter_that_stands_twice_is_refused(path: str, api: Api) -> None:
     """One of them would be passed over."""
     reply = await api.get(path, headers={"Accept": "text/event-stream"})
-    assert (400, "stands more than once") == (reply.status, reply.json["errors"][0]["detail"])
+    assert (400, "is given more than once") == (reply.status, reply.json["errors"][0]["detail"])
 
 
 async def test_bytes_that_are_no_text_are_no_key(api: Api) -> None:

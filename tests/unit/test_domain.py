@@ -8,7 +8,7 @@ import pytest
 
 from stretto.domain import (
     DESCRIPTION_CHARACTERS_MAX,
-    FAULTS_TOLD_MAX,
+    FIELD_ERRORS_MAX,
     KEY_CHARACTERS_MAX,
     MEMBERS_MAX,
     NAME_CHARACTERS_MAX,
@@ -216,7 +216,7 @@ def test_every_fault_is_told_where_it_is(expected: list[str], document: object) 
 def test_not_more_faults_are_told_than_help() -> None:
     """A thousand wrong members are not answered with a thousand faults."""
     document = {"name": "T", "members": [1] * MEMBERS_MAX}
-    assert len(pointers_of_faults(document)) == FAULTS_TOLD_MAX
+    assert len(pointers_of_faults(document)) == FIELD_ERRORS_MAX
 
 
 def test_a_missing_name_is_told_apart_from_a_wrong_one() -> None:

@@ -1,4 +1,4 @@
-"""Reads what requests carry, into parsed types: keys, waits, documents, pages."""
+"""Parses what requests carry: keys, waits, bodies, parameters of the query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 
 from stretto.codec import BODY_BYTES_MAX
 from stretto.creation.creator import WAIT_SECONDS_MAX
-from stretto.domain import FAULTS_TOLD_MAX, IdempotencyKey
+from stretto.domain import FIELD_ERRORS_MAX, IdempotencyKey
 from stretto.errors import (
     BodyTooLarge,
     FieldError,
@@ -34,7 +34,7 @@ PAGE_ITEMS_MAX: Final = 200
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
 _JSON_TYPE = re.compile(r"application/json\s*(?:;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
 
-# What aiohttp decompresses. Any other it passes on as it is, and so it does with one of several.
+# The encodings that aiohttp decompresses. It passes on any other as it is, and a body with several.
 _ENCODINGS: Final = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 
 
@@ -49,9 +49,9 @@ def read_key(headers: CIMultiDictProxy[str]) -> IdempotencyKey:
 
 
 def read_key_of_path(request: web.Request) -> IdempotencyKey:
-    """Return the key that a path ends with; raises `KeyInvalid`.
+    """Return the key at the end of a path; raises `KeyInvalid`.
 
-    Bytes that are no UTF-8 come from the router as they were written, "%FF", which may be a key.
+    The router leaves bytes that are not UTF-8 percent-encoded: "%FF" would pass for a key.
     """
     if not unquote_to_bytes(request.rel_url.raw_path.rpartition("/")[2]).isascii():
         raise KeyInvalid
@@ -59,9 +59,9 @@ def read_key_of_path(request: web.Request) -> IdempotencyKey:
 
 
 def read_wait_seconds(headers: CIMultiDictProxy[str], default_seconds: float) -> float:
-    """Return how long the client wants to wait (RFC 7240, 4.3), at most our maximum.
+    """Return how long the client wants to wait (RFC 7240, 4.3), at most `WAIT_SECONDS_MAX`.
 
-    A preference that cannot be read is none, as the RFC has it.
+    A preference that cannot be parsed is ignored, as the RFC demands.
     """
     if "Prefer" not in headers:
         return default_seconds
@@ -70,10 +70,10 @@ def read_wait_seconds(headers: CIMultiDictProxy[str], default_seconds: float) ->
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the body of a request that brings JSON.
+    """Return the body of a request with JSON.
 
-    It stays where `request.read()` finds it: a host's middleware may read it afterwards, or call the
-    handler again. Raises `UnsupportedMediaType`, `BodyTooLarge` (the bytes are counted as they come,
+    The body stays where `request.read()` finds it: a host's middleware may read it afterwards, or call
+    the handler again. Raises `UnsupportedMediaType`, `BodyTooLarge` (bytes are counted as they arrive,
     after decompression) or `RequestInvalid`.
     """
     media_type = request.headers.get(hdrs.CONTENT_TYPE, "")
@@ -87,10 +87,10 @@ async def read_body(request: web.Request) -> bytes:
     content = request.content
     try:
         if content.at_eof():
-            # It was read before, and kept; or there is none.
+            # It was read before and is kept, or there is none.
             body = await request.read()
         elif content.is_eof():
-            # It came with the headers, as most do: there is nothing to wait for.
+            # It came with the headers, as most do: nothing to wait for.
             body = content.read_nowait()
         else:
             body = await _read_arriving(content)
@@ -98,12 +98,12 @@ async def read_body(request: web.Request) -> bytes:
         raise RequestInvalid([FieldError("", BODY_UNREADABLE)]) from error
     if len(body) > BODY_BYTES_MAX:
         raise BodyTooLarge
-    request._read_bytes = body  # noqa: SLF001 where aiohttp keeps what it has read
+    request._read_bytes = body  # noqa: SLF001 where aiohttp keeps a body that was read
     return body
 
 
 async def _read_arriving(content: StreamReader) -> bytes:
-    """Return what arrives, up to one chunk more than is allowed."""
+    """Return a body as it arrives, up to one chunk beyond the maximum."""
     body = bytearray()
     async for chunk in content.iter_any():
         body += chunk
@@ -115,15 +115,15 @@ async def _read_arriving(content: StreamReader) -> bytes:
 def read_query(request: web.Request, *known: str) -> Mapping[str, str]:
     """Return the parameters of the query.
 
-    Raises `RequestInvalid` for those that the route does not know, and for those that stand twice:
-    one would be passed over, and the answer be another than the one that was asked for.
+    Raises `RequestInvalid` for a parameter that the route does not know, and for one that is given
+    twice: to ignore one of them would answer another question than the one that was asked.
     """
     query = request.query
-    faults = [ParameterError(name, "unknown parameter") for name in query if name not in known]
+    errors = [ParameterError(name, "unknown parameter") for name in query if name not in known]
     twice = [name for name in known if len(query.getall(name, ())) > 1]
-    faults += [ParameterError(name, "stands more than once") for name in twice]
-    if faults:
-        raise RequestInvalid(faults[:FAULTS_TOLD_MAX])
+    errors += [ParameterError(name, "is given more than once") for name in twice]
+    if errors:
+        raise RequestInvalid(errors[:FIELD_ERRORS_MAX])
     return query
 
 

@@ -1,4 +1,4 @@
-"""What every handler needs, and the wrapper that turns errors into problem documents."""
+"""What every handler needs, and the middleware that turns errors into problem documents."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# Paths that we do not know share one label: a scanner must not fill the registry. Methods that it
-# does not know the parser refuses.
+# Unknown paths share one label: a scanner must not fill the registry. The parser refuses unknown
+# methods.
 _NO_ROUTE: Final = "none"
 
 
@@ -57,7 +57,7 @@ class Service:
     streams: StreamSettings
     shedder: LoadShedder
     draining: asyncio.Event
-    """Set when the process is about to stop: `/readyz` is red, and connections end as they answer."""
+    """Set when the process will stop: `/readyz` is 503, and connections end with their next answer."""
     runner: Runner
 
 
@@ -65,7 +65,7 @@ SERVICE: Final = web.AppKey("stretto.service", Service)
 
 
 async def authenticate(request: web.Request) -> UserId:
-    """Return who asks; raises `Unauthenticated`."""
+    """Return the user whose token the request has; raises `Unauthenticated`."""
     fields = request.headers.getall(hdrs.AUTHORIZATION, [])
     authorization = fields[0] if len(fields) == 1 else None
     return await request.app[SERVICE].authenticator.owner(authorization)
@@ -85,7 +85,7 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
     route = request.match_info.route.resource
     label = route.canonical if route else _NO_ROUTE
     metrics = request.app[SERVICE].metrics
-    # A stream that is over has lasted as long as its session: that is no time to an answer.
+    # A stream lasts as long as its session: that is not the time of an answer.
     seconds = None if response.prepared else time.perf_counter() - started
     metrics.count_request(request.method, label, response.status, seconds)
     return response
@@ -108,10 +108,10 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         return problem_of_exception(exception)
     except asyncio.CancelledError:
         raise
-    except Exception as error:  # noqa: BLE001 the last resort: no client ever sees a bare error page
+    except Exception as error:  # noqa: BLE001 the last resort: no client sees a bare error page
         is_left = request.transport is None or request.transport.is_closing()
         if isinstance(error, ConnectionError) and is_left:
-            # This is counted, and never sent.
+            # Counted, and never sent.
             return problem_response(RequestInvalid([], "The client left before its answer."))
         logger.exception("request.crashed")
         return problem_response(InternalError())

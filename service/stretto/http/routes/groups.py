@@ -1,4 +1,4 @@
-"""Routes of groups: create one, read mine, read who is in one."""
+"""Routes of groups: create one, read one, list mine, list the members of one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from stretto.domain import Group, UserId
 
 
-_CURSOR_INVALID: Final = ParameterError("cursor", "is not one of ours")
-# Any user id that was ever taken: some of old begin or end with a blank.
+_CURSOR_INVALID: Final = ParameterError("cursor", "is not a cursor of this service")
+# Any user id that was ever accepted: some old ones begin or end with a blank.
 _MEMBER_CURSOR: Final = re.compile(rf"[ -~]{{1,{USER_ID_CHARACTERS_MAX}}}")
 
 
 async def create_group(request: web.Request) -> web.Response:
-    """`POST /v1/groups`: create the group, or tell which one this key has created."""
+    """`POST /v1/groups`: create the group, or return the one that this key has created."""
     owner = await authenticate(request)
     read_query(request)
     key = read_key(request.headers)
@@ -37,7 +37,7 @@ async def create_group(request: web.Request) -> web.Response:
         status=201,
         body=answer.document,
         content_type="application/json",
-        # Relative to this very path, so that it is right under a host's prefix as well.
+        # Built on the request's path, so that it is right under a host's prefix as well.
         headers=created_fields(request.path, answer),
     )
 
@@ -58,7 +58,7 @@ async def list_groups(request: web.Request) -> web.Response:
     after = None if cursor is None else _uuid(cursor)
     if cursor is not None and after is None:
         raise RequestInvalid([_CURSOR_INVALID])
-    # One more than asked tells whether there is a next page.
+    # One more than asked for shows whether there is a next page.
     groups = await request.app[SERVICE].reads.groups.groups_of_member(user, after, limit + 1)
     page = groups[:limit]
     has_more = len(groups) > limit
@@ -71,7 +71,7 @@ async def list_groups(request: web.Request) -> web.Response:
 
 
 async def list_members(request: web.Request) -> web.Response:
-    """`GET /v1/groups/{group_id}/members`: who takes part, for its members."""
+    """`GET /v1/groups/{group_id}/members`: the members of a group, for its members."""
     user = await authenticate(request)
     query = read_query(request, "limit", "cursor")
     limit = read_limit(query)
