@@ -1,20 +1,20 @@
 -- The tables of stretto: the one place that defines them.
 --
--- No schema is named here: the tables live in whichever one the connection's search_path puts first.
+-- No schema is named here: the tables are created in the first one of the connection's search_path.
 -- PostgreSQL 15 to 18. Domain rows (chat_group, conversation, conversation_member) are the truth;
 -- an attempt is metadata about a request and may be deleted at any time without harm.
 
--- attempt: the keyed record of one client's wish to create one group.
+-- attempt: the record of one owner's request, under one key, to create one group.
 --
 -- Its primary key is the id of the group it would create, which follows from owner and key: the
--- client's key itself is stored nowhere. The row is inserted pending by the claim and updated once,
--- when it is settled; half-filled pages keep that one update on the same page (HOT).
+-- client's key itself is stored nowhere. The claim inserts the row as pending, and settling updates
+-- it once; half-filled pages keep that update on the same page (HOT).
 CREATE TABLE attempt (
     group_id        uuid        PRIMARY KEY,
     owner_id        text        NOT NULL CHECK (char_length(owner_id) BETWEEN 1 AND 128),
-    -- What the request means; another fingerprint under the same key is another request.
+    -- Identifies what the request means: another fingerprint under the same key is another request.
     fingerprint     bytea       NOT NULL CHECK (octet_length(fingerprint) = 16),
-    -- Who may lead: a write that carries another token writes nothing.
+    -- Decides who may lead: a write that carries another token writes nothing.
     claim_token     uuid        NOT NULL,
     status          text        NOT NULL DEFAULT 'pending'
                                 CHECK (status IN ('pending', 'succeeded', 'failed')),
@@ -35,13 +35,14 @@ CREATE TABLE attempt (
         CHECK ((status = 'pending') = (settled_at IS NULL))
 ) WITH (
     fillfactor = 50,
-    -- Dead rows come from the sweeper in bulk; clean them up long before a fifth of the table.
+    -- The sweeper makes many dead rows at once; vacuum long before they are a fifth of the table.
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.02
 );
 
--- A settled attempt never changes again, whoever asks (G4). The condition is part of the trigger, so
--- the one regular update of a row does not even call the function.
+-- A settled attempt never changes again (G4): the database refuses it for every client. The
+-- condition is part of the trigger, so that the one regular update of a row does not call the
+-- function.
 CREATE FUNCTION refuse_change_of_settled_attempt() RETURNS trigger
     LANGUAGE plpgsql
 AS $$
@@ -57,8 +58,8 @@ CREATE TRIGGER attempt_settled_is_final
     WHEN (OLD.status <> 'pending')
     EXECUTE FUNCTION refuse_change_of_settled_attempt();
 
--- conversation: where messages go. Its id is a UUIDv7, so that a conversation's rows and its
--- messages lie together by age. next_offset numbers the messages of a host's chat backend.
+-- conversation: where messages go. Its id is a UUIDv7, which orders conversations and their
+-- messages by age. next_offset numbers the messages of a host's chat backend.
 CREATE TABLE conversation (
     conversation_id uuid        PRIMARY KEY,
     kind            text        NOT NULL DEFAULT 'group' CHECK (kind IN ('group', 'direct')),
@@ -66,21 +67,21 @@ CREATE TABLE conversation (
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- chat_group: a named conversation. The primary key is what enforces "at most one group per owner and
--- key" (G1), whatever happens to the attempts: the id follows from both.
+-- chat_group: a named conversation. The primary key enforces "at most one group per owner and key"
+-- (G1), whatever happens to the attempts: the id follows from both.
 CREATE TABLE chat_group (
     group_id        uuid        PRIMARY KEY,
     owner_id        text        NOT NULL CHECK (char_length(owner_id) BETWEEN 1 AND 128),
     name            text        NOT NULL CHECK (char_length(name) BETWEEN 1 AND 64),
     description     text        CHECK (char_length(description) <= 1024),
-    -- The creating request's meaning, kept as long as the group: another body under the same key is
-    -- still told apart when the attempt has been swept.
+    -- Of the request that created the group, and kept as long: another body under the same key is
+    -- still recognised when the attempt has been swept.
     fingerprint     bytea       NOT NULL CHECK (octet_length(fingerprint) = 16),
     conversation_id uuid        NOT NULL UNIQUE REFERENCES conversation ON DELETE CASCADE,
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- conversation_member: who takes part. The owner is always a member.
+-- conversation_member: the members of a conversation. The owner is always one.
 CREATE TABLE conversation_member (
     conversation_id uuid        NOT NULL REFERENCES conversation ON DELETE CASCADE,
     user_id         text        NOT NULL CHECK (char_length(user_id) BETWEEN 1 AND 128),
@@ -92,8 +93,9 @@ CREATE TABLE conversation_member (
 -- "My groups, newest first": conversation ids grow with time.
 CREATE INDEX conversation_member_by_user ON conversation_member (user_id, conversation_id);
 
--- outbox: events that were committed together with what they tell of (G8). An event waits here until
--- the relay has handed it to the bus, and is kept for a while after that, as history.
+-- outbox: events that were committed together with the rows that they report (G8). An event waits
+-- here until the relay has published it to the bus, and is kept as history until its retention
+-- ends.
 CREATE TABLE outbox (
     -- Follows from the group's id: however often an event is sent, it has one id.
     event_id     uuid        PRIMARY KEY,
@@ -102,63 +104,67 @@ CREATE TABLE outbox (
     recipients   text[]      NOT NULL CHECK (cardinality(recipients) BETWEEN 1 AND 1001),
     payload      json        NOT NULL,
     created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- The writing transaction: a place in history that, unlike a sequence, cannot be passed unseen,
-    -- since everything below the oldest running transaction is either here or never will be.
+    -- The writing transaction. Unlike with a sequence, no reader can pass a row that is not
+    -- committed yet: everything below the oldest running transaction is either here or never will
+    -- be.
     position     xid8        NOT NULL DEFAULT pg_current_xact_id(),
-    -- When a relay may take it next: taking moves it on by the lease, a failure by the back-off.
+    -- When a relay may take it next: taking postpones it by the lease, a failure by the back-off.
     due_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     tries        integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
-    delivered_at timestamptz,
-    -- Why it is not tried any more: a dead letter, until an operator has it replayed.
+    published_at timestamptz,
+    -- Why it is a dead letter, which is not tried again until an operator retries it.
     dead_reason  text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
 
-    CONSTRAINT outbox_delivered_is_not_dead CHECK (delivered_at IS NULL OR dead_reason IS NULL)
+    CONSTRAINT outbox_published_is_not_dead CHECK (published_at IS NULL OR dead_reason IS NULL)
 ) WITH (
-    -- Every event is taken once: half a page keeps that update on the same page (HOT).
+    -- Every event is taken once: half-filled pages keep that update on the same page (HOT).
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.02
 );
 
--- What is still to be handed over, and nothing else: as small as the relay's backlog. Its first entry
--- is where to resume; due_at is left out, so that taking an event is a HOT update.
-CREATE INDEX outbox_waiting ON outbox (position) WHERE delivered_at IS NULL AND dead_reason IS NULL;
+-- The events that are not published yet: as small as the relay's backlog. Its first entry is the
+-- position to resume from; due_at is left out, so that taking an event is a HOT update.
+CREATE INDEX outbox_waiting ON outbox (position) WHERE published_at IS NULL AND dead_reason IS NULL;
 
 -- History is read from a position on.
 CREATE INDEX outbox_by_position ON outbox (position);
 
--- history_start: from which position on no event was swept; its one row is moved on by the sweeper,
--- together with what it deletes. Who wants to resume before it is told so.
+-- history_start: the position from which on no event was swept. The sweeper moves its one row
+-- forward in the transaction that deletes events. A session that asks for an older position is
+-- refused.
 CREATE TABLE history_start (
     is_only  boolean PRIMARY KEY DEFAULT true CHECK (is_only),
     position xid8    NOT NULL DEFAULT '0'
 );
 INSERT INTO history_start DEFAULT VALUES;
 
--- webhook: how far the endpoint of the configuration has come in the outbox, and whether it may be
--- called. Its one row is made by the first process that has the setting.
+-- webhook: up to where the configured endpoint's events are enrolled, and whether it may be called.
+-- The first process that has the setting inserts its one row.
 CREATE TABLE webhook (
     is_only      boolean     PRIMARY KEY DEFAULT true CHECK (is_only),
-    -- Whatever this snapshot could see is enrolled: it has come, waits in webhook_delivery, or is dead
-    -- there. Unlike a position, it knows which transactions were still running, and waits for none.
+    -- Events that this snapshot sees are enrolled: delivered, or waiting in webhook_delivery, or
+    -- dead letters there. Unlike a position, a snapshot lists the transactions that were still
+    -- running, and waits for none.
     seen         pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
-    -- When a process has last looked after it: one that nobody serves any more keeps no event.
+    -- When a process has last served it: a webhook that no process serves keeps no event from a
+    -- sweep.
     served_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- The endpoint has asked for a pause until then.
+    -- The end of a pause that the endpoint has asked for.
     paused_until timestamptz NOT NULL DEFAULT '-infinity',
-    -- Since when it wants nothing any more (410), until an operator enables it.
+    -- When it asked for no more events (410); it stays disabled until an operator enables it.
     disabled_at  timestamptz
 );
 
--- webhook_delivery: events that the endpoint still has to get, and those it could not be given. What
--- has come has no row. No foreign key: it would lock, and slow down, the outbox.
+-- webhook_delivery: events that the endpoint still has to get, and dead letters. A delivered event
+-- has no row. No foreign key: it would lock, and slow down, the outbox.
 CREATE TABLE webhook_delivery (
     event_id    uuid        PRIMARY KEY,
     -- When it may be taken next, as in the outbox.
     due_at      timestamptz NOT NULL,
     tries       integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
     dead_reason text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
-    -- When its event was committed: the oldest of them is how far the endpoint is behind.
+    -- When its event was committed: the oldest row shows how far the endpoint is behind.
     owed_since  timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (
     fillfactor = 70,
@@ -170,7 +176,7 @@ CREATE INDEX webhook_delivery_due ON webhook_delivery (due_at) WHERE dead_reason
 
 CREATE INDEX webhook_delivery_owed ON webhook_delivery (owed_since) WHERE dead_reason IS NULL;
 
--- inbox: messages a consumer has already dealt with, recorded in the consumer's own transaction.
+-- inbox: messages that a consumer has processed, recorded in the consumer's own transaction.
 CREATE TABLE inbox (
     consumer    text        NOT NULL CHECK (char_length(consumer) BETWEEN 1 AND 128),
     message_id  uuid        NOT NULL,
@@ -178,8 +184,8 @@ CREATE TABLE inbox (
     PRIMARY KEY (consumer, message_id)
 );
 
--- schema_version: which numbered change of the schema this database has, and the checksum of the
--- file that made it.
+-- schema_version: which numbered versions of the schema this database has, and the checksums of the
+-- files that made them.
 CREATE TABLE schema_version (
     number     integer     PRIMARY KEY,
     checksum   text        NOT NULL,

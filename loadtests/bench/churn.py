@@ -81,7 +81,7 @@ async def _sweep(dsn: str, keep_seconds: float) -> None:
     async with Database(dsn) as database:
         while True:
             now = datetime.now(UTC) + ahead
-            await sweep(database.tending, Retention(1, 1), now, lambda *_: None)
+            await sweep(database.upkeep, Retention(1, 1), now, lambda *_: None)
             await asyncio.sleep(PAUSE_SECONDS)
 
 

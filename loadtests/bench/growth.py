@@ -58,7 +58,7 @@ _FILL = """
         FROM made, unnest($3::text[]) AS user_id
     ), new_event AS (
         INSERT INTO outbox (event_id, event_type, subject, recipients, payload, created_at,
-                            delivered_at)
+                            published_at)
         SELECT group_id, 'group.created', group_id, $3,
                '{"members_count": 4, "name": "Team standup", "owner_id": "user-1"}', made_at,
                made_at
@@ -150,7 +150,7 @@ async def _old_rows(connection: Connection) -> int:
     """Count the rows that the sweep must delete."""
     rows: int = await connection.fetchval(
         """SELECT (SELECT count(*) FROM attempt WHERE settled_at < now() - interval '30 days')
-                + (SELECT count(*) FROM outbox WHERE delivered_at < now() - interval '30 days')"""
+                + (SELECT count(*) FROM outbox WHERE published_at < now() - interval '30 days')"""
     )
     return rows
 

@@ -30,9 +30,9 @@ from uuid_utils.compat import uuid4, uuid7
 from stretto.creation.ports import Write
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.http.tokens.authenticator import make_token
-from stretto.postgres.attempts import PostgresWriteStore
 from stretto.postgres.connections import Database
 from stretto.postgres.migrate import migrate
+from stretto.postgres.writes import PostgresWriteStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

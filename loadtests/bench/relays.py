@@ -72,7 +72,7 @@ async def _emptied(bench: Bench, bus: EventBus) -> Measure:
             times_ms.append((ended - begun) * 1e3)
             begun = ended
         waiting = await connection.fetchval(
-            "SELECT count(*) FROM outbox WHERE delivered_at IS NULL"
+            "SELECT count(*) FROM outbox WHERE published_at IS NULL"
         )
         if waiting:
             message = f"{waiting} events were not relayed"

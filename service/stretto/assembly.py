@@ -67,15 +67,15 @@ from stretto.http.service import Service
 from stretto.http.tokens.authenticator import Authenticator, TokenSettings
 from stretto.nats.opening import Bus, make_nats
 from stretto.observations import ConnectionLost, Observation
-from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
+from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.connections import Database
 from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.history import PostgresHistoryStore
+from stretto.postgres.hosts_pool import PoolWatch
 from stretto.postgres.outbox import PostgresOutboxStore
-from stretto.postgres.pool_watch import PoolWatch
 from stretto.postgres.readiness import Readiness
-from stretto.postgres.retention import Retention, sweep
-from stretto.postgres.sweeper import RetentionSweeper
+from stretto.postgres.retention import Retention, RetentionSweeper, sweep
+from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
 from stretto.telemetry.logs import flush_log, log_observation
@@ -350,7 +350,7 @@ def _component(outside: _Outside, hub: SessionHub, settings: ComponentSettings) 
         relay=relay,
         webhook=webhook,
         sweeper=RetentionSweeper(
-            lambda progress: sweep(database.tending, settings.retention, None, progress), observe
+            lambda progress: sweep(database.upkeep, settings.retention, None, progress), observe
         ),
         history_reader=HistoryReader(asks, outside.history, hub.origin, observe),
         writers=writers,

@@ -62,8 +62,7 @@ from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.history import PostgresHistoryStore
 from stretto.postgres.migrate import grant, require_roles
 from stretto.postgres.migrate import migrate as migrate_database
-from stretto.postgres.outbox import dead_letters
-from stretto.postgres.outbox import replay as replay_events
+from stretto.postgres.outbox import dead_letters, retry_dead_letters
 from stretto.postgres.pooler import split_pooler
 from stretto.postgres.retention import Retention, sweepable
 from stretto.postgres.retention import sweep as sweep_database
@@ -373,7 +372,7 @@ def events(
                     f"the webhook {'is enabled' if is_news else 'was not disabled or paused'}"
                 )
             if replay or replay_all:
-                count = await replay_events(connection, None if replay_all else replay)
+                count = await retry_dead_letters(connection, None if replay_all else replay)
                 stdout.print(f"{count} events will be tried again")
                 return
             letters = await dead_letters(connection, DEAD_LETTERS_MAX)
@@ -440,13 +439,13 @@ def check(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
             database_connection(place.dsn, settings.db_schema) as connection,
         ):
             report = await check_database(connection, settings.event_retention_days)
-        for fault in report.faults:
-            stdout.print(f"{fault.group_id}: {fault.fault}")
+        for violation in report.violations:
+            stdout.print(f"{violation.group_id}: {violation.what}")
         stdout.print(
             f"{report.attempts} attempts, {report.groups} groups, {report.events} events:"
-            f" {len(report.faults) or 'no'} violations"
+            f" {len(report.violations) or 'no'} violations"
         )
-        return not report.faults
+        return not report.violations
 
     if not _run(run(), settings):
         raise typer.Exit(EXIT_VIOLATION)

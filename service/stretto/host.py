@@ -18,7 +18,8 @@ from uuid import UUID
 import asyncpg
 
 from stretto.errors import ConfigurationError, Unreachable
-from stretto.postgres.connections import Lane, is_lost
+from stretto.postgres.connections import Lane
+from stretto.postgres.driver_connection import is_lost
 from stretto.postgres.migrate import PRIVILEGES
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import session_violation
@@ -248,7 +249,7 @@ async def require_database(database: Database, *, is_hosts_pool: bool) -> None:
 
 async def _require_right_pool(database: Database) -> None:
     try:
-        async with database.reading(Lane.PROBE) as connection:
+        async with database.connection(Lane.PROBE) as connection:
             # First: whatever else is asked is read through them.
             await _require_codecs(connection)
             violation = await session_violation(connection)

@@ -101,7 +101,7 @@ async def database_connection(
                 logger.warning("schema.newer", known=newest_number())
             yield connection
         finally:
-            await database.give_back(connection)
+            await database.release(connection)
 
 
 async def _patient_lend(
@@ -111,7 +111,7 @@ async def _patient_lend(
     deadline = asyncio.get_running_loop().time() + START_SECONDS
     while True:
         try:
-            return await database.lend(may_take_long=True)
+            return await database.acquire(may_take_long=True)
         except Unreachable as error:
             cause = error.__cause__
             # PgBouncer says so of its own server, but of our settings only where we send some.

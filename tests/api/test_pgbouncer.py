@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -15,11 +14,12 @@ import pytest
 
 from stretto.errors import GroupRejected, HookError, InDoubt, OutcomeUnknown, Refused, Unreachable
 from stretto.host import require_database
-from stretto.postgres.attempts import PostgresWriteStore
 from stretto.postgres.check import check_database
-from stretto.postgres.connections import PREPARED_MAX, Database, Lane
-from stretto.postgres.migrate import read_steps
+from stretto.postgres.connecting import PREPARED_MAX
+from stretto.postgres.connections import Database, Lane
+from stretto.postgres.migrate import newest_number
 from stretto.postgres.pooler import split_pooler
+from stretto.postgres.writes import PostgresWriteStore
 from stretto.provision import START_SECONDS
 from support.api_client import connected_api
 from support.both_stores import write
@@ -73,7 +73,7 @@ async def test_two_services_share_fewer_connections_than_they_hold(
     assert {201} == {reply.status for reply in replies}
     assert {200} == {reply.status for reply in reads}
     assert len({reply.body for reply in replies}) == KEYS
-    assert (await check_database(connection, retention_days=30)).faults == []
+    assert (await check_database(connection, retention_days=30)).violations == []
 
 
 async def test_commands_work_through_it(url: str, server_url: str) -> None:
@@ -90,8 +90,7 @@ async def test_a_new_database_can_be_migrated_through_it(
 ) -> None:
     """Before its role has any settings; with them, what was opened before is of no use."""
     await connection.execute("DROP SCHEMA stretto CASCADE")
-    newest = read_steps(files("stretto.postgres") / "migrations")[-1].number
-    assert (0, f"applied: {newest}\n") == (await stretto("migrate", DATABASE_URL=url))[:2]
+    assert (0, f"applied: {newest_number()}\n") == (await stretto("migrate", DATABASE_URL=url))[:2]
     await give_settings(server_url)
     await reconnect(pgbouncer)
     assert (await stretto("check", DATABASE_URL=url))[0] == 0
@@ -149,7 +148,7 @@ async def test_with_prepared_statements_it_would_break(url: str, server_url: str
     async def ask(database: Database) -> None:
         async def ask_in(lane: Lane) -> None:
             for _ in range(50):
-                async with database.reading(lane) as connection:
+                async with database.connection(lane) as connection:
                     await database.require_tables(connection)
 
         await asyncio.gather(*map(ask_in, Lane))
@@ -157,7 +156,7 @@ async def test_with_prepared_statements_it_would_break(url: str, server_url: str
     async with Database(url) as database:
         await ask(database)
     async with Database(url) as database:
-        database._prepared_max = PREPARED_MAX
+        database._connector.prepared_max = PREPARED_MAX
         broken = "SQLSTATE 26000|SQLSTATE 42P05"
         with pytest.raises(Unreachable, match=f"({broken})"):
             await ask(database)

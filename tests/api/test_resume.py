@@ -209,7 +209,7 @@ async def test_whoever_reads_gets_all_that_was_missed_however_much(
     await insert_events(connection, 5000)
     rows = await connection.fetch("SELECT event_id FROM outbox ORDER BY position")
     if is_delivered:
-        await connection.execute("UPDATE outbox SET delivered_at = clock_timestamp()")
+        await connection.execute("UPDATE outbox SET published_at = clock_timestamp()")
     async with live.websocket(since=since) as client, live.sse(Last_Event_ID=since) as reader:
         first, second = await ids_of(client, 100), await ids_of(reader, 100)
         assert (0 if is_delivered else 5000) == await relay_once(connection, live.hub)

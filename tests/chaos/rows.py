@@ -1,14 +1,18 @@
-"""What the database holds in the end, as the checker reads it."""
+"""What the database holds in the end, and what `stretto check` finds in it."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
+
+from stretto.postgres.check import Violation, check_database
 
 if TYPE_CHECKING:
     from support.database import Connection
+
+RETENTION_DAYS: Final = 30
 
 
 @dataclass(slots=True)
@@ -38,7 +42,6 @@ class AttemptRow:
 
     group_id: UUID
     status: str
-    conversation_id: UUID | None
 
 
 @dataclass(slots=True)
@@ -48,13 +51,13 @@ class Rows:
     groups: list[GroupRow] = field(default_factory=list)
     events: list[EventRow] = field(default_factory=list)
     attempts: list[AttemptRow] = field(default_factory=list)
-    conversations: dict[UUID, str] = field(default_factory=dict)
-    """Kinds by id."""
     members: dict[UUID, dict[str, str]] = field(default_factory=dict)
     """Roles by user, by conversation."""
+    violations: list[Violation] = field(default_factory=list)
+    """Rows that contradict each other."""
 
 
-async def read_rows(connection: Connection) -> Rows:
+async def read_rows(connection: Connection, retention_days: int = RETENTION_DAYS) -> Rows:
     """Read the whole database."""
     rows = Rows()
     async with connection.transaction(isolation="repeatable_read", readonly=True):
@@ -70,16 +73,13 @@ async def read_rows(connection: Connection) -> Rows:
             rows.events.append(
                 EventRow(_id(row[0]), _id(row[1]), set(row[2]), json.loads(row["payload"]))
             )
-        for row in await connection.fetch("SELECT group_id, status, conversation_id FROM attempt"):
-            rows.attempts.append(
-                AttemptRow(_id(row[0]), row[1], row[2] and _id(row["conversation_id"]))
-            )
-        for row in await connection.fetch("SELECT conversation_id, kind FROM conversation"):
-            rows.conversations[_id(row[0])] = row["kind"]
+        for row in await connection.fetch("SELECT group_id, status FROM attempt"):
+            rows.attempts.append(AttemptRow(_id(row[0]), row[1]))
         for row in await connection.fetch(
             "SELECT conversation_id, user_id, role FROM conversation_member"
         ):
             rows.members.setdefault(_id(row[0]), {})[row["user_id"]] = row["role"]
+        rows.violations = (await check_database(connection, retention_days)).violations
     return rows
 
 

@@ -18,12 +18,10 @@ from chaos.history import AGAIN, History
 from chaos.nemesis import Nemesis
 from chaos.rows import read_rows
 from chaos.world import World, running_world
-from stretto.postgres.check import check_database
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-RETENTION_DAYS: Final = 30
 # What a service logs when it has found a bug, or a broken guarantee.
 ALARMS: Final = ("guarantee.broken", "actor.crashed")
 
@@ -96,13 +94,11 @@ async def _settled(world: World, clients: Clients, nemesis: Nemesis) -> list[Vio
     faults += [Violation(key, "not settled in the end") for key in await clients.settle()]
     connection = await world.primary.connect()
     rows = await read_rows(connection)
-    found = await check_database(connection, RETENTION_DAYS)
     await connection.close()
     troubles = world.troubles()
     return [
         *faults,
         *(Violation(None, f"{alarm}: {troubles[alarm]}") for alarm in ALARMS if troubles[alarm]),
-        *(Violation(None, f"{fault.group_id}: {fault.fault}") for fault in found.faults),
         *Checker(clients.history, rows, Allowances(nemesis.attempts_lost)).violations(),
     ]
 

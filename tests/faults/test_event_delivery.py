@@ -91,7 +91,7 @@ async def hold_marks(connection: Connection) -> None:
     await connection.execute(
         """CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
            'BEGIN PERFORM pg_sleep(3600); RETURN NEW; END';
-           CREATE TRIGGER hold BEFORE UPDATE OF delivered_at ON outbox
+           CREATE TRIGGER hold BEFORE UPDATE OF published_at ON outbox
            FOR EACH ROW EXECUTE FUNCTION hold()"""
     )
 

@@ -29,15 +29,15 @@ async def test_a_standby_is_never_taken_for_a_primary(
     async with standby_of(server) as standby:
         await first_row(beside, STREAMING)
         async with Database(dsn_of(standby, server)) as database:
-            connection = await database.lend()
+            connection = await database.acquire()
             assert not await connection.fetchval("SELECT pg_is_in_recovery()")
-            await database.give_back(connection)
+            await database.release(connection)
             for lane in Lane:
-                async with database.reading(lane) as connection:
+                async with database.connection(lane) as connection:
                     assert not await connection.fetchval("SELECT pg_is_in_recovery()")
         async with Database(dsn_of(standby)) as database:
             with pytest.raises(Unreachable):
-                await database.lend()
+                await database.acquire()
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])

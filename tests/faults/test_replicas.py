@@ -81,7 +81,7 @@ async def test_an_event_that_is_marked_before_it_is_acknowledged_is_missed(
     kept = await delivered(connection)
     await topology.server.kill()
     await topology.create("lost")
-    await connection.execute("UPDATE outbox SET delivered_at = clock_timestamp()")
+    await connection.execute("UPDATE outbox SET published_at = clock_timestamp()")
     await topology.server.start()
     assert kept == set(await observed(topology.server))
     assert kept < await delivered(connection)
@@ -117,7 +117,7 @@ async def test_where_nats_has_lost_its_stream_sessions_resume_from_the_database(
     await topology.server.kill()
     await topology.create("lost")
     # As if it had been handed over, acknowledged, and then lost with the disk.
-    await connection.execute("UPDATE outbox SET delivered_at = clock_timestamp()")
+    await connection.execute("UPDATE outbox SET published_at = clock_timestamp()")
     shutil.rmtree(topology.server.folder)
     await topology.server.start()
     for member in members:

@@ -13,8 +13,8 @@ import pytest
 from chaos.wire_proxy import FaultKind
 from stretto.assembly import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.postgres.attempts import PostgresWriteStore
-from stretto.postgres.connections import LOCK_SECONDS
+from stretto.postgres.connecting import LOCK_SECONDS
+from stretto.postgres.writes import PostgresWriteStore
 from support.api_client import TEAM, settled_create
 from support.database import sound
 from support.service_process import apis
@@ -221,7 +221,7 @@ async def test_a_session_whose_client_fell_silent_lets_go_of_its_locks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also between two packets of a statement, and where the wire lives on; else it blocks for ever."""
-    monkeypatch.setattr("stretto.postgres.connections.TRANSACTION_SECONDS", bound_seconds)
+    monkeypatch.setattr("stretto.postgres.connecting.TRANSACTION_SECONDS", bound_seconds)
     # A statement that is prepared already comes in one packet; behind a lost connection it is not.
     monkeypatch.setattr(PostgresWriteStore, "open", AsyncMock())
     async with open_component(proxy.dsn) as component:

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from stretto.errors import Failure, InDoubt, Locked, Misconfigured, OutcomeUnknown, Refused
-from stretto.postgres.attempts import PostgresWriteStore
+from stretto.postgres.writes import PostgresWriteStore
 from support.both_stores import write
 
 if TYPE_CHECKING:

@@ -116,7 +116,7 @@ async def test_rows_are_found_by_their_keys_however_small_the_tables_were(
 
 
 async def _require_keys(database: Database, name: str, arguments: str) -> None:
-    async with database.reading(Lane.LOOKS) as connection:
+    async with database.connection(Lane.LOOKS) as connection:
         await connection.execute("SET plan_cache_mode = force_generic_plan")
         await connection.execute(f"PREPARE read AS {QUERIES[name]}")
         rows = await connection.fetch(f"EXPLAIN EXECUTE read({arguments})")

@@ -162,7 +162,7 @@ class Scripted:
 
 async def groups(connection: Connection) -> int:
     """Return how many groups there are, all of them sound."""
-    assert [] == (await check_database(connection, retention_days=30)).faults
+    assert [] == (await check_database(connection, retention_days=30)).violations
     count: int = await connection.fetchval("SELECT count(*) FROM chat_group")
     return count
 

@@ -23,9 +23,10 @@ from stretto.errors import (
     Unreachable,
 )
 from stretto.observations import ConnectionLost
-from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
+from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.check import check_database
 from stretto.postgres.connections import Database
+from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
 from support.database import END_OURS, groups
 
@@ -63,7 +64,7 @@ async def test_two_replicas_make_one_group(
             assert len({answer.group for answer in answers}) == 1
             assert sum(not answer.status.is_replay for answer in answers) == 1
     assert await groups(connection) == 20
-    assert [] == (await check_database(connection, 30)).faults
+    assert [] == (await check_database(connection, 30)).violations
 
 
 async def test_without_memory_the_attempt_is_replayed(component: Component) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from stretto.errors import OutcomeUnknown, ReadCancelled, Unreachable
 from stretto.postgres import connections as database_module
-from stretto.postgres.connections import CONNECTIONS_MAX, Database, Lane, watchdog
+from stretto.postgres.connections import CONNECTIONS_MAX, Database, Lane
+from stretto.postgres.driver_connection import watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
 
 if TYPE_CHECKING:
@@ -45,15 +46,15 @@ def hosts(database_url: str, closed_port: int) -> str:
 
 def order(database: Database) -> list[int | None]:
     """Return the ports as they would be tried."""
-    return [host.port for host in database._hosts]
+    return [port for _, port in database._connector.hosts]
 
 
 async def test_the_next_host_is_tried_when_the_first_refuses(hosts: str) -> None:
     """For a connection to keep as for a short read."""
     async with Database(hosts) as database:
-        connection = await database.lend()
+        connection = await database.acquire()
         assert await connection.fetchval("SELECT 1") == 1
-        await database.give_back(connection)
+        await database.release(connection)
         await database.ping()
 
 
@@ -61,11 +62,11 @@ async def test_the_host_that_served_last_is_tried_first(hosts: str, closed_port:
     """Also when many connect at once, each while the others change the order."""
     async with Database(hosts) as database:
         assert closed_port == order(database)[0]
-        lent = await asyncio.gather(*(database.lend() for _ in range(6)))
+        lent = await asyncio.gather(*(database.acquire() for _ in range(6)))
         assert closed_port == order(database)[-1]
         assert len(order(database)) == 2
         for connection in lent:
-            await database.give_back(connection)
+            await database.release(connection)
 
 
 async def test_where_every_host_refuses_the_trouble_is_told(closed_port: int) -> None:
@@ -73,7 +74,7 @@ async def test_where_every_host_refuses_the_trouble_is_told(closed_port: int) ->
     twice = f"127.0.0.1:{closed_port},127.0.0.1:{closed_port}"
     async with Database(f"postgresql://x@{twice}/x") as database:
         with pytest.raises(Unreachable, match="Connection refused") as error:
-            await database.lend()
+            await database.acquire()
         assert isinstance(error.value.__cause__, ConnectionRefusedError)
 
 
@@ -81,49 +82,49 @@ def test_addresses_with_colons_are_told_from_their_ports() -> None:
     """An IPv6 address stands in brackets; without a port it is PostgreSQL's own."""
     database = Database("postgresql://u:p@[::1]:6000,[::2],db.test:6001/x")
     expected = [("::1", 6000), ("::2", 5432), ("db.test", 6001)]
-    assert expected == [(host.name, host.port) for host in database._hosts]
+    assert expected == database._connector.hosts
 
 
 async def test_a_statement_that_hangs_is_cut_off(database_url: str) -> None:
     """Its caller gets a driver's error, which leaves the outcome of a write unknown."""
     async with Database(database_url) as database:
-        connection = await database.lend()
+        connection = await database.acquire()
         with pytest.raises(DRIVER_ERRORS) as error, watchdog(connection, SOON_SECONDS):
             await connection.execute(SLEEP)
         told = store_error(error.value, connection_lives=not connection.is_closed())
         assert isinstance(told, OutcomeUnknown)
-        await database.give_back(connection)
+        await database.release(connection)
 
 
 async def test_a_watchdog_that_was_not_needed_does_nothing(database_url: str) -> None:
     """The connection is good for the next statement."""
     async with Database(database_url) as database:
-        connection = await database.lend()
+        connection = await database.acquire()
         with watchdog(connection, SOON_SECONDS):
             await connection.execute("SELECT 1")
         await connection.execute("SELECT pg_sleep($1)", 2 * SOON_SECONDS)
         assert not connection.is_closed()
-        await database.give_back(connection)
+        await database.release(connection)
 
 
 async def test_transactions_are_bounded_but_for_those_of_commands(database_url: str) -> None:
     """A check or a migration of a large database takes its time."""
     async with Database(database_url) as database:
-        writer, command = await database.lend(), await database.lend(may_take_long=True)
-        async with database.reading(Lane.LOOKS) as reader:
+        writer, command = await database.acquire(), await database.acquire(may_take_long=True)
+        async with database.connection(Lane.LOOKS) as reader:
             shown = [
                 await c.fetchval("SHOW transaction_timeout") for c in (writer, reader, command)
             ]
         assert ["30s", "30s", "0"] == shown
         for connection in (writer, command):
-            await database.give_back(connection)
+            await database.release(connection)
 
 
 async def test_no_kind_of_work_takes_the_connections_of_another(database_url: str) -> None:
     """However busy one lane is, the others have their own; together they are as many as documented."""
     async with Database(database_url) as database, AsyncExitStack() as stack:
         acquired = {
-            (await stack.enter_async_context(database.reading(lane))).get_server_pid()
+            (await stack.enter_async_context(database.connection(lane))).get_server_pid()
             for lane, connections_max in CONNECTIONS_MAX.items()
             for _ in range(connections_max)
         }
@@ -137,14 +138,14 @@ async def test_only_followers_wait_for_a_connection_against_a_time_out(
     """They are as many as keys; an actor is one, and its time-out would count our own lag."""
 
     async def ask(lane: Lane) -> None:
-        async with database.reading(lane):
+        async with database.connection(lane):
             pass
 
     async with Database(database_url) as database:
         async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):
             for lane in (Lane.LOOKS, Lane.FOLLOWERS):
                 for _ in range(CONNECTIONS_MAX[lane]):
-                    await stack.enter_async_context(database.reading(lane))
+                    await stack.enter_async_context(database.connection(lane))
             monkeypatch.setattr(database_module, "FOLLOWER_SECONDS", SOON_SECONDS)
             actor = asyncio.create_task(ask(Lane.LOOKS))
             with pytest.raises(Unreachable, match="no answer in time"):
@@ -163,7 +164,7 @@ async def test_health_is_asked_on_a_connection_of_its_own(
         for lane, connections_max in CONNECTIONS_MAX.items():
             if lane is not Lane.PROBE:
                 for _ in range(connections_max):
-                    await stack.enter_async_context(database.reading(lane))
+                    await stack.enter_async_context(database.connection(lane))
         async with asyncio.timeout(DEADLINE_SECONDS):
             await database.ping()
 
@@ -187,10 +188,10 @@ async def test_a_read_that_the_server_cancels_is_known_as_one(database_url: str)
     """The connection lives: what shared the statement may be read alone."""
     async with Database(database_url) as database:
         with pytest.raises(ReadCancelled):
-            async with database.reading(Lane.LOOKS) as connection:
+            async with database.connection(Lane.LOOKS) as connection:
                 await connection.execute(f"SET statement_timeout = '10ms'; {SLEEP}")
         with pytest.raises(Unreachable) as error:
-            async with database.reading(Lane.LOOKS) as connection:
+            async with database.connection(Lane.LOOKS) as connection:
                 await connection.execute("SELECT * FROM nothing")
         assert type(error.value) is Unreachable
 
@@ -203,7 +204,7 @@ async def test_a_read_that_hangs_is_unreachable(
     monkeypatch.setattr(database_module, "GRACE_SECONDS", 0.0)
     async with Database(database_url) as database:
         with pytest.raises(Unreachable):
-            async with database.reading(Lane.LOOKS) as connection:
+            async with database.connection(Lane.LOOKS) as connection:
                 await connection.execute(f"SET statement_timeout = 0; {SLEEP}")
         # The next read gets another connection.
         monkeypatch.undo()
@@ -224,7 +225,7 @@ async def test_all_trouble_with_a_read_is_unreachable(
     """Nothing was written, so there is nothing else to tell apart."""
     async with Database(database_url) as database:
         with pytest.raises(Unreachable, match=expected):
-            async with database.reading(Lane.LOOKS) as connection:
+            async with database.connection(Lane.LOOKS) as connection:
                 await connection.execute(statement)
         await database.ping()
 
@@ -244,7 +245,7 @@ async def test_a_closed_database_is_unreachable(database_url: str) -> None:
     async with Database(database_url) as database:
         await database.ping()
     with pytest.raises(Unreachable, match="shutting down"):
-        await database.lend()
+        await database.acquire()
     with pytest.raises(Unreachable, match="shutting down"):
         await database.ping()
 
@@ -258,13 +259,13 @@ async def test_a_hosts_pool_gets_its_connection_back_alive(database_url: str) ->
         pids = []
         for _ in range(2):
             async with Database(pool=pool) as database:
-                lent = await database.lend()
+                lent = await database.acquire()
                 pids.append(await lent.fetchval("SELECT pg_backend_pid()"))
-                await database.give_back(lent)
+                await database.release(lent)
                 await database.ping()
         assert pids[0] == pids[1]
     with pytest.raises(Unreachable):
-        await Database(pool=pool).lend()
+        await Database(pool=pool).acquire()
 
 
 async def test_a_roles_isolation_is_not_taken_over(
@@ -277,9 +278,9 @@ async def test_a_roles_isolation_is_not_taken_over(
     )
     async with Database(database_url) as database:
         await database.inspect()
-        kept = await database.lend()
+        kept = await database.acquire()
         assert "read committed" == await kept.fetchval("SHOW transaction_isolation")
-        await database.give_back(kept)
+        await database.release(kept)
 
 
 async def test_a_url_with_another_encoding_is_refused(database_url: str) -> None:

@@ -33,7 +33,7 @@ async def way(database_url: str) -> AsyncIterator[Frozen]:
 
 
 async def _read(database: Database, began: asyncio.Event) -> None:
-    async with database.reading(Lane.LOOKS) as connection:
+    async with database.connection(Lane.LOOKS) as connection:
         began.set()
         await connection.execute("SELECT pg_sleep(60)")
 
@@ -84,7 +84,7 @@ async def test_a_start_that_is_cancelled_leaves_no_connection(
     made: list[Connection] = []
     monkeypatch.setattr(asyncpg, "connect", connect_and_freeze)
     async with asyncio.timeout(DEADLINE_SECONDS), Database(way.url) as database:
-        lending = asyncio.create_task(database.lend())
+        lending = asyncio.create_task(database.acquire())
         await way.asked.wait()
         lending.cancel()
         await asyncio.wait({lending})

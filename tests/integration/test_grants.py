@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -12,7 +11,7 @@ import pytest_asyncio
 
 from stretto.assembly import open_component
 from stretto.errors import Unreachable
-from stretto.postgres.migrate import PRIVILEGES, Step, grant, migrate, newest_number, read_steps
+from stretto.postgres.migrate import PRIVILEGES, Step, grant, migrate, newest_number
 from stretto.postgres.queries import schema_file
 from support.api_client import SECRET, connected_api
 from support.command_process import stretto
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from support.database import Connection
-
-STEPS = read_steps(files("stretto.postgres") / "migrations")
 
 
 @pytest_asyncio.fixture
@@ -116,7 +113,7 @@ async def test_tables_of_later_migrations_are_granted_too(
 ) -> None:
     """By default privileges; without them the next migration would end the service."""
     await grant(connection, "stretto", [role])
-    later = [*STEPS, Step(newest_number() + 1, "CREATE TABLE later (x integer)")]
+    later = [Step(newest_number() + 1, "CREATE TABLE later (x integer)")]
     assert [newest_number() + 1] == await migrate(connection, "stretto", later)
     app = await asyncpg.connect(role_url)
     assert [] == await app.fetch("TABLE stretto.later")

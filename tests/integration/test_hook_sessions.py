@@ -192,7 +192,7 @@ async def test_a_writer_that_cannot_connect_anew_counts_as_one_that_was_lost(
 
     async def hook(connection: InnerConnection, _: Created) -> None:
         await connection.execute("SET work_mem = '5MB'")
-        monkeypatch.setattr(Database, "lend", away)
+        monkeypatch.setattr(Database, "acquire", away)
 
     assert await led_by(stores(hook))
     assert ["lost"] == stores.lost
@@ -208,6 +208,6 @@ async def test_a_writer_that_finds_another_server_forgets(
     await store.close()
     if is_other:
         other = {**QUERIES, "server": "SELECT 'another'"}
-        monkeypatch.setattr("stretto.postgres.attempts.QUERIES", other)
+        monkeypatch.setattr("stretto.postgres.writes.QUERIES", other)
     assert await led_by(store, "k2")
     assert ["lost"] * is_other == stores.lost

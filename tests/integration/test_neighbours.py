@@ -89,7 +89,7 @@ async def test_a_claim_that_meets_rows_under_way_waits_for_them(
     """The twin: without leaving out what exists, each of them costs the others a lock time-out."""
     assert LEAVES_OUT in QUERIES["claim"]
     waiting = {**QUERIES, "claim": QUERIES["claim"].replace(LEAVES_OUT, "")}
-    monkeypatch.setattr("stretto.postgres.attempts.QUERIES", waiting)
+    monkeypatch.setattr("stretto.postgres.writes.QUERIES", waiting)
     events, repeated = await beside_a_held_leader(database_url)
     assert "Locked" in troubles(events)
     # Even then no request is answered 503 by a database that lives.

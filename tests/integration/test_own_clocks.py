@@ -103,7 +103,7 @@ async def test_replicas_sweep_by_themselves_and_every_row_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody asks for it; what one of them has deleted the other does not count again."""
-    monkeypatch.setattr("stretto.postgres.sweeper.SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr("stretto.postgres.retention.SWEEP_SECONDS", 0.01)
     monkeypatch.setattr("stretto.postgres.retention.RANGE_BLOCKS", 1)
     await connection.execute(
         """INSERT INTO inbox (consumer, message_id, received_at)

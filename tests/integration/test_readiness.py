@@ -9,10 +9,11 @@ import asyncpg
 import pytest
 
 from stretto.errors import Misconfigured, Unreachable
-from stretto.postgres.attempts import PostgresWriteStore
-from stretto.postgres.connections import READ_ONLY, Database, Lane
+from stretto.postgres.connecting import READ_ONLY
+from stretto.postgres.connections import Database, Lane
 from stretto.postgres.migrate import grant
 from stretto.postgres.readiness import PROBE_SECONDS, Readiness
+from stretto.postgres.writes import PostgresWriteStore
 from support.clock import Clock
 from support.database import END_OURS, set_read_only
 from support.pgbouncer import give_settings, reconnect, running_pgbouncer, url_through
@@ -51,7 +52,7 @@ async def test_a_read_only_database_is_not_ready_until_it_takes_writes(
             with pytest.raises(Unreachable):
                 await readiness.check()
         with pytest.raises(Unreachable, match=READ_ONLY):
-            await database.lend()
+            await database.acquire()
         await set_read_only(connection, is_read_only=False)
         await readiness.check()
         await store.close()
@@ -61,7 +62,7 @@ async def test_a_session_that_has_become_read_only_is_given_up(database_url: str
     """Another one may lead to a server that takes writes."""
     async with Database(database_url) as database:
         readiness = Readiness(database, [])
-        async with database.reading(Lane.PROBE) as reader:
+        async with database.connection(Lane.PROBE) as reader:
             await reader.execute("SET default_transaction_read_only = on")
         with pytest.raises(Unreachable, match=READ_ONLY):
             await readiness.check()
@@ -91,7 +92,7 @@ async def test_writers_that_reach_nothing_are_known_until_a_connection_can_be_ha
         clock.now += PROBE_SECONDS / 2
         await readiness.check()
         assert [False, False] == [store.is_cut_off for store in stores]
-        async with database.reading(Lane.PROBE) as reader:
+        async with database.connection(Lane.PROBE) as reader:
             assert 1 == await reader.fetchval("SELECT 1")
 
 
@@ -127,7 +128,7 @@ async def test_behind_pgbouncer_what_it_reported_once_does_not_count(
                     with pytest.raises(Unreachable, match=READ_ONLY):
                         await readiness.check()
                     with pytest.raises(Unreachable, match=READ_ONLY):
-                        await database.lend()
+                        await database.acquire()
                 else:
                     await readiness.check()
                     await store.claim([])
@@ -144,10 +145,10 @@ async def test_behind_pgbouncer_a_server_that_once_refused_writes_is_asked_again
         async with Database(url_through(folder, server_url)) as database:
             await set_read_only(connection, is_read_only=True)
             with pytest.raises(Unreachable, match=READ_ONLY):
-                await database.lend()
+                await database.acquire()
             await set_read_only(connection, is_read_only=False)
             await connection.execute(END_OURS)
-            await database.give_back(await database.lend())
+            await database.release(await database.acquire())
 
 
 @pytest.mark.parametrize(

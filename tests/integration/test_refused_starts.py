@@ -109,7 +109,7 @@ async def test_a_role_without_a_free_connection_is_waited_for(
         await connection.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
 
     async with Database(role_url) as database:
-        await database.give_back(await _patient_lend(database, "there", pause))
+        await database.release(await _patient_lend(database, "there", pause))
     assert pauses == 1
 
 
@@ -139,7 +139,7 @@ async def test_of_several_hosts_one_that_is_away_is_waited_for(
     url = parts._replace(netloc=f"u:wrong@{','.join(places)}").geturl()
     async with Database(url) as database:
         with pytest.raises(Unreachable, match="Connection refused"):
-            await database.lend()
+            await database.acquire()
     both = parts._replace(netloc=f"u:wrong@{place},{place}").geturl()
     assert "SQLSTATE 28P01" in await refusal(both)
 

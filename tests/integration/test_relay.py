@@ -15,7 +15,7 @@ from stretto.events.lag import Lag
 from stretto.events.outbox import RefusalLimits
 from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.observations import EventBuried
-from stretto.postgres.outbox import PostgresOutboxStore, dead_letters, replay
+from stretto.postgres.outbox import PostgresOutboxStore, dead_letters, retry_dead_letters
 from support.database import commit_event, connect, undelivered
 from support.waiting import until
 
@@ -244,8 +244,8 @@ async def test_an_event_refused_too_often_dies_and_can_be_replayed(
     (letter,) = await dead_letters(connection, 10)
     assert (bad, 3, "too large") == (letter["event_id"], letter["tries"], letter["dead_reason"])
     old = await connection.fetchval("SELECT max(position) FROM outbox")
-    assert 0 == await replay(connection, [good])
-    assert 1 == await replay(connection, None)
+    assert 0 == await retry_dead_letters(connection, [good])
+    assert 1 == await retry_dead_letters(connection, None)
     assert old < await connection.fetchval("SELECT position FROM outbox WHERE event_id = $1", bad)
     bus.reasons = {}
     assert 1 == await relay.run_once()
@@ -349,7 +349,7 @@ async def test_taking_is_a_hot_update(database: Database, connection: Connection
     await commit_events(connection, 20)
     await PostgresOutboxStore(database).take(20, 30.0)
     await connection.execute("SELECT pg_stat_force_next_flush()")
-    async with database.tending() as taker:
+    async with database.upkeep() as taker:
         await taker.execute("SELECT pg_stat_force_next_flush()")
     row = await connection.fetchrow(
         "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox'"

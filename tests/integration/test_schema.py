@@ -24,7 +24,7 @@ CONVERSATION = "INSERT INTO conversation (conversation_id, kind, next_offset) VA
 DELIVERY = """INSERT INTO webhook_delivery (event_id, due_at, tries, dead_reason)
     VALUES ($1, clock_timestamp(), $2, $3)"""
 EVENT = """INSERT INTO outbox (event_id, event_type, subject, recipients, payload, tries,
-    delivered_at, dead_reason) VALUES ($1, $2, $1, $3, '{}', $4, $5::timestamptz, $6)"""
+    published_at, dead_reason) VALUES ($1, $2, $1, $3, '{}', $4, $5::timestamptz, $6)"""
 MEMBER = "INSERT INTO conversation_member (conversation_id, user_id, role) VALUES ($1, $2, $3)"
 CREATED = "group.created"
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -46,7 +46,7 @@ BEYOND: list[tuple[str, str, tuple[object, ...]]] = [
     ("outbox_tries_check", EVENT, (ONE, CREATED, ["a"], -1, None, None)),
     ("outbox_dead_reason_check", EVENT, (ONE, CREATED, ["a"], 0, None, "")),
     ("outbox_dead_reason_check", EVENT, (ONE, CREATED, ["a"], 0, None, "r" * 1025)),
-    ("outbox_delivered_is_not_dead", EVENT, (ONE, CREATED, ["a"], 0, EPOCH, "refused")),
+    ("outbox_published_is_not_dead", EVENT, (ONE, CREATED, ["a"], 0, EPOCH, "refused")),
     ("history_start_is_only_check", "INSERT INTO history_start VALUES ($1)", (False,)),
     ("webhook_is_only_check", "INSERT INTO webhook (is_only) VALUES ($1)", (False,)),
     ("webhook_delivery_tries_check", DELIVERY, (ONE, -1, None)),

@@ -13,12 +13,11 @@ from stretto.assembly import open_component
 from stretto.creation.attempt import AnswerStatus
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.postgres import retention
-from stretto.postgres.check import FAULTS_MAX, check_database
+from stretto.postgres.check import VIOLATIONS_MAX, check_database
 from stretto.postgres.connections import Database
 from stretto.postgres.history import PostgresHistoryStore
 from stretto.postgres.queries import QUERIES
-from stretto.postgres.retention import Retention, sweep, sweepable
-from stretto.postgres.sweeper import RetentionSweeper
+from stretto.postgres.retention import Retention, RetentionSweeper, sweep, sweepable
 from support.database import connect, lock_waiters
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ RETENTION_DAYS = 30
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
 
 
-async def faults(connection: Connection) -> set[str]:
+async def violations(connection: Connection) -> set[str]:
     """Return what the check finds."""
     report = await check_database(connection, RETENTION_DAYS)
-    return {fault.fault for fault in report.faults}
+    return {violation.what for violation in report.violations}
 
 
 async def create(component: Component, key: str) -> UUID:
@@ -109,9 +108,9 @@ async def test_the_check_finds_every_kind_of_violation(
 ) -> None:
     """And nothing on a sound database."""
     await create(component, "k")
-    assert set() == await faults(connection)
+    assert set() == await violations(connection)
     await connection.execute(violation)
-    assert expected in await faults(connection)
+    assert expected in await violations(connection)
 
 
 async def test_attempts_that_are_pending_failed_or_gone_are_no_violation(
@@ -130,7 +129,7 @@ async def test_attempts_that_are_pending_failed_or_gone_are_no_violation(
            INSERT INTO conversation (conversation_id, kind) VALUES (gen_random_uuid(), 'direct')"""
     )
     report = await check_database(connection, RETENTION_DAYS)
-    assert (2, 1, 1, []) == (report.attempts, report.groups, report.events, report.faults)
+    assert (2, 1, 1, []) == (report.attempts, report.groups, report.events, report.violations)
 
 
 async def test_no_more_faults_are_told_than_can_be_read(connection: Connection) -> None:
@@ -138,9 +137,9 @@ async def test_no_more_faults_are_told_than_can_be_read(connection: Connection) 
     await connection.execute(
         """INSERT INTO conversation (conversation_id)
            SELECT gen_random_uuid() FROM generate_series(1, $1)""",
-        FAULTS_MAX + 1,
+        VIOLATIONS_MAX + 1,
     )
-    assert FAULTS_MAX == len((await check_database(connection, RETENTION_DAYS)).faults)
+    assert VIOLATIONS_MAX == len((await check_database(connection, RETENTION_DAYS)).violations)
 
 
 async def test_an_event_past_its_retention_is_not_missed(
@@ -152,7 +151,7 @@ async def test_an_event_past_its_retention_is_not_missed(
         """DELETE FROM outbox;
            UPDATE chat_group SET created_at = created_at - interval '31 days'"""
     )
-    assert set() == await faults(connection)
+    assert set() == await violations(connection)
 
 
 RETENTION = Retention(RETENTION_DAYS, RETENTION_DAYS)
@@ -176,9 +175,9 @@ async def test_only_what_is_settled_and_past_its_retention_is_swept(
            INSERT INTO inbox (consumer, message_id) VALUES ('c', gen_random_uuid())"""
     )
     component.relay.stop()
-    await connection.execute("UPDATE outbox SET delivered_at = clock_timestamp()")
+    await connection.execute("UPDATE outbox SET published_at = clock_timestamp()")
     kept = await connection.fetch(
-        """UPDATE outbox SET delivered_at = NULL, dead_reason = dead
+        """UPDATE outbox SET published_at = NULL, dead_reason = dead
            FROM (SELECT event_id, CASE WHEN row_number() OVER () = 1 THEN 'dead' END AS dead
                  FROM outbox LIMIT 2) AS chosen
            WHERE outbox.event_id = chosen.event_id RETURNING outbox.event_id"""
@@ -227,7 +226,7 @@ async def test_partitioned_tables_are_swept_as_counted(
             await create(component, f"k{number}")
         component.relay.stop()
     await connection.execute(
-        """UPDATE outbox SET delivered_at = clock_timestamp();
+        """UPDATE outbox SET published_at = clock_timestamp();
            INSERT INTO inbox SELECT 'c', gen_random_uuid() FROM generate_series(1, 100)"""
     )
     future = datetime.now(UTC) + timedelta(days=2 * RETENTION_DAYS)
@@ -267,7 +266,7 @@ async def test_history_starts_behind_what_was_swept(
     """Who resumes before it can be told so; what is younger is all there."""
     assert 0 == await connection.fetchval(QUERIES["history_start"])
     await create(component, "old")
-    await connection.execute("UPDATE outbox SET delivered_at = '2020-01-01'")
+    await connection.execute("UPDATE outbox SET published_at = '2020-01-01'")
     last = await connection.fetchval("SELECT position FROM outbox")
     await create(component, "young")
     assert 1 == (await swept(connection, datetime.now(UTC)))["outbox"]
@@ -280,21 +279,21 @@ async def test_a_check_misses_no_event_that_was_swept(
 ) -> None:
     """Whatever its own retention says: the sweep may have had a shorter one."""
     old = await create(component, "old")
-    await connection.execute("UPDATE outbox SET delivered_at = '2020-01-01'")
+    await connection.execute("UPDATE outbox SET published_at = '2020-01-01'")
     assert 1 == (await swept(connection, datetime.now(UTC)))["outbox"]
-    assert set() == await faults(connection)
+    assert set() == await violations(connection)
     # The twin: what came after the sweep is missed, with events behind it or without.
     young = await create(component, "young")
     await create(component, "kept")
     # As after a restore: its row is of a later transaction.
     await connection.execute("UPDATE chat_group SET name = name WHERE group_id = $1", old)
-    assert set() == await faults(connection)
+    assert set() == await violations(connection)
     await connection.execute("DELETE FROM outbox WHERE subject <> $1", young)
     await connection.execute("UPDATE outbox SET position = '1' WHERE subject = $1", young)
-    assert {"group without its event"} == await faults(connection)
+    assert {"group without its event"} == await violations(connection)
     await connection.execute("DELETE FROM outbox")
     report = await check_database(connection, RETENTION_DAYS)
-    assert 3 == len(report.faults)
+    assert 3 == len(report.violations)
 
 
 async def test_the_start_of_history_never_goes_back(
@@ -309,10 +308,10 @@ async def test_the_start_of_history_never_goes_back(
     assert first < second
     for position in (second, first):
         await connection.execute(
-            "UPDATE outbox SET delivered_at = '2020-01-01' WHERE position = $1", position
+            "UPDATE outbox SET published_at = '2020-01-01' WHERE position = $1", position
         )
         await connection.execute(
-            "UPDATE outbox SET delivered_at = clock_timestamp() WHERE position < $1", position
+            "UPDATE outbox SET published_at = clock_timestamp() WHERE position < $1", position
         )
         assert 1 == (await swept(connection, datetime.now(UTC)))["outbox"]
         assert second + 1 == await connection.fetchval(QUERIES["history_start"])

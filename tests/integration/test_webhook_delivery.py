@@ -18,7 +18,7 @@ from stretto.assembly import ComponentSettings, open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.events.event import BusUnavailable
 from stretto.observations import EventBuried, WebhookDisabled, WebhookTried
-from stretto.postgres.outbox import dead_letters, replay
+from stretto.postgres.outbox import dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.retention import Retention, sweep, sweepable
 from stretto.runtime.runner import Run
@@ -328,8 +328,8 @@ async def test_what_fails_is_tried_by_the_schedule_then_dies_and_can_be_replayed
             letter["tries"],
             letter["dead_reason"],
         )
-        assert 0 == await replay(connection, [uuid.uuid4()])
-        assert 1 == await replay(connection, [event_id])
+        assert 0 == await retry_dead_letters(connection, [uuid.uuid4()])
+        assert 1 == await retry_dead_letters(connection, [event_id])
         await work(sender)
     assert [event_id] * 11 == receiver.ids
     assert [] == await dead_letters(connection, 10)
@@ -651,7 +651,7 @@ async def test_a_sweep_leaves_what_a_live_endpoint_still_has_to_get(
         "UPDATE webhook_delivery SET dead_reason = 'x' WHERE event_id = $1", dead
     )
     await connection.execute(f"UPDATE webhook SET {state}")
-    await connection.execute("UPDATE outbox SET delivered_at = now() - interval '8 days'")
+    await connection.execute("UPDATE outbox SET published_at = now() - interval '8 days'")
     names = {sent: "sent", waits: "waiting", dead: "dead", unseen: "unseen"}
     retention = Retention(RETENTION_DAYS, RETENTION_DAYS)
     swept = {"attempt": 0, "outbox": 4 - len(kept), "inbox": 0}

@@ -14,7 +14,8 @@ from stretto.creation.lookup import AttemptLookup
 from stretto.creation.writer import GroupWriter
 from stretto.errors import AttemptFailed, AttemptPending, KeyReused, Refused
 from stretto.observations import WriteTrouble
-from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
+from stretto.postgres.attempts import PostgresAttemptStore
+from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
 

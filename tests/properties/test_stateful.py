@@ -36,8 +36,7 @@ from stretto.creation.attempt import decide
 from stretto.creation.outcomes import document_for
 from stretto.domain import FINGERPRINT_BYTES, CreatedGroup, IdempotencyKey, UserId, group_id
 from stretto.errors import NotFound
-from stretto.postgres import attempts as attempts_module
-from stretto.postgres.check import check_database
+from stretto.postgres import writes
 from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.retention import Retention, sweep
@@ -188,7 +187,7 @@ class Machine(RuleBasedStateMachine):
         self.world.run(self._sweep())
 
     async def _sweep(self) -> None:
-        await sweep(self.world.database.tending, Retention(RETENTION_DAYS), None, lambda *_: None)
+        await sweep(self.world.database.upkeep, Retention(RETENTION_DAYS), None, lambda *_: None)
 
     @rule()
     def truncate(self) -> None:
@@ -214,9 +213,8 @@ class Machine(RuleBasedStateMachine):
         self.world.run(self._compare())
 
     async def _compare(self) -> None:
-        connection = self.world.connection
-        assert [] == (await check_database(connection, RETENTION_DAYS)).faults
-        rows = await read_rows(connection)
+        rows = await read_rows(self.world.connection, RETENTION_DAYS)
+        assert [] == rows.violations
         wishes = {group_id(*wish): wish for wish in (*self.model.groups, *self.model.attempts)}
         assert self.model.groups == {
             wishes[row.group_id]: [body["name"] for body in BODIES].index(row.name)
@@ -233,7 +231,7 @@ class Machine(RuleBasedStateMachine):
             assert self.answers.setdefault(wish, answer) == answer
         for process in self.processes:
             assert process.answers.items() <= self.answers.items()
-        assert len(rows.events) == len(rows.conversations) == len(rows.groups)
+        assert len(rows.events) == len(rows.groups)
 
 
 @pytest.fixture(autouse=True)
@@ -256,7 +254,7 @@ def without(guard: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a guard out of a statement."""
     assert guard in QUERIES[name]
     unguarded = {**QUERIES, name: QUERIES[name].replace(guard, "")}
-    monkeypatch.setattr(attempts_module, "QUERIES", unguarded)
+    monkeypatch.setattr(writes, "QUERIES", unguarded)
 
 
 def forget_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 
 from stretto.creation.ports import Write
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
-from stretto.postgres.attempts import PostgresAttemptStore, PostgresWriteStore
+from stretto.postgres.attempts import PostgresAttemptStore
+from stretto.postgres.writes import PostgresWriteStore
 from support.database import lock_waiters
 from support.memory_store.database import MemoryDatabase
 from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore

@@ -71,13 +71,13 @@ async def groups(connection: Connection) -> int:
 
 async def undelivered(connection: Connection) -> int:
     """Count the events that wait for the relay."""
-    count: int = await connection.fetchval("SELECT count(*) FROM outbox WHERE delivered_at IS NULL")
+    count: int = await connection.fetchval("SELECT count(*) FROM outbox WHERE published_at IS NULL")
     return count
 
 
 async def sound(connection: Connection) -> bool:
     """Whether the whole database keeps its guarantees."""
-    return (await check_database(connection, retention_days=30)).faults == []
+    return (await check_database(connection, retention_days=30)).violations == []
 
 
 async def commit_event(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.postgres.attempts import PostgresWriteStore
 from stretto.postgres.connections import Database
+from stretto.postgres.writes import PostgresWriteStore
 from support.both_stores import write
 
 if TYPE_CHECKING:

@@ -210,8 +210,8 @@ async def relay_once(connection: Connection, hub: SessionHub) -> int:
     """Deliver what waits in the outbox, as the relay does; return how many events that were."""
     rows = await connection.fetch(
         """SELECT *, least(pg_snapshot_xmin(pg_current_snapshot()), (
-               SELECT min(position) FROM outbox WHERE delivered_at IS NULL)) AS resume_from
-           FROM outbox WHERE delivered_at IS NULL ORDER BY position, event_id"""
+               SELECT min(position) FROM outbox WHERE published_at IS NULL)) AS resume_from
+           FROM outbox WHERE published_at IS NULL ORDER BY position, event_id"""
     )
     for row in rows:
         hub.deliver(
@@ -223,7 +223,7 @@ async def relay_once(connection: Connection, hub: SessionHub) -> int:
             )
         )
     await connection.execute(
-        "UPDATE outbox SET delivered_at = clock_timestamp() WHERE event_id = ANY($1)",
+        "UPDATE outbox SET published_at = clock_timestamp() WHERE event_id = ANY($1)",
         [row["event_id"] for row in rows],
     )
     return len(rows)

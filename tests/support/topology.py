@@ -173,9 +173,9 @@ class Topology:
 
 async def delivered(connection: Connection) -> set[str]:
     """Wait until the outbox is empty; return the events of all committed groups."""
-    is_empty = "SELECT count(*) = 0 FROM outbox WHERE delivered_at IS NULL"
+    is_empty = "SELECT count(*) = 0 FROM outbox WHERE published_at IS NULL"
     await until(lambda: connection.fetchval(is_empty), DEADLINE_SECONDS)
-    assert [] == (await check_database(connection, retention_days=30)).faults
+    assert [] == (await check_database(connection, retention_days=30)).violations
     rows = await connection.fetch(
         "SELECT event_id FROM outbox JOIN chat_group ON group_id = outbox.subject"
     )

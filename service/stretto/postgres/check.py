@@ -1,7 +1,7 @@
-"""Verifies the guarantees over a whole database: what `stretto check` runs.
+"""Checks the guarantees over a whole database, for `stretto check` and at the end of test runs.
 
-Each fault is one row of a contradiction between attempts and domain tables. All statements see one
-snapshot, so a service may go on meanwhile.
+Each violation is a contradiction between attempts and domain tables. All statements see one
+snapshot, so a service may keep running.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
     from stretto.postgres.driver_connection import Connection
 
-# As many as an operator can read; that there is one is what matters.
-FAULTS_MAX: Final = 100
+# As many as an operator can read; the first one is what matters.
+VIOLATIONS_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A group id that breaks a guarantee."""
+class Violation:
+    """A group id that violates a guarantee, and how."""
 
     group_id: UUID
-    fault: str
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What was looked at, and the first faults of each kind."""
+    """How much was checked, and the first violations of each kind."""
 
     attempts: int
     groups: int
     events: int
-    faults: list[Fault]
+    violations: list[Violation]
 
 
 async def check_database(connection: Connection, retention_days: int) -> CheckReport:
@@ -45,9 +45,9 @@ async def check_database(connection: Connection, retention_days: int) -> CheckRe
         counts = await connection.fetchrow(QUERIES["check_counts"])
         assert counts is not None
         rows = [
-            *await connection.fetch(QUERIES["check_attempts"], FAULTS_MAX),
-            *await connection.fetch(QUERIES["check_groups"], FAULTS_MAX, retention_days, None),
-            *await connection.fetch(QUERIES["check_conversations"], FAULTS_MAX),
-            *await connection.fetch(QUERIES["check_events"], FAULTS_MAX),
+            *await connection.fetch(QUERIES["check_attempts"], VIOLATIONS_MAX),
+            *await connection.fetch(QUERIES["check_groups"], VIOLATIONS_MAX, retention_days, None),
+            *await connection.fetch(QUERIES["check_conversations"], VIOLATIONS_MAX),
+            *await connection.fetch(QUERIES["check_events"], VIOLATIONS_MAX),
         ]
-    return CheckReport(**counts, faults=[Fault(**row) for row in rows])
+    return CheckReport(**counts, violations=[Violation(**row) for row in rows])

@@ -1,11 +1,11 @@
--- What `stretto check` looks for.
+-- Violations of the guarantees, as `stretto check` reports them.
 
 -- name: check_attempts
 -- G4, G5: attempts that contradict the domain tables.
 SELECT group_id,
        CASE WHEN chat_group.group_id IS NULL THEN 'succeeded without a group'
             WHEN status = 'failed' THEN 'failed, but its group exists'
-            ELSE 'names another conversation, owner or request than its group' END AS fault
+            ELSE 'names another conversation, owner or request than its group' END AS what
 FROM attempt
 LEFT JOIN chat_group USING (group_id)
 WHERE (status = 'succeeded' AND (chat_group.group_id IS NULL
@@ -16,16 +16,16 @@ WHERE (status = 'succeeded' AND (chat_group.group_id IS NULL
 LIMIT $1;
 
 -- name: check_groups
--- G5: groups that lack a part. The event may be gone once it was delivered and swept: it is missed
--- only if it is younger than the retention, $2 days, and behind the start of history. The retention may
--- have been another one at the sweep; and a restored group has a later transaction than its event had. So
--- a group is behind that start by its own transaction and, where an event there is kept, by its time.
--- $3 is now.
+-- G5: groups that lack a part. The event may be gone once it was published and swept: it is missing
+-- only if the group is younger than the retention, $2 days, and behind the start of history. The
+-- retention may have been another one at the sweep, and a restored group has a later transaction
+-- than its event had. So a group counts as behind that start by its own transaction and, where an
+-- event there is kept, by its time. $3 is now.
 SELECT group_id,
        CASE WHEN conversation.conversation_id IS NULL THEN 'group without its conversation'
             WHEN conversation.kind <> 'group' THEN 'conversation of another kind'
             WHEN owner.user_id IS NULL THEN 'group without its owner as a member'
-            ELSE 'group without its event' END AS fault
+            ELSE 'group without its event' END AS what
 FROM chat_group
 LEFT JOIN conversation USING (conversation_id)
 LEFT JOIN conversation_member AS owner
@@ -48,22 +48,22 @@ WHERE conversation.conversation_id IS NULL OR conversation.kind <> 'group' OR ow
 LIMIT $1;
 
 -- name: check_conversations
--- G5: group conversations that no group owns.
-SELECT conversation_id AS group_id, 'conversation without a group' AS fault
+-- G5: group conversations that belong to no group.
+SELECT conversation_id AS group_id, 'conversation without a group' AS what
 FROM conversation
 LEFT JOIN chat_group USING (conversation_id)
 WHERE kind = 'group' AND chat_group.group_id IS NULL
 LIMIT $1;
 
 -- name: check_events
--- G5, G8: events without a group, a second one of the same kind, or ones that tell of something
--- else. The members may have changed since, so only the owner is looked for.
+-- G5, G8: events without a group, a second one of the same kind, or one whose content contradicts
+-- its group. The members may have changed since, so only the owner is compared.
 SELECT subject AS group_id,
        CASE WHEN chat_group.group_id IS NULL THEN 'event without a group'
             WHEN events_count > 1 THEN 'more than one event of a kind'
             WHEN payload ->> 'conversation_id' IS DISTINCT FROM chat_group.conversation_id::text
                 THEN 'event tells of another conversation than its group'
-            ELSE 'event without its owner among the recipients' END AS fault
+            ELSE 'event without its owner among the recipients' END AS what
 FROM (SELECT *, count(*) OVER (PARTITION BY subject, event_type) AS events_count FROM outbox)
     AS event
 LEFT JOIN chat_group ON chat_group.group_id = event.subject
@@ -73,8 +73,8 @@ WHERE chat_group.group_id IS NULL OR events_count > 1
 LIMIT $1;
 
 -- name: allow_scans
--- Let the rest of the transaction read and join whole tables: what is right for a single key is slow
--- for a check of all.
+-- Let the rest of the transaction scan and join whole tables: plans by index suit a single key
+-- only.
 SELECT set_config('enable_seqscan', 'on', true), set_config('enable_hashjoin', 'on', true),
        set_config('enable_mergejoin', 'on', true);
 

@@ -1,41 +1,38 @@
 -- What a connection, or a host's pool, must be like.
 
--- name: bound_transactions
--- Have the session's transactions end after $1, where the server knows of such a bound.
-SELECT set_config(name, $1, false) FROM pg_settings WHERE name = 'transaction_timeout';
-
 -- name: ping
 -- Ask whether the database answers and has our tables.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated;
 
--- name: is_read_only
--- Ask whether the server refuses writes of this session: a standby, or default_transaction_read_only.
-SELECT current_setting('transaction_read_only')::boolean AS is_read_only;
-
 -- name: ping_pool
 -- Ask whether the search_path of a host's pool leads to our tables $1, all in one schema, and which
--- schemas have them. A table that is not there at all is a matter of the schema's number.
+-- schemas have them. A missing table is not reported here: the schema's version is checked later.
 SELECT (SELECT count(DISTINCT relnamespace) = 1 AND bool_or(relname = 'conversation_member')
-        FROM unnest($1::text[]) AS name JOIN pg_class ON pg_class.oid = to_regclass(name)) AS is_led,
+        FROM unnest($1::text[]) AS name
+        JOIN pg_class ON pg_class.oid = to_regclass(name)) AS is_led,
        current_setting('search_path') AS search_path,
        (SELECT string_agg(quote_ident(schemaname), ', ' ORDER BY schemaname) FROM pg_tables
         WHERE tablename = 'conversation_member') AS schemas,
        pg_backend_pid() AS backend;
 
 -- name: ping_codecs
--- Have a value of each type that our statements take or return come back twice: as the driver reads it,
--- and whether it has arrived as it was sent.
+-- Return a value of each type that our statements take or return, as the driver reads it, and
+-- whether the values that were sent have arrived unchanged.
 SELECT '00000000-0000-0000-0000-000000000007'::uuid AS uuid,
        '{00000000-0000-0000-0000-000000000007}'::uuid[] AS "uuid[]",
-       'a'::text AS text, '{a,NULL}'::text[] AS "text[]", 'a'::name AS name, '{a}'::name[] AS "name[]",
-       '\x61'::bytea AS bytea, '{"\\x61"}'::bytea[] AS "bytea[]", '{"a": 1}'::json AS json,
+       'a'::text AS text, '{a,NULL}'::text[] AS "text[]", 'a'::name AS name,
+       '{a}'::name[] AS "name[]", '\x61'::bytea AS bytea, '{"\\x61"}'::bytea[] AS "bytea[]",
+       '{"a": 1}'::json AS json,
        '2000-01-02 03:04:05Z'::timestamptz AS timestamptz, true AS bool,
-       '{true}'::bool[] AS "bool[]", '(0,7)'::tid AS tid, '0/7'::pg_lsn AS pg_lsn, 7::int4 AS int4, '{7}'::int4[] AS "int4[]", 7::int8 AS int8,
+       '{true}'::bool[] AS "bool[]", '(0,7)'::tid AS tid, '0/7'::pg_lsn AS pg_lsn,
+       7::int4 AS int4, '{7}'::int4[] AS "int4[]", 7::int8 AS int8,
        7.5::float8 AS float8, '{7.5}'::float8[] AS "float8[]", '7'::xid8 AS xid8,
-       ($1::uuid, $2::uuid[], $3::text, $4::text[], $5::bytea, $6::bytea[], $7::timestamptz, $8::bool)
+       ($1::uuid, $2::uuid[], $3::text, $4::text[], $5::bytea, $6::bytea[], $7::timestamptz,
+        $8::bool)
        = ('00000000-0000-0000-0000-000000000007'::uuid,
           '{00000000-0000-0000-0000-000000000007}'::uuid[], 'a'::text, '{a,NULL}'::text[],
           '\x61'::bytea, '{"\\x61"}'::bytea[], '2000-01-02 03:04:05Z'::timestamptz, true)
-       AND ($9::int4, $10::int4[], $11::int8, $12::float8, $13::float8[], $14::xid8, $15::bool[], $16::tid)
-       = (7::int4, '{7}'::int4[], 7::int8, 7.5::float8, '{7.5}'::float8[], '7'::xid8, '{true}'::bool[],
-          '(0,7)'::tid) AS is_sent;
+       AND ($9::int4, $10::int4[], $11::int8, $12::float8, $13::float8[], $14::xid8, $15::bool[],
+            $16::tid)
+       = (7::int4, '{7}'::int4[], 7::int8, 7.5::float8, '{7.5}'::float8[], '7'::xid8,
+          '{true}'::bool[], '(0,7)'::tid) AS is_sent;

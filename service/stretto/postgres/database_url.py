@@ -1,8 +1,8 @@
-"""What a database URL must be like, checked before anything connects: no waiting mends it.
+"""What a database URL must be like, checked before anything connects: waiting does not correct it.
 
-The driver reads the URL again for each connection. A file that is missing and a host name with a blank
-look to it like a database that is away, so they are found here. Its other objections are errors of
-their own (`postgres.driver_errors.is_lasting`).
+The driver reads the URL for each connection. It reports a missing file, or a host name with a
+blank, like a database that cannot be reached, so they are found here. `driver_errors.is_lasting`
+knows its other errors.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 SCHEMES: Final = ("postgresql", "postgres")
 # A compose file's service may have an underscore in its name.
 _HOST_NAME: Final = re.compile(rb"[A-Za-z0-9._-]+")
-# The driver reads a client's certificate with each but the first of these modes, and what verifies the
-# server's from `require` on.
+# The driver reads a client's certificate in every mode but the first of these, and what verifies
+# the server's certificate from `require` on.
 _NO_TLS: Final = "disable"
 _UNVERIFIED: Final = ("allow", "prefer")
 _OWN_FILES: Final = ("sslcert", "sslkey")
@@ -37,7 +37,7 @@ def require_database_url(url: str) -> None:
     except ValueError:
         hosts = None
     if hosts is None or parts.scheme not in SCHEMES:
-        # Not what was raised: it may quote a password.
+        # Without the original error: it may quote a password.
         raise ValueError("must look like postgresql://user:password@host:5432/database")
     try:
         parameters = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -47,32 +47,32 @@ def require_database_url(url: str) -> None:
         raise ValueError(message) from None
     for host in hosts:
         if not _is_host(host):
-            # It would look like a host that is not known yet.
+            # The driver would report a host that is not known yet.
             message = f"{host!r} is neither the name of a host nor an address"
             raise ValueError(message)
     _require_tls_files(parameters)
-    # The driver would connect without a password, and the server's refusal names no file.
+    # The driver would connect without a password, and the server's error names no file.
     if "passfile" in parameters:
         _require_passfile(Path(parameters["passfile"]))
 
 
 def place_of(url: str) -> str:
-    """Return where a database is, as its URL has it, without a user or a password."""
+    """Return where a database is, from its URL, without a user or a password."""
     parts = urlsplit(url)
     place = parts.netloc.rpartition("@")[2] or dict(parse_qsl(parts.query)).get("host")
     return place or "the driver's default place"
 
 
 def _hosts(places: str) -> list[str]:
-    """Return the names of hosts that have ports of their own; raise `ValueError` for a wrong port."""
+    """Return the hosts' names, without their ports; raise `ValueError` for a wrong port."""
     if not places:
         # The driver's own choice.
         return []
     names = []
     for place in places.split(","):
-        # A folder with a socket is taken as it stands.
+        # A folder with a socket is taken as it is.
         parts = urlsplit("" if place.startswith("/") else f"//{place}")
-        # Reading it checks it.
+        # Reading the property checks the port.
         _ = parts.port
         names.append(unquote(parts.hostname or place))
     return names
@@ -95,7 +95,7 @@ def _is_host(name: str) -> bool:
 
 
 def _require_tls_files(parameters: Mapping[str, str]) -> None:
-    """Raise `ValueError` for a key or a certificate that is to be used and cannot be read."""
+    """Raise `ValueError` for a key or a certificate that the driver needs and cannot read."""
     mode = _tls_parameter(parameters, "sslmode") or "prefer"
     if mode == _NO_TLS:
         return
@@ -110,12 +110,12 @@ def _require_tls_files(parameters: Mapping[str, str]) -> None:
 
 
 def _tls_parameter(parameters: Mapping[str, str], name: str) -> str:
-    """Return what the URL says, or else the environment, as libpq has it."""
+    """Return the value in the URL, or else in the environment, as libpq does."""
     return parameters.get(name) or os.environ.get(f"PG{name.upper()}", "")
 
 
 def _require_passfile(path: Path) -> None:
-    """Raise `ValueError` for a password file that the driver would pass over without a word."""
+    """Raise `ValueError` for a password file that the driver would skip silently."""
     try:
         mode = path.stat().st_mode
         path.read_bytes()

@@ -1,29 +1,33 @@
-"""What the driver's connection should forget: at its end, and where its use passes to another.
+"""The driver's connection: whether it is lost, how it is cut, and what it should forget.
 
 The one place that touches private parts of the driver.
 """
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from asyncpg.pool import PoolConnectionProxy
     from asyncpg.transaction import Transaction
 
     _Connection = asyncpg.Connection[asyncpg.Record]
 else:
-    # Not generic when it runs.
+    # Not generic at run time.
     _Connection = asyncpg.Connection
 
 
 class DriverConnection(_Connection):
-    """Lets go of its transaction when it is terminated.
+    """Drops its transaction when it is terminated.
 
-    The driver's two refer to each other until the transaction is ended, and one whose connection was
-    lost cannot be: every loss would leave some 20 objects that only the garbage collector frees.
+    The two refer to each other until the transaction is ended, and that of a lost connection cannot
+    be: every loss would leave some 20 objects that only the garbage collector frees.
     """
 
     __slots__ = ()
@@ -35,12 +39,39 @@ class DriverConnection(_Connection):
         self._top_xact = None
 
 
-def end_resources(connection: Connection, own: Transaction) -> None:
-    """End all statements, cursors and transactions that were made of the connection, but our own.
+def is_lost(connection: Connection) -> bool:
+    """Whether nothing can be sent any more; a pool takes a dead connection back by itself."""
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        return True
 
-    As at a pool's release: their methods raise `asyncpg.InterfaceError` from now on.
+
+def terminate(connection: Connection) -> None:
+    """Cut the connection, unless its pool has already taken it back."""
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()
+
+
+@contextmanager
+def watchdog(connection: Connection, seconds: float) -> Iterator[None]:
+    """Terminate the connection after so many seconds; every pending statement on it then fails.
+
+    Cancelling a query instead would open another connection to a server that may be frozen.
     """
-    # A pool's connection is a handle for the driver's, which it has lost where that was terminated.
+    timer = asyncio.get_running_loop().call_later(seconds, terminate, connection)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def end_resources(connection: Connection, own: Transaction) -> None:
+    """End all statements, cursors and transactions of the connection, except our own.
+
+    As after a pool's release, their methods raise `asyncpg.InterfaceError` from now on.
+    """
+    # A pool's connection is a handle for the driver's, which is None once that was terminated.
     driver: Any = getattr(connection, "_con", connection)
     if driver is not None:
         driver._pool_release_ctr += 1  # noqa: SLF001 there is no other way
@@ -48,6 +79,6 @@ def end_resources(connection: Connection, own: Transaction) -> None:
         kept._con_release_ctr = driver._pool_release_ctr  # noqa: SLF001
 
 
-# Names for annotations alone: the driver's classes are not generic when they run.
+# Names for annotations alone: the driver's classes are not generic at run time.
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"

@@ -1,7 +1,7 @@
-"""What a driver's error says about a write: committed, not committed, or nobody knows.
+"""What a driver's error says about a write: committed, not committed, or unknown.
 
-The one place where errors of asyncpg and the socket become the store's own. They are told apart by
-SQLSTATE and by whether the connection lives, never by their text.
+The one place where errors of asyncpg and the socket become the store's own. SQLSTATE and whether
+the connection lives decide, never an error's text.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ DRIVER_ERRORS: Final = (
     TimeoutError,
 )
 
-# What the driver raises besides for a URL that it cannot read: a port that is no number, an empty host.
+# What the driver also raises for a URL that it cannot read: a port that is no number, an empty
+# host.
 URL_ERRORS: Final = (ValueError, LookupError, OverflowError)
 
-# The connection broke, or somebody between us and the server says so (PgBouncer: 08P01); the server
-# is going down; its disk or its memory is damaged. The write may have been committed.
+# The connection broke, or a program between us and the server reports that (PgBouncer: 08P01); the
+# server is going down; its disk or its memory is damaged. The write may have been committed.
 # 40003 says so itself: servers that speak PostgreSQL's protocol use it.
 _UNKNOWN_CLASSES: Final = ("08", "40003", "57P", "58", "XX")
-# The server closes the connection after these, perhaps a moment after the driver has told us.
+# The server closes the connection after these, perhaps a moment after the driver has raised them.
 _UNKNOWN_SEVERITIES: Final = ("FATAL", "PANIC")
-# The server goes on after this one. What the driver says by itself has no severity.
+# The server goes on after this one. An error that the driver raises by itself has no severity.
 _ANSWERED: Final = "ERROR"
 # Rolled back for reasons that pass: deadlock, serialization, no resources, cancelled, a plan that a
 # schema change made stale.
@@ -54,18 +55,19 @@ READ_ONLY_STATE: Final = "25006"
 # Rolled back because of what the statement says: bad data, a constraint, a trigger's veto. Only
 # these are the request's own fault; a missing table or permission is the operator's.
 _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
-# Of these, what an operator mends: text that a database or session of another encoding than UTF-8 does
-# not take, and a column that has become NOT NULL without a default.
+# Exceptions among them, which an operator can correct: text that a database or session of another
+# encoding than UTF-8 does not take, and a column that has become NOT NULL without a default.
 _ENCODING_STATES: Final = ("22021", "22P05")
 _NOT_NULL: Final = "23502"
 _CONSTRAINT_CLASS: Final = "23"
-# An event that has outlived its group: its id follows from the group's. The request is as good as ever.
+# An event that has outlived its group: its id follows from the group's. The request itself is
+# valid.
 _LEFT_OVER: Final = ("23505", "outbox", "outbox_pkey")
-# Of these the server's detail says more than its message, and speaks of no row: why it takes no
-# connections, what became of the database, which limit was met.
+# The server's detail adds to the message here, and quotes no row: why it takes no connections, what
+# became of the database, which limit was met.
 _DETAILED_CLASSES: Final = ("3D", "53", "55", "57P")
-# Why no connection could be had, and never can with the same URL: a user, password or database that
-# there is not, a right that is lacking, a parameter that the server does not take.
+# Connecting with the same URL can never succeed: no such user, password or database, a missing
+# right, a parameter that the server does not take.
 _LASTING_CLASSES: Final = ("22", "28", "3D", "42")
 # A handshake that broke off: the server is going down, or coming up.
 _BROKEN_HANDSHAKES: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
@@ -77,56 +79,54 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
     if not connection_lives or not isinstance(error, asyncpg.PostgresError):
         return OutcomeUnknown(cause)
     state = error.sqlstate or ""
-    severity = getattr(error, "severity_en", None)
-    if state.startswith(_UNKNOWN_CLASSES) and severity == _ANSWERED:
-        return InDoubt(cause)
-    if state.startswith(_UNKNOWN_CLASSES) or severity in _UNKNOWN_SEVERITIES:
-        return OutcomeUnknown(cause)
+    is_answer = error.severity_en == _ANSWERED
+    if state.startswith(_UNKNOWN_CLASSES) or error.severity_en in _UNKNOWN_SEVERITIES:
+        return InDoubt(cause) if is_answer else OutcomeUnknown(cause)
     if state == _LOCKED:
         return Locked(cause)
     if state.startswith(_TRANSIENT_CLASSES) or state == READ_ONLY_STATE:
         return Transient(cause)
-    place = getattr(error, "table_name", None), getattr(error, "constraint_name", None)
-    if (state, *place) == _LEFT_OVER:
+    if (state, error.table_name, error.constraint_name) == _LEFT_OVER:
         message = (
             "an event of a deleted group is still in the outbox; delete it, or wait for its sweep"
         )
         return LeftOver(message)
-    if _is_refusal(error, state):
-        return Refused(_failure(error), cause)
+    # What the driver cannot encode was not judged by the server.
+    if is_answer and _is_refusal(error, state):
+        where = f" ({error.constraint_name})" if error.constraint_name else ""
+        failure = Failure("refused_by_database", f"The database refused the group{where}.")
+        return Refused(failure, cause)
     return Misconfigured(cause)
 
 
 def _is_refusal(error: asyncpg.PostgresError, state: str) -> bool:
-    """Whether the server has judged the row itself, by a rule that was made for rows.
+    """Whether the server has rejected the row itself, by a rule that was made for rows.
 
-    Such a rule is a constraint with a name, a view's check or a trigger's code. A row that no partition
-    takes breaks a constraint too, but one without a name. What the driver cannot encode is not judged.
+    Such a rule is a constraint with a name, a view's check or a trigger's code. A row that no
+    partition takes breaks a constraint too, but one without a name.
     """
-    if getattr(error, "severity_en", None) != _ANSWERED or state in _ENCODING_STATES:
-        return False
     if state.startswith(_CONSTRAINT_CLASS):
-        return state != _NOT_NULL and bool(getattr(error, "constraint_name", None))
-    return state.startswith(_REFUSED_CLASSES)
+        return state != _NOT_NULL and bool(error.constraint_name)
+    return state.startswith(_REFUSED_CLASSES) and state not in _ENCODING_STATES
 
 
 def is_lasting(error: BaseException | None) -> bool:
-    """Whether connecting again cannot succeed until somebody changes the URL or the server."""
+    """Whether connecting again cannot succeed until the URL or the server is changed."""
     if isinstance(error, asyncpg.PostgresError):
         return (error.sqlstate or "").startswith(_LASTING_CLASSES)
     if isinstance(error, ssl.SSLError):
         return not isinstance(error, _BROKEN_HANDSHAKES)
-    # Also what the driver itself objects to, such as an sslmode that there is not.
+    # Also what the driver itself rejects, such as an unknown sslmode.
     return isinstance(error, URL_ERRORS)
 
 
 def in_words(error: BaseException) -> str:
     """Return in one line what an operator needs to know of a driver's error, never its class alone.
 
-    What the server says about the rows themselves is left out: it may repeat them.
+    What the server says about the rows themselves is left out: it may quote them.
     """
     if isinstance(error, asyncpg.PostgresError) and error.sqlstate:
-        return f"{_said(error, error.sqlstate)} (SQLSTATE {error.sqlstate})"
+        return f"{_server_words(error, error.sqlstate)} (SQLSTATE {error.sqlstate})"
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, ssl.SSLError):
@@ -139,38 +139,28 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, URL_ERRORS) and not isinstance(error, asyncpg.InterfaceError):
         # Its text may quote a password that has an @ or a / in it.
         return "the driver cannot read the database's URL"
-    # The driver's own errors name hosts and ports, but no password; its hints speak to programmers.
+    # The driver's own errors name hosts and ports, but no password; its hints are for programmers.
     return str(error.args[0] if error.args else "") or "the connection broke"
 
 
-def _said(error: asyncpg.PostgresError, sqlstate: str) -> str:
-    # What ends a connection at its start was said before any row was sent.
-    is_of_rows = getattr(error, "severity_en", None) not in _UNKNOWN_SEVERITIES
+def _server_words(error: asyncpg.PostgresError, sqlstate: str) -> str:
+    # An error that ends a connection at its start came before any row was sent.
+    is_of_rows = error.severity_en not in _UNKNOWN_SEVERITIES
     if sqlstate.startswith(_REFUSED_CLASSES) and is_of_rows:
         return f"the database refused a row ({_named(error, sqlstate)})"
-    # A host's hook may raise one that no server has sent, and that says nothing.
-    said = str(error.args[0]) if error.args else "an error without a text"
-    detail = getattr(error, "detail", None)
-    if detail and sqlstate.startswith(_DETAILED_CLASSES):
-        return f"{said}: {detail}"
-    return said
+    # A host's hook may raise one that no server has sent, without a text.
+    text = str(error.args[0]) if error.args else "an error without a text"
+    if error.detail and sqlstate.startswith(_DETAILED_CLASSES):
+        return f"{text}: {error.detail}"
+    return text
 
 
 def _named(error: asyncpg.PostgresError, sqlstate: str) -> str:
     """Return what the row has met, by names alone."""
-    constraint, table, column = (
-        getattr(error, f"{kind}_name", None) for kind in ("constraint", "table", "column")
-    )
-    if constraint:
-        return str(constraint)
+    if error.constraint_name:
+        return error.constraint_name
     if sqlstate in _ENCODING_STATES:
         return "encodings must be UTF8: server_encoding and client_encoding"
-    if column:
-        return f"column {column} of {table}"
-    return f"table {table}" if table else "its values"
-
-
-def _failure(error: asyncpg.PostgresError) -> Failure:
-    constraint = getattr(error, "constraint_name", None)
-    where = f" ({constraint})" if constraint else ""
-    return Failure("refused_by_database", f"The database refused the group{where}.")
+    if error.column_name:
+        return f"column {error.column_name} of {error.table_name}"
+    return f"table {error.table_name}" if error.table_name else "its values"

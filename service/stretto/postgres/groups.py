@@ -1,4 +1,4 @@
-"""What members read: groups and who takes part in them. Nobody else learns that a group exists.
+"""What members read: groups and their members. No other user learns that a group exists.
 
 Each statement answers many questions, in their order; each raises `Unreachable` where the database
 does not answer.
@@ -39,20 +39,20 @@ class PostgresGroupStore:
     async def groups_of_member(
         self, wanted: Sequence[tuple[UserId, UUID | None, int]]
     ) -> list[list[Group]]:
-        """Return of each user up to so many groups, newest first, behind a conversation."""
+        """Return for each user up to so many groups, newest first, behind a conversation."""
         rows = await self._fetch(QUERIES["groups_of_member"], wanted)
         return _pages(Group, rows, len(wanted))
 
     async def groups_of_owner(self, owner: UserId, after: UUID | None, limit: int) -> list[Group]:
-        """Return up to `limit` groups of an owner, newest first, behind the conversation `after`."""
-        async with self._database.reading(Lane.GROUPS) as connection:
+        """Return up to `limit` groups of an owner, newest first, behind conversation `after`."""
+        async with self._database.connection(Lane.GROUPS) as connection:
             rows = await connection.fetch(QUERIES["groups_of_owner"], owner, after, limit)
         return [Group(**row) for row in rows]
 
     async def members_of_group(
         self, wanted: Sequence[tuple[UUID, str | None, int]]
     ) -> list[list[Member]]:
-        """Return of each group up to so many members, in the order of their ids, behind a user."""
+        """Return for each group up to so many members, in the order of their ids, behind a user."""
         rows = await self._fetch(QUERIES["members_of_group"], wanted)
         return _pages(Member, rows, len(wanted))
 
@@ -60,7 +60,7 @@ class PostgresGroupStore:
         self, statement: str, wanted: Sequence[tuple[Any, ...]]
     ) -> list[asyncpg.Record]:
         """Send the questions as columns."""
-        async with self._database.reading(Lane.GROUPS) as connection:
+        async with self._database.connection(Lane.GROUPS) as connection:
             return await connection.fetch(statement, *zip(*wanted, strict=True))
 
 

@@ -1,8 +1,8 @@
 -- What members read of their groups.
 
 -- name: group_of_member
--- Read groups by id ($1), each if its user ($2) is a member of it; `number` is the question's place.
--- By their keys, as in look.
+-- Read groups by id ($1), each if its user ($2) is a member of it; `number` is the question's
+-- number. LIMIT 1 makes the planner use the keys, as in look.
 SELECT number, chat_group.group_id, conversation_id, owner_id, name, description, created_at,
        (SELECT count(*) FROM conversation_member AS member
         WHERE member.conversation_id = chat_group.conversation_id) AS members_count
@@ -18,7 +18,7 @@ CROSS JOIN LATERAL (
 
 -- name: groups_of_member
 -- Read pages of users' groups, newest first: of each user ($1) up to $3 behind the conversation id
--- that the last page ended on ($2; null for the first page). `number` is the question's place.
+-- that the last page ended on ($2; null for the first page). `number` is the question's number.
 SELECT number, page.*
 FROM unnest($1::text[], $2::uuid[], $3::int[]) WITH ORDINALITY
          AS wanted (user_id, after, groups_max, number)
@@ -29,7 +29,7 @@ CROSS JOIN LATERAL (
     FROM conversation_member
     JOIN chat_group USING (conversation_id)
     WHERE conversation_member.user_id = wanted.user_id
-      -- A condition of the index in either case: no id is as large as this one.
+      -- An index condition also for the first page: no id is as large as this one.
       AND conversation_id < coalesce(after, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
     ORDER BY conversation_id DESC
     LIMIT groups_max
@@ -49,7 +49,7 @@ LIMIT $3;
 
 -- name: members_of_group
 -- Read pages of groups' members by user id: of each group ($1) up to $3 behind the user id that the
--- last page ended on ($2; null for the first page). `number` is the question's place.
+-- last page ended on ($2; null for the first page). `number` is the question's number.
 SELECT number, page.*
 FROM unnest($1::uuid[], $2::text[], $3::int[]) WITH ORDINALITY
          AS wanted (group_id, after, members_max, number)

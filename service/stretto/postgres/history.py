@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from stretto.domain import UserId
     from stretto.postgres.connections import Database
 
-# A statement of a few milliseconds, whoever the events are for: rows are counted before the filter.
+# A statement of a few milliseconds, whatever the filter: rows are counted before it.
 PAGE_EVENTS: Final = 500
-# With more users than this most events are for one of them, and comparing costs more than sending.
+# Most events are for one of more users than this: comparing would cost more than sending.
 FILTERED_USERS_MAX: Final = 64
 _ORIGIN_CHARACTERS: Final = 8
 
@@ -32,33 +32,33 @@ class PostgresHistoryStore:
         self._database = database
 
     async def open(self) -> None:
-        """Have history begin here where its start is another server's: nobody could resume else."""
-        async with self._database.tending() as connection:
-            # First ask: a server that takes no writes now is no reason not to start.
+        """Begin history here if its start is another server's: else no session could resume."""
+        async with self._database.upkeep() as connection:
+            # A read comes first: a server that takes no writes now does not prevent the start.
             if await connection.fetchval(QUERIES["is_history_foreign"]):
                 await connection.execute(QUERIES["open_history"])
 
     async def origin(self) -> Origin:
-        """Return what tells this database's positions from another one's."""
-        async with self._database.reading(Lane.HISTORY) as connection:
+        """Return what distinguishes this database's positions from those of another."""
+        async with self._database.connection(Lane.HISTORY) as connection:
             identity = await connection.fetchval(QUERIES["history_origin"])
         return Origin(hashlib.sha256(identity.encode()).hexdigest()[:_ORIGIN_CHARACTERS])
 
     async def bounds(self) -> HistoryBounds:
-        """Return where history stands now."""
-        async with self._database.reading(Lane.HISTORY) as connection:
+        """Return the bounds of history now."""
+        async with self._database.connection(Lane.HISTORY) as connection:
             row = await connection.fetchrow(QUERIES["history_bounds"])
         assert row is not None
         return HistoryBounds(**row)
 
     async def page(self, after: Cursor, users: Sequence[UserId]) -> HistoryPage:
-        """Return a stretch of what is behind the cursor; others than the users' may be left out."""
+        """Return events behind the cursor; those of other users may be left out."""
         wanted = users if len(users) <= FILTERED_USERS_MAX else None
-        async with self._database.reading(Lane.HISTORY) as connection:
+        async with self._database.connection(Lane.HISTORY) as connection:
             rows = await connection.fetch(
                 QUERIES["history_page"], after.position, after.event_id, wanted, PAGE_EVENTS
             )
-            # After the rows, so that whatever was swept before they were read is known by now.
+            # After the rows, so that it covers whatever was swept before they were read.
             start = await connection.fetchval(QUERIES["history_start"])
         events = [
             PastEvent(

@@ -1,9 +1,10 @@
 """The host's hook `on_create`: what runs in the leader's transaction besides the lead itself.
 
-The hook is the host's code on our connection, so nothing of it is taken for granted: neither that it
-ends, nor that the transaction is still ours afterwards, nor that the session is as it was. Its veto
-(`GroupRejected`, or a group of nothing else) is the only thing that it says about the new group; every
-other failure is a `HookError`, and the attempt stays pending. Costs two round trips beside those of the transaction and of the hook.
+The hook is the host's code on our connection. So it is not assumed that it ends, that the
+transaction is still ours afterwards, or that the session is as it was. Its veto (`GroupRejected`,
+or a group of nothing else) is the only thing that it says about the new group; every other failure
+is a `HookError`, and the attempt stays pending. Costs two round trips beside those of the
+transaction and of the hook.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import asyncpg
 
 from stretto.domain import CreatedGroup, NewGroup
 from stretto.errors import HookError, HookInterrupted, Misconfigured, Refused, StoreError, Transient
-from stretto.postgres.connections import WRITE_SECONDS, is_lost, terminate
-from stretto.postgres.driver_connection import end_resources
+from stretto.postgres.connections import WRITE_SECONDS
+from stretto.postgres.driver_connection import end_resources, is_lost, terminate
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
 from stretto.postgres.hook_errors import (
     cause_of,
@@ -35,6 +36,8 @@ from stretto.postgres.queries import QUERIES
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from asyncpg.transaction import Transaction
+
     from stretto.creation.ports import Write
     from stretto.postgres.driver_connection import Connection
 
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
 # Below the deadline of the write that the hook is a part of.
 HOOK_SECONDS: Final = WRITE_SECONDS - 1
-# A hook that is cancelled cleans up after itself; one that goes on is left alone, without connection.
+# A cancelled hook may clean up for so long; if it goes on, it is left alone, without a connection.
 HOOK_CANCEL_SECONDS: Final = 0.5
 
 OnCreate: TypeAlias = Callable[
@@ -60,11 +63,20 @@ class _Session:
     state: tuple[object, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Led:
+    """A lead whose transaction is open, and its session before the hook."""
+
+    connection: Connection
+    transaction: Transaction
+    before: _Session
+
+
 class HookedLead:
     """Leads and runs the hook for what was led, in one transaction.
 
-    `discard` drops the connection: it is called where the hook has left something in its session.
-    Behind a pooler the session is reset instead, because there it is not ours.
+    `discard` drops the connection; it is called where the hook has left something in its session.
+    Behind a pooler the session is shared, and is reset instead.
     """
 
     def __init__(
@@ -80,7 +92,7 @@ class HookedLead:
         self._discard = discard
         self._is_pooled = is_pooled
         self._first: tuple[Connection, _Session] | None = None
-        """The session as it was when the connection was new to us."""
+        """The session at the first lead on its connection."""
 
     async def lead(
         self, connection: Connection, writes: Sequence[Write], lock_seconds: float
@@ -93,55 +105,53 @@ class HookedLead:
         transaction = connection.transaction()
         await transaction.start()
         try:
-            led = await self._lead(connection, writes, lock_seconds)
+            tokens = await self._lead(connection, writes, lock_seconds)
             before = await _session(connection)
         except Exception:
             if not is_lost(connection):
                 await transaction.rollback()
             raise
-        if self._was_changed(connection, before):
-            # A statement that an earlier hook had prepared has run since: nobody knows on what it led.
-            await self._roll_back(connection, transaction, before)
+        led = _Led(connection, transaction, before)
+        if self._was_changed(led):
+            # A statement that an earlier hook had prepared has run since: what it led on is
+            # unknown.
+            await self._roll_back(led)
             await self._discard()
             message = "something that an earlier on_create has left running has used its session"
             raise Transient(message)
-        if not led:
+        if not tokens:
             await transaction.rollback()
-            return led
+            return tokens
         created = [
             (CreatedGroup(write.group_id, write.conversation_id), write.new_group)
             for write in writes
-            if write.claim_token in led
+            if write.claim_token in tokens
         ]
         try:
-            after = await self._run(connection, transaction, created)
+            after = await self._run(led, created)
         except Exception as error:
-            is_gone = await self._roll_back(connection, transaction, before)
+            is_gone = await self._roll_back(led)
             if is_gone and isinstance(error, DRIVER_ERRORS):
-                # The database has gone; the hook only met that. What it means is for the store to say.
+                # The hook only met the loss of the connection. The store decides what that means.
                 raise
             if isinstance(error, HookError):
                 raise
             raise _verdict(error) from without_row_data(self._last_raised(error))
         if after.transaction_id != before.transaction_id:
-            return await self._ended_by_hook(connection, transaction, before, led)
-        await self._commit(connection, transaction, before, after)
-        return led
+            await self._require_committed(led)
+        else:
+            await self._commit(led, after)
+        return tokens
 
-    def _was_changed(self, connection: Connection, before: _Session) -> bool:
-        """Whether the session is another than at its first lead; behind a pooler each may be."""
-        if self._first is None or self._first[0] is not connection:
-            self._first = connection, before
-        return not self._is_pooled and self._first[1].state != before.state
+    def _was_changed(self, led: _Led) -> bool:
+        """Whether the session has changed since its first lead; behind a pooler each may differ."""
+        if self._first is None or self._first[0] is not led.connection:
+            self._first = led.connection, led.before
+        return not self._is_pooled and self._first[1].state != led.before.state
 
-    async def _run(
-        self,
-        connection: Connection,
-        transaction: asyncpg.transaction.Transaction,
-        created: Sequence[tuple[CreatedGroup, NewGroup]],
-    ) -> _Session:
+    async def _run(self, led: _Led, created: Sequence[tuple[CreatedGroup, NewGroup]]) -> _Session:
         """Run the hook, for a bounded time; return the session as the hook has left it."""
-        handle = HookHandle(connection)
+        handle = HookHandle(led.connection)
         clock_seconds = asyncio.get_running_loop().time
         started = clock_seconds()
         # A task of its own: what cancels the hook from within does not cancel the writer.
@@ -155,16 +165,16 @@ class HookedLead:
                 await asyncio.wait({hook}, timeout=HOOK_CANCEL_SECONDS)
             if not hook.done():
                 # It must not write into the transactions that come after this one.
-                terminate(connection)
+                terminate(led.connection)
             handle.end()
-            end_resources(connection, transaction)
+            end_resources(led.connection, led.transaction)
         if not is_in_time:
             raise HookError(too_late(seconds, HOOK_SECONDS))
         if hook.cancelled():
             message = "on_create was cancelled by something that it waited for"
             raise HookError(message)
         error = hook.exception()
-        is_cut_off = seconds >= HOOK_SECONDS and is_lost(connection)
+        is_cut_off = seconds >= HOOK_SECONDS and is_lost(led.connection)
         if is_cut_off and (error is None or isinstance(error, DRIVER_ERRORS)):
             # The loop was blocked. Once it was free, our own watchdog was due before we were.
             raise HookError(too_late(seconds, HOOK_SECONDS)) from error
@@ -178,9 +188,10 @@ class HookedLead:
             message = cause_of(error)
             raise HookError(message) from without_row_data(self._last_raised(error))
         try:
-            return await _session(connection)
+            return await _session(led.connection)
         except asyncpg.InFailedSQLTransactionError as error:
-            # The driver would not say so: it takes the ROLLBACK that answers COMMIT for a commit.
+            # The driver would not report it: it takes the ROLLBACK that answers COMMIT for a
+            # commit.
             message = (
                 "on_create swallowed a database error, which has aborted the transaction;"
                 " catch it outside of `async with connection.transaction()`"
@@ -199,64 +210,50 @@ class HookedLead:
     def _last_raised(self, error: BaseException) -> BaseException:
         return last_raised(error, HookedLead._call.__code__)
 
-    async def _commit(
-        self,
-        connection: Connection,
-        transaction: asyncpg.transaction.Transaction,
-        before: _Session,
-        after: _Session,
-    ) -> None:
+    async def _commit(self, led: _Led, after: _Session) -> None:
         """Commit; the session is then as it was, or not used again."""
+        before = led.before
         if self._is_pooled and after.state != before.state:
-            await connection.execute(RESET_SESSION)
-            await connection.fetch(QUERIES["unlock_session"])
+            await led.connection.execute(RESET_SESSION)
+            await led.connection.fetch(QUERIES["unlock_session"])
         if after.durability != before.durability:
-            await connection.fetch(QUERIES["commit_durably"], before.durability)
+            await led.connection.fetch(QUERIES["commit_durably"], before.durability)
         try:
-            # It cannot be an aborted transaction: the server has just answered a statement in it.
-            await transaction.commit()
+            # The transaction is not aborted: the server has just answered a statement in it.
+            await led.transaction.commit()
         except asyncpg.PostgresError as error:
-            # Only what is checked late fails here, and ours is not: it is the host's.
-            meaning = store_error(error, connection_lives=not is_lost(connection))
+            # Only deferred checks fail here. We have none: it is one of the host's.
+            meaning = store_error(error, connection_lives=not is_lost(led.connection))
             if isinstance(meaning, (Refused, Misconfigured)):
-                await self._keep_if_unchanged(connection, before)
+                await self._keep_if_unchanged(led)
                 raise HookError(cause_of(error)) from without_row_data(error)
             raise
         if after.state != before.state:
             # What was set for the transaction alone has gone with it.
-            await self._keep_if_unchanged(connection, before)
+            await self._keep_if_unchanged(led)
 
-    async def _roll_back(
-        self,
-        connection: Connection,
-        transaction: asyncpg.transaction.Transaction,
-        before: _Session,
-    ) -> bool:
+    async def _roll_back(self, led: _Led) -> bool:
         """End the transaction of a hook that has failed; return whether the connection was lost."""
         try:
             if self._is_pooled:
-                await connection.execute(ROLL_BACK_SESSION)
-            await transaction.rollback()
+                await led.connection.execute(ROLL_BACK_SESSION)
+            await led.transaction.rollback()
         except DRIVER_ERRORS:
-            is_gone = is_lost(connection)
+            is_gone = is_lost(led.connection)
             await self._discard()
             return is_gone
-        await self._keep_if_unchanged(connection, before)
+        await self._keep_if_unchanged(led)
         return False
 
-    async def _ended_by_hook(
-        self,
-        connection: Connection,
-        transaction: asyncpg.transaction.Transaction,
-        before: _Session,
-        led: set[UUID],
-    ) -> set[UUID]:
-        """Answer for a transaction that the hook has ended: the server knows how.
+    async def _require_committed(self, led: _Led) -> None:
+        """Raise `HookError` unless the hook, which has ended the transaction, has committed it.
 
-        What the hook has begun since is rolled back.
+        What the hook has begun since is rolled back. Only the server knows how the first one ended.
         """
-        await transaction.rollback()
-        status = await connection.fetchval(QUERIES["transaction_status"], before.transaction_id)
+        await led.transaction.rollback()
+        status = await led.connection.fetchval(
+            QUERIES["transaction_status"], led.before.transaction_id
+        )
         await self._discard()
         if status != "committed":
             message = (
@@ -264,14 +261,13 @@ class HookedLead:
                 " `async with connection.transaction()` is a savepoint"
             )
             raise HookError(message)
-        return led
 
-    async def _keep_if_unchanged(self, connection: Connection, before: _Session) -> None:
+    async def _keep_if_unchanged(self, led: _Led) -> None:
         """Drop the connection if something was left in its session; the outcome is known by now."""
         if self._is_pooled:
             return
         try:
-            is_unchanged = (await _session(connection)).state == before.state
+            is_unchanged = (await _session(led.connection)).state == led.before.state
         except DRIVER_ERRORS:
             is_unchanged = False
         if not is_unchanged:

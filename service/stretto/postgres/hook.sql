@@ -1,9 +1,9 @@
 -- The leader's transaction around a host's hook.
 
 -- name: session
--- Read which transaction this is, and what a host's hook may leave behind in a session: roles,
--- settings (but those of the transaction, the lock time-out, which each write sets anew, and names
--- that only the host knows), locks, temporary tables, statements, cursors.
+-- Read which transaction this is, and what a host's hook may leave in a session: roles, settings
+-- (except those of the transaction, the lock time-out, which each write sets, and names that only
+-- the host knows), locks, temporary tables, statements, cursors.
 SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
        current_setting('synchronous_commit') AS durability,
        session_user::text, current_user::text,
@@ -17,14 +17,14 @@ SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
        (SELECT count(*) FROM pg_cursors WHERE is_holdable) AS cursors;
 
 -- name: commit_durably
--- Have this transaction's commit wait for the disk as $1 says, whatever a host's hook has set for its own
--- rows: an outcome is reported only when it is durable.
+-- Have this transaction's commit wait for the disk as $1 says, whatever a host's hook has set: an
+-- outcome is reported only when it is durable.
 SELECT set_config('synchronous_commit', $1, true);
 
 -- name: transaction_status
--- Ask how the transaction $1 has ended.
+-- Read how the transaction $1 has ended.
 SELECT pg_xact_status($1::text::xid8);
 
 -- name: unlock_session
--- Release what a host's hook has locked in a session that is not ours.
+-- Release the advisory locks that a host's hook has taken in a session that is not ours.
 SELECT pg_advisory_unlock_all();

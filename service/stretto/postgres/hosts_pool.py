@@ -1,24 +1,31 @@
-"""Connections of a host's pool, whose callbacks are the host's own code.
+"""A host's pool: its connections, and whether the host closes it.
 
-`connect`, `init` and `setup` run when a connection is acquired, and raise what they like. For us that is
-a database that cannot be reached, whatever it was: nothing has been sent.
+`connect`, `init`, `setup` and `reset` of a pool are the host's own code and may raise anything.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
 
 from stretto.errors import Unreachable
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
+from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.cancelling import is_cancelled
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
     from stretto.postgres.driver_connection import Connection, Pool
+
+# The longest extra wait of a host that closes first, besides a write that is under way. A look
+# reads one attribute.
+LOOK_SECONDS: Final = 0.25
 
 
 async def acquire(pool: Pool, seconds: float) -> Connection:
-    """Return a connection to be given back; raises `Unreachable`."""
+    """Return a connection to be released; raises `Unreachable`: nothing has been sent."""
     try:
         return await pool.acquire(timeout=seconds)
     except DRIVER_ERRORS as error:
@@ -28,3 +35,35 @@ async def acquire(pool: Pool, seconds: float) -> Connection:
             raise
         message = f"connect, init or setup of the host's pool raised {type(error).__name__}"
         raise Unreachable(message) from error
+
+
+class PoolWatch(Actor):
+    """Calls each of `releases` repeatedly while the pool `is_closing`.
+
+    A pool's `close` waits until every connection is released, and writers keep theirs. The
+    component stops only after its host, so a host that closes the pool first would wait for ever.
+    The driver does not report that a pool is closing: the watch looks, and has the writers release
+    their connections. From then on requests are answered with an error, and may be sent again with
+    the same key.
+
+    One call is not enough: a writer with a write under way releases its connection after it.
+    """
+
+    pace = Pace(seconds=LOOK_SECONDS)
+
+    def __init__(
+        self, is_closing: Callable[[], bool], releases: Sequence[Callable[[], Awaitable[None]]]
+    ) -> None:
+        super().__init__("pool watch")
+        self._is_closing = is_closing
+        self._releases = releases
+
+    async def run_once(self) -> int:
+        """Look once; return how many writers were asked. Raises what the host's `reset` raises."""
+        if not self._is_closing():
+            return 0
+        # Each one is called, whatever those before it raise.
+        async with AsyncExitStack() as stack:
+            for release in reversed(self._releases):
+                stack.push_async_callback(release)
+        return len(self._releases)

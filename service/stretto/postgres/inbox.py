@@ -1,4 +1,4 @@
-"""Inbox: effects once, although messages come at least once (G8)."""
+"""Inbox: effects once, although messages are delivered at least once (G8)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 class Inbox:
-    """What one consumer has dealt with; each consumer of a database has a name of its own."""
+    """The messages that one consumer has processed; each consumer of a database has a name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     async def first_time(self, connection: Connection, message_id: UUID) -> bool:
-        """Whether the message's effects are still to come; from now on they are not.
+        """Record the message; return whether it is new, so that its effects are due.
 
-        To be called in the transaction that has the effects: what is rolled back was never dealt
-        with. Waits for a transaction that is dealing with the same message. The connection's
+        Call it in the transaction that has the effects: what is rolled back was never processed.
+        Waits for another transaction that is processing the same message. The connection's
         search_path must lead to stretto's tables.
         """
         assert connection.is_in_transaction(), "the record must commit together with the effects"

@@ -1,8 +1,8 @@
--- What a consumer has dealt with.
+-- The messages that a consumer has processed.
 
 -- name: first_time
--- Record that a consumer deals with a message; returns nothing where it has done so already. Waits
--- for another transaction that is dealing with the same one.
+-- Record that a consumer processes a message; returns nothing where that is recorded already. Waits
+-- for another transaction that is processing the same message.
 INSERT INTO inbox (consumer, message_id) VALUES ($1, $2)
 ON CONFLICT DO NOTHING
 RETURNING message_id;

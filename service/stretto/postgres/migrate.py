@@ -1,11 +1,12 @@
-"""Brings a database to the present schema: `schema.sql` where there is none, numbered files after.
+"""The schema: migrates it, grants rights on it, and says whether it can be served.
 
-A numbered file `migrations/NNNN_title.sql` takes a database from the number before to NNNN, in one
-transaction; `schema.sql` always is the whole of the newest number. One runner at a time.
+`schema.sql` is the whole of the newest version. From the first release on, each change adds a file
+`migrations/NNNN_title.sql`, which takes a database from the number before to NNNN.
 """
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.errors import ConfigurationError
+from stretto.errors import ConfigurationError, Unreachable
 from stretto.postgres.queries import QUERIES, schema_file
-from stretto.postgres.server_settings import session_violation
+from stretto.postgres.server_settings import NO_TABLES, session_violation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,12 +26,20 @@ if TYPE_CHECKING:
 
     from stretto.postgres.driver_connection import Connection
 
-# Any constant will do, as long as it is nobody else's: the first bytes of "stretto" as a number.
+# The version of the first release. Lower numbers were never released: no migration starts there.
+FIRST_NUMBER: Final = 6
+# The key of the advisory lock, which no other program should use: "stretto" as a number.
 _LOCK: Final = int.from_bytes(b"stretto", "big")
-# Another runner is waited for, whatever short lock_timeout the connection has; the changes
-# themselves keep that one: behind one that waits for a table, everybody waits.
+# The lock of another runner is waited for this long, whatever the connection's lock_timeout. The
+# changes themselves keep that short time-out: every statement queues behind one that waits for a
+# table.
 _RUNNER_SECONDS: Final = 60
-# What the statements of the service do with each table; a role needs no more.
+_EMPTY: Final = "schema_version is empty although the tables exist; restore its row from a backup"
+_START_ANEW: Final = (
+    "use the stretto that made it, or an empty database (embedded: another STRETTO_DATA_DIR)"
+)
+
+# What the service's statements do with each table; a role needs no more.
 PRIVILEGES: Final = MappingProxyType(
     {
         "attempt": "SELECT, INSERT, UPDATE, DELETE",
@@ -56,16 +65,22 @@ class Step:
 
     @property
     def checksum(self) -> str:
-        """What tells whether the file was changed after it had been applied."""
+        """Shows whether the file was changed after it had been applied."""
         return sha256(self.statements.encode()).hexdigest()
 
 
 def read_steps(folder: Traversable | Path) -> list[Step]:
-    """Return the numbered changes of a folder in their order."""
+    """Return the numbered changes of a folder in their order; none if there is no folder."""
     if not folder.is_dir():
         return []
     names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
     return [Step(int(name[:4]), (folder / name).read_text("utf-8")) for name in names]
+
+
+def newest_number(steps: Sequence[Step] | None = None) -> int:
+    """Return the number of the schema that this version of stretto is made for."""
+    steps = _own_steps() if steps is None else steps
+    return steps[-1].number if steps else FIRST_NUMBER
 
 
 async def migrate(
@@ -73,14 +88,14 @@ async def migrate(
 ) -> list[int]:
     """Apply what is missing and return the numbers; raises `ConfigurationError` on a mismatch.
 
-    Each change is one transaction: one that fails leaves those before it applied, and nothing of
-    itself.
+    One runner works at a time. Each change is one transaction: one that fails leaves those before
+    it applied, and nothing of itself.
     """
     violation = await session_violation(connection)
     if violation is not None:
         raise ConfigurationError(violation)
-    changes = read_steps(files("stretto.postgres") / "migrations") if steps is None else steps
-    newest = Step(changes[-1].number if changes else 1, schema_file().read_text("utf-8"))
+    changes = _own_steps() if steps is None else steps
+    newest = Step(newest_number(changes), schema_file().read_text("utf-8"))
     applied: list[int] = []
     while True:
         async with connection.transaction():
@@ -98,18 +113,37 @@ async def migrate(
             applied.append(step.number)
 
 
-async def grant(connection: Connection, schema: str, roles: Sequence[str]) -> None:
-    """Let the roles do what the service does, also with tables that later migrations add.
+async def is_newer(connection: Connection) -> bool:
+    """Return whether the schema is newer than ours; raise `Unreachable` if it is older.
 
-    Default privileges count for tables that the present role makes: it should be the one that
+    A newer one is served: during a rolling update the migration comes first, and instances of the
+    old version keep running beside the new one.
+    """
+    number: int | None = await connection.fetchval(QUERIES["schema_number"])
+    known = newest_number()
+    if number is None:
+        raise Unreachable(_EMPTY)
+    if number < known:
+        message = (
+            f"the database has schema {number}, this stretto needs {known}; run `stretto migrate`"
+        )
+        raise Unreachable(message)
+    return number > known
+
+
+async def grant(connection: Connection, schema: str, roles: Sequence[str]) -> None:
+    """Grant the roles what the service needs, also on tables that later migrations add.
+
+    Default privileges apply to tables that the present role creates, so it should be the one that
     migrates. Raises `ConfigurationError` where a role does not get its rights.
     """
-    tables = [*PRIVILEGES], [*PRIVILEGES.values()]
     try:
         async with connection.transaction():
-            # Two grants at once on one table end in an error.
+            # Two concurrent grants on one table end in an error.
             await _wait_for_other_runners(connection)
-            for (statement,) in await connection.fetch(QUERIES["grants"], schema, roles, *tables):
+            for (statement,) in await connection.fetch(
+                QUERIES["grants"], schema, roles, [*PRIVILEGES], [*PRIVILEGES.values()]
+            ):
                 await connection.execute(statement)
     except asyncpg.InsufficientPrivilegeError:
         await _require_granted(connection, schema, roles)
@@ -127,36 +161,66 @@ async def require_roles(connection: Connection, roles: Sequence[str]) -> None:
         raise ConfigurationError(message)
 
 
+async def require_rights(connection: Connection, schema: str | None) -> list[str]:
+    """Raise `Unreachable` where the schema is missing, or the role lacks rights on its tables.
+
+    Without a name, the schema is the one that the search_path leads to. Return the names of missing
+    tables: a later migration adds them, or they are lost.
+    """
+    found = await connection.fetchrow(QUERIES["schema_state"], schema, [*PRIVILEGES])
+    if found is None or "schema_version" in found["missing"]:
+        raise Unreachable(NO_TABLES)
+    role = found["role"]
+    lacking = await _lacking_rights(connection, found["schema"], [role])
+    if lacking:
+        tables = [row["table"] for row in lacking]
+        lacks = "the right to use the schema of the tables"
+        if None not in tables:
+            lacks = f"rights on the tables {', '.join(tables)}"
+        advice = f"run `stretto migrate --grant-to {shlex.quote(role)}`"
+        message = f'the role "{role}" lacks {lacks}; {advice}'
+        raise Unreachable(message)
+    missing: list[str] = found["missing"]
+    return missing
+
+
 async def _require_granted(connection: Connection, schema: str, roles: Sequence[str]) -> None:
     """Raise `ConfigurationError` where a role still lacks a right.
 
-    A role that does not own a table, but has rights on it, grants nothing and gets no error.
+    PostgreSQL only warns a role that has rights on a table without owning it: nothing is granted.
     """
-    tables = [*PRIVILEGES], [*PRIVILEGES.values()]
-    lacking = await connection.fetch(QUERIES["not_granted"], schema, roles, *tables)
+    lacking = await _lacking_rights(connection, schema, roles)
     if lacking:
-        owners = ", ".join(sorted({owner for _, owner in lacking}))
-        names = ", ".join(sorted({role for role, _ in lacking}))
+        owners = ", ".join(sorted({row["owner"] for row in lacking}))
+        names = ", ".join(sorted({row["role"] for row in lacking}))
         message = f"nothing could be granted to {names}; run it as the owner {owners}"
         raise ConfigurationError(message)
 
 
-def newest_number() -> int:
-    """Return the number of the schema that this version of stretto is made for."""
-    return read_steps(files("stretto.postgres") / "migrations")[-1].number
+async def _lacking_rights(
+    connection: Connection, schema: str, roles: Sequence[str]
+) -> list[asyncpg.Record]:
+    return await connection.fetch(
+        QUERIES["lacking_rights"], schema, roles, [*PRIVILEGES], [*PRIVILEGES.values()]
+    )
 
 
 async def _wait_for_other_runners(connection: Connection) -> None:
+    """Take the lock that only one migration or grant holds, until the transaction ends."""
     lock_timeout = await connection.fetchval("SELECT current_setting('lock_timeout')")
     await connection.execute(f"SET LOCAL lock_timeout = '{_RUNNER_SECONDS}s'")
     await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
     await connection.execute("SELECT set_config('lock_timeout', $1, true)", lock_timeout)
 
 
+def _own_steps() -> list[Step]:
+    return read_steps(files("stretto.postgres") / "migrations")
+
+
 async def _enter_schema(connection: Connection, schema: str) -> None:
-    """Make the schema if it is not there, and look nowhere else until the transaction ends."""
+    """Create the schema if it is missing; restrict the search_path to it for this transaction."""
     quoted = await connection.fetchval("SELECT quote_ident($1)", schema)
-    # Where it is there, nobody needs the right to make one.
+    # CREATE SCHEMA IF NOT EXISTS would need the right to create one even where it exists.
     if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", quoted):
         await connection.execute(f"CREATE SCHEMA {quoted}")
     await connection.execute("SELECT set_config('search_path', $1, true)", quoted)
@@ -169,10 +233,14 @@ async def _next_step(connection: Connection, newest: Step, changes: Sequence[Ste
         "SELECT number, checksum FROM schema_version ORDER BY number DESC LIMIT 1"
     )
     if version is None:
-        raise ConfigurationError(
-            "the database has our tables, but schema_version is empty; restore its row"
-        )
+        raise ConfigurationError(_EMPTY)
     number, checksum = version
+    if number < FIRST_NUMBER:
+        message = (
+            f"the database has schema {number}, made before the first release, which cannot be"
+            f" migrated; {_START_ANEW}"
+        )
+        raise ConfigurationError(message)
     if number > newest.number:
         message = (
             f"the database has schema {number}, this stretto only knows {newest.number}; use the"
@@ -183,8 +251,7 @@ async def _next_step(connection: Connection, newest: Step, changes: Sequence[Ste
         known = {newest.checksum, *(step.checksum for step in changes if step.number == number)}
         if checksum not in known:
             message = (
-                f"schema {number} of the database was made by another file than ours; use the stretto"
-                " that made it"
+                f"schema {number} of the database was made by another file than ours; {_START_ANEW}"
             )
             raise ConfigurationError(message)
         return None

@@ -1,8 +1,24 @@
--- Roles and their rights.
+-- The schema's version, and roles and their rights.
+
+-- name: schema_number
+-- Read the number of the newest version that the database has.
+SELECT max(number) FROM schema_version;
+
+-- name: schema_state
+-- Find the schema $1 (null: the one of the tables that the search_path leads to) for the current
+-- role, and which of the tables $2 it lacks; nothing if there is no such schema.
+SELECT nspname::text AS schema, current_user::text AS role,
+       ARRAY(SELECT unnest($2::text[])
+             EXCEPT SELECT relname::text FROM pg_class WHERE relnamespace = pg_namespace.oid
+             ORDER BY 1) AS missing
+FROM pg_namespace
+WHERE CASE WHEN $1::text IS NULL
+           THEN oid = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('attempt'))
+           ELSE nspname = $1::text END;
 
 -- name: grants
--- Write the statements that give the roles $2 the privileges $4 on the tables $3 of the schema $1, and
--- the same kind of privileges on tables that later migrations of this role add.
+-- Write the statements that give the roles $2 the privileges $4 on the tables $3 of the schema $1,
+-- and the same kind of privileges on tables that later migrations of this role add.
 SELECT format('GRANT USAGE ON SCHEMA %I TO %I', $1::text, role)
 FROM unnest($2::text[]) AS role
 UNION ALL
@@ -14,21 +30,21 @@ SELECT format('ALTER DEFAULT PRIVILEGES IN SCHEMA %I'
 FROM unnest($2) AS role;
 
 -- name: unknown_roles
---- Find those of $1 that are no roles of this server.
+-- Find those of $1 that are not roles of this server.
 SELECT role FROM unnest($1::text[]) AS role
 WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role);
 
--- name: not_granted
---- Find which of the roles $2 lack what they need in the schema $1, one of the privileges $4 on the
---- tables $3 or the use of it, and who owns what they lack.
-SELECT role, pg_get_userbyid(nspowner)::text AS owner
+-- name: lacking_rights
+-- Find which of the roles $2 lack the use of the schema $1 (table null), or one of the privileges
+-- $4 on its tables $3, and who owns what they lack.
+SELECT role, NULL AS table, pg_get_userbyid(nspowner)::text AS owner
 FROM pg_namespace, unnest($2::text[]) AS role
 WHERE nspname = $1::text AND NOT has_schema_privilege(role, pg_namespace.oid, 'USAGE')
 UNION
-SELECT role, pg_get_userbyid(relowner)::text
+SELECT role, relname::text, pg_get_userbyid(relowner)::text
 FROM unnest($3::text[], $4::text[]) AS needed (name, privileges)
 JOIN pg_class ON relname = name
 JOIN pg_namespace ON pg_namespace.oid = relnamespace AND nspname = $1::text,
      unnest($2) AS role, unnest(string_to_array(privileges, ', ')) AS privilege
 WHERE NOT has_table_privilege(role, pg_class.oid, privilege)
-ORDER BY role, owner;
+ORDER BY role, "table";

@@ -1,4 +1,4 @@
-"""The outbox: where events wait for the relay, and the document that everybody is told."""
+"""The outbox: where events wait for the relay, and the document that is published."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOURCE: Final = "urn:stretto"
 
 
 def envelope(row: asyncpg.Record) -> bytes:
-    """Return a row as a CloudEvents 1.0 document in JSON; the same bytes whoever asks."""
+    """Return a row as a CloudEvents 1.0 document in JSON: the same bytes on every way out."""
     return orjson.dumps(
         {
             "specversion": "1.0",
@@ -42,7 +42,7 @@ def envelope(row: asyncpg.Record) -> bytes:
 
 
 class PostgresOutboxStore:
-    """A relay's statements. They wait for no disk: what a crash undoes is done again."""
+    """A relay's statements. They do not wait for the disk: what a crash undoes is done again."""
 
     def __init__(
         self, database: Database, now: Callable[[], datetime | None] = lambda: None
@@ -52,7 +52,7 @@ class PostgresOutboxStore:
 
     async def take(self, events_max: int, lease_seconds: float) -> list[CommittedEvent]:
         """Lease due events, the oldest first."""
-        async with self._database.tending() as connection:
+        async with self._database.upkeep() as connection:
             rows = await connection.fetch(
                 QUERIES["take"], events_max, lease_seconds, self._now(), PAUSE_SECONDS_MAX
             )
@@ -60,26 +60,26 @@ class PostgresOutboxStore:
         return [_event(row) for row in rows]
 
     async def oldest_seconds(self) -> float | None:
-        """Return the age of the oldest event that is still to be handed over, if there is one."""
-        async with self._database.tending() as connection:
+        """Return the age of the oldest event that is not published yet, if there is one."""
+        async with self._database.upkeep() as connection:
             age: float | None = await connection.fetchval(
                 QUERIES["oldest_unpublished"], self._now()
             )
         return age
 
     async def mark(self, event_ids: Collection[UUID]) -> None:
-        """Note that these were handed over."""
-        async with self._database.tending() as connection:
+        """Record that these events were published."""
+        async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["mark"], list(event_ids), self._now())
 
     async def release(self, event_ids: Collection[UUID]) -> None:
-        """End the lease of events that were not handed over."""
-        async with self._database.tending() as connection:
+        """End the lease of events that were not published."""
+        async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["release"], list(event_ids), self._now())
 
     async def refuse(self, reasons: Mapping[UUID, str], limits: RefusalLimits) -> set[UUID]:
-        """Put refused events off; return those that died of it."""
-        async with self._database.tending() as connection:
+        """Postpone events that the bus refused; return those that are now dead letters."""
+        async with self._database.upkeep() as connection:
             rows = await connection.fetch(
                 QUERIES["refuse"],
                 list(reasons),
@@ -93,22 +93,22 @@ class PostgresOutboxStore:
 
 
 async def dead_letters(connection: Connection, limit: int) -> list[asyncpg.Record]:
-    """Return the events that are not tried any more, the oldest first."""
+    """Return the dead letters, the oldest first."""
     return await connection.fetch(QUERIES["dead_letters"], limit)
 
 
-async def replay(connection: Connection, event_ids: Sequence[UUID] | None) -> int:
-    """Have dead letters tried again, all of them if none is named; return how many there were."""
-    return len(await connection.fetch(QUERIES["replay"], event_ids))
+async def retry_dead_letters(connection: Connection, event_ids: Sequence[UUID] | None) -> int:
+    """Have dead letters tried again, all of them if no id is given; return how many there were."""
+    return len(await connection.fetch(QUERIES["retry_dead_letters"], event_ids))
 
 
 def _event(row: asyncpg.Record) -> CommittedEvent:
     return CommittedEvent(
-        row["event_id"], tuple(row["recipients"]), envelope(row), Position(row["resume_from"])
+        row["event_id"], tuple(row["recipients"]), envelope(row), Position(row["resume_position"])
     )
 
 
 def _storable(reason: str) -> str:
-    """Return what a bus has said as text that the database takes."""
+    """Return the reason that a bus gave as text that the database takes."""
     printable = reason.encode(errors="replace").decode().replace("\0", "")
     return printable or "refused without a reason"

@@ -1,7 +1,7 @@
 """The named statements, and the schema that they run against.
 
-A file of SQL stands beside the module that sends its statements, and is named like it. Where a
-comment there names `$n::timestamptz` "now", it is the clock: null is the database's own.
+Each .sql file lies beside the module that sends its statements, and has its name. A parameter that
+a comment there calls "now" is the clock: null means the database's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from importlib.resources.abc import Traversable
 
-# Where files of SQL stand beside the modules that send their statements.
+# The folders of the package that contain .sql files.
 _ROOMS: Final = ("postgres", "webhook")
 
 
@@ -39,7 +39,7 @@ def schema_file() -> Traversable | Path:
 
 
 def _statements() -> str:
-    """Return all files of SQL as one: a name is given once in the whole package."""
+    """Return all .sql files as one: a statement's name is unique in the whole package."""
     folders = [files("stretto") / room for room in _ROOMS]
     found = [file for folder in folders for file in folder.iterdir() if file.name.endswith(".sql")]
     return "\n".join(file.read_text("utf-8") for file in sorted(found, key=lambda file: file.name))

@@ -1,9 +1,9 @@
 """Whether the database takes our writes, as `/readyz` asks.
 
-A read alone does not say so: the server may refuse writes, or have no connection left for a writer.
-Nor do the writers alone: where nobody asks for a group, they try nothing, and what kept them away may
-long be over. So a writer that is cut off is believed only until a connection like its own can be had,
-and one whose write met a missing table or right until another one can do its statements.
+A read alone does not show it: the server may refuse writes, or have no connection left for a
+writer. Nor do the writers alone: without requests they try nothing, and the cause may be over. So a
+writer that is cut off counts only until a connection like its own can be opened, and one whose
+write met a missing table or right only until another store can run its statements.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import StoreError, Unreachable
-from stretto.postgres.attempts import PostgresWriteStore
-from stretto.postgres.connections import Lane
+from stretto.postgres.writes import PostgresWriteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stretto.postgres.connections import Database
 
-# However often `/readyz` is asked, which needs no token: each probe is a new connection.
+# At most so often, since `/readyz` needs no token, and each probe is a new connection.
 PROBE_SECONDS: Final = 1.0
 
 
@@ -47,7 +46,7 @@ class Readiness:
             await self._probe(is_misfit=is_misfit)
 
     async def _probe(self, *, is_misfit: bool) -> None:
-        """Do as a writer does; where that works, they are believed to be well again."""
+        """Do as a writer does; if that works, all writers count as well again."""
         now = self._clock_seconds()
         if now - self._probed_at < PROBE_SECONDS:
             raise Unreachable(self._refusal)
@@ -56,7 +55,7 @@ class Readiness:
             if is_misfit:
                 await self._require_fit()
             else:
-                await self._database.give_back(await self._database.lend())
+                await self._database.release(await self._database.acquire())
         except StoreError as error:
             self._refusal = str(error)
             raise Unreachable(self._refusal) from error
@@ -64,10 +63,9 @@ class Readiness:
             store.is_cut_off = store.is_misfit = False
 
     async def _require_fit(self) -> None:
-        """Raise a `StoreError` unless the schema is ours to use, and takes a writer's statements."""
-        async with self._database.reading(Lane.PROBE) as connection:
-            # Says what to do about it.
-            await self._database.require_schema(connection)
+        """Raise a `StoreError` unless the schema suits us and takes a writer's statements."""
+        # Its error says what to do.
+        await self._database.inspect()
         store = PostgresWriteStore(self._database, lambda: None)
         try:
             await store.open()

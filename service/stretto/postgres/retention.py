@@ -1,36 +1,44 @@
-"""Deletes what is past its retention, in batches short enough to disturb nobody.
+"""RetentionSweeper deletes what is past its retention, in batches short enough to delay no request.
 
 Three tables are swept: settled attempts (a group outlives its attempt, and its key still finds it),
-delivered events, and the inbox. None has an index on its age, since that would make every write
-dearer: a sweep goes through each table once, block range by block range. Each range is a short
-transaction under a lock that ends with it, so that one sweeper works at a time, PgBouncer or not.
+published events, and the inbox. None has an index on its age, which would make every write more
+expensive: a sweep reads each table once, block range by block range. Each range is a short
+transaction under a lock that ends with it, so that of all replicas' sweepers one works at a time,
+also behind PgBouncer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from stretto.errors import StoreError
+from stretto.observations import RowsSwept
 from stretto.postgres.queries import QUERIES
+from stretto.runtime.actor import Actor, Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
+    from stretto.observations import Observer
     from stretto.postgres.driver_connection import Connection
 
-    Lend: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
+    Acquire: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
     Progress: TypeAlias = Callable[[str, int], object]
 
+# A sweep reads the tables once. What it deletes is days old, so there is no hurry.
+SWEEP_SECONDS: Final = 600.0
 # A few thousand rows at most, and a few milliseconds.
 RANGE_BLOCKS: Final = 64
-# For one who waits while another sweeper has its turn, which is about as long as one range.
+# The pause of a sweep that waits for another one: about as long as one range takes.
 TURN_SECONDS: Final = 0.05
-# A tenth of one core's time deletes faster than any service creates, and leaves the rest to it. A
-# range that took long, on a busy disk, is followed by a longer rest, within bounds.
+# A tenth of one core's time deletes faster than a service creates, and leaves it the rest. A range
+# that took long, on a busy disk, is followed by a longer rest, up to a bound.
 REST_RATIO: Final = 9.0
 REST_SECONDS_MAX: Final = 1.0
 
@@ -40,9 +48,9 @@ class Retention:
     """For how long rows of each swept table are kept."""
 
     days: int = 30
-    """Attempts since they were settled, messages since a consumer has dealt with them."""
+    """Attempts since they were settled, messages since a consumer has processed them."""
     event_days: int = 7
-    """Events since they were delivered: so far back can a session resume."""
+    """Events since they were published: a session can resume from no older position."""
 
 
 async def sweepable(
@@ -57,16 +65,16 @@ async def sweepable(
 
 
 async def sweep(
-    lend: Lend,
+    acquire: Acquire,
     retention: Retention,
     now: datetime | None,
     progress: Progress,
     *,
     is_patient: bool = False,
 ) -> dict[str, int]:
-    """Sweep every table once, telling `progress` of each batch; return how many rows each lost.
+    """Sweep every table once, calling `progress` for each batch; return how many rows each lost.
 
-    Where another sweeper is at work this one ends, or waits for its turn if it is patient.
+    While another sweeper works, this one ends, or waits if it is patient.
     """
     deleted = {"attempt": 0, "outbox": 0, "inbox": 0}
     for table, statement, days in (
@@ -74,15 +82,15 @@ async def sweep(
         ("outbox", QUERIES["sweep_events"], retention.event_days),
         ("inbox", QUERIES["sweep_inbox"], retention.days),
     ):
-        async with lend() as connection:
+        async with acquire() as connection:
             size = await connection.fetchrow(QUERIES["table_blocks"], table)
         assert size is not None
-        # A range is one of every partition: together they have as many blocks as one of a plain table.
+        # A range is taken of every partition: together as many blocks as a range of a plain table.
         step = max(RANGE_BLOCKS // size["parts"], 1)
         blocks, first = size["blocks"], 0
         while first < blocks:
             started = time.perf_counter()
-            async with lend() as connection:
+            async with acquire() as connection:
                 places = (first, 0), (first + step, 0)
                 row = await connection.fetchrow(statement, *places, days, now)
             assert row is not None
@@ -97,3 +105,42 @@ async def sweep(
             else:
                 return deleted
     return deleted
+
+
+class _Stopped(Exception):
+    """The sweep is interrupted between two batches."""
+
+
+class RetentionSweeper(Actor):
+    """Runs `sweep`, which calls back with the table and the number of rows of every batch."""
+
+    failures = (StoreError,)
+
+    def __init__(
+        self,
+        sweep: Callable[[Callable[[str, int], None]], Awaitable[Mapping[str, int]]],
+        observe: Observer,
+    ) -> None:
+        super().__init__("sweeper")
+        self.pace = Pace(seconds=SWEEP_SECONDS, spread=0.5, rests_first=True)
+        self._sweep = sweep
+        self._observe = observe
+
+    async def run_once(self) -> int:
+        """Sweep, until the end or until stopped; return how many rows were deleted.
+
+        Raises a `StoreError`.
+        """
+        deleted = 0
+
+        def progress(table: str, rows: int) -> None:
+            nonlocal deleted
+            deleted += rows
+            if rows:
+                self._observe(RowsSwept(table, rows))
+            if self.is_stopping:
+                raise _Stopped
+
+        with suppress(_Stopped):
+            await self._sweep(progress)
+        return deleted

@@ -1,8 +1,8 @@
 -- What a sweep deletes.
 
 -- name: table_blocks
--- Ask how many blocks the largest part of a table has, and how many parts there are: the sweeper goes
--- through all of them at once, range by range. A table that is not partitioned is its only part; a
+-- Read how many blocks the largest part of a table has, and how many parts there are: a sweep reads
+-- all parts together, range by range. A table that is not partitioned is its only part; a
 -- partitioned one has no blocks of its own.
 SELECT coalesce(max(pg_relation_size(relid)), 0) / current_setting('block_size')::bigint AS blocks,
        greatest(count(*) FILTER (WHERE relid <> to_regclass($1)), 1) AS parts
@@ -10,9 +10,10 @@ FROM (SELECT to_regclass($1) AS relid
       UNION SELECT relid FROM pg_partition_tree(to_regclass($1)) WHERE isleaf) AS part;
 
 -- name: sweep_attempts
--- Delete the attempts between two places of the table ($1, $2) that were settled more than $3 days
--- ago, unless another sweeper is at work. No index leads to them: one on settled_at would make every
--- settlement dearer. $4 is now. Needs no durability: what comes back is deleted again.
+-- Delete the attempts in a range of the table ($1 to $2) that were settled more than $3 days ago,
+-- unless another sweeper works. No index leads to them: one on settled_at would make every
+-- settlement more expensive. $4 is now. Needs no durability: what a crash brings back is deleted
+-- again.
 WITH turn AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
                AS is_ours,
@@ -26,8 +27,9 @@ WITH turn AS MATERIALIZED (
 SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 
 -- name: sweep_events
--- The same for events that were handed over more than $3 days ago; history then starts behind them.
--- What the webhook still has to send stays, unless it is disabled, or nobody has served it for so long.
+-- The same for events that were published more than $3 days ago; history then starts behind them.
+-- What the webhook still has to send stays, unless it is disabled, or no process has served it for
+-- so long.
 WITH webhook_live AS MATERIALIZED (
     SELECT seen FROM webhook
     WHERE disabled_at IS NULL
@@ -39,7 +41,7 @@ WITH webhook_live AS MATERIALIZED (
 ), swept AS (
     DELETE FROM outbox
     WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
-      AND delivered_at < coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
+      AND published_at < coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
       AND NOT EXISTS (
           SELECT FROM webhook_live
           WHERE NOT pg_visible_in_snapshot(outbox.position, seen) OR EXISTS (
@@ -58,7 +60,7 @@ WITH webhook_live AS MATERIALIZED (
 SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 
 -- name: sweep_inbox
--- The same for messages that a consumer has dealt with more than $3 days ago.
+-- The same for messages that a consumer processed more than $3 days ago.
 WITH turn AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
                AS is_ours,
@@ -76,7 +78,7 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 SELECT (SELECT count(*) FROM attempt
         WHERE settled_at < moment.now - make_interval(days => $1)) AS attempt,
        (SELECT count(*) FROM outbox
-        WHERE delivered_at < moment.now - make_interval(days => $2)
+        WHERE published_at < moment.now - make_interval(days => $2)
           AND NOT EXISTS (
               SELECT FROM webhook
               WHERE disabled_at IS NULL AND served_at >= moment.now - make_interval(days => $2)

@@ -1,13 +1,14 @@
-"""What a session must bring, whoever has opened it: text in UTF-8, and statements that see what commits.
+"""What a session must be like: UTF-8, READ COMMITTED, and behind a pooler the role's settings.
 
-In another encoding some names are refused that the contract allows. Above READ COMMITTED a statement does
-not see what another transaction has committed while it waited: most claims would fail.
+In another encoding the server rejects names that the contract allows. Above READ COMMITTED a
+statement does not see what another transaction committed while it waited: most claims would fail.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from stretto.errors import Unreachable
 from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -15,28 +16,53 @@ if TYPE_CHECKING:
 
 ENCODING: Final = "UTF8"
 ISOLATION: Final = "read committed"
+NO_TABLES: Final = "the database has no stretto tables; run `stretto migrate`"
 
 
 async def session_violation(connection: Connection) -> str | None:
-    """Return in words what is wrong with the session or its database, and what to do about it."""
+    """Return what is wrong with the session or its database, and what to do about it."""
     row = await connection.fetchrow(QUERIES["ping_session"])
     assert row is not None
     if row["server_encoding"] != ENCODING:
         return (
             f"the database {row['database']} has the encoding {row['server_encoding']} and needs"
-            f" {ENCODING}, which cannot be changed: make another one with CREATE DATABASE … ENCODING"
-            f" '{ENCODING}' TEMPLATE template0"
+            f" {ENCODING}, which cannot be changed: make another one with"
+            f" CREATE DATABASE … ENCODING '{ENCODING}' TEMPLATE template0"
         )
     if row["client_encoding"] != ENCODING:
         return (
-            f"the session's client_encoding is {row['client_encoding']} and must be {ENCODING}: leave it"
-            " out of the database's URL and of the pool's settings, and run"
+            f"the session's client_encoding is {row['client_encoding']} and must be {ENCODING}:"
+            " leave it out of the database's URL and of the pool's settings, and run"
             f" ALTER ROLE {row['role']} RESET client_encoding"
         )
     if row["isolation"] != ISOLATION:
         return (
-            f"default_transaction_isolation is {row['isolation']} and must be {ISOLATION}: leave it out"
-            f" of the pool's settings, and run ALTER ROLE {row['role']} IN DATABASE {row['database']}"
+            f"default_transaction_isolation is {row['isolation']} and must be {ISOLATION}: leave it"
+            " out of the pool's settings, and run"
+            f" ALTER ROLE {row['role']} IN DATABASE {row['database']}"
             f" SET default_transaction_isolation = '{ISOLATION}'"
         )
     return None
+
+
+async def require_role_settings(connection: Connection, schema: str) -> None:
+    """Raise `Unreachable`, with the statements that help, unless the role brings what we need."""
+    role = await connection.fetchrow(QUERIES["ping_pooled"], schema)
+    assert role is not None
+    if not role["is_migrated"]:
+        raise Unreachable(NO_TABLES)
+    if role["is_set"]:
+        return
+    alter = f"  ALTER ROLE {role['role']} IN DATABASE {role['database']} SET "
+    settings = (
+        f"search_path = {schema}",
+        "lock_timeout = '1s'",
+        "statement_timeout = 0",
+        f"default_transaction_isolation = '{ISOLATION}'",
+    )
+    statements = ";\n".join(alter + setting for setting in settings)
+    message = (
+        "behind PgBouncer the role itself must bring its settings; run\n"
+        f"{statements};\nand then RECONNECT on PgBouncer's console"
+    )
+    raise Unreachable(message)

@@ -1,8 +1,19 @@
 -- What a session must be like, whatever its role says.
 
 -- name: ping_session
--- Ask for the encodings of the database and of the session, and what its transactions see.
+-- Read the encodings of the database and of the session, and the isolation of its transactions.
 SELECT current_setting('server_encoding') AS server_encoding,
        current_setting('client_encoding') AS client_encoding,
        current_setting('default_transaction_isolation') AS isolation,
+       quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
+
+-- name: ping_pooled
+-- Ask behind PgBouncer whether the schema $1 has our tables, and whether the role brings the
+-- settings that a session needs: this schema, READ COMMITTED, a bounded wait for locks, and no
+-- bound on a write.
+SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrated,
+       current_schema() IS NOT DISTINCT FROM $1::text
+           AND current_setting('lock_timeout')::interval > '0'
+           AND current_setting('statement_timeout')::interval = '0'
+           AND current_setting('default_transaction_isolation') = 'read committed' AS is_set,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database;

@@ -29,18 +29,18 @@ class PostgresWebhookStore:
 
     async def open(self) -> None:
         """Begin with the next commit, unless a process has begun before."""
-        async with self._database.tending() as connection:
+        async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["open_webhook"])
 
     async def enrol(self, events_max: int) -> int:
         """Create deliveries for the next events, whole transactions only; return how many."""
-        async with self._database.tending() as connection:
+        async with self._database.upkeep() as connection:
             count = await connection.fetchval(QUERIES["enrol"], events_max, self._now())
         return count or 0
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
         """Lease due deliveries; none while the endpoint is paused or disabled."""
-        async with self._database.tending() as connection:
+        async with self._database.upkeep() as connection:
             rows = await connection.fetch(
                 QUERIES["take_deliveries"], deliveries_max, lease_seconds, self._now()
             )
@@ -48,7 +48,7 @@ class PostgresWebhookStore:
 
     async def oldest_seconds(self) -> float | None:
         """Return the age of the oldest event that is not delivered yet, if there is one."""
-        async with self._database.tending() as connection:
+        async with self._database.upkeep() as connection:
             age: float | None = await connection.fetchval(
                 QUERIES["oldest_undelivered"], self._now()
             )
@@ -56,7 +56,7 @@ class PostgresWebhookStore:
 
     async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
         """Delete the deliveries that were sent; put off the others."""
-        async with self._database.tending() as connection:
+        async with self._database.upkeep() as connection:
             await connection.execute(
                 QUERIES["settle_deliveries"],
                 list(sent),
@@ -69,12 +69,12 @@ class PostgresWebhookStore:
 
     async def pause(self, seconds: float) -> None:
         """Send nothing for `seconds`, from any replica."""
-        async with self._database.tending() as connection:
+        async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["pause_webhook"], seconds, self._now())
 
     async def disable(self) -> bool:
         """Send nothing from any replica until enabled again; return whether it was enabled."""
-        async with self._database.tending() as connection:
+        async with self._database.upkeep() as connection:
             return bool(await connection.fetchval(QUERIES["disable_webhook"]))
 
 

@@ -1,4 +1,4 @@
-"""The statements of `attempts.sql`, retold in steps: where they look, lock, write and commit.
+"""The statements of `writes.sql` and `attempts.sql` as steps: where they look, lock, write, commit.
 
 Each `yield` is a moment in which others may go. A statement that has written nothing ends without
 one: nobody could tell.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.postgres.pool_watch import LOOK_SECONDS, PoolWatch
+from stretto.postgres.hosts_pool import LOOK_SECONDS, PoolWatch
 
 
 class World:

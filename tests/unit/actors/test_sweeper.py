@@ -9,8 +9,8 @@ import pytest
 
 from stretto.errors import Unreachable
 from stretto.observations import ActorCrashed, ActorRestarted, RowsSwept, UpkeepTrouble
-from stretto.postgres import sweeper as sweeper_module
-from stretto.postgres.sweeper import RetentionSweeper
+from stretto.postgres import retention as sweeper_module
+from stretto.postgres.retention import RetentionSweeper
 from stretto.runtime.runner import Run
 
 if TYPE_CHECKING:

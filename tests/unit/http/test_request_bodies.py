@@ -184,7 +184,9 @@ async def test_a_body_that_cannot_be_decompressed_is_refused_each_time() -> None
         assert "request_invalid" == await response.text()
 
 
-@pytest.mark.parametrize("body", [b'{"a":1}', in_parts(padded(30_000)), gzip.compress(b'{"a":1}', mtime=0)])
+@pytest.mark.parametrize(
+    "body", [b'{"a":1}', in_parts(padded(30_000)), gzip.compress(b'{"a":1}', mtime=0)]
+)
 async def test_a_host_finds_the_body_after_us(body: Any) -> None:
     """Its middleware may call the handler again, or read the body afterwards."""
     answers = []

@@ -1,0 +1,148 @@
+"""Opens connections of our own: to a primary that takes writes, with settings for the session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import urlsplit
+
+import asyncpg
+from asyncpg.connect_utils import SessionAttribute
+from asyncpg.exceptions import TargetServerAttributeNotMatched
+
+from stretto.errors import Unreachable
+from stretto.postgres.driver_connection import DriverConnection, terminate, watchdog
+from stretto.postgres.driver_errors import DRIVER_ERRORS, URL_ERRORS, in_words, is_lasting
+from stretto.postgres.pooler import ADD_PARAMETER, split_pooler
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.server_settings import ISOLATION
+
+if TYPE_CHECKING:
+    from stretto.postgres.driver_connection import Connection
+
+    _OwnConnection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+
+# One host of several may be dead; the others must still be reached while a client waits.
+CONNECT_SECONDS: Final = 2.0
+LOCK_SECONDS: Final = 1.0
+# Every transaction of ours has ended by then, or its connection was cut. This bound is for a client
+# that the server cannot tell from a slow one: between the packets of a statement a session is
+# neither idle nor cancelled, and keeps its locks.
+TRANSACTION_SECONDS: Final = 30.0
+DEFAULT_PORT: Final = 5432
+READ_ONLY: Final = "the database is read-only: a standby, or default_transaction_read_only is on"
+# asyncpg's own default. Behind a pooler it is 0: the next transaction may run on a server
+# connection that lacks the prepared statement.
+PREPARED_MAX: Final = 100
+
+# PgBouncer passes only this setting on.
+_NAME: Final = {"application_name": "stretto"}
+_SERVER_SETTINGS: Final = _NAME | {
+    "lock_timeout": f"{LOCK_SECONDS:.0f}s",
+    "idle_in_transaction_session_timeout": "30s",
+    # A role may set another one.
+    "default_transaction_isolation": ISOLATION,
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    # Statements touch few rows by primary key; compiling them costs more than running them.
+    "jit": "off",
+    # Statements find their rows by index. Otherwise a plan that was made while a table was small
+    # keeps scanning the whole table after it has grown, until an ANALYZE.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+_Host: TypeAlias = tuple[str | None, int | None]
+
+
+class Connector:
+    """Opens connections; tries the host that served last first."""
+
+    def __init__(self, dsn: str, schema: str) -> None:
+        self._dsn, self.is_pooled = split_pooler(dsn)
+        self.prepared_max = 0 if self.is_pooled else PREPARED_MAX
+        self._server_settings = (
+            _NAME if self.is_pooled else _SERVER_SETTINGS | {"search_path": schema}
+        )
+        self.hosts = _hosts(dsn)
+
+    async def connect(self, *, may_take_long: bool = False, **settings: str) -> _OwnConnection:
+        """Try each host for a primary that takes writes; raises `Unreachable`.
+
+        The server ends transactions after `TRANSACTION_SECONDS`, unless they may take longer.
+        `settings` are more settings of the server; a pooler gets none.
+        """
+        reason: Exception | None = None
+        # A copy: other tasks connect meanwhile and change the order.
+        for host in tuple(self.hosts):
+            try:
+                connection = await self._connect_to(host, settings)
+                try:
+                    if self.is_pooled:
+                        # What a pooler reports of its server may be out of date.
+                        await require_read_write(connection)
+                    elif not may_take_long:
+                        await _bound_transactions(connection)
+                except BaseException:
+                    terminate(connection)
+                    raise
+            except TargetServerAttributeNotMatched as error:
+                failure: Exception = Unreachable(READ_ONLY)
+                failure.__cause__ = error
+            except (*DRIVER_ERRORS, *URL_ERRORS, Unreachable) as error:
+                failure = error
+            else:
+                self.hosts.remove(host)
+                self.hosts.insert(0, host)
+                return connection
+            # Report the failure that may pass, if there is one: that host is worth waiting for.
+            if reason is None or is_lasting(reason) or not is_lasting(failure):
+                reason = failure
+        assert reason is not None, "a DSN names one host at least"
+        if isinstance(reason, Unreachable):
+            raise reason
+        message = in_words(reason)
+        # PostgreSQL takes our settings; another program that speaks its protocol may not.
+        if isinstance(reason, asyncpg.ProtocolViolationError) and not self.is_pooled:
+            message = f"{message}; {ADD_PARAMETER}"
+        raise Unreachable(message) from reason
+
+    async def _connect_to(self, host: _Host, settings: dict[str, str]) -> _OwnConnection:
+        name, port = host
+        return await asyncpg.connect(
+            self._dsn,
+            host=name,
+            port=port,
+            timeout=CONNECT_SECONDS,
+            target_session_attrs=SessionAttribute.any
+            if self.is_pooled
+            else SessionAttribute.read_write,
+            server_settings=self._server_settings | ({} if self.is_pooled else settings),
+            statement_cache_size=self.prepared_max,
+            connection_class=DriverConnection,
+        )
+
+
+async def require_read_write(connection: Connection) -> None:
+    """Raise `Unreachable` where the server refuses writes; the connection is then cut."""
+    with watchdog(connection, CONNECT_SECONDS):
+        is_read_only = await connection.fetchval(QUERIES["is_read_only"])
+    if is_read_only:
+        terminate(connection)
+        raise Unreachable(READ_ONLY)
+
+
+async def _bound_transactions(connection: Connection) -> None:
+    """Have the server end long transactions, if it can: from PostgreSQL 17 on."""
+    with watchdog(connection, CONNECT_SECONDS):
+        await connection.fetch(QUERIES["bound_transactions"], f"{TRANSACTION_SECONDS:g}s")
+
+
+def _hosts(dsn: str) -> list[_Host]:
+    """Return the hosts of a DSN, to be tried one by one; a single one is left to the driver."""
+    places = urlsplit(dsn).netloc.rpartition("@")[2].split(",")
+    if len(places) == 1:
+        return [(None, None)]
+    # An IPv6 address stands in brackets and contains colons.
+    parts = [urlsplit(f"//{place}") for place in places]
+    return [(part.hostname, part.port or DEFAULT_PORT) for part in parts]

@@ -1,0 +1,289 @@
+"""A writer's statements, on a connection of its own, and what their errors mean for a write."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from stretto.domain import event_id
+from stretto.errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
+from stretto.postgres.connecting import CONNECT_SECONDS, LOCK_SECONDS
+from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS, Database
+from stretto.postgres.driver_connection import is_lost, terminate, watchdog
+from stretto.postgres.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, in_words, store_error
+from stretto.postgres.hook import HookedLead
+from stretto.postgres.queries import QUERIES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from uuid import UUID
+
+    from stretto.creation.ports import Write
+    from stretto.errors import Failure
+    from stretto.postgres.driver_connection import Connection
+    from stretto.postgres.hook import Lead, OnCreate
+
+# A claim waits for a row only while another claim of its key commits, which takes a few
+# milliseconds. A longer wait ends the claim, so that it does not delay the other keys of the batch.
+# A claim that is alone, because its batch was delayed, waits less.
+CLAIM_LOCK_SECONDS: Final = 0.1
+CLAIM_ALONE_LOCK_SECONDS: Final = 0.02
+# While other requests wait. A row that another lead holds is free in a few milliseconds; a row of
+# the host's may be held for any time.
+HASTY_LOCK_SECONDS: Final = 0.25
+
+
+class PostgresWriteStore:
+    """A writer's statements. Connects when needed; a broken connection is dropped at once.
+
+    `on_lost` is called when the database may be another one than before: remembered outcomes may be
+    wrong.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        on_lost: Callable[[], None],
+        on_create: OnCreate | None = None,
+    ) -> None:
+        self._database = database
+        self._on_lost = on_lost
+        self._connection: Connection | None = None
+        self._server: str | None = None
+        """Which server the last connection led to."""
+        self._is_writing = False
+        self.is_cut_off = False
+        """Whether the last try to connect has failed, or is under way."""
+        self.is_misfit = False
+        """Whether the database lacked what a statement needs, and no write has succeeded since."""
+        self._lead_writes: Lead = _lead
+        self._has_hook = on_create is not None
+        if on_create is not None:
+            hooked = HookedLead(on_create, _lead, self._discard, is_pooled=database.is_shared)
+            self._lead_writes = hooked.lead
+
+    async def open(self) -> None:
+        """Connect and have both statements planned, so that the first request need not wait for it.
+
+        Raises as they do; what is not done now is done when it is needed.
+        """
+        await self.claim([])
+        await self.lead([])
+
+    async def claim(self, writes: Sequence[Write]) -> set[UUID]:
+        """Insert pending attempts; return the tokens of those that won."""
+        async with self._writing() as connection:
+            rows = await connection.fetch(
+                QUERIES["claim"],
+                [write.group_id for write in writes],
+                [write.new_group.owner for write in writes],
+                [write.fingerprint for write in writes],
+                [write.claim_token for write in writes],
+                _milliseconds(CLAIM_ALONE_LOCK_SECONDS if len(writes) == 1 else CLAIM_LOCK_SECONDS),
+            )
+        return {row["claim_token"] for row in rows}
+
+    async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        """Write groups and settle their attempts; return the tokens that did."""
+        async with self._writing() as connection:
+            led = await self._lead_writes(
+                connection, writes, HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS
+            )
+        # Not after a claim: that needs less.
+        self.is_misfit = False
+        return led
+
+    async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
+        """Return the tokens of the attempts that a lead would not have to wait for."""
+        async with self._writing() as connection:
+            rows = await connection.fetch(
+                QUERIES["unlocked"],
+                [write.group_id for write in writes],
+                [write.claim_token for write in writes],
+            )
+        return {row["claim_token"] for row in rows}
+
+    async def are_tables_locked(self) -> bool:
+        """Whether another session holds, or waits for, a table lock that prevents every write."""
+        async with self._writing() as connection:
+            return bool(await connection.fetchval(QUERIES["are_tables_locked"]))
+
+    async def fail(self, write: Write, failure: Failure) -> bool:
+        """Settle as failed, durably, unless the attempt is no longer ours."""
+        async with self._writing() as connection:
+            settled = await connection.fetch(
+                QUERIES["fail"], write.group_id, write.claim_token, failure.code, failure.detail
+            )
+        return bool(settled)
+
+    async def close(self) -> None:
+        """Release the connection. Idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if not is_lost(connection):
+                connection.remove_termination_listener(self._report_loss)
+            await self._database.release(connection)
+
+    async def release(self) -> None:
+        """Release the connection, unless a write is under way. The next write takes another."""
+        if not self._is_writing:
+            await self.close()
+
+    def cut_off(self) -> None:
+        """Cut the connection under a write: cancelling it may make the server report a success."""
+        if self._is_writing and self._connection is not None:
+            terminate(self._connection)
+
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[Connection]:
+        """Yield our connection for one write; errors on it are raised as `StoreError`s."""
+        if self._connection is not None and _has_foreign_transaction(self._connection):
+            await self._discard()
+        connection = self._connection
+        if connection is None or is_lost(connection):
+            connection = await self._connect()
+        self._is_writing = True
+        try:
+            with watchdog(connection, WRITE_SECONDS):
+                yield connection
+        except DRIVER_ERRORS as error:
+            # Not assigned to a name: it would refer to itself, by its traceback and this frame.
+            raise await self._meaning(error, connection) from error
+        finally:
+            self._is_writing = False
+
+    async def _connect(self) -> Connection:
+        """Acquire a connection and watch it; raises `Unreachable`.
+
+        There was no watch since the last connection was given up. So the server is asked which it
+        is: if it is another one, remembered outcomes are forgotten as after a loss.
+        """
+        await self._drop()
+        self.is_cut_off = True
+        connection = await self._database.acquire()
+        try:
+            with watchdog(connection, CONNECT_SECONDS):
+                server: str = await connection.fetchval(QUERIES["server"])
+        except BaseException as error:
+            terminate(connection)
+            await self._database.release(connection)
+            if isinstance(error, DRIVER_ERRORS):
+                raise Unreachable(in_words(error)) from error
+            raise
+        self._connection = connection
+        self.is_cut_off = False
+        connection.add_termination_listener(self._report_loss)
+        if self._server not in (None, server):
+            self._on_lost()
+        self._server = server
+        return connection
+
+    async def _meaning(self, error: BaseException, connection: Connection) -> StoreError:
+        """Return what an error means for the write; drop a connection that is of no more use."""
+        meaning = store_error(error, connection_lives=not is_lost(connection))
+        if isinstance(meaning, InDoubt) and not await _is_same_backend(connection):
+            meaning = OutcomeUnknown(*meaning.args)
+        self.is_misfit |= isinstance(meaning, Misconfigured)
+        is_read_only = getattr(error, "sqlstate", "") == READ_ONLY_STATE
+        if is_read_only or type(meaning) is OutcomeUnknown:
+            await self._drop()
+        elif self._has_hook and isinstance(meaning, Misconfigured):
+            # The hook may have changed the session, so that it misses our tables.
+            await self._discard()
+        return meaning
+
+    async def _discard(self) -> None:
+        """Replace a connection whose session has changed; remembered outcomes stay right.
+
+        The next one is opened at once. Without a connection, a failover would not be noticed until
+        the next write, and outcomes that the new primary lacks would still be replayed.
+        """
+        connection = self._connection
+        if connection is None or is_lost(connection):
+            await self._drop()
+            return
+        connection.remove_termination_listener(self._report_loss)
+        await self._drop()
+        try:
+            await self._connect()
+        except StoreError:
+            # A failover would go unnoticed now. The write that led here keeps its outcome.
+            self._on_lost()
+
+    async def _drop(self) -> None:
+        """Give up a connection whose state is unknown."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            terminate(connection)
+            await self._database.release(connection)
+
+    def _report_loss(self, _: Connection) -> None:
+        """Report a lost connection at once: the next one may lead to another server."""
+        self._on_lost()
+
+
+def _has_foreign_transaction(connection: Connection) -> bool:
+    """Whether the connection is in a transaction before a write: all of ours have ended.
+
+    A statement that a host's hook has left running began it; our write would be a savepoint in it.
+    """
+    return not is_lost(connection) and connection.is_in_transaction()
+
+
+async def _is_same_backend(connection: Connection) -> bool:
+    """Whether the connection still leads to the server process that it was opened to.
+
+    Then it leads to the same server, and no statement of ours is left under way. PgBouncer reports
+    a server that it has lost while the connection to PgBouncer itself lives; the process id that it
+    gives at the opening belongs to no server process.
+    """
+    try:
+        with watchdog(connection, GRACE_SECONDS):
+            backend = await connection.fetchval(QUERIES["backend"])
+    except DRIVER_ERRORS:
+        return False
+    return bool(backend == connection.get_server_pid())
+
+
+async def _lead(connection: Connection, writes: Sequence[Write], lock_seconds: float) -> set[UUID]:
+    recipients = [(write.new_group.owner, *write.new_group.members) for write in writes]
+    rows = await connection.fetch(
+        QUERIES["lead"],
+        [write.group_id for write in writes],
+        [write.claim_token for write in writes],
+        [write.conversation_id for write in writes],
+        [write.new_group.name for write in writes],
+        [write.new_group.description for write in writes],
+        [_array_literal(users) for users in recipients],
+        [event_id(write.group_id) for write in writes],
+        [_event_data(write) for write in writes],
+        _milliseconds(lock_seconds),
+    )
+    return {row["claim_token"] for row in rows}
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}ms"
+
+
+def _array_literal(users: Sequence[str]) -> str:
+    """Return a text[] in PostgreSQL's notation.
+
+    The driver cannot send arrays of arrays of different lengths; it can send a list of literals.
+    For printable ASCII a quoted element is written exactly as in JSON.
+    """
+    return "{" + orjson.dumps(users)[1:-1].decode() + "}"
+
+
+def _event_data(write: Write) -> str:
+    return orjson.dumps(
+        {
+            "group_id": write.group_id,
+            "conversation_id": write.conversation_id,
+            "owner_id": write.new_group.owner,
+            "name": write.new_group.name,
+            "members_count": 1 + len(write.new_group.members),
+        }
+    ).decode()
