@@ -153,8 +153,8 @@ async def test_a_place_told_live_is_not_behind_what_commits_late(
     """The relay tells where all is certain; by the event's own position the late one is skipped."""
     if not is_guarded:
         place, own = (
-            "position,\n          resume_from",
-            "position,\n  outbox.position AS resume_from",
+            "position,\n          resume_position",
+            "position,\n  outbox.position AS resume_position",
         )
         without(monkeypatch, outbox, "take", place, own)
     async with world.session() as (_, missed), beside(database_url) as late:

@@ -10,6 +10,7 @@ from asyncpg.connect_utils import SessionAttribute
 from asyncpg.exceptions import TargetServerAttributeNotMatched
 
 from stretto.errors import Unreachable
+from stretto.postgres.database_url import split_hosts
 from stretto.postgres.driver_connection import DriverConnection, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, URL_ERRORS, in_words, is_lasting
 from stretto.postgres.pooler import ADD_PARAMETER, split_pooler
@@ -140,9 +141,7 @@ async def _bound_transactions(connection: Connection) -> None:
 
 def _hosts(dsn: str) -> list[_Host]:
     """Return the hosts of a DSN, to be tried one by one; a single one is left to the driver."""
-    places = urlsplit(dsn).netloc.rpartition("@")[2].split(",")
-    if len(places) == 1:
+    places = urlsplit(dsn).netloc.rpartition("@")[2]
+    if "," not in places:
         return [(None, None)]
-    # An IPv6 address stands in brackets and contains colons.
-    parts = [urlsplit(f"//{place}") for place in places]
-    return [(part.hostname, part.port or DEFAULT_PORT) for part in parts]
+    return [(name, port or DEFAULT_PORT) for name, port in split_hosts(places)]

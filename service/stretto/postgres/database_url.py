@@ -33,7 +33,7 @@ def require_database_url(url: str) -> None:
     """Raise `ValueError` for a URL that never leads to a database; no message shows a password."""
     try:
         parts = urlsplit(url)
-        hosts = _hosts(parts.netloc.rpartition("@")[2])
+        hosts = split_hosts(parts.netloc.rpartition("@")[2])
     except ValueError:
         hosts = None
     if hosts is None or parts.scheme not in SCHEMES:
@@ -41,11 +41,11 @@ def require_database_url(url: str) -> None:
         raise ValueError("must look like postgresql://user:password@host:5432/database")
     try:
         parameters = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-        hosts += _hosts(parameters.get("host", ""))
+        hosts += split_hosts(parameters.get("host", ""))
     except ValueError:
         message = "its parameters must be name=value, with & between them and none at the end"
         raise ValueError(message) from None
-    for host in hosts:
+    for host, _ in hosts:
         if not _is_host(host):
             # The driver would report a host that is not known yet.
             message = f"{host!r} is neither the name of a host nor an address"
@@ -63,19 +63,14 @@ def place_of(url: str) -> str:
     return place or "the driver's default place"
 
 
-def _hosts(places: str) -> list[str]:
-    """Return the hosts' names, without their ports; raise `ValueError` for a wrong port."""
-    if not places:
-        # The driver's own choice.
-        return []
-    names = []
-    for place in places.split(","):
-        # A folder with a socket is taken as it is.
+def split_hosts(places: str) -> list[tuple[str, int | None]]:
+    """Return the hosts' names and ports; raise `ValueError` for a wrong port."""
+    hosts = []
+    for place in places.split(",") if places else ():
+        # A folder with a socket is taken as it is. An IPv6 address in brackets contains colons.
         parts = urlsplit("" if place.startswith("/") else f"//{place}")
-        # Reading the property checks the port.
-        _ = parts.port
-        names.append(unquote(parts.hostname or place))
-    return names
+        hosts.append((unquote(parts.hostname or place), parts.port))
+    return hosts
 
 
 def _is_host(name: str) -> bool:
