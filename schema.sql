@@ -143,6 +143,9 @@ INSERT INTO history_start DEFAULT VALUES;
 -- The first process that has the setting inserts its one row.
 CREATE TABLE webhook (
     is_only      boolean     PRIMARY KEY DEFAULT true CHECK (is_only),
+    -- SHA-256 of the endpoint's URL, which may contain a secret: what another endpoint has asked for,
+    -- a pause or no more events, ends when the URL changes.
+    url_digest   bytea       NOT NULL CHECK (length(url_digest) = 32),
     -- Events that this snapshot sees are enrolled: delivered, or waiting in webhook_delivery, or
     -- dead letters there. Unlike a position, a snapshot lists the transactions that were still
     -- running, and waits for none.

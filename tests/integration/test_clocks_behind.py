@@ -13,6 +13,7 @@ from stretto.events.outbox import PAUSE_SECONDS_MAX
 from stretto.postgres.outbox import PostgresOutboxStore
 from stretto.webhook.rules import PutOff
 from stretto.webhook.store import PostgresWebhookStore
+from support.webhook_receiver import URL_DIGEST
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -101,7 +102,7 @@ class Webhook:
 async def webhook(database: Database, connection: Connection) -> Webhook:
     """A webhook that is served, with one event, which is leased."""
     webhook = Webhook(database, connection)
-    await webhook.store.open()
+    await webhook.store.open(URL_DIGEST)
     event = await commit_event(connection, NOW)
     assert [event] == await webhook.take()
     return webhook

@@ -14,6 +14,7 @@ from support.api_client import Api, connected_api, token_of
 from support.command_process import stretto
 from support.database import commit_group_event
 from support.service_process import ServiceProcess
+from support.webhook_receiver import URL_DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -133,7 +134,10 @@ async def test_a_pause_of_the_webhook_is_shown_and_ended(
     database_url: str, connection: Connection
 ) -> None:
     """With what was put off meanwhile; a second time there is nothing to end."""
-    await connection.execute("INSERT INTO webhook (paused_until) VALUES ('2999-01-02 03:04:05Z')")
+    await connection.execute(
+        "INSERT INTO webhook (url_digest, paused_until) VALUES ($1, '2999-01-02 03:04:05Z')",
+        URL_DIGEST,
+    )
     await connection.execute(
         """INSERT INTO webhook_delivery (event_id, due_at)
            VALUES (gen_random_uuid(), clock_timestamp() + interval '1 day')"""

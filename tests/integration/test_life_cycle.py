@@ -44,6 +44,7 @@ from stretto.webhook.rules import Answered, WebhookSettings, parse_secrets
 from support.database import commit_event
 from support.nats_process import OURS, NatsProcess, nats_client
 from support.waiting import until
+from support.webhook_receiver import URL_DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -130,6 +131,10 @@ class Outside:
     async def send(self, event_id: UUID, body: bytes) -> Answered:
         self._seen.add(("sent", event_id))
         return Answered(204)
+
+    @property
+    def url_digest(self) -> bytes:
+        return URL_DIGEST
 
     async def is_blocked(self) -> bool:
         return False

@@ -21,6 +21,7 @@ OWN_ATTEMPT = """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_tok
 OWN_GROUP = """INSERT INTO chat_group (group_id, owner_id, name, fingerprint, conversation_id)
     VALUES ($1, 'alice', 'Team', $2, $1)"""
 CONVERSATION = "INSERT INTO conversation (conversation_id, kind, next_offset) VALUES ($1, $2, $3)"
+WEBHOOK = "INSERT INTO webhook (is_only, url_digest) VALUES ($1, $2)"
 DELIVERY = """INSERT INTO webhook_delivery (event_id, due_at, tries, dead_reason)
     VALUES ($1, clock_timestamp(), $2, $3)"""
 EVENT = """INSERT INTO outbox (event_id, event_type, subject, recipients, payload, tries,
@@ -48,7 +49,8 @@ BEYOND: list[tuple[str, str, tuple[object, ...]]] = [
     ("outbox_dead_reason_check", EVENT, (ONE, CREATED, ["a"], 0, None, "r" * 1025)),
     ("outbox_published_is_not_dead", EVENT, (ONE, CREATED, ["a"], 0, EPOCH, "refused")),
     ("history_start_is_only_check", "INSERT INTO history_start VALUES ($1)", (False,)),
-    ("webhook_is_only_check", "INSERT INTO webhook (is_only) VALUES ($1)", (False,)),
+    ("webhook_is_only_check", WEBHOOK, (False, b"d" * 32)),
+    ("webhook_url_digest_check", WEBHOOK, (True, b"d" * 31)),
     ("webhook_delivery_tries_check", DELIVERY, (ONE, -1, None)),
     ("webhook_delivery_dead_reason_check", DELIVERY, (ONE, 0, "")),
     ("webhook_delivery_dead_reason_check", DELIVERY, (ONE, 0, "r" * 1025)),

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import uuid
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from support.api_client import SECRET, Api, api_for, token_of
 from support.command_process import stretto
 from support.database import connect
 from support.waiting import until
-from support.webhook_receiver import receiving
+from support.webhook_receiver import URL_DIGEST, receiving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -88,8 +89,8 @@ async def opened(
     """Open a sender that takes its turns when the test says so; yields what it tells, too."""
     store = PostgresWebhookStore(database, clock)
     events: list[Observation] = []
-    await store.open()
     async with WebhookEndpoint(settings_of(receiver)) as endpoint:
+        await store.open(endpoint.url_digest)
         yield WebhookSender(store, endpoint, events.append, lease_seconds=lease_seconds), events
 
 
@@ -206,7 +207,7 @@ async def test_a_turn_that_was_overtaken_passes_nothing_over(
 ) -> None:
     """Another process has enrolled since its snapshot, also what was not yet committed then."""
     store = PostgresWebhookStore(database)
-    await store.open()
+    await store.open(URL_DIGEST)
     late, slow = await connect(database_url), await connect(database_url)
     transaction = late.transaction()
     await transaction.start()
@@ -385,7 +386,7 @@ async def test_a_shorter_pause_does_not_end_a_longer_one(
 ) -> None:
     """Two replicas were asked for one, and the endpoint meant both."""
     store = PostgresWebhookStore(database, clock)
-    await store.open()
+    await store.open(URL_DIGEST)
     await store.pause(100)
     clock.move(10)
     await store.pause(5)
@@ -663,6 +664,29 @@ async def test_a_sweep_leaves_what_a_live_endpoint_still_has_to_get(
     assert kept == {names[row["event_id"]] for row in rows}
     rows = await connection.fetch("SELECT event_id FROM webhook_delivery")
     assert kept & {"waiting"} == {names[row["event_id"]] for row in rows}
+
+
+@pytest.mark.parametrize(
+    "asked_for", [{"status": 410}, {"status": 429, "headers": {"Retry-After": "3000"}}]
+)
+async def test_another_url_ends_what_the_old_one_has_asked_for(
+    asked_for: dict[str, object],
+    database: Database,
+    receiver: Receiver,
+    clock: Clock,
+    connection: Connection,
+) -> None:
+    """Twin: the same endpoint, opened again, stays paused or disabled."""
+    store = PostgresWebhookStore(database, clock)
+    receiver.answers.append(asked_for)
+    old = settings_of(receiver)
+    committed: list[uuid.UUID] = []
+    for settings, tries in ((old, 1), (old, 1), (replace(old, url=f"{old.url}?moved"), 2)):
+        async with WebhookEndpoint(settings) as endpoint:
+            await store.open(endpoint.url_digest)
+            committed = committed or await commit_events(connection)
+            await work(WebhookSender(store, endpoint, lambda _: None))
+        assert committed * tries == receiver.ids
 
 
 async def test_the_command_lists_replays_and_enables(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,10 @@ class Receiver:
         if self.answers:
             return web.Response(**self.answers.popleft())
         return web.Response(status=204)
+
+
+# Of a webhook's URL that no test calls.
+URL_DIGEST = hashlib.sha256(b"https://example.com/events").digest()
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import socket
 import time
 from contextlib import suppress
@@ -68,6 +69,11 @@ class WebhookEndpoint:
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
+
+    @property
+    def url_digest(self) -> bytes:
+        """SHA-256 of its URL: tells it from the endpoint of another configuration."""
+        return hashlib.sha256(self._settings.url.encode()).digest()
 
     async def send(self, event_id: UUID, body: bytes) -> Answer:
         """Send an event; every network error is returned as an answer."""

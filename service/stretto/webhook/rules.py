@@ -217,6 +217,10 @@ def put_off(delivery: Delivery, verdict: Failed | Throttled | Gone) -> PutOff:
 class Endpoint(Protocol):
     """Receives the events."""
 
+    @property
+    def url_digest(self) -> bytes:
+        """SHA-256 of its URL: tells it from the endpoint of another configuration."""
+
     async def send(self, event_id: UUID, body: bytes) -> Answer:
         """Send an event; every network error is returned as an answer."""
 
@@ -227,8 +231,11 @@ class Endpoint(Protocol):
 class WebhookStore(Protocol):
     """Short statements, each a transaction of its own; each raises `Unreachable`."""
 
-    async def open(self) -> None:
-        """Begin with the next commit, unless a process has begun before."""
+    async def open(self, url_digest: bytes) -> None:
+        """Begin with the next commit, unless a process has begun before.
+
+        Another URL than before ends a pause, enables the webhook, and makes waiting events due.
+        """
 
     async def enrol(self, events_max: int) -> int:
         """Create deliveries for the next events, whole transactions only; return how many."""

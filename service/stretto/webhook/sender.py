@@ -68,7 +68,7 @@ class WebhookSender(Actor):
 
     async def open(self) -> None:
         """Begin with the next commit, unless a process has begun before."""
-        await self._store.open()
+        await self._store.open(self._endpoint.url_digest)
 
     async def run_once(self) -> int:
         """Settle what was answered and send what is due; return how many events became due by it.

@@ -27,10 +27,13 @@ class PostgresWebhookStore:
         self._database = database
         self._now = now
 
-    async def open(self) -> None:
-        """Begin with the next commit, unless a process has begun before."""
+    async def open(self, url_digest: bytes) -> None:
+        """Begin with the next commit, unless a process has begun before.
+
+        Another URL than before ends a pause, enables the webhook, and makes waiting events due.
+        """
         async with self._database.upkeep() as connection:
-            await connection.execute(QUERIES["open_webhook"])
+            await connection.execute(QUERIES["open_webhook"], url_digest, self._now())
 
     async def enrol(self, events_max: int) -> int:
         """Create deliveries for the next events, whole transactions only; return how many."""

@@ -3,12 +3,25 @@
 -- name: open_webhook
 -- Begin with the next commit, unless the webhook has begun before. A stored snapshot that lies in
 -- the future comes from another server, from which the tables were restored: it is reset, and
--- covers nothing.
-WITH opened AS (
-    INSERT INTO webhook DEFAULT VALUES ON CONFLICT DO NOTHING
+-- covers nothing. $1 is the digest of the endpoint's URL: a new endpoint gets waiting events at
+-- once, whatever the old one has asked for. $2 is now.
+WITH clock AS (
+    SELECT coalesce($2::timestamptz, clock_timestamp()) AS now
+), opened AS (
+    INSERT INTO webhook (url_digest) VALUES ($1) ON CONFLICT DO NOTHING
+), hastened AS (
+    UPDATE webhook_delivery SET due_at = now
+    FROM webhook, clock
+    WHERE url_digest <> $1 AND dead_reason IS NULL AND due_at > now
 )
-UPDATE webhook SET seen = '1:1:'
-WHERE pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot());
+UPDATE webhook
+SET url_digest = $1,
+    paused_until = CASE WHEN url_digest = $1 THEN paused_until ELSE '-infinity' END,
+    disabled_at = CASE WHEN url_digest = $1 THEN disabled_at END,
+    seen = CASE WHEN pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot()) THEN '1:1:'
+                ELSE seen END
+WHERE url_digest <> $1
+   OR pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot());
 
 -- name: enrol
 -- Create deliveries for events that the stored snapshot `seen` does not cover: those whose

@@ -44,7 +44,7 @@ class ScriptedStore:
         if error := self.errors.pop(name, None):
             raise error
 
-    async def open(self) -> None:
+    async def open(self, url_digest: bytes) -> None:
         raise AssertionError
 
     async def enrol(self, events_max: int) -> int:
@@ -76,6 +76,10 @@ class ScriptedEndpoint:
 
     def __init__(self, answer: Answer | Exception) -> None:
         self.answer = answer
+
+    @property
+    def url_digest(self) -> bytes:
+        raise AssertionError
 
     async def send(self, event_id: UUID, body: bytes) -> Answer:
         if isinstance(self.answer, Exception):
