@@ -1,8 +1,8 @@
 """StrettoClient: creates groups over HTTP and retries as the contract allows.
 
-It stands alone: a program that only calls a stretto service needs nothing else of this package. One
-call is one attempt with one key; every retry of it sends the same key and the same body. Answers
-that are no problem documents, such as a proxy's error page, are judged by their status.
+A program that only calls a stretto service needs nothing else of this package. One call is one
+attempt with one key; every retry of it sends the same key and the same body. An answer that is not
+a problem document, such as a proxy's error page, is judged by its status.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 BACKOFF_SECONDS_FIRST: Final = 0.1
 BACKOFF_SECONDS_MAX: Final = 2.0
-# The service answers within its own wait of 10 s; one that is silent for longer has gone away.
+# The service answers within its own wait of 10 s: without an answer in 15 s the connection is lost.
 TRY_SECONDS_MAX: Final = 15.0
-# Longer waits are some proxy's idea; the service's own are a second or two.
+# A proxy may ask for any wait; the service asks for some seconds.
 RETRY_AFTER_SECONDS_MAX: Final = 30
 
 _ADVICE: Final[Mapping[str, Retry]] = {advice.value: advice for advice in Retry}
-# Whoever sends these means "later": the same key makes another try safe.
+# These mean "later": with the same key another try is safe.
 _PASSING: Final = (
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.CONFLICT,
@@ -51,9 +51,10 @@ class ClientAnswer:
 
 
 class ClientError(Exception):
-    """The service's refusal: `code` says why, `retry` what may be done.
+    """The service has refused the request: `code` says why, `retry` what to do.
 
-    `failure` is why an attempt failed for good (`attempt_failed`), such as a host's own rejection.
+    `failure` says why an attempt failed for good (`attempt_failed`), such as a host's own
+    rejection.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class ClientError(Exception):
 
 
 class _TryAgainError(Exception):
-    """No answer, or one that asks for the same request again."""
+    """No answer came, or one that asks for the same request again."""
 
     def __init__(self, reason: str, retry_after_seconds: float = 0.0) -> None:
         super().__init__(reason)
@@ -96,16 +97,17 @@ class StrettoClient:
         Give the `key` where a crash of this program must not lose it. Raises `ClientError` for a
         refusal, and `TimeoutError` when the outcome is still unknown: call again with the same key.
         """
-        # An empty key is a lost one: the service refuses it, a new one would make a second group.
+        # An empty key is one that the caller has lost: the service refuses it. A new one could
+        # create a second group.
         key = str(uuid4()) if key is None else key
         body = orjson.dumps({"name": name, "description": description, "members": list(members)})
-        trouble: Exception | None = None
+        last_error: Exception | None = None
 
         def backoff(error: Exception) -> bool | float:
-            nonlocal trouble
+            nonlocal last_error
             if not isinstance(error, _TryAgainError):
                 return False
-            trouble = error
+            last_error = error
             return error.retry_after_seconds or True
 
         try:
@@ -122,10 +124,10 @@ class StrettoClient:
                         return await self._send(key, body)
         except (TimeoutError, _TryAgainError):
             message = (
-                f"no outcome within {timeout_seconds} s ({trouble or 'no answer'});"
+                f"no outcome within {timeout_seconds} s ({last_error or 'no answer'});"
                 " the attempt may still succeed"
             )
-            raise TimeoutError(message) from trouble
+            raise TimeoutError(message) from last_error
         raise AssertionError  # the loop returns or raises
 
     async def _send(self, key: str, body: bytes) -> ClientAnswer:
@@ -170,11 +172,11 @@ def _read_answer(status: int, headers: Mapping[str, str], body: bytes) -> Client
         retry = Retry.SAME_KEY if is_passing else Retry.NEVER
     if retry is Retry.SAME_KEY:
         raise _TryAgainError(code, _retry_after_seconds(headers.get("Retry-After", "")))
-    detail = str(document.get("detail", "this is no answer of a stretto service"))
+    detail = str(document.get("detail", "this is not an answer of a stretto service"))
     failure = document.get("failure")
     if isinstance(failure, dict):
-        told = Failure(str(failure.get("code")), str(failure.get("detail")))
-        raise ClientError(code, detail, retry, told)
+        reason = Failure(str(failure.get("code")), str(failure.get("detail")))
+        raise ClientError(code, detail, retry, reason)
     raise ClientError(code, detail, retry)
 
 
@@ -187,9 +189,9 @@ def _read_object(body: bytes) -> dict[str, Any]:
 
 
 def _retry_after_seconds(field: str) -> float:
-    """Return how long to wait, or 0 for our own backoff; a date is left to that as well."""
+    """Return how long to wait; 0, also for a date, leaves it to the client's own back-off."""
     if not (field.isascii() and field.isdigit()) or int(field[:6]) == 0:
         return 0.0
-    # Those who were refused together must not come back together.
+    # Clients that were refused together must not retry together.
     jitter = random.uniform(0, BACKOFF_SECONDS_FIRST)
     return min(int(field[:6]), RETRY_AFTER_SECONDS_MAX) + jitter

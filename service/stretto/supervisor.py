@@ -1,7 +1,8 @@
-"""Keeps several worker processes running, until it is told to stop or they cannot be started.
+"""Supervisor: keeps worker processes running until it is asked to stop or they cannot start.
 
-A worker that dies, or is ended by an operator, is replaced: soon at first, then later and later. Where all of them keep dying
-young, starting yet another one helps nobody, and the supervisor ends with an error.
+A worker that dies, or that an operator ends, is replaced, after a pause that grows while it dies
+young. Where all workers keep dying young, another start would not help: the supervisor ends with an
+error.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ if TYPE_CHECKING:
 
     from stretto.runtime.stop import Stop
 
-# After its drain a worker stops within 10 s by itself.
+# After its drain, a worker stops within 10 s by itself.
 STOP_SECONDS: Final = 15.0
-# Longer than a worker waits for a database that does not answer: older ones have served.
+# Longer than a worker waits for a database that does not answer: one that lived longer has served.
 YOUNG_SECONDS: Final = 15.0
 BACKOFF: Final = Backoff(1.0, 30.0)
-# In a row by one worker, while no other one serves: 15 s of pauses and the starts themselves.
+# Failures in a row of one worker while no other serves: 15 s of pauses, and the starts themselves.
 FAILED_STARTS_MAX: Final = 5
-# After SIGTERM, and after one that came before the worker could take it. Even so a young one counts as a
-# failed start: workers that end at once, for whatever reason, serve nobody.
+# The exit codes after SIGTERM, the second where it came before the worker could handle it. A young
+# worker that ends so still counts as a failed start: workers that end at once serve no request,
+# whatever the reason.
 ENDED_AS_ASKED: Final = (0, -signal.SIGTERM)
 
 
 class Supervisor:
-    """Runs one command several times, until asked to stop; clock and pause are for tests."""
+    """Runs one command in several processes until asked to stop; clock and pause are for tests."""
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Supervisor:
         """When each worker that runs was started."""
 
     async def run(self, workers: int) -> None:
-        """Keep so many workers running until stopped; raises `WorkersError`."""
+        """Keep this many workers running until stopped; raises `WorkersError`."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number in range(workers):
@@ -68,7 +70,7 @@ class Supervisor:
             if self._stop.asked.is_set():
                 return
             if exit_code in ENDED_AS_ASKED:
-                # By an operator, who wants a fresh one.
+                # An operator has ended it, to have it replaced.
                 logger.info("worker.ended", worker=number, exit_code=exit_code)
             else:
                 logger.error("worker.died", worker=number, exit_code=exit_code)
@@ -77,7 +79,7 @@ class Supervisor:
             if failed_starts >= FAILED_STARTS_MAX and all(map(self._is_young, self._started_at)):
                 message = (
                     f"the workers keep ending at their start, the last one with exit code"
-                    f" {exit_code}; what they said stands above"
+                    f" {exit_code}; their own messages are above"
                 )
                 raise WorkersError(message)
             await self._pause_unless_stopped(BACKOFF.seconds(max(0, failed_starts - 1)))
@@ -86,8 +88,9 @@ class Supervisor:
         return self._clock_seconds() - self._started_at[number] < YOUNG_SECONDS
 
     async def _run_once(self, number: int) -> int | None:
-        """Run one worker to its end; one that is told to stop has a while for it."""
-        # A pipe that ends with this process, however it ends: then the worker stops by itself.
+        """Run one worker to its end; `_end` bounds how long a stop takes."""
+        # The pipe ends with this process, however this process ends: then the worker stops by
+        # itself.
         worker = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, env=self._environment
         )
@@ -107,7 +110,7 @@ class Supervisor:
             pausing.cancel()
 
     async def _first_of(self, other: asyncio.Future[Any]) -> None:
-        """Wait until the other is done, or we are told to stop."""
+        """Wait until the other is done, or the supervisor is asked to stop."""
         stop = asyncio.create_task(self._stop.asked.wait(), name="stop of the workers")
         try:
             await asyncio.wait((other, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -115,13 +118,13 @@ class Supervisor:
             stop.cancel()
 
     async def _end(self, worker: asyncio.subprocess.Process) -> None:
-        """Pass on what was asked of us; end the worker by force where that takes too long."""
+        """Pass the stop on; end the worker by force where it takes too long."""
         try:
             if self._stop.asked.is_set() and worker.returncode is None:
                 worker.send_signal(signal.SIGTERM)
                 await self._drained(worker)
             if worker.returncode is None:
-                # Skips what is left of a drain; a worker that stops already ignores it.
+                # Skips the rest of a drain; a worker that is stopping already ignores it.
                 worker.send_signal(signal.SIGINT)
             async with asyncio.timeout(STOP_SECONDS):
                 await worker.wait()

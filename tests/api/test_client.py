@@ -268,7 +268,7 @@ async def test_what_is_no_stretto_is_told_at_once(
 ) -> None:
     """A wrong address is not tried for a minute, and a redirected POST is not sent as a GET."""
     proxy.script = [step]
-    with pytest.raises(ClientError, match="no answer of a stretto service") as refusal:
+    with pytest.raises(ClientError, match="not an answer of a stretto service") as refusal:
         await client.create_group("Team")
     assert Retry.NEVER is refusal.value.retry
     assert len(proxy.seen) == 1
