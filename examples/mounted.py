@@ -54,7 +54,7 @@ def make_app(dsn: str) -> web.Application:
         "/chat",
         # Called when the application starts: the pool does not exist earlier.
         pool=lambda: app[POOL],
-        tokens=stretto.TokenSettings(secret=SECRET),
+        tokens=stretto.TokenSettings(jwt_secret=SECRET),
         settings=stretto.ComponentSettings(writers=WRITERS),
     )
     return app

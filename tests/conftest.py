@@ -20,7 +20,8 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from stretto.assembly import ComponentSettings, open_component
+from stretto.assembly.opening import open_component
+from stretto.assembly.settings import ComponentSettings
 from stretto.creation.creator import CreatorSettings
 from stretto.embedded.postgres import embedded_postgres
 from stretto.postgres.migrate import migrate
@@ -32,7 +33,7 @@ from support.service_process import service_starter
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from stretto.assembly import Component
+    from stretto.assembly.component import Component
     from stretto.observations import Observation
     from support.database import Connection
     from support.service_process import StartService

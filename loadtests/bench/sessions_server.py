@@ -13,11 +13,13 @@ import uvloop
 from aiohttp import web
 from loadtests.bench.machinery import SECRET
 
-from stretto.assembly import ComponentSettings, create_app, serving
+from stretto.assembly.application import create_app
+from stretto.assembly.settings import ComponentSettings
 from stretto.events.event import CommittedEvent
 from stretto.events.hub import HubSettings
 from stretto.events.positions import Position
 from stretto.http.event_streams import StreamSettings
+from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
 
@@ -39,7 +41,7 @@ async def main() -> None:
     """Serve on a free port until ended."""
     app = create_app(
         dsn=os.environ["STRETTO_DATABASE_URL"],
-        tokens=TokenSettings(secret=SECRET),
+        tokens=TokenSettings(jwt_secret=SECRET),
         settings=ComponentSettings(hub=HubSettings()),
         # The listeners answer no pings, so none may be sent during a measurement.
         streams=StreamSettings(heartbeat_seconds=3600),

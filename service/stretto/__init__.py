@@ -1,8 +1,8 @@
 """stretto creates chat groups exactly once per idempotency key.
 
-Hosts use what is named here; everything else may change between versions. A name is loaded when it is
-first used: a program that only calls a service, or that only has a consumer's `Inbox`, need not load
-the server.
+Hosts use the names of this module; everything else may change between versions. A name is loaded
+when it is first used: a program that only calls a service, or only uses `Inbox`, does not load the
+server.
 """
 
 from importlib import import_module
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 # For type checkers, which do not run `__getattr__`; a test compares them with the table.
 if TYPE_CHECKING:
-    from stretto.assembly import AppOptions as AppOptions
-    from stretto.assembly import Component as Component
-    from stretto.assembly import ComponentSettings as ComponentSettings
-    from stretto.assembly import create_app as create_app
-    from stretto.assembly import open_component as open_component
-    from stretto.assembly import setup as setup
+    from stretto.assembly.application import AppOptions as AppOptions
+    from stretto.assembly.application import create_app as create_app
+    from stretto.assembly.application import setup as setup
+    from stretto.assembly.component import Component as Component
+    from stretto.assembly.opening import open_component as open_component
+    from stretto.assembly.settings import ComponentSettings as ComponentSettings
     from stretto.client import ClientAnswer as ClientAnswer
     from stretto.client import ClientError as ClientError
     from stretto.client import StrettoClient as StrettoClient
@@ -52,7 +52,10 @@ if TYPE_CHECKING:
 
 _MODULES: Final = {
     "stretto.events.hub": "HubSettings",
-    "stretto.assembly": "AppOptions Component ComponentSettings create_app open_component setup",
+    "stretto.assembly.application": "AppOptions create_app setup",
+    "stretto.assembly.component": "Component",
+    "stretto.assembly.opening": "open_component",
+    "stretto.assembly.settings": "ComponentSettings",
     "stretto.client": "ClientAnswer ClientError StrettoClient",
     "stretto.domain": "CreatedGroup IdempotencyKey NewGroup UserId event_id group_id",
     "stretto.errors": "AttemptFailed AttemptPending ConfigurationError DatabaseUnavailable"
@@ -70,7 +73,7 @@ _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name
 
 __all__ = list(_MODULE_OF)
 
-# Not for type checkers: to them, every name would be one of ours.
+# Not for type checkers: they would take every name for one of ours.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

@@ -1,142 +1,65 @@
-"""Settings: environment variables `STRETTO_*`, every fault of theirs told at once.
+"""Settings: environment variables `STRETTO_*`; all their faults are reported at once.
 
-Flags of the command line override them. A name that starts with STRETTO_ and is not known is an
-error too: a misspelt setting must not be silently ignored. What stands in STRETTO_X may stand in a
-file instead, whose path is in STRETTO_X_FILE: that is how secrets are mounted.
+Each part declares its own settings (`setting.py`), and this module those of the process. A flag of
+the command line overrides the variable. A name that begins with STRETTO_ and is unknown is a fault
+too: a misspelt setting must not be silently ignored. The value of STRETTO_X may be in a file
+instead, whose path is in STRETTO_X_FILE: that is how secrets are mounted.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_type_hints
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import TypeAdapter, ValidationError
 
+from stretto.assembly.settings import ComponentSettings
 from stretto.domain import TOKEN_SECRET_BYTES_MIN
 from stretto.errors import ConfigurationError
-from stretto.events.event import BUS_PREFIX, BUS_PREFIX_PATTERN
+from stretto.http.event_streams import StreamSettings
+from stretto.http.front.limits import ConnectionLimits
+from stretto.http.tokens.authenticator import TOKEN_WAYS, TokenSettings
 from stretto.postgres.database_url import require_database_url
+from stretto.setting import setting
 from stretto.webhook.rules import parse_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 PREFIX: Final = "STRETTO_"
 FILE_SUFFIX: Final = "_FILE"
-# The one NATS_URL that is no URL: a server of our own, in the data dir.
+# The one NATS_URL that is not a URL: an embedded server, in the data dir.
 EMBEDDED: Final = "embedded"
-# The ways to verify tokens: two of them would leave open which one counts.
-_TOKEN_WAYS: Final = ("STRETTO_JWT_SECRET", "STRETTO_JWT_PUBLIC_KEY", "STRETTO_JWKS_URL")
 
 
-class Settings(BaseSettings):
-    """What an operator can set. The descriptions are what `--help` and the docs show."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What an operator can set: of the process, and of each part."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True
-    )
-
-    database_url: str = Field(
-        "", description="PostgreSQL URL; empty: an embedded server", repr=False
-    )
-    db_schema: str = Field(
-        "stretto", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="schema of the tables"
-    )
-    data_dir: Path = Field(
-        Path(".stretto"), description="where the embedded server and the secret live"
-    )
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0: any free one")
-    workers: int = Field(1, ge=1, le=64, description="processes that share the port")
-    jwt_secret: str = Field("", description="HS256 secret, 32 bytes or more", repr=False)
-    jwt_public_key: str = Field("", description="PEM key for RS256, ES256 or EdDSA")
-    jwks_url: str = Field("", description="where the token issuer publishes its keys")
-    jwt_audience: str = Field("", description="required `aud`")
-    jwt_issuer: str = Field("", description="required `iss`")
-    nats_url: str = Field(
-        "",
-        description="NATS servers that carry events and commands, comma-separated; embedded: one of"
-        " our own; empty: none, events stay in their process",
-        repr=False,
-    )
-    nats_prefix: str = Field(
-        BUS_PREFIX,
-        pattern=f"^{BUS_PREFIX_PATTERN}$",
-        description="what streams and subjects on NATS begin with; its own for each deployment",
-    )
-    webhook_url: str = Field(
-        "",
-        description="where every event is sent, by Standard Webhooks; empty: nowhere",
-        repr=False,
-    )
-    webhook_secret: str = Field(
-        "",
-        description="whsec_… that signs webhooks; several, separated by spaces, to replace one",
-        repr=False,
-    )
-    webhook_allow_private: bool = Field(
-        default=False, description="whether the webhook may have an address that is not public"
-    )
-    drain_seconds: float = Field(
+    database_url: str = setting("", "PostgreSQL URL; empty: an embedded server", is_secret=True)
+    data_dir: Path = setting(Path(".stretto"), "where the embedded server and the secret live")
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8080, "port to listen on; 0: any free one", ge=0, le=65535)
+    workers: int = setting(1, "processes that share the port", ge=1, le=64)
+    drain_seconds: float = setting(
         10.0,
+        "how long SIGTERM lets the service serve on while /readyz is 503, so that load"
+        " balancers notice",
         ge=0,
         le=3600,
-        description="how long SIGTERM lets the service serve on while /readyz is 503, so that load"
-        " balancers notice",
     )
-    lease_seconds: float = Field(
-        5.0, gt=0, le=3600, description="after this long a pending attempt may be taken over"
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+    component: ComponentSettings = field(default_factory=ComponentSettings)
+    streams: StreamSettings = field(default_factory=StreamSettings)
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "least level that is logged"
     )
-    writers: int = Field(2, ge=1, le=32, description="database connections that write")
-    batch_max: int = Field(128, ge=1, le=1000, description="requests per statement")
-    mailbox_max: int = Field(1024, ge=1, le=100_000, description="requests that may queue")
-    rate_limit: float = Field(
-        0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="new attempts per owner and second in one process; 0: no limit",
-    )
-    connections_max: int = Field(
-        10_000, ge=10, le=1_000_000, description="clients' connections to one process"
-    )
-    read_timeout_seconds: float = Field(
-        30.0, gt=0, le=3600, description="after this long a request must have arrived in full"
-    )
-    sessions_max: int = Field(
-        20_000,
-        ge=1,
-        le=1_000_000,
-        description="live sessions of a process; never more than nine tenths of its connections",
-    )
-    sessions_per_user: int = Field(16, ge=1, le=10_000, description="live sessions of one user")
-    session_events_max: int = Field(
-        256, ge=1, le=100_000, description="events that may wait for a session until it is too slow"
-    )
-    heartbeat_seconds: float = Field(
-        25.0, ge=1, le=3600, description="how often a silent session is given a sign of life"
-    )
-    origins: str = Field(
-        "",
-        description="whose pages may open WebSockets, beside our own: origins such as"
-        " https://chat.example, separated by commas; *: everybody's",
-    )
-    relay_lease_seconds: float = Field(
-        30.0, ge=1, le=3600, description="after this long another relay may send an event"
-    )
-    retention_days: int = Field(
-        30, ge=1, le=3650, description="how long settled attempts and the inbox are kept"
-    )
-    event_retention_days: int = Field(
-        7, ge=1, le=3650, description="how long delivered events are kept"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level that is logged"
-    )
-    log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="auto: console on a terminal, else json"
+    log_format: Literal["auto", "json", "console"] = setting(
+        "auto", "auto: console on a terminal, else json"
     )
 
     @property
@@ -144,57 +67,18 @@ class Settings(BaseSettings):
         """Whether the service brings its own PostgreSQL."""
         return not self.database_url
 
-    @field_validator("database_url")
-    @classmethod
-    def _is_a_database_url(cls, url: str) -> str:
-        if url:
-            require_database_url(url)
-        return url
 
-    @field_validator("jwks_url")
-    @classmethod
-    def _is_a_web_address(cls, url: str) -> str:
-        # Any other would look like an issuer that is away.
-        if url and not _has_host(url, "http", "https"):
-            raise ValueError("must look like https://issuer.example/keys")
-        return url
+def _settings_of(part: Any) -> Iterator[tuple[str, Field[Any]]]:
+    """Return the settings of a part and of its parts, by name."""
+    kinds = get_type_hints(part)
+    for each in fields(part):
+        if is_dataclass(kinds[each.name]):
+            yield from _settings_of(kinds[each.name])
+        elif "description" in each.metadata:
+            yield each.name, each
 
-    @field_validator("nats_url")
-    @classmethod
-    def _are_nats_urls(cls, urls: str) -> str:
-        if urls not in ("", EMBEDDED) and not all(map(_is_nats_url, urls.split(","))):
-            raise ValueError(f"must look like nats://user:password@host:4222, or be {EMBEDDED}")
-        return urls
 
-    @field_validator("origins")
-    @classmethod
-    def _are_origins(cls, origins: str) -> str:
-        # What no browser sends as its origin would keep every page out, without a word.
-        if not all(map(_is_origin, filter(None, map(str.strip, origins.split(","))))):
-            raise ValueError(
-                "must look like https://chat.example,https://app.example:8443, or be *"
-            )
-        return origins
-
-    @field_validator("webhook_url")
-    @classmethod
-    def _is_an_endpoint(cls, url: str) -> str:
-        if url and not _has_host(url, "http", "https"):
-            raise ValueError("must look like https://backend.example/stretto")
-        return url
-
-    @field_validator("webhook_secret")
-    @classmethod
-    def _are_signing_secrets(cls, text: str) -> str:
-        parse_secrets(text)
-        return text
-
-    @field_validator("jwt_secret")
-    @classmethod
-    def _is_a_long_secret(cls, secret: str) -> str:
-        if secret and len(secret.encode(errors="replace")) < TOKEN_SECRET_BYTES_MIN:
-            raise ValueError(f"needs at least {TOKEN_SECRET_BYTES_MIN} bytes")
-        return secret
+SETTINGS: Final[Mapping[str, Field[Any]]] = dict(_settings_of(Settings))
 
 
 def read_settings(**flags: Any) -> Settings:
@@ -205,33 +89,60 @@ def read_settings(**flags: Any) -> Settings:
     given = {name: value for name, value in flags.items() if value is not None}
     files, faults = _read_files(given)
     faults += _faults_of_names(given | files)
+    values: dict[str, Any] = {}
+    for name, text in (_read_environment() | files | given).items():
+        try:
+            values[name] = _PARSERS[name](text) if name in _PARSERS else text
+        except ValueError as error:
+            faults.append(f"{_given_as(name, given, files)}: {error}")
     settings = None
     try:
-        settings = Settings(**(files | given))
+        settings = TypeAdapter(Settings).validate_python(_by_part(Settings, values))
     except ValidationError as error:
         for fault in error.errors():
-            name = "_".join(str(part) for part in fault["loc"])
-            reason = fault["msg"].removeprefix("Value error, ")
-            faults.append(f"{_given_as(name, given, files)}: {reason}" if name else reason)
+            name, reason = str(fault["loc"][-1]), fault["msg"].removeprefix("Value error, ")
+            # What a whole part objects to names the settings itself.
+            faults.append(
+                f"{_given_as(name, given, files)}: {reason}" if name in SETTINGS else reason
+            )
     if faults or settings is None:
         message = "these settings are wrong:\n  " + "\n  ".join(faults)
         raise ConfigurationError(message)
     return settings
 
 
+def _by_part(part: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as the parts are nested."""
+    kinds = get_type_hints(part)
+    nested = {}
+    for each in fields(part):
+        if is_dataclass(kinds[each.name]):
+            nested[each.name] = _by_part(kinds[each.name], values)
+        elif each.name in values and SETTINGS.get(each.name) is each:
+            nested[each.name] = values[each.name]
+    return nested
+
+
 def _given_as(name: str, flags: Mapping[str, Any], files: Mapping[str, Any]) -> str:
-    """Return how the operator calls a setting: by its flag, its file's variable or its variable."""
+    """Return what the operator calls a setting: its flag, its file's variable or its variable."""
     if name in flags:
         return f"--{name.replace('_', '-')}"
     return PREFIX + name.upper() + (FILE_SUFFIX if name in files else "")
 
 
+def _read_environment() -> dict[str, str]:
+    """Return the settings that are set in the environment, in either case; an empty one is not."""
+    values = {name.upper(): value for name, value in os.environ.items() if value}
+    variables = {name: PREFIX + name.upper() for name in SETTINGS}
+    return {name: values[variable] for name, variable in variables.items() if variable in values}
+
+
 def _read_files(flags: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return the settings that stand in files, and what is wrong with those files."""
+    """Return the settings that are in files, and the faults of those files."""
     values = {name.upper(): value for name, value in os.environ.items() if value}
     files: dict[str, str] = {}
     faults = []
-    for name in Settings.model_fields:
+    for name in SETTINGS:
         variable = PREFIX + name.upper()
         path = values.get(variable + FILE_SUFFIX)
         if path is None or name in flags:
@@ -254,42 +165,86 @@ def _read_files(flags: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
 def environment_of(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment for another one, with other values of some settings.
 
-    Their variables go in whatever case they were written, and so do those that name their files.
+    Their variables are removed in whatever case they were written, and so are those of their files.
     """
     gone = {*overrides, *(name + FILE_SUFFIX for name in overrides)}
     kept = {name: value for name, value in os.environ.items() if name.upper() not in gone}
     return {**kept, **overrides}
 
 
-def require_token_settings(settings: Settings) -> None:
-    """Raise `ConfigurationError` where a service with a database of its own verifies no tokens."""
-    if not (settings.jwt_secret or settings.jwt_public_key or settings.jwks_url):
-        message = (
-            "tokens cannot be verified: with STRETTO_DATABASE_URL set, set one of"
-            " STRETTO_JWT_SECRET, STRETTO_JWT_PUBLIC_KEY or STRETTO_JWKS_URL too"
-        )
-        raise ConfigurationError(message)
-
-
 def _faults_of_names(flags: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with which settings are set, whatever their values are."""
-    # pydantic reads names in either case.
+    """Return the faults in which settings are set, whatever their values are."""
     values = {name.upper(): value for name, value in os.environ.items()}
     values |= {PREFIX + name.upper(): value for name, value in flags.items()}
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = {PREFIX + name.upper() for name in SETTINGS}
     known |= {name + FILE_SUFFIX for name in known}
     unknown = sorted(name for name in values if name.startswith(PREFIX) and name not in known)
     faults = [f"{name}: unknown setting" for name in unknown]
-    if sum(bool(values.get(way)) for way in _TOKEN_WAYS) > 1:
-        faults.append(f"set only one of {', '.join(_TOKEN_WAYS)}")
-    # Unsigned, an event is anybody's.
+    ways = [PREFIX + way.upper() for way in TOKEN_WAYS]
+    if sum(bool(values.get(way)) for way in ways) > 1:
+        faults.append(f"set only one of {', '.join(ways)}")
+    # Without a signature, a receiver cannot tell an event of ours from anybody's.
     if values.get("STRETTO_WEBHOOK_URL") and not values.get("STRETTO_WEBHOOK_SECRET", "").strip():
         faults.append("STRETTO_WEBHOOK_URL needs STRETTO_WEBHOOK_SECRET")
     return faults
 
 
+def _database_url(url: str) -> str:
+    if url:
+        require_database_url(url)
+    return url
+
+
+def _token_secret(secret: str) -> str:
+    if secret and len(secret.encode(errors="replace")) < TOKEN_SECRET_BYTES_MIN:
+        raise ValueError(f"needs at least {TOKEN_SECRET_BYTES_MIN} bytes")
+    return secret
+
+
+def _issuers_url(url: str) -> str:
+    # Any other would look like an issuer that does not answer.
+    if url and not _has_host(url, "http", "https"):
+        raise ValueError("must look like https://issuer.example/keys")
+    return url
+
+
+def _nats_url(urls: str) -> str:
+    are_urls = (_has_host(url.strip(), "nats", "tls", "ws", "wss") for url in urls.split(","))
+    if urls not in ("", EMBEDDED) and not all(are_urls):
+        raise ValueError(f"must look like nats://user:password@host:4222, or be {EMBEDDED}")
+    return urls
+
+
+def _webhook_url(url: str) -> str:
+    if url and not _has_host(url, "http", "https"):
+        raise ValueError("must look like https://backend.example/stretto")
+    return url
+
+
+def _origins(text: str) -> frozenset[str]:
+    origins = [*filter(None, map(str.strip, text.split(",")))]
+    # A text that no browser sends as its origin would keep every page out, and nothing would say
+    # why.
+    if not all(map(_is_origin, origins)):
+        raise ValueError("must look like https://chat.example,https://app.example:8443, or be *")
+    return frozenset(origin.rstrip("/").lower() for origin in origins)
+
+
+# What a text must be beyond its type and bounds: each returns the value, or raises `ValueError`,
+# whose message shows no secret.
+_PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "database_url": _database_url,
+    "jwt_secret": _token_secret,
+    "jwks_url": _issuers_url,
+    "nats_url": _nats_url,
+    "webhook_url": _webhook_url,
+    "webhook_secret": parse_secrets,
+    "origins": _origins,
+}
+
+
 def _is_origin(text: str) -> bool:
-    """Whether a browser may name its page's origin so; a slash at the end is passed over."""
+    """Whether a browser may send this as a page's origin; a slash at the end is ignored."""
     try:
         parts = urlsplit(text)
         _ = parts.port
@@ -297,10 +252,6 @@ def _is_origin(text: str) -> bool:
         return False
     is_origin = parts.scheme and parts.hostname and parts.path in ("", "/")
     return text == "*" or bool(is_origin and not {"@", "?", "#"} & {*text})
-
-
-def _is_nats_url(url: str) -> bool:
-    return _has_host(url.strip(), "nats", "tls", "ws", "wss")
 
 
 def _has_host(url: str, *schemes: str) -> bool:

@@ -1,7 +1,7 @@
-"""What the settings stand for in this place: a database that is there, and a way to verify tokens.
+"""Provides what the settings name: a database that answers, NATS, and a way to verify tokens.
 
-Without a database URL both are brought along: a PostgreSQL of our own and a secret, in the data dir.
-So is NATS, where it is asked for.
+Without a database URL the service runs a PostgreSQL of its own and makes its own secret, both in
+the data dir. It runs a NATS of its own where the settings ask for one.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import ssl
 import stat
 import tempfile
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.config import EMBEDDED, require_token_settings
+from stretto.config import EMBEDDED
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.place import bundled_programs
 from stretto.embedded.postgres import embedded_postgres
 from stretto.errors import ConfigurationError, Unreachable
-from stretto.http.tokens.authenticator import TokenSettings
 from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
 from stretto.postgres.driver_errors import is_lasting
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from stretto.config import Settings
+    from stretto.http.tokens.authenticator import TokenSettings
     from stretto.postgres.driver_connection import Connection
 
 # A database that is being started or failed over needs some seconds; a wrong address never works.
@@ -46,7 +46,7 @@ RETRY_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the service's data are, and the folder of PostgreSQL's own programs, if we have one."""
+    """Where the data are, and the folder of PostgreSQL's own programs where there is one."""
 
     dsn: str
     programs: Path | None
@@ -54,33 +54,33 @@ class Place:
 
 @asynccontextmanager
 async def database_place(settings: Settings, notify: Callable[[str], None]) -> AsyncIterator[Place]:
-    """Provide the database, as long as the context lasts; an embedded one is migrated as well.
+    """Provide the database as long as the context lasts; an embedded one is migrated as well.
 
-    `notify` is told in one line whatever an operator should know. Raises `EmbeddedError` or
+    `notify` gets each message for the operator as one line. Raises `EmbeddedError` or
     `ConfigurationError`.
     """
     if not settings.is_embedded:
         yield Place(settings.database_url, bundled_programs())
         return
     async with embedded_postgres(settings.data_dir, notify=notify) as server:
-        async with database_connection(
-            server.dsn, settings.db_schema, needs_tables=False
-        ) as connection:
-            await migrate(connection, settings.db_schema)
+        schema = settings.component.db_schema
+        async with database_connection(server.dsn, schema, needs_tables=False) as connection:
+            await migrate(connection, schema)
         yield Place(server.dsn, server.bin_dir)
 
 
 @asynccontextmanager
 async def bus_place(settings: Settings) -> AsyncIterator[str]:
-    """Provide the URL of NATS as long as the context lasts; empty where there is to be none.
+    """Provide the URL of NATS as long as the context lasts; empty where none is set.
 
     Raises `EmbeddedError`, or `ConfigurationError` where the client is not installed.
     """
-    if settings.nats_url and find_spec("nats") is None:
-        message = "STRETTO_NATS_URL needs NATS' client: install stretto[nats]"
+    url = settings.component.nats_url
+    if url and find_spec("nats") is None:
+        message = "STRETTO_NATS_URL needs the client of NATS: install stretto[nats]"
         raise ConfigurationError(message)
-    if settings.nats_url != EMBEDDED:
-        yield settings.nats_url
+    if url != EMBEDDED:
+        yield url
         return
     async with embedded_nats(settings.data_dir) as server:
         yield server.url
@@ -90,9 +90,9 @@ async def bus_place(settings: Settings) -> AsyncIterator[str]:
 async def database_connection(
     dsn: str, schema: str, *, needs_tables: bool = True
 ) -> AsyncIterator[Connection]:
-    """Lend one connection; a database that does not answer yet is waited for, for a while.
+    """Provide one connection; wait up to `START_SECONDS` for a database that does not answer yet.
 
-    Raises `Unreachable`, also where the tables are wanted and cannot be used as they are.
+    Raises `Unreachable`, also where the tables are needed and cannot be used as they are.
     """
     async with Database(dsn, schema=schema) as database:
         connection = await _patient_lend(database, place_of(dsn))
@@ -114,7 +114,7 @@ async def _patient_lend(
             return await database.acquire(may_take_long=True)
         except Unreachable as error:
             cause = error.__cause__
-            # PgBouncer says so of its own server, but of our settings only where we send some.
+            # PgBouncer answers so for its own server; for our settings only where we send some.
             is_pooler = isinstance(cause, asyncpg.ProtocolViolationError) and not database.is_pooled
             if is_pooler or is_lasting(cause):
                 message = f"no connection to the database at {place}: {error}"
@@ -131,7 +131,7 @@ async def _patient_lend(
 
 
 def _remedy(cause: BaseException | None) -> str:
-    """Return what an operator can do about a connection that cannot be had as things are."""
+    """Return what an operator can do about a connection that no waiting will bring."""
     state = (isinstance(cause, asyncpg.PostgresError) and cause.sqlstate) or ""
     if state.startswith("28"):
         return "give STRETTO_DATABASE_URL a user and a password that the server takes"
@@ -143,38 +143,37 @@ def _remedy(cause: BaseException | None) -> str:
             " superuser may set out of STRETTO_DATABASE_URL"
         )
     if state.startswith(("22", "42")):
-        return "mend the parameters of STRETTO_DATABASE_URL: the server takes them for its settings"
+        return (
+            "correct the parameters of STRETTO_DATABASE_URL: the server takes them as its settings"
+        )
     if isinstance(cause, ssl.SSLError):
-        return "mend sslmode, sslrootcert, sslcert or sslkey of STRETTO_DATABASE_URL"
+        return "correct sslmode, sslrootcert, sslcert or sslkey of STRETTO_DATABASE_URL"
     if isinstance(cause, asyncpg.InterfaceError):
-        # The driver itself has said which part it does not take.
-        return "mend it in STRETTO_DATABASE_URL"
+        # The driver's own message names the part.
+        return "correct it in STRETTO_DATABASE_URL"
     return (
-        "mend STRETTO_DATABASE_URL: postgresql://user:password@host:5432/database, with %40 for an @ and"
-        " %2F for a / of the password"
+        "correct STRETTO_DATABASE_URL: postgresql://user:password@host:5432/database, with %40 for"
+        " an @ and %2F for a / of the password"
     )
 
 
 def token_settings(settings: Settings) -> TokenSettings:
     """Return how tokens are verified; raises `ConfigurationError` where they cannot be."""
-    secret = settings.jwt_secret
-    if settings.is_embedded and not (secret or settings.jwt_public_key or settings.jwks_url):
-        secret = _own_secret(settings.data_dir / "jwt-secret")
-    else:
-        require_token_settings(settings)
-    return TokenSettings(
-        secret=secret,
-        public_key=settings.jwt_public_key,
-        jwks_url=settings.jwks_url,
-        audience=settings.jwt_audience,
-        issuer=settings.jwt_issuer,
+    if settings.tokens.ways:
+        return settings.tokens
+    if settings.is_embedded:
+        return replace(settings.tokens, jwt_secret=_own_secret(settings.data_dir / "jwt-secret"))
+    message = (
+        "tokens cannot be verified: with STRETTO_DATABASE_URL set, set one of"
+        " STRETTO_JWT_SECRET, STRETTO_JWT_PUBLIC_KEY or STRETTO_JWKS_URL too"
     )
+    raise ConfigurationError(message)
 
 
 def _own_secret(path: Path) -> str:
     """Return the data dir's secret, made on first use and readable by its owner alone.
 
-    What others could have put there, or could read, is refused: they could make tokens with it.
+    A file that others can write or read is refused: they could make tokens with it.
     """
     try:
         if not os.path.lexists(path):
@@ -185,10 +184,9 @@ def _own_secret(path: Path) -> str:
             status = os.fstat(file.fileno())
             if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 message = (
-                    f"{path} belongs to another user, or others may read it: whoever knows this"
-                    " secret can make tokens. Remove it, and the next start makes another one"
-                    " (tokens made with the old one end); or `chmod 600` and `chown` it if nobody"
-                    " has read it"
+                    f"{path} belongs to another user, or others may read it: with this secret they"
+                    " can make tokens. Remove it, and the next start makes another one (tokens made"
+                    " with the old one end); or `chmod 600` and `chown` it if it was not read"
                 )
                 raise ConfigurationError(message)
             return file.read()
@@ -202,8 +200,8 @@ def _own_secret(path: Path) -> str:
 
 
 def _make_secret(path: Path) -> None:
-    """Write a secret where there is none; of several processes one is first."""
-    # A name that cannot be foreseen, and a file that was not there: nothing planted is written to.
+    """Write a secret where there is none; of several processes the first one's counts."""
+    # An unpredictable name and a new file: a file or link that was planted is not written to.
     descriptor, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w") as file:

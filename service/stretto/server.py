@@ -12,12 +12,10 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from stretto.assembly import ComponentSettings, create_app, serving
+from stretto.assembly.application import create_app
 from stretto.config import environment_of
 from stretto.domain import UserId
-from stretto.errors import ListenError
-from stretto.http.event_streams import StreamSettings
-from stretto.http.front.limits import ConnectionLimits
+from stretto.http.front.serving import cannot_listen, serving
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import make_token
 from stretto.provision import bus_place, database_connection, database_place, token_settings
@@ -27,14 +25,14 @@ from stretto.supervisor import Supervisor
 from stretto.telemetry.logs import flush_log, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from stretto.config import Settings
     from stretto.http.tokens.authenticator import TokenSettings
 
-# Database, log, bus, and whatever else is open beside the clients' connections.
+# Files that are open beside the clients' connections: database, log, bus.
 FILES_OWN: Final = 200
-# The others are for what comes and goes: health checks, creations, reads.
+# The other connections are for health checks, creations and reads.
 SESSIONS_SHARE: Final = 0.9
 WELCOME_TOKEN_SECONDS: Final = 24 * 3600
 
@@ -44,35 +42,44 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
 
     A process that shares its port is a supervisor's worker.
     """
+    component, limits = settings.component, settings.limits
     stop = _stop_on_signals(settings.drain_seconds, is_worker=share_port)
     async with AsyncExitStack() as stack:
         if share_port:
             stack.enter_context(_stop_without_supervisor(stop, sys.stdin.fileno()))
         place = await stack.enter_async_context(database_place(settings, notify))
         nats_url = await stack.enter_async_context(bus_place(settings))
-        settings = settings.model_copy(update={"nats_url": nats_url})
         tokens = token_settings(settings)
-        component = ComponentSettings.of(settings)
-        # Wait for the database here, where it is known that nobody is served yet.
-        async with database_connection(place.dsn, settings.db_schema):
+        # Wait for the database here, before any client is served.
+        async with database_connection(place.dsn, component.db_schema):
             pass
         if settings.workers > 1:
-            await _supervise(settings, place.dsn, tokens, notify, stop)
+            # What is provided here, the workers share.
+            shared = {
+                "STRETTO_DATABASE_URL": place.dsn,
+                "STRETTO_NATS_URL": nats_url,
+                "STRETTO_JWT_SECRET": tokens.jwt_secret,
+            }
+            await _supervise(settings, shared, tokens, notify, stop)
             return
-        connections_max = _connections_max(settings.connections_max)
-        sessions_max = _sessions_max(settings.sessions_max, connections_max)
+        connections_max = _connections_max(limits.connections_max)
+        sessions_max = _sessions_max(component.hub.sessions_max, connections_max)
         app = create_app(
             dsn=place.dsn,
             tokens=tokens,
-            settings=replace(component, hub=replace(component.hub, sessions_max=sessions_max)),
-            streams=StreamSettings.of(settings),
-        )
-        limits = ConnectionLimits(
-            connections_max=connections_max,
-            read_seconds=settings.read_timeout_seconds,
+            settings=replace(
+                component,
+                nats_url=nats_url,
+                hub=replace(component.hub, sessions_max=sessions_max),
+            ),
+            streams=settings.streams,
         )
         async with serving(
-            app, host=settings.host, port=settings.port, share_port=share_port, limits=limits
+            app,
+            host=settings.host,
+            port=settings.port,
+            share_port=share_port,
+            limits=replace(limits, connections_max=connections_max),
         ) as port:
             logger.info("service.started", host=settings.host, port=port)
             if settings.is_embedded:
@@ -88,7 +95,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
 
 
 def _connections_max(wanted: int) -> int:
-    """Return for how many connections there are file descriptors, after asking for enough."""
+    """Return how many connections there are file descriptors for, after asking for enough."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = wanted + FILES_OWN
     if soft == resource.RLIM_INFINITY or soft >= files:
@@ -101,19 +108,20 @@ def _connections_max(wanted: int) -> int:
 
 
 def _sessions_max(wanted: int, connections_max: int) -> int:
-    """Return for how many sessions there is room beside other requests.
+    """Return how many sessions leave room for other requests.
 
-    A session is never closed for a newcomer: if sessions had all connections, every health check
-    and every creation would be closed unanswered. One session too many is told so.
+    A session is never closed for a new connection: if sessions had all connections, every health
+    check and every creation would be closed unanswered. One session too many gets an answer that
+    says so.
     """
     return max(1, min(wanted, int(connections_max * SESSIONS_SHARE)))
 
 
 def _stop_on_signals(drain_seconds: float, *, is_worker: bool) -> Stop:
-    """Return what SIGTERM and SIGINT ask for; one that asks for more than to stop ends this task.
+    """Return what SIGTERM and SIGINT ask for; one more signal than `Stop` takes cancels this task.
 
-    A worker has its supervisor for that. It gets a terminal's signals twice: once by itself, and
-    once from the supervisor, which gets them as well.
+    A worker has its supervisor for that. It gets a terminal's signals twice: once from the
+    terminal, and once from the supervisor, which gets them as well.
     """
     stop = Stop(drain_seconds)
     loop = asyncio.get_running_loop()
@@ -126,7 +134,8 @@ def _stop_on_signals(drain_seconds: float, *, is_worker: bool) -> Stop:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    # A terminal that closes sends it to workers too, whose supervisor passes it on; `nohup` ignores it.
+    # A terminal that closes sends SIGHUP to workers too; their supervisor passes it on. Under
+    # `nohup` it stays ignored.
     if is_worker:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -138,7 +147,7 @@ def _stop_on_signals(drain_seconds: float, *, is_worker: bool) -> Stop:
 def _stop_without_supervisor(stop: Stop, lifeline: int) -> Iterator[None]:
     """Begin the drain when the supervisor is gone: it alone holds the other end of the pipe.
 
-    A worker that outlived its supervisor would serve for good, and no service could end it.
+    A worker that outlived its supervisor would serve for ever, and nothing would stop it.
     """
     loop = asyncio.get_running_loop()
 
@@ -147,7 +156,7 @@ def _stop_without_supervisor(stop: Stop, lifeline: int) -> Iterator[None]:
         logger.warning("worker.orphaned")
         stop.take(signal.SIGTERM)
 
-    # Nothing is ever written to it: that it can be read means its end.
+    # Nothing is ever written to the pipe: it becomes readable when it ends.
     loop.add_reader(lifeline, on_end)
     try:
         yield
@@ -157,7 +166,7 @@ def _stop_without_supervisor(stop: Stop, lifeline: int) -> Iterator[None]:
 
 async def _supervise(
     settings: Settings,
-    dsn: str,
+    shared: Mapping[str, str],
     tokens: TokenSettings,
     notify: Callable[[str], None],
     stop: Stop,
@@ -172,9 +181,7 @@ async def _supervise(
                 "STRETTO_WORKERS": "1",
                 "STRETTO_HOST": settings.host,
                 "STRETTO_PORT": str(port),
-                "STRETTO_DATABASE_URL": dsn,
-                "STRETTO_NATS_URL": settings.nats_url,
-                "STRETTO_JWT_SECRET": tokens.secret,
+                **shared,
             }
         )
         if settings.is_embedded:
@@ -187,7 +194,7 @@ async def _supervise(
 def _reserved_port(host: str, port: int) -> Iterator[int]:
     """Hold a port that our workers alone will share, without listening on it; 0 takes any free one.
 
-    Raises `ListenError`, also where another service's supervisor holds it.
+    Raises `ListenError`, also where the supervisor of another service holds it.
     """
     with ExitStack() as stack:
         try:
@@ -196,45 +203,45 @@ def _reserved_port(host: str, port: int) -> Iterator[int]:
             )[0]
             found = stack.enter_context(socket.socket(family, kind, protocol))
             reserved = stack.enter_context(socket.socket(family, kind, protocol))
-            # Beside connections of an earlier process that are in TIME_WAIT for a minute.
+            # Connections of an earlier process may be in TIME_WAIT for a minute.
             for each in (found, reserved):
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Linux keeps a port beyond the end of listening where it was named at the bind.
+            # Linux keeps the port after the end of listening only where the bind has named it.
             found.bind(address)
             reserved.bind(found.getsockname())
             if sys.platform == "linux":
-                # Of sockets that do not share a port one alone can listen.
+                # Only one of several sockets that do not share a port can listen.
                 reserved.listen()
-            # From here on only a socket that shares the port can be bound to it, as the workers' do.
+            # From here on only sockets that share the port can be bound to it: the workers'.
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             found.close()
             if sys.platform == "linux":
-                # It stays bound, and takes no connections itself.
+                # The socket stays bound, and takes no connections itself.
                 reserved.shutdown(socket.SHUT_RDWR)
         except OSError as error:
-            message = f"cannot listen on {host}:{port} ({error.strerror}); choose another port"
-            raise ListenError(message) from error
+            raise cannot_listen(host, port, error) from error
         yield reserved.getsockname()[1]
 
 
 def _welcome(host: str, port: int, tokens: TokenSettings, *, shows_token: bool) -> str:
-    """Return a line to paste, for a service that verifies tokens with a secret it knows.
+    """Return the text that says where the service listens, with a command to paste.
 
-    Without a terminal the text ends in a log, where a token has no place: the line makes its own.
+    Without a terminal the text goes to a log, which must hold no token: the command makes its own.
+    Without a secret of the service's there is no command, because no token can be made.
     """
     url = f"http://{host}:{port}"
-    if not tokens.secret:
+    if not tokens.jwt_secret:
         return f"stretto listens on {url}"
     quote, source = '"', "$(stretto token alice)"
     shown = "A token of the user alice: stretto token alice"
     if shows_token:
         source = make_token(
-            tokens.secret,
+            tokens.jwt_secret,
             UserId("alice"),
             lifetime_seconds=WELCOME_TOKEN_SECONDS,
-            audience=tokens.audience,
-            issuer=tokens.issuer,
+            audience=tokens.jwt_audience,
+            issuer=tokens.jwt_issuer,
         )
         quote, shown = "'", f"A token of the user alice, good for a day:\n\n  {source}"
     return f"""

@@ -234,7 +234,7 @@ async def test_a_head_behind_a_request_that_is_worked_for_is_timed_when_that_is_
     database_url: str,
 ) -> None:
     """Not before: it is we who let the client wait until then."""
-    limits = ConnectionLimits(read_seconds=0.01)
+    limits = ConnectionLimits(read_timeout_seconds=0.01)
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         api_for(database_url, limits=limits) as api,

@@ -15,7 +15,6 @@ from aiohttp import web
 
 from stretto import ClientError, GroupRejected, StrettoClient, group_id
 from stretto import client as client_module
-from stretto.assembly import serving
 from stretto.errors import (
     AttemptPending,
     DatabaseUnavailable,
@@ -25,6 +24,7 @@ from stretto.errors import (
     RateLimited,
     Retry,
 )
+from stretto.http.front.serving import serving
 from stretto.http.problems import problem_response
 from support.api_client import api_for, token_of
 from support.waiting import until

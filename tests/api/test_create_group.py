@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from stretto.assembly import ComponentSettings
+from stretto.assembly.settings import ComponentSettings
 from stretto.codec import BODY_BYTES_MAX
 from stretto.creation.creator import CreatorSettings
 from stretto.domain import group_id
@@ -125,7 +125,7 @@ async def test_a_failed_attempt_is_gone_for_good(database_url: str) -> None:
 
 async def test_a_limited_owner_is_told_when_to_come_back(database_url: str) -> None:
     """429 before the claim."""
-    settings = ComponentSettings(creator=CreatorSettings(rate_per_owner=0.01))
+    settings = ComponentSettings(creator=CreatorSettings(rate_limit=0.01))
     async with api_for(database_url, settings) as api:
         assert (await api.create("a")).status == 201
         reply = await api.create("b")

@@ -171,7 +171,7 @@ async def test_a_token_is_good_at_the_door_until_it_ends(
     """It was verified before, and counts no longer."""
     now = [1e9]
     clocked = partial(Authenticator, clock_seconds=lambda: now[0])
-    monkeypatch.setattr("stretto.assembly.Authenticator", clocked)
+    monkeypatch.setattr("stretto.assembly.application.Authenticator", clocked)
     token = make_token(SECRET, UserId("alice"), lifetime_seconds=60, clock_seconds=lambda: now[0])
     repeat = request({**FIELDS, "Authorization": f"Bearer {token}"})
     async with api_for(database_url) as api, raw_clients(api.url) as raw:
@@ -258,7 +258,7 @@ async def test_a_head_that_begins_behind_a_repeat_is_read_on(raw: RawClients) ->
 
 async def test_a_head_that_never_ends_is_cut_off_after_a_repeat_as_well(database_url: str) -> None:
     """Nobody is trusted for having been answered."""
-    limits = ConnectionLimits(read_seconds=0.01)
+    limits = ConnectionLimits(read_timeout_seconds=0.01)
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         api_for(database_url, limits=limits) as api,

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import WSServerHandshakeError, web
 
-from stretto.assembly import create_app
+from stretto.assembly.application import create_app
 from stretto.events.close_codes import CloseCode
 from stretto.events.event import CommittedEvent
 from stretto.events.hub import HubSettings
@@ -129,7 +129,7 @@ async def test_pages_of_allowed_origins_may_connect(database_url: str) -> None:
 
 async def test_a_user_and_a_process_have_so_many_sessions(database_url: str) -> None:
     """More are told to wait; one that ends makes room."""
-    settings = HubSettings(sessions_max=3, sessions_per_user_max=2)
+    settings = HubSettings(sessions_max=3, sessions_per_user=2)
     async with live_service(database_url, hub=settings) as live:
         async with live.websocket("bob"), live.sse("bob"):
             reply = await live.api.get("/v1/events", user="bob", headers=STREAM)
@@ -188,7 +188,7 @@ async def test_a_client_that_vanishes_is_noticed_in_a_host_that_cancels_no_handl
     """By the next sign of life, which nobody takes."""
     app = create_app(
         dsn=database_url,
-        tokens=TokenSettings(secret=SECRET),
+        tokens=TokenSettings(jwt_secret=SECRET),
         streams=StreamSettings(heartbeat_seconds=0.05),
     )
     runner = web.AppRunner(app, handler_cancellation=False)
@@ -217,7 +217,7 @@ async def test_a_session_that_never_reads_is_closed_and_delays_nobody(
 ) -> None:
     """Even its connection goes, although it does not take its goodbye."""
     async with (
-        live_service(database_url, hub=HubSettings(events_max=8)) as live,
+        live_service(database_url, hub=HubSettings(session_events_max=8)) as live,
         MuteClient(live, headers),
         live.websocket("bob") as reader,
     ):

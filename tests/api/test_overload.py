@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.assembly import ComponentSettings, create_app, serving
+from stretto.assembly.application import create_app
+from stretto.assembly.settings import ComponentSettings
 from stretto.http.admission import LoadShedder
 from stretto.http.front.connection import ClientConnection
+from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
 from support.api_client import SECRET, TEAM, Api, connected_api, settled_create, token_of
@@ -55,7 +57,7 @@ async def waiting_create(api: Api, key: str) -> int:
 async def full_service(database_url: str, connection: Connection) -> AsyncIterator[FullService]:
     """Serve with one writer that is held up, and a mailbox that is full."""
     settings = ComponentSettings(writers=1, batch_max=1, mailbox_max=QUEUED_MAX)
-    app = create_app(dsn=database_url, tokens=TokenSettings(secret=SECRET), settings=settings)
+    app = create_app(dsn=database_url, tokens=TokenSettings(jwt_secret=SECRET), settings=settings)
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         serving(app, host="127.0.0.1", port=0) as port,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from stretto.assembly.host_pool import require_database
 from stretto.errors import GroupRejected, HookError, InDoubt, OutcomeUnknown, Refused, Unreachable
-from stretto.host import require_database
 from stretto.postgres.check import check_database
 from stretto.postgres.connecting import PREPARED_MAX
 from stretto.postgres.connections import Database, Lane

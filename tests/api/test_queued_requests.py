@@ -74,7 +74,7 @@ async def raw(database_url: str) -> AsyncIterator[RawClients]:
     """Clients of a service that waits for no request for long."""
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
-        api_for(database_url, limits=ConnectionLimits(read_seconds=0.01)) as api,
+        api_for(database_url, limits=ConnectionLimits(read_timeout_seconds=0.01)) as api,
         raw_clients(api.url) as clients,
     ):
         yield clients

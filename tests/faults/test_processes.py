@@ -13,7 +13,7 @@ import aiohttp
 import asyncpg
 import pytest
 
-from stretto.cli_help import EXIT_PORT
+from stretto.commands.help import EXIT_PORT
 from stretto.domain import group_id
 from support.api_client import Api, settled_create, token_of
 from support.database import LEADER, first_row, sound, writes_held_up

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from chaos.wire_proxy import FaultKind
-from stretto.assembly import open_component
+from stretto.assembly.opening import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.postgres.connecting import LOCK_SECONDS
 from stretto.postgres.writes import PostgresWriteStore

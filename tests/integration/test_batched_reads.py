@@ -19,7 +19,7 @@ from support.database import pend
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from stretto.assembly import Component
+    from stretto.assembly.component import Component
     from support.database import Connection
 
 ALICE, BOB, CAROL, DAVE = map(UserId, ("alice", "bob", "carol", "dave"))

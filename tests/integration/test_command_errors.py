@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from stretto.cli_reports import database_failure
+from stretto.commands.reports import database_failure
 from support.api_client import SECRET
 from support.command_process import stretto
 
@@ -46,7 +46,7 @@ async def assert_said(
         ),
         ((2, "must look like postgresql://user:password@host:5432"), "postgresql://u:secret#@a/x"),
         (
-            (3, "; mend it in STRETTO_DATABASE_URL"),
+            (3, "; correct it in STRETTO_DATABASE_URL"),
             "postgresql://u:secret@127.0.0.1/x?sslmode=none",
         ),
         ((3, "is it started, and is STRETTO_DATABASE"), "postgresql://u:secret@127.0.0.1:1/x"),
@@ -65,10 +65,10 @@ async def test_a_role_that_may_not_log_in(role_url: str) -> None:
 
 async def test_a_role_without_rights(role_url: str, connection: Connection) -> None:
     """On an empty database as well."""
-    await assert_said((3, "; give the command as the owner of the tables"), role_url, (MIGRATE,))
+    await assert_said((3, "; run the command as the owner of the tables"), role_url, (MIGRATE,))
     await assert_said((3, "; run `stretto migrate --grant-to app_"), role_url, OTHERS)
     await connection.execute("DROP SCHEMA stretto CASCADE")
-    await assert_said((3, "; give the command as the owner of the tables"), role_url, (MIGRATE,))
+    await assert_said((3, "; run the command as the owner of the tables"), role_url, (MIGRATE,))
 
 
 async def test_a_schema_that_is_not_there(database_url: str, connection: Connection) -> None:
@@ -98,8 +98,8 @@ async def test_a_table_that_is_not_there(database_url: str, connection: Connecti
         ("as the owner of the tables", "42501"),
         ("as the owner of the tables", "3F000"),
         ("restore what is missing, then run `stretto migrate`", "42P01"),
-        ("give the command again when the database is well", "57P01"),
-        ("give the command again when the database is well", "55P03"),
+        ("run the command again when the database works", "57P01"),
+        ("run the command again when the database works", "55P03"),
     ],
 )
 def test_a_database_that_fails_under_a_command(expected: str, state: str) -> None:

@@ -13,7 +13,7 @@ import nats
 import orjson
 import pytest
 
-from stretto.assembly import open_component
+from stretto.assembly.opening import open_component
 from stretto.codec import BODY_BYTES_MAX, created_document, problem
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-    from stretto.assembly import Component
+    from stretto.assembly.component import Component
     from stretto.creation.creator import GroupCreator
     from stretto.observations import Observation
     from support.database import Connection

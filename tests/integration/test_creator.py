@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from stretto.assembly import open_component
+from stretto.assembly.opening import open_component
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings, GroupCreator
@@ -31,7 +31,7 @@ from stretto.runtime.mailbox import Mailbox
 from support.database import END_OURS, groups
 
 if TYPE_CHECKING:
-    from stretto.assembly import Component
+    from stretto.assembly.component import Component
     from stretto.creation.ports import Write, WriteResult
     from stretto.observations import Observation
     from support.database import Connection

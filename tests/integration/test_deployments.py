@@ -16,7 +16,8 @@ import pytest_asyncio
 from nats.js.api import StreamConfig, StreamInfo
 from uuid_utils.compat import uuid4
 
-from stretto.assembly import ComponentSettings, open_component
+from stretto.assembly.opening import open_component
+from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import ConfigurationError
 from stretto.events.event import BusUnavailable, CommittedEvent

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 import stretto
-from stretto.assembly import open_component
+from stretto.assembly.opening import open_component
 from stretto.errors import Unreachable
 from stretto.postgres.migrate import migrate
 from support.api_client import SECRET, TEAM, connected_api
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Pool = asyncpg.Pool[asyncpg.Record]
 
-TOKENS: Final = stretto.TokenSettings(secret=SECRET)
+TOKENS: Final = stretto.TokenSettings(jwt_secret=SECRET)
 POOL: Final = web.AppKey("POOL", asyncpg.Pool)
 WRITERS: Final = 2
 # Nothing here takes as long: a host that hangs must not hang the suite.
@@ -341,7 +341,7 @@ async def test_a_host_that_closes_its_pool_on_shutdown_shuts_down(database_url: 
 
 def without_tables(app: web.Application, dsn: str) -> stretto.AppOptions:
     """Connections of the component's own, in a schema where nothing is."""
-    settings = stretto.ComponentSettings(schema="elsewhere")
+    settings = stretto.ComponentSettings(db_schema="elsewhere")
     return {"tokens": TOKENS, "dsn": dsn, "settings": settings}
 
 
@@ -422,7 +422,7 @@ async def test_two_mounted_components_keep_their_groups_and_metrics_apart(
     await migrate(connection, "second")
     app = web.Application()
     for prefix, schema in (("/one", "stretto"), ("/two", "second")):
-        settings = stretto.ComponentSettings(schema=schema)
+        settings = stretto.ComponentSettings(db_schema=schema)
         stretto.setup(app, prefix, dsn=database_url, tokens=TOKENS, settings=settings)
     async with api_of(app) as api:
         groups = [await created(api, "k", prefix) for prefix in ("/one", "/one", "/two")]

@@ -73,7 +73,7 @@ async def test_those_that_are_named_are_replayed_and_no_others(
 ) -> None:
     """What is unknown, or not dead, is not counted."""
     first, second, third = await bury(database_url, connection, ("a", "b", "c"))
-    named = [f"--replay={id_}" for id_ in (first, second, uuid.uuid4())]
+    named = [f"--retry={id_}" for id_ in (first, second, uuid.uuid4())]
     code, output, _ = await stretto("events", *named, DATABASE_URL=database_url)
     assert (0, "2 events will be tried again\n") == (code, output)
     assert {third} == await dead(connection)
@@ -83,7 +83,7 @@ async def test_those_that_are_named_are_replayed_and_no_others(
 
 async def test_what_is_no_id_is_told(database_url: str) -> None:
     """And nothing is replayed instead."""
-    code, _, errors = await stretto("events", "--replay", "x", DATABASE_URL=database_url)
+    code, _, errors = await stretto("events", "--retry", "x", DATABASE_URL=database_url)
     assert 2 == code
     assert "valid UUID" in errors
 
@@ -101,7 +101,7 @@ async def test_a_replayed_event_is_heard_under_its_id(
             since = (await away.receive_json())["position"]
         async with session(api) as socket:
             await socket.receive_json()
-            code, output, _ = await stretto("events", "--replay-all", DATABASE_URL=database_url)
+            code, output, _ = await stretto("events", "--retry-all", DATABASE_URL=database_url)
             assert (0, "2 events will be tried again\n") == (code, output)
             assert ids == await heard(socket, len(ids))
         async with session(api, since) as back:

@@ -19,12 +19,14 @@ from uuid import uuid4
 import pytest
 import uvloop
 
-from stretto.assembly import AppOptions, ComponentSettings, create_app, serving
+from stretto.assembly.application import AppOptions, create_app
+from stretto.assembly.settings import ComponentSettings
 from stretto.creation.creator import CreatorSettings
 from stretto.domain import NewGroup, UserId, group_id
 from stretto.errors import GroupRejected
 from stretto.events.close_codes import CloseCode
 from stretto.http import event_streams, problems, service
+from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
 from support.api_client import SECRET, token_of
@@ -303,7 +305,7 @@ async def running_world(database_url: str, *, has_hook: bool) -> AsyncIterator[W
     """Serve a database that has what the steps need."""
     options: AppOptions = {
         "dsn": database_url,
-        "tokens": TokenSettings(secret=SECRET),
+        "tokens": TokenSettings(jwt_secret=SECRET),
         "settings": ComponentSettings(creator=CreatorSettings(lease_seconds=LEASE_SECONDS)),
     }
     if has_hook:

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from stretto.assembly import open_component
+from stretto.assembly.opening import open_component
 from stretto.errors import Unreachable
 from stretto.postgres.migrate import PRIVILEGES, Step, grant, migrate, newest_number
 from stretto.postgres.queries import schema_file

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 import pytest
 
-from stretto.assembly import ComponentSettings, open_component
+from stretto.assembly.opening import open_component
+from stretto.assembly.settings import ComponentSettings
 from stretto.creation.creator import Answer, CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import HookError, HookFailed

@@ -10,14 +10,14 @@ import asyncpg
 import pytest
 
 import stretto
-from stretto.assembly import open_component
+from stretto.assembly.opening import open_component
 from stretto.observations import ActorCrashed, Observation, WriteTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from stretto.assembly import Component
+    from stretto.assembly.component import Component
     from support.database import Connection
 
 DEADLINE_SECONDS: Final = 20

@@ -22,7 +22,7 @@ from stretto.postgres.connections import Database
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from stretto.assembly import Component
+    from stretto.assembly.component import Component
 
 LAG_SECONDS = 0.08
 LOOKS = 150

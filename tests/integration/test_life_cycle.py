@@ -19,7 +19,8 @@ import pytest
 import pytest_asyncio
 from nats.js.errors import NoStreamResponseError
 
-from stretto.assembly import ComponentSettings, _component, _Outside, open_component
+from stretto.assembly.opening import Inputs, open_component, put_together
+from stretto.assembly.settings import ComponentSettings
 from stretto.codec import created_document
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.creator import Answer
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from uuid import UUID
 
-    from stretto.assembly import Component
+    from stretto.assembly.component import Component
     from stretto.domain import UserId as User
     from support.database import Connection
 
@@ -176,8 +177,8 @@ class Stage:
         outside: Any = Outside(self.seen)
         origin = await self.history.origin()
         hub = SessionHub(origin, ComponentSettings().hub, self.seen.add)
-        self.component = component = _component(
-            _Outside(
+        self.component = component = put_together(
+            Inputs(
                 self.database,
                 self.pool,
                 self.runner,
@@ -466,7 +467,9 @@ async def test_all_is_started_and_stopped_in_the_order_of_the_list(
     monkeypatch.setattr(Runner, "start", start)
     monkeypatch.setattr(Runner, "stop", stop)
     webhook = WebhookSettings(
-        url="http://127.0.0.1:9", secrets=parse_secrets(SECRET), is_private_allowed=True
+        webhook_url="http://127.0.0.1:9",
+        webhook_secret=parse_secrets(SECRET),
+        webhook_allow_private=True,
     )
     async with NatsProcess(tmp_path) as server:
         settings = ComponentSettings(nats_url=server.url, webhook=webhook)

@@ -10,8 +10,9 @@ import pytest
 from aiohttp import web
 
 import stretto
+from stretto.assembly.host_options import require_hook
+from stretto.assembly.host_pool import POOL_SPARE_MIN, READ, SENT
 from stretto.errors import KeyInvalid
-from stretto.host import POOL_SPARE_MIN, READ, SENT, require_hook
 from stretto.postgres.migrate import PRIVILEGES
 from stretto.postgres.queries import QUERIES
 from support.api_client import SECRET
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from stretto.postgres.driver_connection import Connection
 
-TOKENS: Final = stretto.TokenSettings(secret=SECRET)
+TOKENS: Final = stretto.TokenSettings(jwt_secret=SECRET)
 DSN: Final = "postgresql://nowhere/chat"
 WRITERS: Final = 2
 SETTINGS: Final = stretto.ComponentSettings(writers=WRITERS)
@@ -137,10 +138,20 @@ def test_any_other_path_is_a_prefix(prefix: str) -> None:
         *(
             (
                 stretto.ConfigurationError,
-                f"ComponentSettings.schema is '{schema}'",
-                {"dsn": DSN, "settings": stretto.ComponentSettings(schema=schema)},
+                f"ComponentSettings.db_schema is '{schema}'",
+                {"dsn": DSN, "settings": stretto.ComponentSettings(db_schema=schema)},
             )
             for schema in ("Stretto", "", "a b", "1a", "a" * 64)
+        ),
+        (
+            stretto.ConfigurationError,
+            "webhook_url needs a webhook_secret",
+            {
+                "dsn": DSN,
+                "settings": stretto.ComponentSettings(
+                    webhook=stretto.WebhookSettings(webhook_url="https://backend.example/hook")
+                ),
+            },
         ),
         *(
             (

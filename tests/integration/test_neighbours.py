@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from stretto.assembly import ComponentSettings, open_component
+from stretto.assembly.opening import open_component
+from stretto.assembly.settings import ComponentSettings
 from stretto.creation.attempt import AnswerStatus, AttemptStatus
 from stretto.creation.creator import Answer, CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
@@ -19,7 +20,7 @@ from support.database import pend
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stretto.assembly import Component
+    from stretto.assembly.component import Component
     from stretto.observations import Observation
     from support.database import Connection
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.assembly import ComponentSettings, open_component
+from stretto.assembly.opening import open_component
+from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id
 from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.observations import RowsSwept
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from uuid import UUID
 
-    from stretto.assembly import Component
+    from stretto.assembly.component import Component
     from stretto.events.event import CommittedEvent
     from stretto.observations import Observation
     from stretto.runtime.actor import Pace

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from stretto.assembly import ComponentSettings, open_component
+from stretto.assembly.opening import open_component
+from stretto.assembly.settings import ComponentSettings
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.breakers import PAUSE, OwnerBreakers
 from stretto.creation.creator import Answer, CreatorSettings
@@ -21,7 +22,7 @@ from stretto.observations import Observation, OwnerPaused, OwnerResumed, WriteTr
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stretto.assembly import Component
+    from stretto.assembly.component import Component
     from stretto.domain import CreatedGroup
     from stretto.postgres.driver_connection import Connection as InnerConnection
     from support.database import Connection
@@ -95,7 +96,7 @@ async def test_an_owner_who_costs_the_others_their_time_is_paused(
     """
     clock, events, harmed = Clock(), list[Observation](), asyncio.Event()
     monkeypatch.setattr(
-        "stretto.assembly.OwnerBreakers", partial(OwnerBreakers, clock_seconds=clock)
+        "stretto.assembly.opening.OwnerBreakers", partial(OwnerBreakers, clock_seconds=clock)
     )
     monkeypatch.setattr("stretto.postgres.hook.HOOK_SECONDS", 0.3)
 

@@ -60,7 +60,7 @@ async def test_a_parameter_that_the_server_does_not_take_is_not_waited_for(
 ) -> None:
     """The server takes what the driver does not know for a setting of its own."""
     message = await refusal(f"{database_url}&{parameter}")
-    assert f"{expected}; mend the parameters of STRETTO_DATABASE_URL" in message
+    assert f"{expected}; correct the parameters of STRETTO_DATABASE_URL" in message
 
 
 async def test_a_database_that_there_is_not_is_not_waited_for(database_url: str) -> None:
@@ -74,9 +74,9 @@ async def test_a_database_that_there_is_not_is_not_waited_for(database_url: str)
     [
         ("`sslmode` parameter must be one of: disable, ", f"{AWAY}?sslmode=sometimes"),
         ("No such TLS version: 9", f"{AWAY}?sslmode=require&ssl_min_protocol_version=9"),
-        ("cannot read the database's URL; mend", "postgresql://u@/x?host=127.0.0.1&port=secret"),
-        ("cannot read the database's URL; mend", f"{AWAY}?secret"),
-        ("cannot read the database's URL; mend", "postgresql://u@secret..example/x"),
+        ("cannot read the database's URL; correct", "postgresql://u@/x?host=127.0.0.1&port=secret"),
+        ("cannot read the database's URL; correct", f"{AWAY}?secret"),
+        ("cannot read the database's URL; correct", "postgresql://u@secret..example/x"),
     ],
 )
 async def test_a_url_that_the_driver_cannot_use_is_not_waited_for(expected: str, url: str) -> None:
@@ -93,7 +93,7 @@ async def test_a_certificate_that_is_none_is_not_waited_for(name: str, tmp_path:
     file.write_text("no certificate")
     message = await refusal(f"{AWAY}?sslmode=require&{name}={file}")
     assert "TLS failed" in message
-    assert "mend sslmode, sslrootcert, sslcert or sslkey" in message
+    assert "correct sslmode, sslrootcert, sslcert or sslkey" in message
 
 
 async def test_a_role_without_a_free_connection_is_waited_for(

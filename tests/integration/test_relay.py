@@ -60,7 +60,9 @@ def relay_of(
     database: Database, bus: RecordingBus, *, lease_seconds: float = 30.0, batch_max: int = 100
 ) -> OutboxRelay:
     """Return a relay that pauses for nobody."""
-    settings = RelaySettings(lease_seconds=lease_seconds, batch_max=batch_max, refusal=NO_PAUSE)
+    settings = RelaySettings(
+        relay_lease_seconds=lease_seconds, batch_max=batch_max, refusal=NO_PAUSE
+    )
     return OutboxRelay(PostgresOutboxStore(database), bus, lambda _: None, settings)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.assembly import open_component
+from stretto.assembly.opening import open_component
 from stretto.creation.attempt import AnswerStatus
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.postgres import retention
@@ -23,7 +23,7 @@ from support.database import connect, lock_waiters
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from stretto.assembly import Component
+    from stretto.assembly.component import Component
     from support.database import Connection
 
 RETENTION_DAYS = 30

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from stretto.assembly import ComponentSettings, open_component
+from stretto.assembly.opening import open_component
+from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.events.event import BusUnavailable
 from stretto.observations import EventBuried, WebhookDisabled, WebhookTried
@@ -79,7 +80,9 @@ def clock() -> Clock:
 
 def settings_of(receiver: Receiver) -> WebhookSettings:
     """Return the settings by which events come to the receiver."""
-    return WebhookSettings(url=receiver.url, secrets=SECRETS, is_private_allowed=True)
+    return WebhookSettings(
+        webhook_url=receiver.url, webhook_secret=SECRETS, webhook_allow_private=True
+    )
 
 
 @asynccontextmanager

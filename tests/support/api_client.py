@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import orjson
 
-from stretto.assembly import AppOptions, ComponentSettings, create_app, serving
+from stretto.assembly.application import AppOptions, create_app
+from stretto.assembly.settings import ComponentSettings
 from stretto.creation.creator import CreatorSettings
 from stretto.domain import UserId
+from stretto.http.front.serving import serving
 from stretto.http.tokens.authenticator import TokenSettings, make_token
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ async def api_for(
     settings = settings or ComponentSettings(creator=CreatorSettings(lease_seconds=0.2))
     options: AppOptions = {
         "dsn": database_url,
-        "tokens": TokenSettings(secret=SECRET),
+        "tokens": TokenSettings(jwt_secret=SECRET),
         "settings": settings,
     }
     if on_create is not None:

@@ -12,11 +12,13 @@ from unittest.mock import patch
 import aiohttp
 import orjson
 
-from stretto.assembly import ComponentSettings, create_app, serving
+from stretto.assembly.application import create_app
+from stretto.assembly.settings import ComponentSettings
 from stretto.events.event import CommittedEvent
 from stretto.events.positions import Position
 from stretto.events.relay import OutboxRelay
 from stretto.http.event_streams import StreamSettings
+from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
 from stretto.postgres.outbox import envelope
@@ -188,7 +190,7 @@ async def live_service(
     settings = ComponentSettings() if hub is None else ComponentSettings(hub=hub)
     app = create_app(
         dsn=database_url,
-        tokens=TokenSettings(secret=SECRET),
+        tokens=TokenSettings(jwt_secret=SECRET),
         settings=settings,
         streams=streams or StreamSettings(),
     )

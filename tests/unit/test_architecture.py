@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stretto.config import Settings
+from stretto.config import SETTINGS
 from stretto.events.close_codes import CloseCode
 from stretto.runtime.backoff import Backoff
 
@@ -126,7 +126,7 @@ def values(file: str, name: str) -> list[float]:
         if field:
             value = next(each.default for each in fields(value) if each.name == field)
     else:
-        value = Settings.model_fields[name.lower()].default
+        value = SETTINGS[name.lower()].default
     if isinstance(value, Backoff):
         value = (value.seconds_first, value.seconds_max)
     several = (value[0], value[-1]) if isinstance(value, tuple) else (value,)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from pydantic import ValidationError
 
-from stretto.assembly import ComponentSettings
-from stretto.config import Settings, environment_of, read_settings, require_token_settings
+from stretto.config import SETTINGS, Settings, environment_of, read_settings
 from stretto.errors import ConfigurationError
+from stretto.provision import token_settings
+from stretto.webhook.rules import parse_secrets
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SECRET = "a secret for tests that is long enough"
@@ -26,15 +29,49 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+def values_of(part: Any) -> Iterator[tuple[str, Any]]:
+    """Return the settings of a part and of its parts, and their values."""
+    for each in fields(part):
+        value = getattr(part, each.name)
+        if is_dataclass(value):
+            yield from values_of(value)
+        elif "description" in each.metadata:
+            yield each.name, value
+
+
+def test_a_setting_has_one_name_and_one_place() -> None:
+    """Two fields of one name would be one variable."""
+    names = Counter(name for name, _ in values_of(Settings()))
+    assert {*SETTINGS} == {*names}
+    assert [] == [name for name, count in names.items() if count > 1]
+
+
+def test_a_setting_fills_its_own_field_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay has a `batch_max` too, which no operator sets."""
+    monkeypatch.setenv("STRETTO_BATCH_MAX", "7")
+    component = read_settings().component
+    assert (7, 256) == (component.batch_max, component.relay.batch_max)
+
+
 def test_without_settings_everything_has_a_sensible_default() -> None:
     """And brings its own database."""
     settings = read_settings()
+    assert Settings() == settings
     assert (True, "127.0.0.1", 8080, 5.0) == (
         settings.is_embedded,
         settings.host,
         settings.port,
-        settings.lease_seconds,
+        settings.component.creator.lease_seconds,
     )
+
+
+def test_what_a_part_objects_to_is_told_beside_the_other_faults() -> None:
+    """A webhook's private address, which names the setting that allows it, and a port."""
+    with pytest.raises(ConfigurationError) as error:
+        read_settings(webhook_url="http://10.0.0.1/", webhook_secret=WEBHOOK_SECRET, port=-1)
+    assert "STRETTO_WEBHOOK_ALLOW_PRIVATE=true" in str(error.value)
+    assert "--port: " in str(error.value)
+    assert "10.0.0.1" not in str(error.value)
 
 
 def test_flags_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +150,7 @@ def test_every_number_has_its_bounds(
     variable = f"STRETTO_{name.upper()}"
     for good in (least, most):
         monkeypatch.setenv(variable, good)
-        assert float(good) == getattr(read_settings(), name)
+        assert float(good) == dict(values_of(read_settings()))[name]
     for bad in wrong:
         monkeypatch.setenv(variable, bad)
         with pytest.raises(ConfigurationError, match=f"{variable}: "):
@@ -158,7 +195,7 @@ def test_what_is_no_address_of_an_issuer_is_refused_at_once(url: str) -> None:
     """Instead of letting nobody in, as if the issuer were away."""
     with pytest.raises(ConfigurationError, match="--jwks-url: must look like"):
         read_settings(jwks_url=url)
-    assert read_settings(jwks_url="http://[::1]:8000/keys").jwks_url
+    assert read_settings(jwks_url="http://[::1]:8000/keys").tokens.jwks_url
 
 
 @pytest.mark.parametrize(
@@ -166,7 +203,7 @@ def test_what_is_no_address_of_an_issuer_is_refused_at_once(url: str) -> None:
 )
 def test_urls_of_nats_are_taken(urls: str) -> None:
     """None, our own server, one or several."""
-    assert urls == read_settings(nats_url=urls).nats_url
+    assert urls == read_settings(nats_url=urls).component.nats_url
 
 
 @pytest.mark.parametrize("urls", ["127.0.0.1:4222", "http://u:hidden@x", "nats://", "nats://x,"])
@@ -195,8 +232,9 @@ def test_tokens_are_verified_in_one_safe_way(expected: str, settings: dict[str, 
 def test_a_database_of_ones_own_needs_a_way_to_verify_tokens() -> None:
     """The service must not run open."""
     with pytest.raises(ConfigurationError, match="tokens cannot be verified"):
-        require_token_settings(read_settings(database_url="postgresql://x/y"))
-    require_token_settings(read_settings(database_url="postgresql://x/y", jwt_secret=SECRET))
+        token_settings(read_settings(database_url="postgresql://x/y"))
+    settings = read_settings(database_url="postgresql://x/y", jwt_secret=SECRET)
+    assert SECRET == token_settings(settings).jwt_secret
 
 
 def test_secrets_are_not_shown() -> None:
@@ -211,6 +249,7 @@ def test_secrets_are_not_shown() -> None:
     for shown in (repr(settings), str(settings)):
         assert SECRET not in shown
         assert WEBHOOK_SECRET not in shown
+        assert repr(parse_secrets(WEBHOOK_SECRET)[0]) not in shown
         assert "hidden" not in shown
 
 
@@ -243,14 +282,14 @@ def test_a_prefix_of_nats_names_is_one_token(prefix: str) -> None:
     """It stands in subjects and in names of streams."""
     with pytest.raises(ConfigurationError, match="--nats-prefix"):
         read_settings(nats_prefix=prefix)
-    assert "Team-1" == ComponentSettings.of(read_settings(nats_prefix="Team-1")).nats_prefix
-    assert "stretto" == ComponentSettings.of(read_settings()).nats_prefix
+    assert "Team-1" == read_settings(nats_prefix="Team-1").component.nats_prefix
+    assert "stretto" == read_settings().component.nats_prefix
 
 
 def test_settings_do_not_change() -> None:
     """What was checked at the start holds until the end."""
-    with pytest.raises(ValidationError):
-        read_settings().port = 1
+    with pytest.raises(FrozenInstanceError):
+        read_settings().port = 1  # type: ignore[misc]
 
 
 def test_a_fault_is_told_by_what_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -275,22 +314,23 @@ def test_a_setting_may_stand_in_a_file(
     file.write_text(written)
     monkeypatch.setenv("stretto_jwt_secret_file", str(file))
     monkeypatch.setenv("STRETTO_JWT_SECRET", "")
-    assert SECRET == read_settings().jwt_secret
-    assert SECRET[::-1] == read_settings(jwt_secret=SECRET[::-1]).jwt_secret
+    assert SECRET == read_settings().tokens.jwt_secret
+    assert SECRET[::-1] == read_settings(jwt_secret=SECRET[::-1]).tokens.jwt_secret
 
 
-@pytest.mark.parametrize("name", Settings.model_fields)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_may_stand_in_a_file(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One rule; one that is in a file and beside it is an error, since either could be meant."""
     variable = f"STRETTO_{name.upper()}"
-    default = Settings.model_fields[name].default
+    default = SETTINGS[name].default
+    is_empty = default in ("", (), frozenset())
     file = tmp_path / "value"
-    file.write_text(str(default) or "x")
+    file.write_text("x" if is_empty else str(default))
     monkeypatch.setenv(f"{variable}_FILE", str(file))
-    if str(default):
-        assert default == getattr(read_settings(), name)
+    if not is_empty:
+        assert default == dict(values_of(read_settings()))[name]
     monkeypatch.setenv(variable, "x")
     with pytest.raises(ConfigurationError, match=f"set only one of {variable}, {variable}_FILE"):
         read_settings()
@@ -325,7 +365,7 @@ def test_two_ways_to_verify_tokens_are_refused_from_files_too(
     monkeypatch.setenv("STRETTO_WEBHOOK_URL", "https://x/")
     file.write_text(WEBHOOK_SECRET)
     monkeypatch.setenv("STRETTO_WEBHOOK_SECRET_FILE", str(file))
-    assert WEBHOOK_SECRET == read_settings().webhook_secret
+    assert parse_secrets(WEBHOOK_SECRET) == read_settings().component.webhook.webhook_secret
 
 
 def test_a_worker_gets_what_its_supervisor_has_decided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,12 +397,17 @@ def test_a_password_file_that_would_be_passed_over_is_named(
 
 
 @pytest.mark.parametrize(
-    "origins",
-    ["", "*", "https://chat.example", "https://a.test:8443/, http://[::1],capacitor://localhost"],
+    ("count", "origins"),
+    [
+        (0, ""),
+        (1, "*"),
+        (1, "https://chat.example"),
+        (3, "https://a.test:8443/, http://[::1],capacitor://localhost"),
+    ],
 )
-def test_origins_are_taken(origins: str) -> None:
+def test_origins_are_taken(count: int, origins: str) -> None:
     """None, everybody's, one or several; some apps have schemes of their own."""
-    assert origins == read_settings(origins=origins).origins
+    assert count == len(read_settings(origins=origins).streams.origins)
 
 
 @pytest.mark.parametrize(

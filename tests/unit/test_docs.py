@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto import assembly, errors
+from stretto import errors
+from stretto.assembly import component
 from stretto.codec import STATUS
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def test_start_and_stop_are_the_same_lists_in_the_docs_and_in_the_code() -> None
         return " ".join(start[1].split()), [" ".join(step.split()) for step in steps]
 
     text = (ROOT / "docs/ARCHITECTURE.md").read_text().split("## Life cycle", 1)[1]
-    assert assembly.__doc__ is not None
-    told, done = lists(text.split("A load balancer notices", 1)[0]), lists(assembly.__doc__)
+    assert component.__doc__ is not None
+    told, done = lists(text.split("A load balancer notices", 1)[0]), lists(component.__doc__)
     assert len(done[1]) >= 13
     assert told == done

@@ -21,7 +21,7 @@ SERVER_OF_AIOHTTP = {
     "aiohttp.web_request",
 }
 DRIVERS = {"asyncpg", "nats"}
-PROCESS = {"pydantic", "pydantic_settings", "typer", "uvloop"}
+PROCESS = {"pydantic", "typer", "uvloop"}
 TELEMETRY = {"prometheus_client", "structlog"}
 # What only the service's own process uses, or what only some of them use.
 NOT_FOR_HOSTS = {

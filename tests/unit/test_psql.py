@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.cli import _psql_call
+from stretto.commands.psql import psql_call
 from stretto.errors import ConfigurationError
 
 
@@ -22,12 +22,12 @@ def test_a_password_is_in_the_environment_alone(
 ) -> None:
     """Wherever it stands in the URL; the rest of the URL stays as it was."""
     monkeypatch.delenv("PGPASSWORD", raising=False)
-    arguments, environment = _psql_call(dsn, "stretto")
+    arguments, environment = psql_call(dsn, "stretto")
     assert ([argument], password) == (arguments, environment.get("PGPASSWORD"))
 
 
 def test_a_key_with_a_password_is_refused() -> None:
     """There is no way to pass it on that others cannot read."""
     with pytest.raises(ConfigurationError, match="sslpassword") as error:
-        _psql_call("postgresql://u@h/d?sslpassword=hidden", "stretto")
+        psql_call("postgresql://u@h/d?sslpassword=hidden", "stretto")
     assert "hidden" not in str(error.value)

@@ -140,7 +140,7 @@ def test_a_port_is_reserved_by_one_service_alone() -> None:
 @pytest.mark.parametrize("shows_token", [True, False])
 def test_a_token_is_printed_on_a_terminal_alone(shows_token: bool) -> None:
     """Elsewhere the text ends in a log; the line to paste makes its own."""
-    text = _welcome("127.0.0.1", 1, TokenSettings(secret="s" * 32), shows_token=shows_token)
+    text = _welcome("127.0.0.1", 1, TokenSettings(jwt_secret="s" * 32), shows_token=shows_token)
     assert shows_token == ("Bearer ey" in text)
     assert shows_token != ('"Authorization: Bearer $(stretto token alice)"' in text)
     assert "listens on http://127.0.0.1:1" in text

@@ -35,6 +35,7 @@ from stretto.errors import (
     StrettoError,
 )
 from stretto.observations import AttemptAnswered
+from stretto.setting import setting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -53,12 +54,17 @@ OWN_WRITE_SECONDS: Final = 1.0
 class CreatorSettings:
     """How a creator behaves; times in seconds."""
 
-    lease_seconds: float = 5.0
-    """After this long a pending attempt may be taken over."""
+    lease_seconds: float = setting(
+        5.0, "after this long a pending attempt may be taken over", gt=0, le=3600
+    )
     outcomes_max: int = 50_000
     """Settled attempts remembered, half as many at least; some 350 bytes each."""
-    rate_per_owner: float = 0.0
-    """New attempts per owner and second; 0 is no limit."""
+    rate_limit: float = setting(
+        0.0,
+        "new attempts per owner and second in one process; 0: no limit",
+        ge=0,
+        allow_inf_nan=False,
+    )
     stop_seconds: float = 4.0
     """How long flights may take to finish when the creator stops; other parts stop after that."""
 
@@ -100,7 +106,7 @@ class GroupCreator:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._limiter = OwnerLimiter(self._settings.rate_per_owner, self._loop.time)
+        self._limiter = OwnerLimiter(self._settings.rate_limit, self._loop.time)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -19,6 +19,7 @@ from stretto.events.outgoing import OutgoingEvent
 from stretto.events.session import Session
 from stretto.observations import EventDelivered, SessionEnded
 from stretto.runtime.actor import Actor, Pace
+from stretto.setting import setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,12 +44,19 @@ RETRY_AFTER_SECONDS: Final = 5
 class HubSettings:
     """How many sessions there may be, and how many events may wait for each."""
 
-    sessions_max: int = 20_000
-    """Per process: at some 30 KiB each, they must fit into its memory."""
-    sessions_per_user_max: int = 16
+    sessions_max: int = setting(
+        20_000,
+        "live sessions of a process; never more than nine tenths of its connections",
+        ge=1,
+        le=1_000_000,
+    )
+    """At some 30 KiB each, they must fit into the process's memory."""
+    sessions_per_user: int = setting(16, "live sessions of one user", ge=1, le=10_000)
     """One user's devices and tabs; a client in a loop must not crowd out the others."""
-    events_max: int = 256
-    """What may wait for a session: enough for a burst, not for a client that stops reading."""
+    session_events_max: int = setting(
+        256, "events that may wait for a session until it is too slow", ge=1, le=100_000
+    )
+    """Enough for a burst, not for a client that stops reading."""
 
 
 class SessionHub(Actor):
@@ -100,13 +108,13 @@ class SessionHub(Actor):
                 "The service has as many sessions as it can hold.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
-        if len(self._sessions.get(user, ())) >= self._settings.sessions_per_user_max:
+        if len(self._sessions.get(user, ())) >= self._settings.sessions_per_user:
             raise RateLimited(
-                f"A user may have {self._settings.sessions_per_user_max} sessions at once.",
+                f"A user may have {self._settings.sessions_per_user} sessions at once.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         ends_at = min(ends_at, self._clock_seconds() + SESSION_SECONDS_MAX)
-        session = Session(user, ends_at, self._settings.events_max)
+        session = Session(user, ends_at, self._settings.session_events_max)
         self._sessions.setdefault(user, {})[session] = None
         self._count += 1
         self._empty.clear()

@@ -23,6 +23,7 @@ from stretto.events.lag import Lag
 from stretto.events.outbox import RefusalLimits
 from stretto.observations import EventBuried, EventsRelayed, Observer
 from stretto.runtime.actor import Actor, Pace
+from stretto.setting import setting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 class RelaySettings:
     """How much a relay publishes at once, and how often."""
 
-    lease_seconds: float = 30.0
+    relay_lease_seconds: float = setting(
+        30.0, "after this long another relay may send an event", ge=1, le=3600
+    )
     """Longer than a bus takes; a batch that takes longer is published twice."""
     batch_max: int = 256
     """Events per statement: a few milliseconds of work."""
@@ -78,7 +81,9 @@ class OutboxRelay(Actor):
         """
         started = time.perf_counter()
         await self.lag.look()
-        events = await self._store.take(self._settings.batch_max, self._settings.lease_seconds)
+        events = await self._store.take(
+            self._settings.batch_max, self._settings.relay_lease_seconds
+        )
         if not events:
             return 0
         reasons = await self._publish(events)
@@ -95,7 +100,7 @@ class OutboxRelay(Actor):
     async def _publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
         """Publish within the lease; end the lease if that fails."""
         try:
-            async with asyncio.timeout(self._settings.lease_seconds):
+            async with asyncio.timeout(self._settings.relay_lease_seconds):
                 reasons: object = await self._bus.publish(events)
         except (BusUnavailable, TimeoutError, asyncio.CancelledError) as error:
             with suppress(StoreError):

@@ -20,12 +20,12 @@ from aiohttp import WebSocketError, WSMsgType, hdrs, web
 from stretto.events.close_codes import CloseCode
 from stretto.http.few_frames import QuietWebSocket
 from stretto.http.problems import COMMON_FIELDS, drop_frames
+from stretto.setting import setting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from stretto.config import Settings
     from stretto.events.outgoing import OutgoingEvent
     from stretto.events.session import Session
 
@@ -46,18 +46,16 @@ RECONNECT_MILLISECONDS: Final = (500, 5000)
 class StreamSettings:
     """How sessions are opened and kept alive."""
 
-    heartbeat_seconds: float = 25.0
+    heartbeat_seconds: float = setting(
+        25.0, "how often a silent session is given a sign of life", ge=1, le=3600
+    )
     """Below the minute after which proxies drop an idle connection."""
-    origins: frozenset[str] = frozenset()
-    """Origins whose pages may open a WebSocket, beside our own; `*` allows every origin."""
-
-    @classmethod
-    def of(cls, settings: Settings) -> StreamSettings:
-        """Return the streams' part of the service's settings."""
-        origins = (origin.strip().rstrip("/").lower() for origin in settings.origins.split(","))
-        return cls(
-            heartbeat_seconds=settings.heartbeat_seconds, origins=frozenset(filter(None, origins))
-        )
+    origins: frozenset[str] = setting(
+        frozenset(),
+        "origins whose pages may open WebSockets, beside the service's own, such as"
+        " https://chat.example, separated by commas; *: any origin",
+    )
+    """In lower case and without a slash at the end."""
 
 
 class EventStream(Protocol):

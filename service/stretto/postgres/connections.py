@@ -18,6 +18,7 @@ import asyncpg
 
 from stretto.errors import ReadCancelled, Unreachable
 from stretto.postgres.connecting import CONNECT_SECONDS, Connector, require_read_write
+from stretto.postgres.database_url import SCHEMA
 from stretto.postgres.driver_connection import Connection, Pool, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
 from stretto.postgres.hosts_pool import acquire
@@ -77,7 +78,7 @@ class Database:
     `pool`, if given, is the host's: its search_path must lead to the tables, and it is not closed.
     """
 
-    def __init__(self, dsn: str = "", *, schema: str = "stretto", pool: Pool | None = None) -> None:
+    def __init__(self, dsn: str = "", *, schema: str = SCHEMA, pool: Pool | None = None) -> None:
         self._connector = Connector(dsn, schema)
         self.is_pooled = self._connector.is_pooled
         self.is_shared = self.is_pooled

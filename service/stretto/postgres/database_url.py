@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCHEMES: Final = ("postgresql", "postgres")
+# The schema of the tables, beside which a host's tables keep their names.
+SCHEMA: Final = "stretto"
+# What needs quotes would be another schema in a search_path, or none.
+SCHEMA_PATTERN: Final = "[a-z_][a-z0-9_]{0,62}"
 # A compose file's service may have an underscore in its name.
 _HOST_NAME: Final = re.compile(rb"[A-Za-z0-9._-]+")
 # The driver reads a client's certificate in every mode but the first of these, and what verifies

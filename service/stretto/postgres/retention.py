@@ -19,6 +19,7 @@ from stretto.errors import StoreError
 from stretto.observations import RowsSwept
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.actor import Actor, Pace
+from stretto.setting import setting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -47,9 +48,11 @@ REST_SECONDS_MAX: Final = 1.0
 class Retention:
     """For how long rows of each swept table are kept."""
 
-    days: int = 30
+    retention_days: int = setting(
+        30, "how long settled attempts and the inbox are kept", ge=1, le=3650
+    )
     """Attempts since they were settled, messages since a consumer has processed them."""
-    event_days: int = 7
+    event_retention_days: int = setting(7, "how long published events are kept", ge=1, le=3650)
     """Events since they were published: a session can resume from no older position."""
 
 
@@ -58,7 +61,7 @@ async def sweepable(
 ) -> dict[str, int]:
     """Return how many rows of each table a sweep would delete."""
     row = await connection.fetchrow(
-        QUERIES["sweepable_rows"], retention.days, retention.event_days, now
+        QUERIES["sweepable_rows"], retention.retention_days, retention.event_retention_days, now
     )
     assert row is not None
     return dict(row)
@@ -78,9 +81,9 @@ async def sweep(
     """
     deleted = {"attempt": 0, "outbox": 0, "inbox": 0}
     for table, statement, days in (
-        ("attempt", QUERIES["sweep_attempts"], retention.days),
-        ("outbox", QUERIES["sweep_events"], retention.event_days),
-        ("inbox", QUERIES["sweep_inbox"], retention.days),
+        ("attempt", QUERIES["sweep_attempts"], retention.retention_days),
+        ("outbox", QUERIES["sweep_events"], retention.event_retention_days),
+        ("inbox", QUERIES["sweep_inbox"], retention.retention_days),
     ):
         async with acquire() as connection:
             size = await connection.fetchrow(QUERIES["table_blocks"], table)

@@ -81,11 +81,11 @@ class WebhookEndpoint:
         headers = {
             "webhook-id": str(event_id),
             "webhook-timestamp": str(int(now)),
-            "webhook-signature": sign(self._settings.secrets, str(event_id), int(now), body),
+            "webhook-signature": sign(self._settings.webhook_secret, str(event_id), int(now), body),
         }
         try:
             async with self._session.post(
-                self._settings.url, data=body, headers=headers, allow_redirects=False
+                self._settings.webhook_url, data=body, headers=headers, allow_redirects=False
             ) as response:
                 # The status is known, and it alone decides.
                 with suppress(aiohttp.ClientError, TimeoutError):
@@ -101,9 +101,9 @@ class WebhookEndpoint:
 
     async def is_blocked(self) -> bool:
         """Whether it would not be called now, because none of its addresses is public."""
-        if self._settings.is_private_allowed:
+        if self._settings.webhook_allow_private:
             return False
-        host = urlsplit(self._settings.url).hostname or ""
+        host = urlsplit(self._settings.webhook_url).hostname or ""
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, None)
         except (OSError, UnicodeError):
@@ -113,7 +113,7 @@ class WebhookEndpoint:
 
     def _socket(self, addr_info: AddrInfoType) -> socket.socket:
         family, kind, protocol, _, address = addr_info
-        if not (self._settings.is_private_allowed or is_public(str(address[0]))):
+        if not (self._settings.webhook_allow_private or is_public(str(address[0]))):
             raise AddressRefused(errno.EACCES, "address is not public")
         return socket.socket(family, kind, protocol)
 

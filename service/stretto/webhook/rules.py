@@ -11,11 +11,12 @@ import hmac
 import ipaddress
 import random
 from base64 import b64decode, b64encode
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from stretto.errors import ConfigurationError
+from stretto.setting import setting
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -38,6 +39,10 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 
 
+class PrivateAddress(ConfigurationError, ValueError):
+    """The endpoint's address is not public; as a `ValueError`, one fault among those of settings."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
     """Where events are sent, and how.
@@ -46,20 +51,30 @@ class WebhookSettings:
     name is resolved only when it is called.
     """
 
-    url: str = field(repr=False)
-    secrets: tuple[bytes, ...] = field(repr=False)
+    webhook_url: str = setting(
+        "",
+        "where every event is sent, by Standard Webhooks; empty: nowhere",
+        is_secret=True,
+    )
+    webhook_secret: tuple[bytes, ...] = setting(
+        (),
+        "whsec_… that signs webhooks; several, separated by spaces, to replace one",
+        is_secret=True,
+    )
     """Each request is signed with all of them, so that a secret can be replaced."""
-    is_private_allowed: bool = False
-    """Whether the endpoint may have an address that is not public."""
+    webhook_allow_private: bool = setting(
+        default=False, description="whether the webhook may have an address that is not public"
+    )
 
     def __post_init__(self) -> None:
         try:
-            is_callable = self.is_private_allowed or is_public(urlsplit(self.url).hostname or "")
+            host = urlsplit(self.webhook_url).hostname or ""
+            is_callable = self.webhook_allow_private or is_public(host)
         except ValueError:
             return
         if not is_callable:
             # The text leaves out the address, which may be a secret.
-            raise ConfigurationError(
+            raise PrivateAddress(
                 "STRETTO_WEBHOOK_URL has an address that is not public and is never called:"
                 " STRETTO_WEBHOOK_ALLOW_PRIVATE=true allows it"
             )

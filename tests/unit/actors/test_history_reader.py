@@ -208,7 +208,7 @@ async def test_what_comes_live_in_bulk_meanwhile_is_told_from_history(
     """More than the session can hold, round after round, each event once; without that, some never."""
     if not is_guarded:
         monkeypatch.setattr(Session, "go_live", lambda _: True)
-    monkeypatch.setattr(world.hub, "_settings", HubSettings(events_max=PAGE_EVENTS))
+    monkeypatch.setattr(world.hub, "_settings", HubSettings(session_events_max=PAGE_EVENTS))
     world.store.events = [event(n) for n in range(1, 20)]
     bursts = iter(range(20, 60, 10))
 

@@ -69,7 +69,7 @@ def told() -> list[Observation]:
 @pytest.fixture
 def hub(clock: Clock, told: list[Observation]) -> SessionHub:
     """A hub whose sessions are soon too slow."""
-    settings = HubSettings(sessions_max=4, sessions_per_user_max=2, events_max=EVENTS_MAX)
+    settings = HubSettings(sessions_max=4, sessions_per_user=2, session_events_max=EVENTS_MAX)
     return SessionHub(ORIGIN, settings, told.append, clock)
 
 
@@ -129,7 +129,7 @@ async def test_a_session_that_never_reads_holds_no_more_than_its_queue(
     told: list[Observation], code: CloseCode | None, waiting: int, events_max: int
 ) -> None:
     """Without the bound it would hold all that it was ever to be told."""
-    hub = SessionHub(ORIGIN, HubSettings(events_max=events_max), told.append)
+    hub = SessionHub(ORIGIN, HubSettings(session_events_max=events_max), told.append)
     with hub.session(ALICE, math.inf) as mute:
         mute.go_live()
         for number in range(5000):

@@ -34,7 +34,9 @@ async def answer_of(
     url: str, *, is_private_allowed: bool = True, send_seconds: float = SEND_SECONDS
 ) -> Answer:
     """Send an event and return the answer."""
-    settings = WebhookSettings(url=url, secrets=(b"x",), is_private_allowed=is_private_allowed)
+    settings = WebhookSettings(
+        webhook_url=url, webhook_secret=(b"x",), webhook_allow_private=is_private_allowed
+    )
     async with WebhookEndpoint(settings, send_seconds=send_seconds) as endpoint:
         return await endpoint.send(ONE, b"{}")
 
@@ -84,11 +86,11 @@ def test_an_address_that_is_never_called_is_refused_at_the_start(host: str) -> N
     """Without repeating it, and with the setting that allows it; the twins may be called."""
     url = f"http://{host}:8080/hidden"
     with pytest.raises(ConfigurationError, match="STRETTO_WEBHOOK_ALLOW_PRIVATE=true") as error:
-        WebhookSettings(url=url, secrets=())
+        WebhookSettings(webhook_url=url, webhook_secret=())
     assert "hidden" not in str(error.value)
-    WebhookSettings(url=url, secrets=(), is_private_allowed=True)
+    WebhookSettings(webhook_url=url, webhook_secret=(), webhook_allow_private=True)
     for other in ("1.1.1.1", "[2606:4700::1111]", "backend.example", "localhost"):
-        WebhookSettings(url=url.replace(host, other), secrets=())
+        WebhookSettings(webhook_url=url.replace(host, other), webhook_secret=())
 
 
 async def test_an_address_that_is_not_public_is_not_connected_to(receiver: Receiver) -> None:
@@ -115,7 +117,9 @@ async def test_a_name_that_changes_its_address_gains_nothing(
     address: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked is the address that is connected to, and not an answer of DNS from before."""
-    settings = WebhookSettings(url=receiver.url.replace("127.0.0.1", "backend.example"), secrets=())
+    settings = WebhookSettings(
+        webhook_url=receiver.url.replace("127.0.0.1", "backend.example"), webhook_secret=()
+    )
     answers = []
 
     async def resolve(_: object, host: str, port: int, **__: object) -> list[dict[str, object]]:
@@ -153,9 +157,9 @@ async def test_a_name_without_a_public_address_is_known_before_the_first_event(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     url = "https://backend.example/hidden"
-    async with WebhookEndpoint(WebhookSettings(url=url, secrets=())) as endpoint:
+    async with WebhookEndpoint(WebhookSettings(webhook_url=url, webhook_secret=())) as endpoint:
         assert expected == await endpoint.is_blocked()
-    allowed = WebhookSettings(url=url, secrets=(), is_private_allowed=True)
+    allowed = WebhookSettings(webhook_url=url, webhook_secret=(), webhook_allow_private=True)
     monkeypatch.delattr(asyncio.get_running_loop(), "getaddrinfo")
     async with WebhookEndpoint(allowed) as endpoint:
         assert not await endpoint.is_blocked()
@@ -170,7 +174,9 @@ async def test_a_redirect_is_an_answer(receiver: Receiver) -> None:
 
 async def test_nothing_is_unpacked(receiver: Receiver) -> None:
     """What comes packed could be of any size; nobody reads it."""
-    settings = WebhookSettings(url=receiver.url, secrets=(b"x",), is_private_allowed=True)
+    settings = WebhookSettings(
+        webhook_url=receiver.url, webhook_secret=(b"x",), webhook_allow_private=True
+    )
     async with WebhookEndpoint(settings) as endpoint:
         assert not endpoint._session.auto_decompress
 
@@ -178,7 +184,9 @@ async def test_nothing_is_unpacked(receiver: Receiver) -> None:
 async def test_no_cookie_is_kept(receiver: Receiver) -> None:
     """Requests have nothing to do with each other."""
     receiver.answers.append({"headers": {"Set-Cookie": "a=b; Path=/"}})
-    settings = WebhookSettings(url=receiver.url, secrets=(b"x",), is_private_allowed=True)
+    settings = WebhookSettings(
+        webhook_url=receiver.url, webhook_secret=(b"x",), webhook_allow_private=True
+    )
     async with WebhookEndpoint(settings) as endpoint:
         await endpoint.send(ONE, b"{}")
         await endpoint.send(ONE, b"{}")

@@ -48,25 +48,29 @@ def bearer(key: Any = SECRET, algorithm: str = "HS256", **claims: object) -> str
 
 def authenticator(**settings: str) -> Authenticator:
     """Return one with a clock that stands still."""
-    chosen = settings if {*settings} & {"secret", "public_key"} else {"secret": SECRET, **settings}
+    chosen = (
+        settings
+        if {*settings} & {"jwt_secret", "jwt_public_key"}
+        else {"jwt_secret": SECRET, **settings}
+    )
     return Authenticator(TokenSettings(**chosen), clock_seconds=lambda: NOW)
 
 
 @pytest.mark.parametrize(
     ("settings", "authorization"),
     [
-        ({"secret": SECRET}, bearer()),
-        ({"secret": SECRET}, bearer(exp=NOW + 1)),
-        ({"secret": SECRET}, bearer().replace("Bearer", "bearer")),
-        ({"secret": SECRET}, bearer(nbf=NOW + LEEWAY_SECONDS)),
-        ({"secret": SECRET}, bearer(iat=NOW + LEEWAY_SECONDS)),
-        ({"secret": SECRET}, bearer(iat=NOW + 0.5, exp=NOW + 1.5)),
-        ({"secret": SECRET, "audience": "chat"}, bearer(aud="chat")),
-        ({"secret": SECRET, "audience": "chat"}, bearer(aud=["mail", "chat"])),
-        ({"secret": SECRET, "issuer": "us"}, bearer(iss="us")),
-        ({"public_key": pem(RSA_KEY)}, bearer(RSA_KEY, "RS256")),
-        ({"public_key": pem(EC_KEY)}, bearer(EC_KEY, "ES256")),
-        ({"public_key": pem(ED_KEY)}, bearer(ED_KEY, "EdDSA")),
+        ({"jwt_secret": SECRET}, bearer()),
+        ({"jwt_secret": SECRET}, bearer(exp=NOW + 1)),
+        ({"jwt_secret": SECRET}, bearer().replace("Bearer", "bearer")),
+        ({"jwt_secret": SECRET}, bearer(nbf=NOW + LEEWAY_SECONDS)),
+        ({"jwt_secret": SECRET}, bearer(iat=NOW + LEEWAY_SECONDS)),
+        ({"jwt_secret": SECRET}, bearer(iat=NOW + 0.5, exp=NOW + 1.5)),
+        ({"jwt_secret": SECRET, "jwt_audience": "chat"}, bearer(aud="chat")),
+        ({"jwt_secret": SECRET, "jwt_audience": "chat"}, bearer(aud=["mail", "chat"])),
+        ({"jwt_secret": SECRET, "jwt_issuer": "us"}, bearer(iss="us")),
+        ({"jwt_public_key": pem(RSA_KEY)}, bearer(RSA_KEY, "RS256")),
+        ({"jwt_public_key": pem(EC_KEY)}, bearer(EC_KEY, "ES256")),
+        ({"jwt_public_key": pem(ED_KEY)}, bearer(ED_KEY, "EdDSA")),
     ],
 )
 async def test_a_valid_token_names_its_owner(settings: dict[str, str], authorization: str) -> None:
@@ -120,10 +124,10 @@ def tampered(place: int) -> str:
         ({}, tampered(2)),
         ({}, bearer("another secret that is long enough too")),
         ({}, unsigned()),
-        ({"public_key": pem(RSA_KEY)}, unsigned()),
-        ({"public_key": pem(RSA_KEY)}, signed(pem(RSA_KEY))),
-        ({"public_key": pem(RSA_KEY)}, bearer()),
-        ({"public_key": pem(RSA_KEY)}, bearer(ED_KEY, "EdDSA")),
+        ({"jwt_public_key": pem(RSA_KEY)}, unsigned()),
+        ({"jwt_public_key": pem(RSA_KEY)}, signed(pem(RSA_KEY))),
+        ({"jwt_public_key": pem(RSA_KEY)}, bearer()),
+        ({"jwt_public_key": pem(RSA_KEY)}, bearer(ED_KEY, "EdDSA")),
         ({}, bearer(exp=NOW)),
         ({}, bearer(exp=NOW - 1)),
         ({}, bearer(exp="soon")),
@@ -145,13 +149,13 @@ def tampered(place: int) -> str:
         ({}, signed(SECRET, b"{}")),
         ({}, signed(SECRET, b'{"sub":5}')),
         ({}, signed(SECRET, b'{"sub":null}')),
-        ({"audience": "chat"}, bearer()),
-        ({"audience": "chat"}, bearer(aud="mail")),
+        ({"jwt_audience": "chat"}, bearer()),
+        ({"jwt_audience": "chat"}, bearer(aud="mail")),
         # A token that names an audience is not meant for a service that has none.
         ({}, bearer(aud="mail")),
         ({}, bearer(aud=[])),
-        ({"issuer": "us"}, bearer()),
-        ({"issuer": "us"}, bearer(iss="them")),
+        ({"jwt_issuer": "us"}, bearer()),
+        ({"jwt_issuer": "us"}, bearer(iss="them")),
         ({}, bearer(sub="")),
         ({}, bearer(sub="ü")),
         ({}, bearer(sub="u" * 129)),
@@ -182,10 +186,10 @@ async def test_a_critical_extension_is_refused_whatever_the_library_makes_of_it(
     [
         ("expired", {}, bearer(exp=NOW)),
         ("(nbf)", {}, bearer(nbf=NOW + 60)),
-        ("(alg)", {"public_key": pem(RSA_KEY)}, bearer(ED_KEY, "EdDSA")),
+        ("(alg)", {"jwt_public_key": pem(RSA_KEY)}, bearer(ED_KEY, "EdDSA")),
         ("signature", {}, bearer("another secret that is long enough too")),
-        ("(aud)", {"audience": "chat"}, bearer()),
-        ("(iss)", {"issuer": "us"}, bearer(iss="them")),
+        ("(aud)", {"jwt_audience": "chat"}, bearer()),
+        ("(iss)", {"jwt_issuer": "us"}, bearer(iss="them")),
         ("(sub)", {}, bearer(sub="ü")),
     ],
 )
@@ -211,7 +215,7 @@ async def test_a_token_that_we_made_is_accepted_while_it_lives(
         issuer="us",
         clock_seconds=lambda: NOW - age_seconds,
     )
-    known = authenticator(audience="chat", issuer="us")
+    known = authenticator(jwt_audience="chat", jwt_issuer="us")
     if accepted:
         assert await known.owner(f"Bearer {token}") == "alice"
     else:
@@ -225,7 +229,7 @@ async def test_a_token_that_is_verified_anew_takes_no_other_ones_place(
     """Its own is free by then."""
     monkeypatch.setattr("stretto.http.tokens.authenticator.VERIFIED_MAX", 2)
     now = float(NOW)
-    known = Authenticator(TokenSettings(secret=SECRET), lambda: NOW, lambda: now)
+    known = Authenticator(TokenSettings(jwt_secret=SECRET), lambda: NOW, lambda: now)
     first, second = bearer(jti="first"), bearer(jti="second")
     await known.owner(first)
     await known.owner(second)
@@ -238,7 +242,7 @@ async def test_a_token_that_is_verified_anew_takes_no_other_ones_place(
 async def test_a_verified_token_is_remembered_until_it_expires() -> None:
     """Verifying costs more than a whole replay; an expired token is never let in by memory."""
     now = float(NOW)
-    known = Authenticator(TokenSettings(secret=SECRET), clock_seconds=lambda: now)
+    known = Authenticator(TokenSettings(jwt_secret=SECRET), clock_seconds=lambda: now)
     authorization = bearer(exp=NOW + 60)
     assert await known.owner(authorization) == UserId("alice")
     known._key = VERIFIES_NOTHING
@@ -293,7 +297,7 @@ async def test_what_was_verified_is_recalled_for_that_very_token_alone() -> None
 async def test_a_token_is_verified_again_after_a_while(claims: dict[str, Any]) -> None:
     """So a key that is withdrawn counts for minutes, not for ever, whatever end the token has."""
     now = float(NOW)
-    known = Authenticator(TokenSettings(secret=SECRET), lambda: NOW, lambda: now)
+    known = Authenticator(TokenSettings(jwt_secret=SECRET), lambda: NOW, lambda: now)
     authorization = bearer(**claims)
     await known.owner(authorization)
     known._key = VERIFIES_NOTHING
@@ -332,13 +336,13 @@ async def test_refused_tokens_are_not_remembered_and_verified_ones_are_bounded(
     "settings",
     [
         {},
-        {"secret": SECRET, "jwks_url": "http://127.0.0.1/keys"},
-        {"secret": "x" * 31},
-        {"secret": pem(RSA_KEY)},
-        {"secret": "\udcff" * 32},
-        {"public_key": "no PEM"},
-        {"public_key": pem(rsa.generate_private_key(public_exponent=65537, key_size=1024))},
-        {"public_key": pem(ec.generate_private_key(ec.SECP384R1()))},
+        {"jwt_secret": SECRET, "jwks_url": "http://127.0.0.1/keys"},
+        {"jwt_secret": "x" * 31},
+        {"jwt_secret": pem(RSA_KEY)},
+        {"jwt_secret": "\udcff" * 32},
+        {"jwt_public_key": "no PEM"},
+        {"jwt_public_key": pem(rsa.generate_private_key(public_exponent=65537, key_size=1024))},
+        {"jwt_public_key": pem(ec.generate_private_key(ec.SECP384R1()))},
     ],
 )
 def test_settings_that_cannot_verify_are_refused_at_once(settings: dict[str, str]) -> None:

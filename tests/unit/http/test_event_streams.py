@@ -11,7 +11,7 @@ from stretto.events.close_codes import CloseCode
 from stretto.events.event import CommittedEvent
 from stretto.events.outgoing import OutgoingEvent
 from stretto.events.positions import Origin, Position
-from stretto.http.event_streams import StreamSettings, sse_chunk, websocket_message
+from stretto.http.event_streams import sse_chunk, websocket_message
 
 EVENT = OutgoingEvent(
     CommittedEvent(UUID(int=1), ("alice",), b'{"id":"1"}', Position(7)), Origin("0a1b2c3d")
@@ -40,4 +40,4 @@ def test_a_reason_fits_into_a_close_frame(code: CloseCode) -> None:
 )
 def test_origins_are_read_as_browsers_write_them(expected: set[str], setting: str) -> None:
     """In lower case, without a path."""
-    assert expected == StreamSettings.of(read_settings(origins=setting)).origins
+    assert expected == read_settings(origins=setting).streams.origins

@@ -327,7 +327,7 @@ async def test_a_full_mailbox_sheds_before_the_claim(world: World) -> None:
 
 async def test_a_limited_owner_claims_nothing(world: World) -> None:
     """Replays are not limited: only new attempts are."""
-    async with world.running(CreatorSettings(rate_per_owner=0.001)) as creator:
+    async with world.running(CreatorSettings(rate_limit=0.001)) as creator:
         await creator.create(KEY, TEAM)
         with pytest.raises(RateLimited):
             await creator.create(ANOTHER, TEAM)

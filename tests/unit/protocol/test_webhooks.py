@@ -62,7 +62,7 @@ def test_a_secret_of_another_form_is_refused_and_not_repeated(text: str) -> None
 
 def test_settings_do_not_show_their_secrets() -> None:
     """The address may be one, too."""
-    settings = WebhookSettings(url="https://x/hidden", secrets=(b"hidden",))
+    settings = WebhookSettings(webhook_url="https://x/hidden", webhook_secret=(b"hidden",))
     assert "hidden" not in repr(settings)
 
 

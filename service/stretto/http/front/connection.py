@@ -50,10 +50,10 @@ class ClientConnection(FastPathConnection):
         # The rest of a request that was answered early has the same time as any request.
         limits = manager.limits
         super().__init__(
-            manager, limits.write_seconds, lingering_time=limits.read_seconds, **options
+            manager, limits.write_seconds, lingering_time=limits.read_timeout_seconds, **options
         )
         self._plain_requests = PlainRequests()
-        self._read_seconds = limits.read_seconds
+        self._read_seconds = limits.read_timeout_seconds
         self._read_timer: asyncio.TimerHandle | None = None
         """Runs while a request has begun to arrive and is not complete."""
         self._head_bytes = 0

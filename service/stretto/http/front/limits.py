@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
+from stretto.setting import setting
+
 if TYPE_CHECKING:
     from stretto.http.service import Service
 
@@ -22,10 +24,14 @@ READ_BYTES_MAX: Final = 32 * 1024
 class ConnectionLimits:
     """How many connections a server has, and how long its clients may take."""
 
-    connections_max: int = 10_000
+    connections_max: int = setting(
+        10_000, "clients' connections to one process", ge=10, le=1_000_000
+    )
     """An idle one costs about 15 KiB."""
-    read_seconds: float = 30.0
-    """A request that takes longer to arrive in full is cut off; one of 256 KiB needs 70 kbit/s."""
+    read_timeout_seconds: float = setting(
+        30.0, "after this long a request must have arrived in full", gt=0, le=3600
+    )
+    """A request that takes longer to arrive is cut off; one of 256 KiB needs 70 kbit/s."""
     write_seconds: float = 30.0
     """A client that needs longer to read what waits for it is cut off: 64 KiB need 18 kbit/s."""
 

@@ -20,10 +20,13 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from stretto.domain import TOKEN_SECRET_BYTES_MIN, USER_ID_CHARACTERS_MAX, UserId
 from stretto.errors import ConfigurationError, Unauthenticated
 from stretto.http.tokens.jwks import RSA_BITS_MIN, KeySet, TokenKey, algorithm_of
+from stretto.setting import setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# The ways to verify tokens: with two of them it would be open which one counts.
+TOKEN_WAYS: Final = ("jwt_secret", "jwt_public_key", "jwks_url")
 TOKEN_CHARACTERS_MAX: Final = 8192
 # Clocks of issuer and service differ a little: so much may a token's nbf and iat lie in the future.
 # Its end has no leeway: the issuer chose it.
@@ -47,13 +50,18 @@ _REFUSALS: Final[dict[type[Exception], str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSettings:
-    """How tokens are verified: with exactly one of a secret, a PEM public key, a key set's URL."""
+    """How tokens are verified: with exactly one of `TOKEN_WAYS`."""
 
-    secret: str = ""
-    public_key: str = ""
-    jwks_url: str = ""
-    audience: str = ""
-    issuer: str = ""
+    jwt_secret: str = setting("", "HS256 secret, 32 bytes or more", is_secret=True)
+    jwt_public_key: str = setting("", "PEM key for RS256, ES256 or EdDSA")
+    jwks_url: str = setting("", "where the token issuer publishes its keys")
+    jwt_audience: str = setting("", "required `aud`")
+    jwt_issuer: str = setting("", "required `iss`")
+
+    @property
+    def ways(self) -> list[str]:
+        """Those of `TOKEN_WAYS` that are set."""
+        return [way for way in TOKEN_WAYS if getattr(self, way)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +174,8 @@ class Authenticator:
                 token,
                 key.material,
                 algorithms=[key.algorithm],
-                audience=self._settings.audience or None,
-                issuer=self._settings.issuer or None,
+                audience=self._settings.jwt_audience or None,
+                issuer=self._settings.jwt_issuer or None,
                 # `UserId` verifies the subject, and `_end` the times: by our own rule and clock.
                 options={
                     "verify_sub": False,
@@ -187,7 +195,7 @@ class Authenticator:
         claims: dict[str, Any] = decoded["payload"]
         # A service without an audience refuses a token that names one, even an empty one
         # (RFC 7519, 4.1.3).
-        if "aud" in claims and not self._settings.audience:
+        if "aud" in claims and not self._settings.jwt_audience:
             raise Unauthenticated(_REFUSALS[jwt.InvalidAudienceError])
         return claims
 
@@ -265,11 +273,13 @@ def _time(claims: dict[str, Any], name: str) -> float | None:
 
 def _fixed_key(settings: TokenSettings) -> TokenKey | None:
     """Return the key of the settings; None if the issuer publishes the keys."""
-    if sum(map(bool, (settings.secret, settings.public_key, settings.jwks_url))) != 1:
+    if len(settings.ways) != 1:
         raise ConfigurationError("tokens need exactly one of a secret, a public key, a key set URL")
     if settings.jwks_url:
         return None
-    return _secret_key(settings.secret) if settings.secret else _public_key(settings.public_key)
+    if settings.jwt_secret:
+        return _secret_key(settings.jwt_secret)
+    return _public_key(settings.jwt_public_key)
 
 
 def _secret_key(secret: str) -> TokenKey:

@@ -1,7 +1,4 @@
-"""What the command prints of attempts and groups, as JSON: what is known, and how it is known.
-
-Of a database that fails in the middle of a command it says what happened, and what to do.
-"""
+"""What commands print: attempts and groups as JSON, and why a database failed during a command."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def attempt_text(report: AttemptReport, retention_days: int) -> str:
-    """Return what became of an attempt; `record` says whether its own row is still there.
+    """Return the state of an attempt; `record` says whether its own row still exists.
 
-    Without the row, only what the group tells is known.
+    Without the row, only what follows from the group is known.
     """
     failure = report.failure
     document = {
@@ -38,16 +35,16 @@ def attempt_text(report: AttemptReport, retention_days: int) -> str:
 
 
 def _record(report: AttemptReport, retention_days: int) -> str:
-    """Return what became of the attempt's row: it is kept, or was swept, or is gone too early."""
+    """Return the state of the attempt's row: kept, swept, or deleted too early."""
     if report.is_recorded:
         return "kept"
-    assert report.created_at is not None, "what has no row is known from its group"
+    assert report.created_at is not None, "an attempt without a row is known from its group"
     is_old = report.created_at < datetime.now(UTC) - timedelta(days=retention_days)
     return "swept" if is_old else "deleted"
 
 
 def unknown_attempt(owner: UserId, key: IdempotencyKey, retention_days: int) -> str:
-    """Return what is known of a key that has neither an attempt nor a group."""
+    """Return the message for a key that has neither an attempt nor a group."""
     return (
         f"neither an attempt nor a group has the id {group_id(owner, key)}, which follows from this"
         " owner and key. Either no request with them was ever accepted (are both spelt as the client"
@@ -70,15 +67,15 @@ def group_line(group: Group) -> str:
 
 
 def database_failure(error: Exception) -> str:
-    """Return what an error of the driver in the middle of a command means, and what to do."""
+    """Return what an error of the driver during a command means, and what to do."""
     state = getattr(error, "sqlstate", None) or ""
     if state in ("42501", "3F000"):
-        # PostgreSQL says the latter where a role may not use the schema.
-        remedy = "give the command as the owner of the tables, or as a role that may make them"
+        # PostgreSQL raises the latter where a role may not use the schema.
+        remedy = "run the command as the owner of the tables, or as a role that may create them"
     elif state.startswith("42"):
         remedy = (
             "the schema was changed by hand: restore what is missing, then run `stretto migrate`"
         )
     else:
-        remedy = "give the command again when the database is well"
+        remedy = "run the command again when the database works"
     return f"the database, or the connection to it, failed: {in_words(error)}; {remedy}"

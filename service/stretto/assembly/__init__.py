@@ -1,0 +1,1 @@
+"""Puts the parts of a service together: what a host uses."""

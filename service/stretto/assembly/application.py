@@ -1,0 +1,143 @@
+"""The contract as an aiohttp application: its own (`create_app`) or on a host's (`setup`)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Required, TypedDict, Unpack
+
+from stretto.assembly.host_options import (
+    require_hook,
+    require_kind,
+    require_one_source,
+    require_options,
+    require_prefix,
+)
+from stretto.assembly.host_pool import pool_of
+from stretto.assembly.opening import open_component
+from stretto.assembly.settings import ComponentSettings
+from stretto.http.admission import LoadShedder
+from stretto.http.app import build_app
+from stretto.http.event_streams import StreamSettings
+from stretto.http.service import Service
+from stretto.http.tokens.authenticator import Authenticator, TokenSettings
+from stretto.telemetry.logs import flush_log, log_observation
+from stretto.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from aiohttp import web
+
+    from stretto.assembly.component import Component
+    from stretto.observations import Observation
+    from stretto.postgres.driver_connection import Pool
+    from stretto.postgres.hook import OnCreate
+
+
+class AppOptions(TypedDict, total=False):
+    """What a host says when it mounts the contract; needs `tokens`, and `dsn` or `pool`."""
+
+    tokens: Required[TokenSettings]
+    dsn: str
+    pool: Callable[[], Pool]
+    """Called when the application starts: a host's pool is seldom there any earlier."""
+    settings: ComponentSettings
+    on_create: OnCreate
+    streams: StreamSettings
+
+
+def create_app(**options: Unpack[AppOptions]) -> web.Application:
+    """Return an application that serves the whole contract; `setup` mounts it on another.
+
+    Raises `TypeError` for options that cannot be meant.
+    """
+    _require_options(options)
+
+    @asynccontextmanager
+    async def open_service() -> AsyncIterator[Service]:
+        metrics = Metrics()
+
+        def observe(event: Observation) -> None:
+            metrics.observe(event)
+            log_observation(event)
+
+        stack = AsyncExitStack()
+        # The last to leave: what the others say as they stop is counted until then.
+        stack.callback(flush_log)
+        async with (
+            stack,
+            Authenticator(options["tokens"]) as authenticator,
+            open_component(
+                options.get("dsn", ""),
+                pool=pool_of(options["pool"]) if "pool" in options else None,
+                settings=options.get("settings"),
+                on_create=options.get("on_create"),
+                observe=observe,
+            ) as component,
+        ):
+            metrics.watch(_gauges(component), lambda: component.runner.up)
+            yield Service(
+                component.creator,
+                component.lookup,
+                component.reads,
+                authenticator,
+                metrics,
+                component.hub,
+                component.history,
+                options.get("streams") or StreamSettings(),
+                LoadShedder(component.mailbox, metrics.count_shed),
+                asyncio.Event(),
+                component.runner,
+            )
+
+    return build_app(open_service)
+
+
+def setup(app: web.Application, prefix: str, **options: Unpack[AppOptions]) -> None:
+    """Mount the contract on a host's application below `prefix` (such as "/chat").
+
+    Raises `ConfigurationError` for another prefix, and as `create_app` does.
+    """
+    require_prefix(prefix)
+    mounted = create_app(**options)
+    app.add_subapp(prefix, mounted)
+
+    async def clean_up(_: web.Application) -> AsyncIterator[None]:
+        yield
+        # Where the host's own start fails, aiohttp cleans up the host alone.
+        await mounted.shutdown()
+
+    app.cleanup_ctx.append(clean_up)
+
+
+def _require_options(options: AppOptions) -> None:
+    require_options(options, known=tuple(AppOptions.__annotations__), required=("tokens",))
+    require_one_source(options.get("dsn", ""), options.get("pool"))
+    require_kind("tokens", options["tokens"], TokenSettings)
+    if "settings" in options:
+        require_kind("settings", options["settings"], ComponentSettings)
+    if "streams" in options:
+        require_kind("streams", options["streams"], StreamSettings)
+    if "pool" in options and not callable(options["pool"]):
+        message = "pool must be a function that returns the pool: `pool=lambda: app[POOL]`"
+        raise TypeError(message)
+    require_hook(options.get("on_create"))
+
+
+def _gauges(component: Component) -> dict[str, tuple[str, Callable[[], int]]]:
+    creator, mailbox = component.creator, component.mailbox
+    return {
+        "stretto_flights": ("Keys in flight.", lambda: creator.flights),
+        "stretto_outcomes": ("Settled attempts remembered.", lambda: creator.outcomes),
+        "stretto_mailbox_messages": ("Writes that wait for a writer.", lambda: len(mailbox)),
+        "stretto_sessions": ("Live sessions.", lambda: len(component.hub)),
+        "stretto_relay_lag_seconds": (
+            "Age of the oldest event that is not on the bus yet.",
+            lambda: round(component.relay.lag.seconds),
+        ),
+        "stretto_webhook_lag_seconds": (
+            "Age of the oldest event that the webhook's endpoint still has to get.",
+            lambda: round(component.webhook.lag.seconds) if component.webhook else 0,
+        ),
+    }

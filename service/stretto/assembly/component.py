@@ -1,0 +1,129 @@
+"""Component: what runs, and the order in which it starts and stops.
+
+Start: connections, bus, relay, sweeper, webhook, readers, writers, history reader, hub, commands,
+the watch of a host's pool, then the HTTP server. Stop, the other way round:
+
+1. the service drains: `/readyz` is 503, all else is served, and each connection ends with its next
+   answer (for `STRETTO_DRAIN_SECONDS`; `server.py`);
+2. the server stops listening, and closes the connections on which no request has come;
+3. no more commands are taken; those under way are settled and acknowledged (bounded);
+4. the hub closes its sessions (1001) and waits until they have gone (bounded);
+5. the history reader stops; sessions that still ask are answered with an error;
+6. the creator rejects new requests and lets its flights finish (bounded);
+7. the mailbox closes: what is still queued is answered with an error;
+8. the watch of a host's pool ends, and the writers give their connections back; a write that is
+   still under way is cut off;
+9. the readers stop; what still waits for them is answered with an error;
+10. relay, sweeper and webhook stop; events that were being sent are given back;
+11. the bus closes;
+12. the pool closes, unless it is the host's;
+13. the server waits until all that was read is answered (bounded), and closes the connections that
+    are left.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from stretto.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from stretto.creation.creator import GroupCreator
+    from stretto.creation.lookup import AttemptLookup
+    from stretto.creation.ports import Write, WriteResult
+    from stretto.creation.reads import Reads
+    from stretto.creation.writer import GroupWriter
+    from stretto.events.history_reader import Ask, HistoryReader, Stretch
+    from stretto.events.hub import SessionHub
+    from stretto.events.relay import OutboxRelay
+    from stretto.nats.opening import Nats
+    from stretto.postgres.connections import Database
+    from stretto.postgres.hosts_pool import PoolWatch
+    from stretto.postgres.retention import RetentionSweeper
+    from stretto.postgres.writes import PostgresWriteStore
+    from stretto.runtime.mailbox import Mailbox
+    from stretto.runtime.runner import Runner
+    from stretto.webhook.sender import WebhookSender
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """A running stretto without HTTP: `creator.create` is what it is for."""
+
+    creator: GroupCreator
+    lookup: AttemptLookup
+    reads: Reads
+    database: Database
+    mailbox: Mailbox[Write, WriteResult]
+    hub: SessionHub
+    history: Mailbox[Ask, Stretch]
+    relay: OutboxRelay
+    webhook: WebhookSender | None
+    sweeper: RetentionSweeper
+    history_reader: HistoryReader
+    writers: Sequence[GroupWriter]
+    write_stores: Sequence[PostgresWriteStore]
+    """The writers' connections."""
+    pool_watch: PoolWatch | None
+    """Of a host's pool."""
+    nats: Nats | None
+    runner: Runner
+    """Runs all of these, and knows which of them do."""
+
+    async def start(self) -> None:
+        """Start what runs, in the order of the module's list.
+
+        Vital is what a request waits for. Groups are created without relay, sweeper, webhook,
+        commands and bus as well, and sending the requests elsewhere would not mend those.
+        """
+        start = self.runner.start
+        if self.nats is not None:
+            start(self.nats.connection)
+            start(self.nats.events)
+            await self.nats.events.ready()
+        start(self.relay)
+        start(self.sweeper)
+        if self.webhook is not None:
+            await self.webhook.open()
+            start(self.webhook)
+        for reader in self.reads.readers:
+            start(reader, is_vital=True)
+        for writer, store in zip(self.writers, self.write_stores, strict=True):
+            with suppress(StoreError):
+                await store.open()
+            start(writer, is_vital=True)
+        start(self.history_reader, is_vital=True)
+        start(self.hub)
+        if self.nats is not None:
+            start(self.nats.commands)
+        if self.pool_watch is not None:
+            start(self.pool_watch)
+
+    async def stop(self) -> None:
+        """Take the steps 3 to 11 of the module's list, each whether or not the earlier ones failed.
+
+        Also where the start has not come to its end.
+        """
+        stop, nats, webhook = self.runner.stop, self.nats, self.webhook
+        steps: tuple[Callable[[], Awaitable[None]], ...] = (
+            partial(stop, *([nats.commands] if nats else [])),  # 3
+            partial(stop, self.hub),  # 4
+            partial(stop, self.history_reader),  # 5
+            self.creator.stop,  # 6
+            self._close_mailbox,  # 7
+            partial(stop, *([self.pool_watch] if self.pool_watch else []), *self.writers),  # 8
+            partial(stop, *self.reads.readers),  # 9
+            partial(stop, self.relay, self.sweeper, *([webhook] if webhook else [])),  # 10
+            partial(stop, *([nats.events, nats.connection] if nats else [])),  # 11
+        )
+        async with AsyncExitStack() as stack:
+            for step in reversed(steps):
+                stack.push_async_callback(step)
+
+    async def _close_mailbox(self) -> None:
+        self.mailbox.close()

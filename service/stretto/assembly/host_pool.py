@@ -1,0 +1,176 @@
+"""Checks a host's connection pool before anything uses it.
+
+A pool that is too small, leads to other tables or reads values in another way would otherwise fail
+the first request, with an error that names none of these causes.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import asyncpg
+
+from stretto.assembly.host_options import require_kind
+from stretto.errors import ConfigurationError, Unreachable
+from stretto.postgres.connections import Lane
+from stretto.postgres.driver_connection import is_lost
+from stretto.postgres.migrate import PRIVILEGES
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.server_settings import session_violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from stretto.postgres.connections import Database
+    from stretto.postgres.driver_connection import Connection, Pool
+
+# Beside the writers', which are kept for good: one for reads, one for relay, sweeper and webhook.
+POOL_SPARE_MIN: Final = 2
+# How many connections of a pool the components that run on it need. The pool cannot say which of
+# its connections a component has, and a count of those in use would include the host's own.
+_needed: Final[dict[Pool, int]] = {}
+DATA_CLASS: Final = "22"
+# A value of each type for `ping_codecs`, as the driver has it. First those that are sent.
+_ID: Final = UUID(int=7)
+SENT: Final[Mapping[str, object]] = {
+    "uuid": _ID,
+    "uuid[]": [_ID],
+    "text": "a",
+    "text[]": ["a", None],
+    "bytea": b"a",
+    "bytea[]": [b"a"],
+    "timestamptz": datetime(2000, 1, 2, 3, 4, 5, tzinfo=UTC),
+    "bool": True,
+    "int4": 7,
+    "int4[]": [7],
+    "int8": 7,
+    "float8": 7.5,
+    "float8[]": [7.5],
+    "xid8": 7,
+    "bool[]": [True],
+    "tid": (0, 7),
+}
+READ: Final[Mapping[str, object]] = {"name": "a", "name[]": ["a"], "json": '{"a": 1}', "pg_lsn": 7}
+
+
+def pool_of(make_pool: Callable[[], Pool]) -> Pool:
+    """Return the pool that the option `pool` leads to; raises `ConfigurationError`."""
+    try:
+        return make_pool()
+    except Exception as error:
+        message = (
+            f"the function given as pool raised {error!r}: it is called when the application starts,"
+            " and the host must have opened its pool by then; add what opens it before stretto.setup"
+        )
+        raise ConfigurationError(message) from error
+
+
+def require_pool(pool: Any, writers: int) -> None:
+    """Raise unless it is a pool that is open and has room for the writers and for reads."""
+    require_kind("pool", pool, asyncpg.Pool)
+    opened: Pool = pool
+    if opened.is_closing():
+        message = "the pool is closed; open it before stretto starts, and close it afterwards"
+        raise ConfigurationError(message)
+    needed = writers + POOL_SPARE_MIN
+    if opened.get_max_size() < needed:
+        message = (
+            f"the pool has {opened.get_max_size()} connections and needs {needed} for stretto"
+            f" alone: {writers} for writers, which keep them, and {POOL_SPARE_MIN} for everything else;"
+            " raise its max_size or lower ComponentSettings.writers"
+        )
+        raise ConfigurationError(message)
+
+
+@contextmanager
+def sharing(pool: Pool, writers: int) -> Iterator[None]:
+    """Reserve connections of a host's pool for one more component, as long as it runs.
+
+    Raises `ConfigurationError` where other components leave too few connections: then some of the
+    writers would never get one.
+    """
+    others = _needed.get(pool, 0)
+    needed = writers + POOL_SPARE_MIN
+    if pool.get_max_size() < others + needed:
+        message = (
+            f"the pool has {pool.get_max_size()} connections, other components on it need {others}"
+            f" and this one {needed} more (writers and {POOL_SPARE_MIN}): raise its max_size to"
+            f" {others + needed} at least, lower ComponentSettings.writers or give it another pool"
+        )
+        raise ConfigurationError(message)
+    _needed[pool] = others + needed
+    try:
+        yield
+    finally:
+        _needed[pool] -= needed
+        if not _needed[pool]:
+            del _needed[pool]
+
+
+async def require_database(database: Database, *, is_hosts_pool: bool) -> None:
+    """Raise `Unreachable` unless the database answers and has our tables.
+
+    Raises `ConfigurationError` where a host's pool does not find them, or does not read our values.
+    """
+    if is_hosts_pool:
+        await _require_right_pool(database)
+    await database.inspect()
+
+
+async def _require_right_pool(database: Database) -> None:
+    try:
+        async with database.connection(Lane.PROBE) as connection:
+            # First: the other checks read their answers through these codecs.
+            await _require_codecs(connection)
+            violation = await session_violation(connection)
+            if violation is not None:
+                raise ConfigurationError(violation)
+            pool = await connection.fetchrow(QUERIES["ping_pool"], [*PRIVILEGES])
+            assert pool is not None
+            if not pool["is_led"] and pool["schemas"]:
+                message = (
+                    f"the pool's search_path ({pool['search_path']}) does not lead to all of"
+                    f" stretto's tables, which are in the schema {pool['schemas']}: open the pool with"
+                    f' server_settings={{"search_path": "{pool["schemas"]}"}}'
+                )
+                raise ConfigurationError(message)
+            # PgBouncer reports a process id that is not the server's.
+            database.is_shared = pool["backend"] != connection.get_server_pid()
+    except Unreachable as error:
+        if isinstance(error.__cause__, asyncpg.InterfaceError):
+            # The driver's own objection, such as a pool that was never opened.
+            message = f"the pool cannot be used: {error.__cause__}; open it before stretto starts"
+            raise ConfigurationError(message) from error
+        raise
+
+
+async def _require_codecs(connection: Connection) -> None:
+    """Raise `ConfigurationError` unless the codecs of our types are the driver's own."""
+    advice = (
+        "leave the codecs of PostgreSQL's own types as they are, or give stretto a pool of its own"
+    )
+    try:
+        row = await connection.fetchrow(QUERIES["ping_codecs"], *SENT.values())
+    except Exception as error:
+        # A codec of the host's may raise anything; class 22 is the server's code for bad data.
+        is_data = getattr(error, "sqlstate", DATA_CLASS).startswith(DATA_CLASS)
+        if not is_data or is_lost(connection) or isinstance(error, (OSError, TimeoutError)):
+            raise
+        message = f"the pool does not send or read values as the driver does ({error}): {advice}"
+        raise ConfigurationError(message) from error
+    assert row is not None
+    for name, value in {**SENT, **READ}.items():
+        if (type(row[name]), row[name]) != (type(value), value) and not _is_uuid(row[name], value):
+            message = f"the pool reads a {name} as {type(row[name]).__name__}: {advice}"
+            raise ConfigurationError(message)
+    if not row["is_sent"]:
+        message = f"the pool sends other values than it is given: {advice}"
+        raise ConfigurationError(message)
+
+
+def _is_uuid(read: object, value: object) -> bool:
+    """Whether it is that UUID; the driver's class is not the standard library's."""
+    return isinstance(read, UUID) and read == value

@@ -1,0 +1,220 @@
+"""Opens a component: its connections, then its parts, put together here.
+
+What a host hands in is checked before anything connects.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stretto.assembly.component import Component
+from stretto.assembly.host_options import (
+    guarded,
+    require_bus,
+    require_hook,
+    require_kind,
+    require_observer,
+    require_one_source,
+    require_positive,
+    require_schema,
+    require_signed,
+)
+from stretto.assembly.host_pool import require_database, require_pool, sharing
+from stretto.assembly.settings import ComponentSettings
+from stretto.creation.breakers import OwnerBreakers
+from stretto.creation.creator import GroupCreator
+from stretto.creation.lookup import AttemptLookup
+from stretto.creation.reads import Reads
+from stretto.creation.writer import GroupWriter
+from stretto.events.history_reader import Ask, HistoryReader, Stretch
+from stretto.events.hub import SessionHub
+from stretto.events.local_bus import LocalBus
+from stretto.events.relay import OutboxRelay
+from stretto.nats.opening import Bus, make_nats
+from stretto.observations import ConnectionLost, Observation
+from stretto.postgres.attempts import PostgresAttemptStore
+from stretto.postgres.connections import Database
+from stretto.postgres.groups import PostgresGroupStore
+from stretto.postgres.history import PostgresHistoryStore
+from stretto.postgres.hosts_pool import PoolWatch
+from stretto.postgres.outbox import PostgresOutboxStore
+from stretto.postgres.readiness import Readiness
+from stretto.postgres.retention import RetentionSweeper, sweep
+from stretto.postgres.writes import PostgresWriteStore
+from stretto.runtime.mailbox import Mailbox
+from stretto.runtime.runner import Runner
+from stretto.webhook.endpoint import WebhookEndpoint
+from stretto.webhook.sender import WebhookSender
+from stretto.webhook.store import PostgresWebhookStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from stretto.creation.ports import Write, WriteResult
+    from stretto.events.event import EventBus
+    from stretto.nats.opening import Nats
+    from stretto.observations import Observer
+    from stretto.postgres.driver_connection import Pool
+    from stretto.postgres.hook import OnCreate
+
+
+def _unobserved(event: Observation) -> None:
+    """Ignore the observation."""
+
+
+@asynccontextmanager
+async def open_component(
+    dsn: str = "",
+    *,
+    pool: Pool | None = None,
+    settings: ComponentSettings | None = None,
+    on_create: OnCreate | None = None,
+    observe: Observer = _unobserved,
+    bus: EventBus | None = None,
+) -> AsyncIterator[Component]:
+    """Run the component on a database of its own connections, or on a host's pool.
+
+    A host's pool needs `settings.writers` connections for good and two for short reads, for each
+    component that shares it, and a search_path that leads to the tables. Close it after this.
+
+    Raises `TypeError` and `ConfigurationError` for what cannot work, such as names on NATS that are
+    another deployment's, and `Unreachable` when the database does not answer.
+    """
+    settings = _component_settings(settings, dsn, pool, on_create)
+    require_observer(observe)
+    require_bus(bus)
+    observe = guarded(observe)
+    async with AsyncExitStack() as stack:
+        if pool is not None:
+            stack.enter_context(sharing(pool, settings.writers))
+        database = await stack.enter_async_context(
+            Database(dsn, schema=settings.db_schema, pool=pool)
+        )
+        await require_database(database, is_hosts_pool=pool is not None)
+        runner = await stack.enter_async_context(Runner(observe))
+        endpoint = None
+        if settings.webhook.webhook_url:
+            endpoint = await stack.enter_async_context(WebhookEndpoint(settings.webhook))
+        history = PostgresHistoryStore(database)
+        await history.open()
+        hub = SessionHub(await history.origin(), settings.hub, observe)
+        component = put_together(
+            Inputs(database, pool, runner, history, endpoint, bus, on_create, observe),
+            hub,
+            settings,
+        )
+        await stack.enter_async_context(component.creator)
+        stack.push_async_callback(component.stop)
+        await component.start()
+        yield component
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a component is put together from: connections, and what the host has handed in."""
+
+    database: Database
+    pool: Pool | None
+    runner: Runner
+    history: PostgresHistoryStore
+    endpoint: WebhookEndpoint | None
+    bus: EventBus | None
+    on_create: OnCreate | None
+    observe: Observer
+
+
+def put_together(inputs: Inputs, hub: SessionHub, settings: ComponentSettings) -> Component:
+    """Put the parts together; nothing runs yet."""
+    database, observe = inputs.database, inputs.observe
+
+    def on_lost() -> None:
+        creator.forget()
+        observe(ConnectionLost())
+
+    write_stores = [
+        PostgresWriteStore(database, on_lost, inputs.on_create) for _ in range(settings.writers)
+    ]
+    reads = Reads(
+        PostgresAttemptStore(database),
+        PostgresGroupStore(database),
+        Readiness(database, write_stores).check,
+    )
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(settings.mailbox_max)
+    creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe)
+    nats = _nats(settings, hub, creator, observe)
+    relay = OutboxRelay(
+        PostgresOutboxStore(database),
+        inputs.bus or (nats.events if nats else LocalBus(hub.deliver)),
+        observe,
+        settings.relay,
+    )
+    webhook = None
+    if inputs.endpoint is not None:
+        webhook = WebhookSender(PostgresWebhookStore(database), inputs.endpoint, observe)
+    # The readers of the outbox, which a writer wakes.
+    wakes = [each.wake for each in (relay, webhook) if each is not None]
+    breakers = OwnerBreakers(observe)
+    pool_watch = None
+    if inputs.pool is not None:
+        releases = [store.release for store in write_stores]
+        pool_watch = PoolWatch(inputs.pool.is_closing, releases)
+    asks: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max)
+    return Component(
+        creator=creator,
+        lookup=AttemptLookup(reads.attempts, settings.creator.lease_seconds),
+        reads=reads,
+        database=database,
+        mailbox=mailbox,
+        hub=hub,
+        history=asks,
+        relay=relay,
+        webhook=webhook,
+        sweeper=RetentionSweeper(
+            lambda progress: sweep(database.upkeep, settings.retention, None, progress), observe
+        ),
+        history_reader=HistoryReader(asks, inputs.history, hub.origin, observe),
+        writers=[
+            GroupWriter(
+                mailbox,
+                store,
+                observe,
+                batch_max=settings.batch_max,
+                wakes=wakes,
+                breakers=breakers,
+            )
+            for store in write_stores
+        ],
+        write_stores=write_stores,
+        pool_watch=pool_watch,
+        nats=nats,
+        runner=inputs.runner,
+    )
+
+
+def _nats(
+    settings: ComponentSettings, hub: SessionHub, creator: GroupCreator, observe: Observer
+) -> Nats | None:
+    if not settings.nats_url:
+        return None
+    bus = Bus(settings.nats_url, settings.nats_prefix, hub.origin)
+    return make_nats(bus, hub.deliver, hub.interrupt, creator, observe)
+
+
+def _component_settings(
+    given: ComponentSettings | None, dsn: str, pool: Pool | None, on_create: OnCreate | None
+) -> ComponentSettings:
+    """Return the settings, once everything that a host has handed in can work."""
+    settings = ComponentSettings() if given is None else given
+    require_one_source(dsn, pool)
+    require_kind("settings", settings, ComponentSettings)
+    require_positive(
+        writers=settings.writers, batch_max=settings.batch_max, mailbox_max=settings.mailbox_max
+    )
+    require_schema(settings.db_schema)
+    require_signed(settings.webhook)
+    require_hook(on_create)
+    if pool is not None:
+        require_pool(pool, settings.writers)
+    return settings

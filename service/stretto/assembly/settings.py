@@ -1,0 +1,44 @@
+"""ComponentSettings: how a component behaves, in the service and inside a host's program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stretto.creation.creator import CreatorSettings
+from stretto.events.event import BUS_PREFIX, BUS_PREFIX_PATTERN
+from stretto.events.hub import HubSettings
+from stretto.events.relay import RelaySettings
+from stretto.postgres.database_url import SCHEMA, SCHEMA_PATTERN
+from stretto.postgres.retention import Retention
+from stretto.setting import setting
+from stretto.webhook.rules import WebhookSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentSettings:
+    """The component's own settings, and those of its parts."""
+
+    db_schema: str = setting(SCHEMA, "schema of the tables", pattern=f"^{SCHEMA_PATTERN}$")
+    writers: int = setting(2, "database connections that write", ge=1, le=32)
+    """While one waits for the disk, the other fills its batch."""
+    batch_max: int = setting(128, "requests per statement", ge=1, le=1000)
+    """Beyond this, latency grows faster than throughput."""
+    mailbox_max: int = setting(1024, "requests that may queue", ge=1, le=100_000)
+    """More are rejected before they claim anything."""
+    creator: CreatorSettings = field(default_factory=CreatorSettings)
+    nats_url: str = setting(
+        "",
+        "NATS servers that carry events and commands, comma-separated; embedded: one of"
+        " our own; empty: none, events stay in their process",
+        is_secret=True,
+    )
+    nats_prefix: str = setting(
+        BUS_PREFIX,
+        "what streams and subjects on NATS begin with; its own for each deployment",
+        pattern=f"^{BUS_PREFIX_PATTERN}$",
+    )
+    """No two databases on one NATS account may share it."""
+    relay: RelaySettings = field(default_factory=RelaySettings)
+    webhook: WebhookSettings = field(default_factory=WebhookSettings)
+    hub: HubSettings = field(default_factory=HubSettings)
+    retention: Retention = field(default_factory=Retention)

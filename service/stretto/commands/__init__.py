@@ -1,0 +1,1 @@
+"""The commands of `stretto`: one module each, and what they share."""

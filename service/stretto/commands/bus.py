@@ -1,0 +1,41 @@
+"""`stretto bus`: the streams on NATS, and which deployment's they are."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stretto.commands.console import stdout
+from stretto.commands.options import DatabaseUrl, DataDir
+from stretto.commands.running import opened, run
+from stretto.config import read_settings
+from stretto.nats.opening import describe_streams
+from stretto.postgres.history import PostgresHistoryStore
+from stretto.provision import bus_place
+
+
+def bus(
+    adopt: Annotated[
+        bool,
+        typer.Option(help="Mark the streams of these names as ours, even if another deployment's."),
+    ] = False,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Show the streams on NATS, and whose they are.
+
+    Their names and subjects are what consumers read. After a restore or an upgrade the streams
+    carry the mark of another database: adopt them while all instances are stopped.
+    """
+    settings = read_settings(database_url=database_url, data_dir=data_dir)
+
+    async def work() -> None:
+        async with opened(settings) as database, bus_place(settings) as nats_url:
+            origin = await PostgresHistoryStore(database).origin()
+            for line in await describe_streams(
+                nats_url, settings.component.nats_prefix, origin, is_adopting=adopt
+            ):
+                stdout.print(line)
+
+    run(work(), settings)

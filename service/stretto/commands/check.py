@@ -1,0 +1,32 @@
+"""`stretto check`: whether the guarantees hold."""
+
+from __future__ import annotations
+
+import typer
+
+from stretto.commands.console import stdout
+from stretto.commands.help import EXIT_VIOLATION
+from stretto.commands.options import DatabaseUrl, DataDir
+from stretto.commands.running import connected, run
+from stretto.config import read_settings
+from stretto.postgres.check import check_database
+
+
+def check(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
+    """Verify the guarantees G1 to G5 over the whole database."""
+    settings = read_settings(database_url=database_url, data_dir=data_dir)
+    event_days = settings.component.retention.event_retention_days
+
+    async def work() -> bool:
+        async with connected(settings) as connection:
+            report = await check_database(connection, event_days)
+        for violation in report.violations:
+            stdout.print(f"{violation.group_id}: {violation.what}")
+        stdout.print(
+            f"{report.attempts} attempts, {report.groups} groups, {report.events} events:"
+            f" {len(report.violations) or 'no'} violations"
+        )
+        return not report.violations
+
+    if not run(work(), settings):
+        raise typer.Exit(EXIT_VIOLATION)

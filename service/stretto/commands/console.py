@@ -1,0 +1,31 @@
+"""Where commands write: results to stdout, messages for the operator to stderr."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Final, NoReturn
+
+from rich.console import Console
+
+from stretto.telemetry.log_writer import STOP_SECONDS
+
+# Texts of the database or the user are not markup.
+stdout: Final = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+stderr: Final = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def say(line: str) -> None:
+    """Write a message for the operator."""
+    stderr.print(line)
+
+
+def fail(message: str, exit_code: int) -> NoReturn:
+    """Write why the command failed, and end the process; wait `STOP_SECONDS` for the reader."""
+    speaking = threading.Thread(target=stderr.print, args=(f"stretto: {message}",), daemon=True)
+    speaking.start()
+    speaking.join(STOP_SECONDS)
+    if speaking.is_alive():
+        # The pipe is full and is not being read: the usual end would wait for it, and for its lock.
+        os._exit(exit_code)
+    raise SystemExit(exit_code)

@@ -1,0 +1,67 @@
+"""`stretto events`: dead letters, and whether the webhook's endpoint is called."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+from uuid import UUID
+
+import typer
+
+from stretto.commands.console import stdout
+from stretto.commands.options import DatabaseUrl, DataDir
+from stretto.commands.running import connected, run
+from stretto.config import read_settings
+from stretto.postgres.outbox import dead_letters, retry_dead_letters
+from stretto.webhook.store import disabled_at, enable, paused_until
+
+# As many as an operator can read.
+DEAD_LETTERS_MAX: Final = 1000
+
+
+def events(
+    retry: Annotated[
+        list[UUID] | None, typer.Option(help="Retry this one; may be given several times.")
+    ] = None,
+    retry_all: Annotated[bool, typer.Option(help="Retry all of them.")] = False,
+    enable_webhook: Annotated[
+        bool,
+        typer.Option(help="Send events again to an endpoint that answered 410, or is paused."),
+    ] = False,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+) -> None:
+    """List dead letters, or retry them.
+
+    These are events that the bus or the webhook's endpoint has refused too often.
+    """
+    settings = read_settings(database_url=database_url, data_dir=data_dir)
+
+    async def work() -> None:
+        async with connected(settings) as connection:
+            if enable_webhook:
+                is_changed = await enable(connection)
+                stdout.print(
+                    f"the webhook {'is enabled' if is_changed else 'was not disabled or paused'}"
+                )
+            if retry or retry_all:
+                count = await retry_dead_letters(connection, None if retry_all else retry)
+                stdout.print(f"{count} events will be tried again")
+                return
+            letters = await dead_letters(connection, DEAD_LETTERS_MAX)
+            since = await disabled_at(connection)
+            pause_end = await paused_until(connection)
+        for letter in letters:
+            stdout.print(
+                f"{letter['event_id']} {letter['event_type']} of {letter['created_at']:%F %T},"
+                f" {letter['tries']} tries: {letter['dead_reason']}"
+            )
+        stdout.print(f"{len(letters) or 'no'} dead letters")
+        if since is not None:
+            stdout.print(f"the webhook is disabled: its endpoint answered 410 at {since:%F %T}")
+        if pause_end is not None:
+            stdout.print(
+                f"the webhook is paused until {pause_end:%F %T}, as its endpoint has asked:"
+                " --enable-webhook ends the pause"
+            )
+
+    run(work(), settings)

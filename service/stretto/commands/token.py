@@ -1,0 +1,40 @@
+"""`stretto token`: a bearer token, for trying things out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from stretto.commands.console import stdout
+from stretto.commands.options import DataDir, user_id
+from stretto.config import read_settings
+from stretto.errors import ConfigurationError
+from stretto.http.tokens.authenticator import make_token
+from stretto.provision import token_settings
+
+# Ten years: longer than any trial, and every date after it can be written.
+TOKEN_HOURS_MAX: Final = 10 * 365 * 24
+
+
+def token(
+    user: Annotated[str, typer.Argument(help="The user's id: becomes the token's `sub`.")],
+    hours: Annotated[
+        float, typer.Option(min=0.01, max=TOKEN_HOURS_MAX, help="How long it is valid.")
+    ] = 24,
+    data_dir: DataDir = None,
+) -> None:
+    """Print a bearer token (HS256) for a user, for trying things out."""
+    tokens = token_settings(read_settings(data_dir=data_dir))
+    if not tokens.jwt_secret:
+        message = "only a service with STRETTO_JWT_SECRET can make tokens; ask your token issuer"
+        raise ConfigurationError(message)
+    stdout.print(
+        make_token(
+            tokens.jwt_secret,
+            user_id(user),
+            lifetime_seconds=round(hours * 3600),
+            audience=tokens.jwt_audience,
+            issuer=tokens.jwt_issuer,
+        )
+    )

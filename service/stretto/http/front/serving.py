@@ -1,0 +1,68 @@
+"""Listens for clients and serves them an application, until the context ends."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from stretto.errors import ListenError
+from stretto.http.front.limits import ConnectionLimits
+from stretto.http.front.runner import ContractRunner
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+# Longer than a load balancer's own time-out: the service must not close a connection on which the
+# load balancer is just sending a request.
+KEEP_ALIVE_SECONDS: Final = 75.0
+# Connections that the kernel accepts while the loop is busy. Where it has no room for one, a client
+# that takes itself for connected is reset as it sends its request. The kernel lowers it to
+# `somaxconn`.
+BACKLOG_CONNECTIONS: Final = 4096
+# When the flights have ended, only answers are left to be sent.
+HANDLERS_STOP_SECONDS: Final = 1.0
+
+
+@asynccontextmanager
+async def serving(
+    app: web.Application,
+    *,
+    host: str,
+    port: int,
+    share_port: bool = False,
+    limits: ConnectionLimits | None = None,
+) -> AsyncIterator[int]:
+    """Serve the application; yields the port. Raises `ListenError`."""
+    runner = ContractRunner(
+        app,
+        limits or ConnectionLimits(),
+        # A client that hangs up frees its waiter; the flight goes on without it.
+        handler_cancellation=True,
+        keepalive_timeout=KEEP_ALIVE_SECONDS,
+        shutdown_timeout=HANDLERS_STOP_SECONDS,
+        access_log=None,
+    )
+    try:
+        await runner.setup()
+        site = web.TCPSite(
+            runner,
+            host,
+            port,
+            backlog=BACKLOG_CONNECTIONS,
+            reuse_address=True,
+            reuse_port=share_port or None,
+        )
+        try:
+            await site.start()
+        except OSError as error:
+            raise cannot_listen(host, port, error) from error
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> ListenError:
+    """Return the error that says why the address cannot be listened on."""
+    return ListenError(f"cannot listen on {host}:{port} ({error.strerror}); choose another port")
