@@ -684,7 +684,8 @@ async def test_another_url_ends_what_the_old_one_has_asked_for(
     receiver.answers.append(asked_for)
     old = settings_of(receiver)
     committed: list[uuid.UUID] = []
-    for settings, tries in ((old, 1), (old, 1), (replace(old, url=f"{old.url}?moved"), 2)):
+    moved = replace(old, webhook_url=f"{old.webhook_url}?moved")
+    for settings, tries in ((old, 1), (old, 1), (moved, 2)):
         async with WebhookEndpoint(settings) as endpoint:
             await store.open(endpoint.url_digest)
             committed = committed or await commit_events(connection)
@@ -705,7 +706,7 @@ async def test_the_command_lists_replays_and_enables(
     assert f"{event_id} group.created of " in listed
     assert "10 tries: webhook: answered 500\n1 dead letters\nthe webhook is disabled" in listed
     code, said, _ = await stretto(
-        "events", "--enable-webhook", "--replay-all", DATABASE_URL=database_url
+        "events", "--enable-webhook", "--retry-all", DATABASE_URL=database_url
     )
     assert (0, "the webhook is enabled\n1 events will be tried again\n") == (code, said)
     await work(sender)

@@ -73,7 +73,7 @@ class WebhookEndpoint:
     @property
     def url_digest(self) -> bytes:
         """SHA-256 of its URL: tells it from the endpoint of another configuration."""
-        return hashlib.sha256(self._settings.url.encode()).digest()
+        return hashlib.sha256(self._settings.webhook_url.encode()).digest()
 
     async def send(self, event_id: UUID, body: bytes) -> Answer:
         """Send an event; every network error is returned as an answer."""
