@@ -45,8 +45,8 @@ async def count_groups(
     """Count the groups of one batch; raises `GroupRejected` where an owner has too many.
 
     It runs inside the transaction: a rejection rolls the count back together with the groups. One
-    rejection does not fail the other groups of its batch: each is then tried alone. Do nothing here
-    that cannot be rolled back (a mail, a call to another service). Any other exception leaves the
+    rejection does not fail the other groups of its batch: they are tried again without it. Do nothing
+    here that cannot be rolled back (a mail, a call to another service). Any other exception leaves the
     attempt pending (503 `hook_failed`); `async with connection.transaction()` is a savepoint.
     """
     rows = await connection.fetch(COUNT, [new_group.owner for _, new_group in created])

@@ -1,8 +1,11 @@
-"""OneByOne: takes a batch apart that has failed together, so that no request fails its neighbours.
+"""Takes a batch apart that has failed together, so that no request fails its neighbours.
 
-Each request is written alone and answered with its own error. Failures that take time end this: no more
-is tried of an owner whose failures have taken too long, and after `APART_SECONDS_MAX` the rest is tried
-together once. What an owner's failures have cost is charged to that owner (`breakers.py`).
+Halves: where some were refused, such as by a host's veto, a half without one is written together.
+OneByOne: after any other error each request is written alone and answered with its own error.
+
+Failures that take time end this: no more is tried of an owner whose failures have taken too long, and
+after `APART_SECONDS_MAX` the rest is tried together once. What an owner's failures, or refusals, have
+cost others is charged to that owner (`breakers.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from stretto.creation.breakers import OWNER_SECONDS_MAX, OwnerBreakers
+from stretto.creation.ports import SettledAsFailed
 from stretto.errors import (
     HookError,
     Locked,
@@ -21,7 +25,7 @@ from stretto.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from stretto.creation.ports import Write, WriteRequest, WriteResult
     from stretto.domain import UserId
@@ -37,7 +41,7 @@ APART_SECONDS_MAX: Final = 5.0
 class _RowLocked(Locked):
     """A row beside the attempts, such as a host's, was locked, and no table: others can be written.
 
-    Its name keeps it out of telemetry: it is reported as `Locked` (`observations.kind_of`).
+    Its name keeps it out of telemetry: it is reported as `Locked` (`WriteTrouble.kind`).
     """
 
 
@@ -53,6 +57,52 @@ class _Failing:
     write: Write
     error: StoreError
     seconds: float = 0.0
+
+
+class Halves:
+    """The parts of a batch to lead next, of which some requests are refused; use once."""
+
+    def __init__(
+        self, batch: Sequence[WriteRequest], started: float, breakers: OwnerBreakers
+    ) -> None:
+        """Take when the lead of the whole batch was begun."""
+        self._batch = batch
+        self._breakers = breakers
+        self._since = started
+        self._wasted_seconds = 0.0
+        self._parts: list[Sequence[WriteRequest]] = []
+        self.split(batch)
+
+    def __iter__(self) -> Iterator[Sequence[WriteRequest]]:
+        while self._parts:
+            self._since = self._breakers.clock_seconds()
+            yield self._parts.pop()
+
+    def split(self, part: Sequence[WriteRequest]) -> None:
+        """Have both halves led instead of a part that was refused."""
+        self._wasted_seconds += self._breakers.clock_seconds() - self._since
+        middle = len(part) // 2
+        self._parts += [part[middle:], part[:middle]]
+
+    def charge(self) -> None:
+        """Charge the owners of the refused with what was done in vain, where they had neighbours."""
+        if len({request.message.new_group.owner for request in self._batch}) == 1:
+            return
+        refused = [request.message for request in self._batch if _is_refused(request)]
+        for write in refused:
+            error = HookError("groups of this owner are refused again and again")
+            self._breakers.charge(write, self._wasted_seconds / len(refused), error)
+
+
+def _is_refused(request: WriteRequest) -> bool:
+    """Whether the attempt has been settled as failed."""
+    answered = request.answered
+    return (
+        answered.done()
+        and not answered.cancelled()
+        and answered.exception() is None
+        and isinstance(answered.result(), SettledAsFailed)
+    )
 
 
 class OneByOne:

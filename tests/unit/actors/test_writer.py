@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from stretto.creation.batch import TRIES_MAX
-from stretto.creation.breakers import OwnerBreakers
+from stretto.creation.breakers import OWNER_SECONDS_MAX, OwnerBreakers
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
 from stretto.creation.writer import ROWS_MAX, ROWS_OF_GROUP, GroupWriter
 from stretto.domain import MEMBERS_MAX, NewGroup, UserId
@@ -27,9 +27,16 @@ from stretto.errors import (
     Transient,
     Unreachable,
 )
-from stretto.observations import ActorCrashed, ActorRestarted, BatchWritten, Observation
+from stretto.observations import (
+    ActorCrashed,
+    ActorRestarted,
+    BatchWritten,
+    Observation,
+    OwnerPaused,
+)
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
+from support.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,9 +47,9 @@ FAILURE = Failure("full", "No more groups.")
 Call = tuple[str, list[int]]
 
 
-def write(number: int, *, is_claimed: bool = False) -> Write:
+def write(number: int, *, is_claimed: bool = False, owner: str = "alice") -> Write:
     """Return a write whose group id is that number."""
-    new_group = NewGroup.parse(UserId("alice"), {"name": "Team"})
+    new_group = NewGroup.parse(UserId(owner), {"name": "Team"})
     return Write(UUID(int=number), uuid4(), uuid4(), new_group, b"f" * 16, is_claimed)
 
 
@@ -99,16 +106,16 @@ def writer_of(
     **options: Any,
 ) -> GroupWriter:
     """Return a writer that shares its breakers with no other."""
-    return GroupWriter(mailbox, store, observe, breakers=OwnerBreakers(observe), **options)
+    return GroupWriter(mailbox, store, observe, **{"breakers": OwnerBreakers(observe), **options})
 
 
 async def answers(
-    store: ScriptedStore, *writes: Write, events: list[Observation] | None = None
+    store: ScriptedStore, *writes: Write, events: list[Observation] | None = None, **options: Any
 ) -> list[WriteResult | BaseException]:
     """Have one batch written; return what each asker got."""
     mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
     told = [] if events is None else events
-    writer = writer_of(mailbox, store, told.append, batch_max=100)
+    writer = writer_of(mailbox, store, told.append, batch_max=100, **options)
     asked = [mailbox.ask(message) for message in writes]
     assert len(writes) == await writer.run_once()
     return await asyncio.gather(*asked, return_exceptions=True)
@@ -140,7 +147,7 @@ async def test_a_reclaimed_write_is_not_claimed_again() -> None:
 
 
 async def test_a_poisonous_request_fails_alone() -> None:
-    """The batch is rolled back, each is led by itself, and only the refused one is failed."""
+    """The batch is rolled back, its halves are led, and only the refused one is failed."""
     store = ScriptedStore(lambda c: Refused(FAILURE) if c[0] == "lead" and 2 in c[1] else None)
     assert [Led(), SettledAsFailed(FAILURE), Led()] == await answers(
         store, write(1), write(2), write(3)
@@ -148,11 +155,58 @@ async def test_a_poisonous_request_fails_alone() -> None:
     expected = [
         ("lead", [1, 2, 3]),
         ("lead", [1]),
+        ("lead", [2, 3]),
         ("lead", [2]),
         ("fail", [2]),
         ("lead", [3]),
     ]
     assert expected == store.calls[1:]
+
+
+async def test_a_refused_request_costs_its_neighbours_a_few_statements() -> None:
+    """A host's veto does not say whose group it means: halves without one are led together."""
+    store = ScriptedStore(lambda c: Refused(FAILURE) if c[0] == "lead" and 9 in c[1] else None)
+
+    results = await answers(store, *(write(number) for number in range(64)))
+
+    assert SettledAsFailed(FAILURE) == results.pop(9)
+    assert [Led()] * 63 == results
+    # Both halves of the batch, and of each half with the refused one, down to that one.
+    assert 1 + 2 * 6 == sum(name == "lead" for name, _ in store.calls)
+
+
+async def test_a_database_that_goes_away_while_parts_are_led_ends_the_batch() -> None:
+    """Each part would take a time-out."""
+    away = Unreachable("away")
+
+    def trouble(call: Call) -> StoreError | None:
+        if call[0] != "lead":
+            return None
+        return Refused(FAILURE) if len(call[1]) == 8 else away
+
+    store = ScriptedStore(trouble)
+    assert [away] * 8 == await answers(store, *(write(number) for number in range(8)))
+    assert [8, 4] == [len(numbers) for name, numbers in store.calls if name == "lead"]
+
+
+@pytest.mark.parametrize(("neighbour", "is_paused"), [("bob", True), ("alice", False)])
+async def test_refusals_are_charged_to_their_owner(neighbour: str, is_paused: bool) -> None:
+    """What is done in vain costs the neighbours; an owner who has none is not paused."""
+    clock, events = Clock(), list[Observation]()
+
+    def trouble(call: Call) -> StoreError | None:
+        if call[0] != "lead" or 1 not in call[1]:
+            return None
+        clock.now += OWNER_SECONDS_MAX / 2
+        return Refused(FAILURE)
+
+    writes = [write(1), *(write(number, owner=neighbour) for number in range(2, 9))]
+    breakers = OwnerBreakers(events.append, clock)
+    results = await answers(ScriptedStore(trouble), *writes, breakers=breakers)
+
+    assert [SettledAsFailed(FAILURE), *[Led()] * 7] == results
+    assert is_paused == (UserId("alice") in breakers)
+    assert is_paused == any(isinstance(event, OwnerPaused) for event in events)
 
 
 async def test_a_refused_write_whose_attempt_was_taken_away_is_not_told_failed() -> None:
@@ -257,7 +311,7 @@ async def test_a_database_that_goes_away_meanwhile_is_not_asked_for_every_reques
 
     store = ScriptedStore(trouble)
     assert [Led(), away, away] == await answers(store, write(1), write(2), write(3))
-    assert [("lead", [1]), ("lead", [2])] == store.calls[-2:]
+    assert [("lead", [1]), ("lead", [2, 3]), ("lead", [2])] == store.calls[-3:]
 
 
 async def test_a_failure_that_cannot_be_written_is_its_own_requests_trouble() -> None:
