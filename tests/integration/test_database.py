@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -14,7 +14,7 @@ import pytest
 from stretto.errors import OutcomeUnknown, ReadCancelled, Unreachable
 from stretto.postgres import connections as database_module
 from stretto.postgres.connections import CONNECTIONS_MAX, Database, Lane
-from stretto.postgres.driver_connection import watchdog
+from stretto.postgres.driver_connection import DriverConnection, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
 
 if TYPE_CHECKING:
@@ -94,6 +94,32 @@ async def test_a_statement_that_hangs_is_cut_off(database_url: str) -> None:
         told = store_error(error.value, connection_lives=not connection.is_closed())
         assert isinstance(told, OutcomeUnknown)
         await database.release(connection)
+
+
+async def test_a_statement_that_is_cut_off_between_two_steps_is_a_lost_connection(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver then fails on the protocol that it has dropped, with an error of no database."""
+    driver: Any = DriverConnection
+    prepare = driver._get_statement
+
+    async def prepare_and_lose(self: Any, *args: object, **kwargs: object) -> object:
+        statement = await prepare(self, *args, **kwargs)
+        self.terminate()
+        return statement
+
+    async def read(database: Database) -> None:
+        async with database.connection(Lane.GROUPS) as connection:
+            await connection.fetch("SELECT $1::int", 1)
+
+    async with Database(database_url) as database:
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "_get_statement", prepare_and_lose)
+            with pytest.raises(Unreachable):
+                await read(database)
+        with pytest.raises(AttributeError):
+            async with database.connection(Lane.GROUPS):
+                raise AttributeError
 
 
 async def test_a_watchdog_that_was_not_needed_does_nothing(database_url: str) -> None:

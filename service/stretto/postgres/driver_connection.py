@@ -62,6 +62,12 @@ def watchdog(connection: Connection, seconds: float) -> Iterator[None]:
     timer = asyncio.get_running_loop().call_later(seconds, terminate, connection)
     try:
         yield
+    except AttributeError as error:
+        # A terminated connection has no protocol: the driver fails so in its next step.
+        if not is_lost(connection):
+            raise
+        message = "the connection was terminated"
+        raise asyncpg.ConnectionDoesNotExistError(message) from error
     finally:
         timer.cancel()
 
