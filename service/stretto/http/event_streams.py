@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,10 @@ MESSAGE_BYTES_MAX: Final = 1024
 # waits for the client, and events gather in the session's queue.
 BUFFER_BYTES_MAX: Final = 16 * 1024
 SOCKET_BYTES_MAX: Final = 64 * 1024
+# A client that has vanished without closing, such as a phone without a network, acknowledges nothing:
+# the kernel closes its connection after so long, and not after a quarter of an hour of its own tries.
+# Until then it takes one of its user's sessions.
+UNACKNOWLEDGED_SECONDS: Final = 30
 # For the close frame or event to arrive, and a WebSocket's reply; below the hub's `STOP_SECONDS`.
 CLOSE_SECONDS: Final = 2.0
 # Spread, so that the clients of a stopped process do not all reconnect at once.
@@ -207,7 +212,7 @@ def sse_chunk(outgoing: OutgoingEvent) -> bytes:
 
 
 def _bounded(request: web.Request) -> asyncio.Transport:
-    """Bound the buffers of the request's transport and return it; raise `ConnectionResetError`."""
+    """Bound buffers and silence of the request's transport; raise `ConnectionResetError`."""
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client has left")
@@ -215,6 +220,9 @@ def _bounded(request: web.Request) -> asyncio.Transport:
     connection = transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES_MAX)
+        if sys.platform == "linux" and connection.family != socket.AF_UNIX:
+            milliseconds = UNACKNOWLEDGED_SECONDS * 1000
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return transport
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 from uuid import UUID
 
 import pytest
@@ -11,11 +16,38 @@ from stretto.events.close_codes import CloseCode
 from stretto.events.event import CommittedEvent
 from stretto.events.outgoing import OutgoingEvent
 from stretto.events.positions import Origin, Position
-from stretto.http.event_streams import sse_chunk, websocket_message
+from stretto.http.event_streams import (
+    UNACKNOWLEDGED_SECONDS,
+    _bounded,
+    sse_chunk,
+    websocket_message,
+)
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 EVENT = OutgoingEvent(
     CommittedEvent(UUID(int=1), ("alice",), b'{"id":"1"}', Position(7)), Origin("0a1b2c3d")
 )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no such option")
+async def test_a_client_that_has_vanished_is_given_up_soon() -> None:
+    """Its connection stays open for a quarter of an hour otherwise, and takes one of its user's sessions."""
+    served: asyncio.Future[asyncio.WriteTransport] = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_server(
+        lambda _, writer: served.set_result(writer.transport), "127.0.0.1"
+    )
+    async with server:
+        _, client = await asyncio.open_connection(*server.sockets[0].getsockname())
+        transport = await served
+        _bounded(cast("web.Request", SimpleNamespace(transport=transport)))
+        kernel = transport.get_extra_info("socket")
+        milliseconds = kernel.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        client.close()
+        transport.close()
+
+    assert UNACKNOWLEDGED_SECONDS * 1000 == milliseconds
 
 
 def test_both_forms_carry_the_same_event_and_position() -> None:
