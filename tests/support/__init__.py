@@ -8,6 +8,10 @@
 | `command_process` | the command `stretto`: its output, its errors and its exit code |
 | `topology` | replicas, relays and members on one NATS, under load |
 
+| the event loop | |
+|---|---|
+| `loop_turns` | counts the turns of the event loop |
+
 | a client that does not behave | |
 |---|---|
 | `raw_client` | sends bytes as they are |

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
-from stretto.codec import created_document, parse_json, read_created
+from stretto.codec import LARGE_BODY_BYTES, created_document, parse_json, read_created
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.flight import RETRY_AFTER_SECONDS, Flight
 from stretto.creation.follower import Follower
@@ -35,6 +35,7 @@ from stretto.errors import (
     StrettoError,
 )
 from stretto.observations import AttemptAnswered
+from stretto.runtime.turns import Turns
 from stretto.setting import setting
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class GroupCreator:
         self._memory = OutcomeMemory(settings.outcomes_max)
         self._flights: dict[bytes, Flight] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = Turns()
         self._stopping = False
         self._all_finished = asyncio.Event()
 
@@ -182,6 +184,9 @@ class GroupCreator:
         known = self._memory.find(id_)
         if known is not None and (document := document_of_repeat(known, body)) is not None:
             return self._observed(document, AnswerStatus.REPLAYED)
+        if len(body) > LARGE_BODY_BYTES:
+            await self._turns.take(owner)
+            known = self._memory.find(id_)
         new_group = NewGroup.parse(owner, parse_json(body))
         return await self._create(id_, known, new_group, digest(body), wait_seconds)
 

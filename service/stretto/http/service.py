@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -18,6 +18,7 @@ from stretto.errors import (
     Unreachable,
 )
 from stretto.http.problems import drop_frames, problem_of_exception, problem_response
+from stretto.runtime.turns import Turns
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Service:
     draining: asyncio.Event
     """Set when the process will stop: `/readyz` is 503, and connections end with their next answer."""
     runner: Runner
+    turns: Turns = field(default_factory=Turns)
+    """For answers that take long to make."""
 
 
 SERVICE: Final = web.AppKey("stretto.service", Service)

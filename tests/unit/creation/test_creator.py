@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from stretto.codec import parse_json
+from stretto.codec import LARGE_BODY_BYTES, parse_json
 from stretto.creation.attempt import AnswerStatus, AttemptStatus
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings, GroupCreator
@@ -35,6 +35,7 @@ from stretto.errors import (
 from stretto.observations import GuaranteeBroken
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
+from support.loop_turns import counted_turns
 from support.memory_store.database import MemoryDatabase
 from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore
 from support.memory_store.tables import AttemptRow
@@ -139,6 +140,27 @@ async def creator(world: World) -> AsyncIterator[GroupCreator]:
     """A creator that runs."""
     async with world.running() as creator:
         yield creator
+
+
+@pytest.mark.parametrize(("padding", "turns"), [(LARGE_BODY_BYTES, 5), (0, 1)])
+async def test_large_bodies_are_parsed_one_in_a_turn(
+    padding: int, turns: int, creator: GroupCreator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest takes milliseconds: other requests run in between. Small ones wait for none."""
+    parsed: list[int] = []
+    body = b'{"name":"Team"}' + b" " * padding
+
+    with counted_turns() as turn:
+
+        def counted(document: bytes) -> object:
+            parsed.append(turn())
+            return parse_json(document)
+
+        monkeypatch.setattr("stretto.creation.creator.parse_json", counted)
+        keys = [IdempotencyKey(f"k{number}") for number in range(5)]
+        await asyncio.gather(*(creator.create_from(ALICE, key, body) for key in keys))
+
+    assert (5, turns) == (len(parsed), len(set(parsed)))
 
 
 async def test_a_settled_attempt_is_answered_from_memory(

@@ -28,5 +28,7 @@ async def readyz(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     """`GET /metrics`: in Prometheus' text format."""
-    body = request.app[SERVICE].metrics.exposition()
+    service = request.app[SERVICE]
+    await service.turns.take(metrics)
+    body = service.metrics.exposition()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,76 @@
+"""Large pieces of work: one in each turn of the event loop, owners in rotation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.runtime.turns import Turns
+from support.loop_turns import counted_turns
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+
+class Work:
+    """What was done by whom, in which turn of the event loop."""
+
+    def __init__(self, turn: Callable[[], int]) -> None:
+        self.turns = Turns()
+        self.done: list[tuple[str, int]] = []
+        self._turn = turn
+
+    async def do(self, owner: str) -> None:
+        """Take a turn."""
+        await self.turns.take(owner)
+        self.done.append((owner, self._turn()))
+
+    async def do_all(self, owners: str) -> str:
+        """Have those work at once, in this order of asking; return in which order they did."""
+        await asyncio.gather(*(self.do(owner) for owner in owners))
+        return "".join(owner for owner, _ in self.done)
+
+
+@pytest.fixture
+async def work() -> AsyncIterator[Work]:
+    """Turns that nobody has taken."""
+    with counted_turns() as turn:
+        yield Work(turn)
+
+
+async def test_each_has_a_turn_of_its_own(work: Work) -> None:
+    """Twin: without turns, all are done in the turn in which they were asked for."""
+    await work.do_all("aaaa")
+    assert 4 == len({number for _, number in work.done})
+
+
+async def test_owners_are_served_in_rotation(work: Work) -> None:
+    """Who asks for many waits for its own, and not the others for them."""
+    assert "aabcaa" == await work.do_all("aaaabc")
+
+
+async def test_a_free_turn_is_taken_without_waiting(work: Work) -> None:
+    """The usual case: no request waits for another."""
+    with pytest.raises(StopIteration):
+        work.turns.take("a").send(None)
+
+
+async def test_a_client_that_has_left_takes_no_turn(work: Work) -> None:
+    """Its work is not done, and the next owner does not wait for it."""
+    first, left, last = (asyncio.create_task(work.do(owner)) for owner in "abc")
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(first, last)
+    (_, first_number), (owner, last_number) = work.done
+    # A turn for the decision, and one for the work; its own would have been one more.
+    assert ("c", 2) == (owner, last_number - first_number)
+
+
+async def test_turns_are_free_again_when_nobody_waits(work: Work) -> None:
+    """Twin: a flag that is never cleared would have every later one wait for ever."""
+    assert "ab" == await work.do_all("ab")
+    await asyncio.sleep(0)
+    async with asyncio.timeout(1):
+        assert "abc" == await work.do_all("c")
