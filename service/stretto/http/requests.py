@@ -79,6 +79,12 @@ async def read_body(request: web.Request) -> bytes:
     media_type = request.headers.get(hdrs.CONTENT_TYPE, "")
     if media_type != "application/json" and _JSON_TYPE.fullmatch(media_type) is None:
         raise UnsupportedMediaType
+    # The parser undoes `chunked` and looks for no other coding: a proxy may read another body.
+    if [each.lower() for each in request.headers.getall(hdrs.TRANSFER_ENCODING, [])] not in (
+        [],
+        ["chunked"],
+    ):
+        raise UnsupportedMediaType("The request's Transfer-Encoding may be chunked, once.")
     encodings = request.headers.getall(hdrs.CONTENT_ENCODING, [])
     if encodings and (len(encodings) > 1 or encodings[0].lower() not in _ENCODINGS):
         raise UnsupportedMediaType("The request's Content-Encoding may be gzip or deflate, once.")

@@ -151,6 +151,28 @@ async def test_an_encoding_that_is_not_undone_is_refused(encodings: list[str]) -
         assert "unsupported_media_type" == await response.text()
 
 
+@pytest.mark.parametrize(
+    ("expected", "coding"),
+    [
+        (b"unsupported_media_type", b"gzip, chunked"),
+        (b"unsupported_media_type", b"foo, chunked"),
+        (b"{}", b"Chunked"),
+    ],
+)
+async def test_only_chunks_are_undone(expected: bytes, coding: bytes) -> None:
+    """A proxy that undoes the other coding as well would read another body (RFC 9112, 6.1)."""
+    async with echo() as client:
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(
+            b"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            b"Transfer-Encoding: " + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+        )
+        async with asyncio.timeout(ANSWER_SECONDS):
+            answer = await reader.read()
+        writer.close()
+        assert answer.endswith(expected)
+
+
 async def test_a_body_as_it_is_may_say_so() -> None:
     """By the name of no encoding."""
     assert await sent(b"{}", encoding="identity") == "{}"
