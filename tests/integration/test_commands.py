@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nats
+import nats.aio.client
+import nats.errors
 import orjson
 import pytest
 
@@ -27,18 +29,30 @@ from stretto.errors import (
     KeyMissing,
     KeyReused,
     Overloaded,
+    RequestInvalid,
 )
+from stretto.nats import command_outcomes as outcomes_module
 from stretto.nats import commands as commands_module
 from stretto.nats import connection as connection_module
+from stretto.nats import pull as pull_module
+from stretto.nats.command_outcomes import REPLY_CHARACTERS_MAX
 from stretto.nats.commands import CommandConsumer, CommandSettings
 from stretto.nats.connection import NatsConnection
 from stretto.nats.deployment import MARK
-from stretto.observations import CommandHandled
+from stretto.nats.pull import Pull
+from stretto.observations import BusConnected, BusTrouble, CommandHandled
 from stretto.postgres.check import check_database
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
 from support.api_client import TEAM
-from support.nats_process import DEADLINE_SECONDS, OURS, NatsProcess, nats_client, stored
+from support.nats_process import (
+    DEADLINE_SECONDS,
+    OURS,
+    NatsProcess,
+    nats_client,
+    publish_raw,
+    stored,
+)
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -272,6 +286,8 @@ async def test_stream_and_consumer_of_an_operator_stay_as_they_are(
         "_INBOX.a.>",
         "other.replies.x",
         "",
+        "_INBOX." + "a" * (REPLY_CHARACTERS_MAX - 6),
+        "_INBOX." + "a" * 5000,
     ],
 )
 async def test_an_outcome_goes_to_inboxes_only(
@@ -298,6 +314,232 @@ async def test_an_outcome_goes_to_inboxes_only(
     assert await groups(connection) == 0
 
 
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_long_subject_for_the_outcome_does_not_cut_the_connection(
+    server: NatsProcess, component: Component, is_guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest one gets its outcome; the server refuses a line of more than 4,096 bytes."""
+    if not is_guarded:
+        monkeypatch.setattr(outcomes_module, "REPLY_CHARACTERS_MAX", 10_000)
+    told: list[Observation] = []
+    longest = "_INBOX." + "a" * (REPLY_CHARACTERS_MAX - 7)
+    async with consuming(server, component.creator, told), sender(server) as bus:
+        replies = await bus.client.subscribe(longest)
+        await bus.send(Stretto_Reply_To=longest)
+        assert b"group_id" in (await replies.next_msg(DEADLINE_SECONDS)).data
+        await bus.settled()
+        await bus.send(Idempotency_Key="poison", Stretto_Reply_To="_INBOX." + "a" * 5000)
+        if is_guarded:
+            await bus.settled()
+            assert not any(isinstance(each, BusTrouble) for each in told)
+        else:
+            await until(lambda: 3 <= told.count(BusConnected()))
+            assert "maximum control line exceeded" in str(told)
+            assert 1 == (await bus.jetstream.stream_info(STREAM)).state.messages
+
+
+def unknown_field(document_bytes: int) -> dict[str, int]:
+    """Return a command whose problem document has about so many bytes: it quotes the field."""
+
+    def problem_bytes(slashes: int) -> int:
+        try:
+            NewGroup.parse(UserId("alice"), {"/" * slashes: 1})
+        except RequestInvalid as error:
+            return len(orjson.dumps(problem(error)))
+        raise AssertionError
+
+    # Four bytes for each: `~1`, in the detail and in the list of errors.
+    return {"/" * ((document_bytes - problem_bytes(1)) // 4): 1}
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_problem_that_quotes_too_much_does_not_cut_the_connection(
+    server: NatsProcess,
+    component: Component,
+    is_guarded: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Just within what the client checks, and with the headers more than the server takes."""
+    told: list[Observation] = []
+    if not is_guarded:
+        monkeypatch.setattr(connection_module, "_FRAME_BYTES", 0)
+    async with consuming(server, component.creator, told), sender(server) as bus:
+        poison = unknown_field(bus.client.max_payload)
+        if is_guarded:
+            reply = await bus.ask(poison)
+            await bus.settled()
+            (dead,) = await bus.dead()
+            short = problem(RequestInvalid([]))
+            assert short == orjson.loads(reply.data)
+            assert {**short, "command": {"sequence": 1}} == dead
+            assert not any(isinstance(each, BusTrouble) for each in told)
+        else:
+            await bus.send(poison, Stretto_Reply_To=bus.client.new_inbox())
+            await until(lambda: 3 <= told.count(BusConnected()))
+            assert "maximum payload violation" in str(told)
+            assert 1 == (await bus.jetstream.stream_info(STREAM)).state.messages
+
+
+async def test_a_dead_letter_has_as_much_of_the_command_as_its_stream_takes(
+    server: NatsProcess, component: Component
+) -> None:
+    """An operator's limit for dead letters does not bring the command back."""
+    async with nats_client(server.url) as client:
+        await client.jetstream().add_stream(
+            name=OURS.dead_stream,
+            subjects=[OURS.dead_subject],
+            max_msg_size=1000,
+            metadata={MARK: OURS.database},
+        )
+    async with consuming(server, component.creator), sender(server) as bus:
+        await bus.send({"name": "", "description": "x" * 1000})
+        await bus.settled()
+        (dead,) = await bus.dead()
+        assert {"sequence": 1} == dead["command"]
+        assert "/name" in dead["detail"]
+        await bus.send({"x" * 1000: 1})
+        await bus.settled()
+        assert problem(RequestInvalid([]))["detail"] == (await bus.dead())[1]["detail"]
+
+
+async def test_a_command_whose_dead_letter_is_not_stored_is_put_off(
+    server: NatsProcess, component: Component, connection: Connection
+) -> None:
+    """The other commands go on, and it is buried as soon as there is a stream."""
+    told: list[Observation] = []
+    async with consuming(server, component.creator, told), sender(server) as bus:
+        await bus.jetstream.delete_stream(OURS.dead_stream)
+        await bus.send({"name": ""})
+        await until(lambda: 2 <= told.count(CommandHandled("put_off")))
+        await bus.ask()
+        assert [BusConnected(), BusTrouble("nats: no response from stream")] == [
+            each for each in told if not isinstance(each, CommandHandled)
+        ]
+        await bus.jetstream.add_stream(name=OURS.dead_stream, subjects=[OURS.dead_subject])
+        await bus.settled()
+        assert 1 == len(await bus.dead())
+    assert await groups(connection) == 1
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+@pytest.mark.parametrize("status", ["500", "404", "408", "409", "100", "x"])
+async def test_a_command_with_a_status_is_buried_and_not_taken_for_an_answer_of_jetstream(
+    server: NatsProcess,
+    component: Component,
+    connection: Connection,
+    status: str,
+    is_guarded: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any sender may set that header; by the header alone it would come again for seven days."""
+    if not is_guarded:
+        monkeypatch.setattr(
+            pull_module, "is_stored", lambda message: "Status" not in (message.headers or {})
+        )
+    told: list[Observation] = []
+    async with consuming(server, component.creator, told), sender(server) as bus:
+        if is_guarded:
+            reply = await bus.ask(Status=status, Description="x")
+            assert "the header Status is JetStream's own" == orjson.loads(reply.data)["detail"]
+            await bus.settled()
+            (dead,) = await bus.dead()
+            assert status == dead["command"]["headers"]["Status"]
+            assert [BusConnected(), CommandHandled("buried")] == told
+        else:
+            await bus.send(Status=status)
+            await bus.ask(Idempotency_Key="another")
+            assert [] == await bus.dead()
+            assert 1 == (await bus.jetstream.stream_info(STREAM)).state.messages
+    assert await groups(connection) == (0 if is_guarded else 1)
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+@pytest.mark.parametrize("block", [b"NATS/1.0", b"garbage"])
+async def test_headers_that_cannot_be_parsed_do_not_end_the_reading(
+    server: NatsProcess,
+    component: Component,
+    block: bytes,
+    is_guarded: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The server takes any bytes; the original client reads nothing more after some of them."""
+    if not is_guarded:
+        monkeypatch.setattr(connection_module, "Client", nats.aio.client.Client)
+    told: list[Observation] = []
+    async with consuming(server, component.creator, told) as (_, consumer), sender(server) as bus:
+        await publish_raw(server, SUBJECT.encode(), block)
+        if is_guarded:
+            await bus.settled()
+            (dead,) = await bus.dead()
+            assert "key_missing" == dead["code"]
+            await bus.ask()
+            assert not caplog.records
+        else:
+            reading: Any = consumer._connection.link().client._reading_task
+            await asyncio.wait_for(reading, DEADLINE_SECONDS)
+            assert "encountered error" in caplog.text
+            assert [] == await bus.dead()
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_worker_that_fails_does_not_cost_what_the_others_hold(
+    server: NatsProcess,
+    component: Component,
+    is_guarded: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command under way is answered once; interrupted, it would come again."""
+    begun, go_on, failed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Slow(Scripted):
+        async def create_from(self, *given: Any, **options: Any) -> object:
+            self.calls += 1
+            begun.set()
+            await go_on.wait()
+            return await self.creator.create_from(*given, **options)
+
+    real = Pull.next
+
+    async def fail_once(self: Pull) -> Msg | None:
+        if begun.is_set() and not failed.is_set():
+            failed.set()
+            raise nats.errors.Error("one worker fails")
+        return await real(self)
+
+    monkeypatch.setattr(Pull, "next", fail_once)
+    if not is_guarded:
+
+        async def end_at_once(*_: object) -> None:
+            pass
+
+        monkeypatch.setattr(CommandConsumer, "_end_when_idle", end_at_once)
+    creator: Any = Slow(component.creator)
+    told: list[Observation] = []
+    async with consuming(server, creator, told), sender(server) as bus:
+        asked = asyncio.create_task(bus.ask())
+        await failed.wait()
+        if not is_guarded:
+            await until(lambda: creator.calls == 2)
+        go_on.set()
+        assert b"group_id" in (await asked).data
+        await bus.settled()
+        await until(lambda: BusTrouble("one worker fails") in told)
+        # The next turn takes commands again.
+        await bus.ask(Idempotency_Key="another")
+    assert (2 if is_guarded else 3) == creator.calls
+
+
+async def test_a_consumer_that_was_deleted_is_made_again(
+    server: NatsProcess, component: Component
+) -> None:
+    """JetStream's own answer to a request, by its status, ends the turn."""
+    async with consuming(server, component.creator), sender(server) as bus:
+        await bus.ask()
+        await bus.jetstream.delete_consumer(STREAM, CONSUMER)
+        await bus.ask(Idempotency_Key="another")
+
+
 async def test_another_body_under_the_key_is_buried_as_reused(
     server: NatsProcess, component: Component, connection: Connection
 ) -> None:
@@ -305,6 +547,7 @@ async def test_another_body_under_the_key_is_buried_as_reused(
     async with consuming(server, component.creator), sender(server) as bus:
         await bus.ask()
         reply = await bus.ask({"name": "Another"})
+        await bus.settled()
         (dead,) = await bus.dead()
     assert problem(KeyReused()) == orjson.loads(reply.data)
     assert "key_reused" == dead["code"]
@@ -370,14 +613,12 @@ async def test_a_crash_before_the_acknowledgement_leads_to_a_replay(
             crashed.set()
             await asyncio.Future()
 
-        real, commands_module._reply = commands_module._reply, cut  # type: ignore[assignment]
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(commands_module, "reply_success", cut)
             asked = asyncio.create_task(bus.ask())
             await crashed.wait()
             # Gone in the midst of it: nothing of it is acknowledged.
             await die(*dying)
-        finally:
-            commands_module._reply = real
         assert await groups(connection) == 1
         second = await stack.enter_async_context(open_component(database_url))
         await stack.enter_async_context(consuming(server, second.creator))

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import nats.aio.client
 import orjson
 import pytest
 from uuid_utils.compat import uuid4
@@ -22,7 +23,7 @@ from stretto.nats.publisher import NatsBus
 from stretto.observations import BusConnected, BusTrouble, EventsMissed
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
-from support.nats_process import OURS, NatsProcess, nats_client, stored
+from support.nats_process import OURS, NatsProcess, nats_client, publish_raw, stored
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -313,6 +314,71 @@ async def test_a_message_that_is_no_event_is_told_and_passed_over(server: NatsPr
         await one.until_got(event)
         assert [event] == one.got
         assert 2 == sum("is no event" in str(told) for told in one.told)
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+@pytest.mark.parametrize("status", ["500", "100"])
+async def test_a_message_with_a_status_is_passed_over_as_any_that_is_no_event(
+    server: NatsProcess, status: str, is_guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken for JetStream's own, it would end each receiver that comes to it: for all sessions."""
+    made: list[int] = []
+    real = receiver_module.Receiver.__init__
+
+    def count(self: receiver_module.Receiver, link, stream, sequence, take) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        made.append(sequence)
+        real(self, link, stream, sequence, take)
+
+    monkeypatch.setattr(receiver_module.Receiver, "__init__", count)
+    if not is_guarded:
+        monkeypatch.setattr(
+            receiver_module, "is_stored", lambda message: "Status" not in (message.headers or {})
+        )
+    event = new_event()
+    async with replica(server.url) as one, nats_client(server.url) as client:
+        await client.jetstream().publish(SUBJECT, b"{}", headers={"Status": status})
+        await one.published(event)
+        if is_guarded:
+            await one.until_got(event)
+            assert [1] == made
+            assert 1 == sum("is no event" in str(told) for told in one.told)
+        else:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                while made.count(1) < 3:
+                    await asyncio.sleep(0.01)
+            assert [] == one.got
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+@pytest.mark.parametrize(
+    ("subject", "block"),
+    [
+        (SUBJECT.encode(), b"NATS/1.0"),
+        (SUBJECT.encode(), b"garbage"),
+        (b"stretto.events.\xff", b"NATS/1.0\r\nA: b\r\n\r\n"),
+    ],
+)
+async def test_a_message_that_cannot_be_parsed_does_not_end_the_reading(
+    server: NatsProcess,
+    subject: bytes,
+    block: bytes,
+    is_guarded: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server takes any bytes; after these the original client reads nothing more."""
+    if not is_guarded:
+        monkeypatch.setattr(connection_module, "Client", nats.aio.client.Client)
+    event = new_event()
+    async with replica(server.url) as one:
+        await publish_raw(server, subject, block)
+        if is_guarded:
+            await one.published(event)
+            await one.until_got(event)
+            assert 1 == sum("is no event" in str(told) for told in one.told)
+        else:
+            reading = one.connection.link().client._reading_task
+            assert reading is not None
+            await asyncio.wait_for(reading, DEADLINE_SECONDS)
 
 
 async def test_a_receiver_that_misses_a_message_reads_it_again(

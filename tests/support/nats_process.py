@@ -115,6 +115,20 @@ async def stored(client: Client, stream: str) -> list[Msg]:
     return found
 
 
+async def publish_raw(
+    server: NatsProcess, subject: bytes, headers: bytes, body: bytes = b"{}"
+) -> None:
+    """Publish a block of headers as it is, as a program may that uses no client."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    sizes = b"%d %d" % (len(headers), len(headers) + len(body))
+    writer.write(b'CONNECT {"verbose":false,"headers":true}\r\nHPUB ' + subject + b" " + sizes)
+    writer.write(b"\r\n" + headers + body + b"\r\nPING\r\n")
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await reader.readuntil(b"PONG")
+    writer.close()
+    await writer.wait_closed()
+
+
 async def commanded(
     client: Client, key: str, document: object, subject: str = OURS.command_subject
 ) -> Msg:

@@ -11,35 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-from base64 import b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import orjson
 from nats.js.api import Header
 
-from stretto.codec import BODY_BYTES_MAX, PROBLEM_CONTENT_TYPE, STATUS, problem
+from stretto.codec import BODY_BYTES_MAX
 from stretto.domain import IdempotencyKey, UserId
 from stretto.errors import (
     AttemptFailed,
     BodyTooLarge,
-    InternalError,
     KeyMissing,
     RequestInvalid,
     Retry,
     StrettoError,
     Unauthenticated,
 )
+from stretto.nats.command_outcomes import dead_letter, reply_problem, reply_subject, reply_success
 from stretto.nats.command_streams import provide_command_streams
-from stretto.nats.connection import (
-    CANCEL_SECONDS,
-    NATS_ERRORS,
-    RETRY,
-    Link,
-    NatsConnection,
-    end_tasks,
-)
+from stretto.nats.connection import CANCEL_SECONDS, RETRY, Link, NatsConnection, end_tasks
+from stretto.nats.pull import Pull
 from stretto.observations import CommandHandled
 from stretto.runtime.actor import Actor, Pace, TryAgain
 from stretto.runtime.backoff import Backoff
@@ -55,19 +46,12 @@ if TYPE_CHECKING:
 
 KEY: Final = "Idempotency-Key"
 OWNER: Final = "Stretto-Owner"
-# JetStream acknowledges to the message's own reply subject, and does not store that subject.
-REPLY_TO: Final = "Stretto-Reply-To"
-STATUS_CODE: Final = "Stretto-Status"
-# Only these: an outcome is published with our permissions, not with the sender's.
-_REPLY_TOKENS: Final = r"(\.[A-Za-z0-9_-]+){1,8}"
 # How long one delivery waits for its outcome; well below `ack_seconds`.
 CREATE_SECONDS: Final = 5.0
 # Delays of redelivery; other commands are handled meanwhile.
 DELAY: Final = Backoff(0.5, 30.0)
 # A command usually takes some milliseconds; one that does not end in time is redelivered.
 STOP_SECONDS: Final = 2.0
-# For header names, line ends and the protocol's own line.
-_FRAME_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +111,10 @@ class CommandConsumer(Actor):
         return int(link.ended.done())
 
     async def _consume(self, link: Link) -> None:
-        """Run the workers until the link ends or one of them raises."""
+        """Run the workers until the link ends, or one of them raises and the others are idle."""
+        over = asyncio.Event()
         workers = [
-            asyncio.create_task(self._work(link), name=f"stretto command worker {number}")
+            asyncio.create_task(self._work(link, over), name=f"stretto command worker {number}")
             for number in range(self._settings.workers)
         ]
         working: set[asyncio.Future[None]] = set(workers)
@@ -139,26 +124,31 @@ class CommandConsumer(Actor):
                     (*working, link.ended, self._idle), return_when=asyncio.FIRST_COMPLETED
                 )
                 working -= done
+                if any(ended.cancelled() or ended.exception() for ended in done):
+                    over.set()
+                    await self._end_when_idle(link, workers)
                 for ended in done:
                     ended.result()
         finally:
             await end_tasks(workers)
 
-    async def _work(self, link: Link) -> None:
-        # One subscription per worker: an answer to one worker's request must not wake another.
-        subscription = await link.jetstream.pull_subscribe_bind(
-            self._deployment.command_consumer, stream=self._deployment.command_stream
-        )
-        try:
-            while not self.is_stopping:
-                # One at a time: larger fetches can stall (nats.py issues 933 and 986).
-                with contextlib.suppress(TimeoutError):
-                    (message,) = await subscription.fetch(1, timeout=self._settings.fetch_seconds)
+    async def _end_when_idle(self, link: Link, workers: list[asyncio.Task[None]]) -> None:
+        """End the workers that wait for a command, and wait for the commands under way."""
+        await end_tasks([worker for worker in workers if worker not in self._busy])
+        if self._busy:
+            # After `ack_seconds` another consumer gets these commands anyway.
+            finished = asyncio.wait(self._busy, timeout=self._settings.ack_seconds)
+            with contextlib.suppress(ConnectionResetError):
+                await link.unless_ended(finished)
+
+    async def _work(self, link: Link, over: asyncio.Event) -> None:
+        """Handle one command after another until the consumer stops or `over` is set."""
+        stream, consumer = self._deployment.command_stream, self._deployment.command_consumer
+        async with Pull(link, stream, consumer, self._settings.fetch_seconds) as pull:
+            while not (self.is_stopping or over.is_set()):
+                message = await pull.next()
+                if message is not None:
                     await self._to_its_end(self._handle(link, message))
-        finally:
-            # Commands on their way to us are redelivered to other consumers.
-            with contextlib.suppress(*NATS_ERRORS):
-                await subscription.unsubscribe()
 
     async def _to_its_end(self, work: Coroutine[object, object, None]) -> None:
         """Run work that a stop does not interrupt while `stop_seconds` last."""
@@ -173,23 +163,30 @@ class CommandConsumer(Actor):
                 self._idle.set_result(None)
 
     async def _handle(self, link: Link, message: Msg) -> None:
-        """Handle one delivery of a command."""
-        headers = message.headers or {}
+        """Handle one delivery of a command; only a lost connection raises."""
         try:
-            reply_to = self._reply_to(headers)
-            answer = await self._create(headers, message.data)
-        except StrettoError as error:
-            outcome = await self._refuse(link, message, error)
-        except Exception as error:  # noqa: BLE001 a bug of ours must not stop the workers
+            outcome = await self._settle(link, message)
+        except Exception as error:  # noqa: BLE001 one command must not stop the workers
+            # A bug of ours, or its dead letter was not stored.
             self._connection.report(error)
-            outcome = await self._refuse(link, message, InternalError())
-        else:
-            outcome = answer.status.value
-            await _reply(link, reply_to, *_success(answer))
-            await message.ack()
+            outcome = await _put_off(message)
         self._observe(CommandHandled(outcome))
 
+    async def _settle(self, link: Link, message: Msg) -> str:
+        headers = message.headers or {}
+        try:
+            reply_to = reply_subject(headers, self._deployment)
+            answer = await self._create(headers, message.data)
+        except StrettoError as error:
+            return await self._refuse(link, message, error)
+        await reply_success(link, reply_to, answer)
+        await message.ack()
+        return answer.status.value
+
     async def _create(self, headers: dict[str, str], body: bytes) -> Answer:
+        if Header.STATUS.value in headers:
+            # Other programs, and NATS clients, take such a message for JetStream's answer.
+            raise RequestInvalid([], f"the header {Header.STATUS.value} is JetStream's own")
         if KEY not in headers:
             raise KeyMissing
         key = IdempotencyKey.parse(headers[KEY])
@@ -204,62 +201,21 @@ class CommandConsumer(Actor):
     async def _refuse(self, link: Link, message: Msg, error: StrettoError) -> str:
         """Put off a command that may still succeed; reply to others, dead-letter invalid ones."""
         if error.retry is Retry.SAME_KEY:
-            tries = message.metadata.num_delivered
-            seconds = max(DELAY.seconds(tries - 1), error.retry_after_seconds or 0)
-            await message.nak(seconds)
-            return "put_off"
+            return await _put_off(message, error.retry_after_seconds or 0)
         with contextlib.suppress(RequestInvalid):
-            reply_to = self._reply_to(message.headers or {})
-            await _reply(link, reply_to, orjson.dumps(problem(error)), _problem_headers(error))
+            reply_to = reply_subject(message.headers or {}, self._deployment)
+            await reply_problem(link, reply_to, error)
         if isinstance(error, AttemptFailed):
             # Settled: every later request reads the failure from the attempt.
             await message.ack()
             return "failed"
-        await self._dead_letter(link, message, error)
+        await dead_letter(link, self._deployment, message, error)
         await message.term()
         return "buried"
 
-    def _reply_to(self, headers: dict[str, str]) -> str | None:
-        """Return the subject for the outcome; raises `RequestInvalid` if it is no reply subject."""
-        subject = headers.get(REPLY_TO)
-        own = self._deployment.reply_subjects
-        if subject is not None and not re.fullmatch(
-            rf"(_INBOX|{re.escape(own)}){_REPLY_TOKENS}", subject
-        ):
-            raise RequestInvalid([], f"{REPLY_TO} must begin with _INBOX. or {own}.")
-        return subject
 
-    async def _dead_letter(self, link: Link, message: Msg, error: StrettoError) -> None:
-        """Store the problem document together with the command."""
-        sequence = message.metadata.sequence.stream
-        command = {
-            "sequence": sequence,
-            "headers": message.headers or {},
-            "body": b64encode(message.data).decode(),
-        }
-        document = orjson.dumps({**problem(error), "command": command})
-        if len(document) + _FRAME_BYTES > link.client.max_payload:
-            document = orjson.dumps({**problem(error), "command": {"sequence": sequence}})
-        message_id = f"{self._deployment.command_stream}/{sequence}"
-        headers = {**_problem_headers(error), Header.MSG_ID.value: message_id}
-        await link.jetstream.publish(self._deployment.dead_subject, document, headers=headers)
-
-
-def _problem_headers(error: StrettoError) -> dict[str, str]:
-    return {"Content-Type": PROBLEM_CONTENT_TYPE, STATUS_CODE: str(STATUS[error.code])}
-
-
-def _success(answer: Answer) -> tuple[bytes, dict[str, str]]:
-    headers = {
-        "Content-Type": "application/json",
-        STATUS_CODE: "201",
-        "Idempotency-Status": answer.status.value,
-    }
-    if answer.status.is_replay:
-        headers["Idempotent-Replayed"] = "true"
-    return answer.document, headers
-
-
-async def _reply(link: Link, subject: str | None, body: bytes, headers: dict[str, str]) -> None:
-    if subject is not None:
-        await link.client.publish(subject, body, headers=headers)
+async def _put_off(message: Msg, seconds_min: float = 0.0) -> str:
+    """Let the command come again, after a pause that grows."""
+    tries = message.metadata.num_delivered
+    await message.nak(max(DELAY.seconds(tries - 1), seconds_min))
+    return "put_off"

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import nats.errors
-from nats.aio.client import Client
 
 from stretto.events.event import BusUnavailable
+from stretto.nats.client import Client
 from stretto.network import network_failure
 from stretto.observations import BusConnected, BusTrouble
 from stretto.runtime.actor import Actor, Pace, TryAgain
@@ -49,6 +49,10 @@ CANCEL_SECONDS: Final = 0.5
 
 # All errors of the network and of a server.
 NATS_ERRORS: Final = (nats.errors.Error, OSError, TimeoutError)
+# JetStream's error codes for a message, or headers, larger than the stream accepts.
+TOO_LARGE: Final = (10054, 10097)
+# For short headers, their names, line ends and the protocol's own line.
+_FRAME_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +69,13 @@ class Link:
         """Mark the connection as lost. Idempotent."""
         if not self.ended.done():
             self.ended.set_result(None)
+
+    def may_send(self, message_bytes: int) -> bool:
+        """Whether the server takes a message of this size; it cuts a connection that sends more.
+
+        The size is that of the body and of all long headers: the server's limit includes headers.
+        """
+        return message_bytes + _FRAME_BYTES <= self.client.max_payload
 
     async def unless_ended(self, work: Coroutine[object, object, Result]) -> Result:
         """Run work that waits for the server; raises `ConnectionResetError` when the link ends."""

@@ -20,7 +20,14 @@ from nats.js.errors import APIError
 from stretto.domain import UserId
 from stretto.events.event import CONTENT_TYPE, BusUnavailable, CommittedEvent
 from stretto.events.positions import Position
-from stretto.nats.connection import CANCEL_SECONDS, NATS_ERRORS, RETRY, Link, NatsConnection
+from stretto.nats.connection import (
+    CANCEL_SECONDS,
+    NATS_ERRORS,
+    RETRY,
+    TOO_LARGE,
+    Link,
+    NatsConnection,
+)
 from stretto.nats.deployment import ForeignStream, provide_stream, require_own_streams
 from stretto.nats.receiver import Receiver
 from stretto.network import network_failure
@@ -47,10 +54,6 @@ UNACKNOWLEDGED_MAX: Final = 256
 # Recipients of one message: JetStream accepts at most 64 KiB of headers, and a user id of quotation
 # marks only takes 259 bytes there.
 RECIPIENTS_MAX: Final = 200
-# For header names, line ends and the protocol's own line.
-_FRAME_BYTES: Final = 512
-# JetStream's error codes for a message, or headers, larger than the stream accepts.
-_TOO_LARGE: Final = (10054, 10097)
 # How long a start waits for NATS before sessions are accepted without it.
 START_SECONDS: Final = 2.0
 
@@ -147,16 +150,14 @@ class NatsBus(Actor):
         sending: list[Coroutine[object, object, PubAck]] = []
         for event in events:
             for subject, headers in _messages(self._deployment, event):
-                size = len(headers[RECIPIENTS]) + len(event.envelope) + _FRAME_BYTES
-                # The limit includes headers; the server cuts a connection that sends more.
-                if size > link.client.max_payload:
+                if not link.may_send(len(headers[RECIPIENTS]) + len(event.envelope)):
                     refused[event.event_id] = f"larger than {link.client.max_payload} bytes"
                     break
                 ids.append(event.event_id)
                 sending.append(link.jetstream.publish(subject, event.envelope, headers=headers))
         answers = await asyncio.gather(*sending, return_exceptions=True)
         for event_id, answer in zip(ids, answers, strict=True):
-            if isinstance(answer, APIError) and answer.err_code in _TOO_LARGE:
+            if isinstance(answer, APIError) and answer.err_code in TOO_LARGE:
                 refused[event_id] = str(answer)
             elif isinstance(answer, BaseException):
                 raise answer

@@ -12,10 +12,11 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final, Self
 
-from nats.errors import Error, NotJSMessageError
+from nats.errors import Error
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
 
 from stretto.events.event import TURN_EVENTS
+from stretto.nats.client import is_stored
 from stretto.nats.connection import NATS_ERRORS, Link
 
 if TYPE_CHECKING:
@@ -101,15 +102,12 @@ class Receiver:
 
     async def _on_message(self, message: Msg) -> None:
         self._heard = self._loop.time()
-        headers = message.headers or {}
-        if Header.STATUS.value in headers:
-            await self._control(message, headers)
+        if not is_stored(message):
+            headers = message.headers or {}
+            if Header.STATUS.value in headers:
+                await self._control(message, headers)
             return
-        try:
-            numbers = message.metadata.sequence
-        except NotJSMessageError:
-            # Not from the stream: another client publishes to our inbox.
-            return
+        numbers = message.metadata.sequence
         if self._end.done() or numbers.consumer != self._expected:
             self._give_up()
             return
