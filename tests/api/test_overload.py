@@ -1,4 +1,4 @@
-"""More than the writers get done: the rest is told so, at no price, and loses nothing."""
+"""More than the writers get done: the rest is told so, at little price, and loses nothing."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from stretto.http.front.connection import ClientConnection
 from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
+from stretto.runtime.mailbox import Mailbox
 from support.api_client import SECRET, TEAM, Api, connected_api, settled_create, token_of
 from support.database import first_row, sound, writes_held_up
 from support.raw_client import RawClients, creation, raw_clients
@@ -42,15 +43,17 @@ class FullService:
     api: Api
     raw: RawClients
     app: web.Application
+    token: str
+    """Of the one owner whose creations fill the mailbox; verified before."""
     waiting: list[asyncio.Task[int]]
     """The statuses of those who have found room."""
     release: Callable[[], Awaitable[None]]
     """Lets the writer go on."""
 
 
-async def waiting_create(api: Api, key: str) -> int:
+async def waiting_create(api: Api, key: str, user: str = "alice") -> int:
     """Create, and return the status."""
-    return (await api.create(key)).status
+    return (await api.create(key, user=user)).status
 
 
 @asynccontextmanager
@@ -65,6 +68,9 @@ async def full_service(database_url: str, connection: Connection) -> AsyncIterat
         raw_clients(f"http://127.0.0.1:{port}") as raw,
     ):
         assert (await api.create("known")).status == 201
+        token = token_of("alice")
+        headers = {"Authorization": f"Bearer {token}"}
+        assert (await api.get("/v1/groups", headers=headers)).status == 200
         # However long a test takes, those who were told to come again are not back yet.
         app[SERVICE].shedder._clock_seconds = lambda: 0.0
         stack = AsyncExitStack()
@@ -75,7 +81,7 @@ async def full_service(database_url: str, connection: Connection) -> AsyncIterat
             asyncio.create_task(waiting_create(api, f"w{number}")) for number in range(QUEUED_MAX)
         ]
         await until(lambda: app[SERVICE].creator.flights > QUEUED_MAX)
-        yield FullService(api, raw, app, waiting, stack.aclose)
+        yield FullService(api, raw, app, token, waiting, stack.aclose)
         await stack.aclose()
         assert [201] * (1 + QUEUED_MAX) == await asyncio.gather(*waiting)
         assert app[SERVICE].shedder._coming == 0
@@ -84,7 +90,7 @@ async def full_service(database_url: str, connection: Connection) -> AsyncIterat
 async def test_a_full_service_sheds_before_anything_is_done(
     database_url: str, connection: Connection
 ) -> None:
-    """No row, no flight, and not even a look at the token; all else is served, and nothing is lost."""
+    """No row, no flight; all else is served, and nothing is lost."""
     async with full_service(database_url, connection) as service:
         for number in range(50):
             reply = await service.api.create(f"s{number}")
@@ -92,7 +98,7 @@ async def test_a_full_service_sheds_before_anything_is_done(
             assert ("overloaded", "same-key") == (reply.json["code"], reply.json["retry"])
         client = await service.raw.connect()
         for _ in range(3):
-            client.send(creation("no token of ours", "s"))
+            client.send(creation(service.token, "s"))
             assert (await client.answer())[0] == 503
         assert 1 + QUEUED_MAX == service.app[SERVICE].creator.flights
         assert (await service.api.get("/livez")).status == 200
@@ -113,6 +119,43 @@ async def test_a_full_service_sheds_before_anything_is_done(
     assert await sound(connection)
 
 
+async def test_a_full_service_serves_an_owner_who_has_less_queued_than_another(
+    database_url: str, connection: Connection
+) -> None:
+    """Also one whose token it has not seen; the other's newest creation has to come again."""
+    async with full_service(database_url, connection) as service:
+        for key, is_token_known in (("b0", False), ("b1", True)):
+            assert is_token_known is _is_known(service, "bob")
+            small = asyncio.create_task(waiting_create(service.api, key, "bob"))
+            displaced, others = await asyncio.wait(
+                service.waiting, return_when=asyncio.FIRST_COMPLETED
+            )
+            assert [503] == [each.result() for each in displaced]
+            service.waiting[:] = [small, *others]
+        # Both have two now: the newcomer is rejected, whose ever it is.
+        assert 503 == await waiting_create(service.api, "b2", "bob")
+        assert 503 == await waiting_create(service.api, "s")
+        assert 1 + QUEUED_MAX == service.app[SERVICE].creator.flights
+        assert await connection.fetchval("SELECT count(*) FROM attempt") == 2
+
+
+def _is_known(service: FullService, user: str) -> bool:
+    """Whether a token of that user has been verified."""
+    remembered = service.app[SERVICE].authenticator._verified.values()
+    return any(verified.owner == user for _, verified in remembered)
+
+
+async def test_where_the_mailbox_is_not_fair_an_owner_pays_for_another(
+    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin."""
+    monkeypatch.setattr(Mailbox, "would_displace", lambda *_: False)
+    async with full_service(database_url, connection) as service:
+        assert 503 == await waiting_create(service.api, "b0", "bob")
+        client = await service.raw.connect(creation("no token of ours", "s"))
+        assert 503 == (await client.answer())[0]
+
+
 async def test_a_full_service_still_replays_what_it_remembers(
     database_url: str, connection: Connection
 ) -> None:
@@ -127,7 +170,7 @@ async def test_without_the_door_a_shed_request_costs_a_look_at_its_token(
     database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is shed where it would be queued, and claims nothing either."""
-    monkeypatch.setattr(LoadShedder, "has_room", lambda _: True)
+    monkeypatch.setattr(LoadShedder, "has_room", lambda *_: True)
     async with full_service(database_url, connection) as service:
         client = await service.raw.connect(creation("no token of ours", "s"))
         assert (await client.answer())[0] == 401
@@ -139,12 +182,12 @@ async def test_the_door_sheds_in_the_words_that_are_used_inside(
     database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Line by line, the version and its fields in their order, also in the last answer."""
-    create = creation(token_of("mallory"), "s")
     async with full_service(database_url, connection) as service:
+        create = creation(service.token, "s")
         for is_last in (False, True):
             heads = []
             for has_room in (False, True):
-                monkeypatch.setattr(LoadShedder, "has_room", lambda _, answer=has_room: answer)
+                monkeypatch.setattr(LoadShedder, "has_room", lambda *_, answer=has_room: answer)
                 if is_last:
                     service.app[SERVICE].draining.set()
                 client = await service.raw.connect(create)
@@ -166,8 +209,8 @@ async def test_requests_of_one_connection_are_answered_in_their_order(
 ) -> None:
     """Also where some are shed and others are not, and all come at once."""
     ping = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-    create = creation(token_of("mallory"), "s")
     async with full_service(database_url, connection) as service:
+        create = creation(service.token, "s")
         client = await service.raw.connect()
         for sent in ((create, ping, create), (create,), (ping, create), (ping,)):
             for data in sent:
@@ -235,8 +278,8 @@ async def test_whoever_hangs_up_gives_back_his_place(
 ) -> None:
     """Those that were let in, and those that wait to be told that they were not."""
     async with full_service(database_url, connection) as service:
-        for _ in range(20):
-            (await service.raw.connect(creation("no token of ours", "s"))).transport.abort()
+        for token in ("no token of ours", service.token) * 20:
+            (await service.raw.connect(creation(token, "s"))).transport.abort()
         assert (await service.api.create("s")).status == 503
         await service.release()
         await asyncio.gather(*service.waiting)
@@ -252,7 +295,7 @@ async def test_whoever_does_not_read_is_not_answered_for_ever(
     async with full_service(database_url, connection) as service:
         client = await service.raw.connect()
         client.transport.pause_reading()
-        flood = creation("no token of ours", "s") * 1000
+        flood = creation(service.token, "s") * 1000
         # The kernel keeps some megabytes; then nobody takes any more.
         while client.transport.get_write_buffer_size() < len(flood):
             client.send(flood)

@@ -141,7 +141,9 @@ def put_together(inputs: Inputs, hub: SessionHub, settings: ComponentSettings) -
         PostgresGroupStore(database),
         Readiness(database, write_stores).check,
     )
-    mailbox: Mailbox[Write, WriteResult] = Mailbox(settings.mailbox_max)
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(
+        settings.mailbox_max, lambda write: write.new_group.owner
+    )
     creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe)
     nats = _nats(settings, hub, creator, observe)
     relay = OutboxRelay(

@@ -115,7 +115,8 @@ class Writers(Protocol):
     def ask(self, message: Write) -> asyncio.Future[WriteResult]:
         """Queue the write; raises `Overloaded` at once where there is no room.
 
-        The future raises a `StoreError` when the attempt could not be settled.
+        The future raises a `StoreError` when the attempt could not be settled, and `Overloaded` when
+        nothing was done for it: the mailbox needed its place, or was closed.
         """
 
 

@@ -1,7 +1,7 @@
 """Everything that requests read from the database, each kind through a `BatchReader` of its own.
 
-Each request asks one question; this decides which questions share a statement. Nothing is cached: an
-answer is read after its question was asked.
+Each request asks one question; this decides which questions share a statement, and who take turns.
+Nothing is cached: an answer is read after its question was asked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ class AttemptReads:
 
     def __init__(self, store: BatchAttemptStore) -> None:
         self._store = store
-        self.looks = BatchReader("reader of attempts", store.look_all, batch_max=ROWS_READ_MAX)
+        # By the group's id: a look does not name its owner, and 128 of them take a few milliseconds.
+        self.looks = BatchReader(
+            "reader of attempts",
+            store.look_all,
+            share_of=lambda asked: asked[0],
+            batch_max=ROWS_READ_MAX,
+        )
 
     async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
         """Read the attempt and the group of that id in one query."""
@@ -48,17 +54,27 @@ class AttemptReads:
 
 
 class GroupReads:
-    """What members read."""
+    """What members read; users take turns."""
 
     def __init__(self, store: BatchGroupStore) -> None:
+        self._store = store
         self.single = BatchReader(
-            "reader of groups", store.group_of_member, batch_max=ROWS_READ_MAX
+            "reader of groups",
+            store.group_of_member,
+            share_of=lambda asked: asked[1],
+            batch_max=ROWS_READ_MAX,
         )
         self.lists = BatchReader(
-            "reader of lists", store.groups_of_member, batch_max=PAGES_READ_MAX
+            "reader of lists",
+            store.groups_of_member,
+            share_of=lambda asked: asked[0],
+            batch_max=PAGES_READ_MAX,
         )
         self.members = BatchReader(
-            "reader of members", store.members_of_group, batch_max=PAGES_READ_MAX
+            "reader of members",
+            self._members_of_group,
+            share_of=lambda asked: asked[0],
+            batch_max=PAGES_READ_MAX,
         )
 
     async def group_of_member(self, group_id: UUID, user: UserId) -> Group | None:
@@ -72,10 +88,19 @@ class GroupReads:
         return await self.lists.ask((user, after, limit))
 
     async def members_of_group(
-        self, group_id: UUID, after: str | None, limit: int
+        self, user: UserId, group_id: UUID, after: str | None, limit: int
     ) -> Sequence[Member]:
-        """Return up to `limit` members in the order of their ids, that follow the user `after`."""
-        return await self.members.ask((group_id, after, limit))
+        """Return up to `limit` members in the order of their ids, that follow the user `after`.
+
+        `user` is the one who asks, and must be known as a member.
+        """
+        return await self.members.ask((user, group_id, after, limit))
+
+    async def _members_of_group(
+        self, questions: Sequence[tuple[UserId, UUID, str | None, int]]
+    ) -> Sequence[Sequence[Member]]:
+        """Read pages of members; the statement need not know who asks."""
+        return await self._store.members_of_group([question[1:] for question in questions])
 
 
 class Reads:
@@ -90,7 +115,12 @@ class Reads:
         self.attempts = AttemptReads(attempts)
         self.groups = GroupReads(groups)
         self._ping_database = ping
-        self._pings = BatchReader("reader of health", self._answer_pings, batch_max=ROWS_READ_MAX)
+        self._pings = BatchReader(
+            "reader of health",
+            self._answer_pings,
+            share_of=lambda _: None,
+            batch_max=ROWS_READ_MAX,
+        )
 
     @property
     def readers(self) -> Sequence[BatchReader[Any, Any]]:

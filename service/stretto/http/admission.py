@@ -8,6 +8,11 @@ the writers have their turn in between, however many clients are rejected.
 Only a plain creation is rejected here. Any other request takes the way through the routes; a creation
 among them is then rejected by the mailbox, where it would be queued.
 
+The mailbox is fair between owners, so this is, too: where the mailbox is full, a creation is admitted
+if its owner has fewer queued there than another. Its owner is known if its token was verified before.
+A few of other owners are admitted as well, in each turn of the loop: a token is verified only then, so
+that an owner who comes during an overload would be rejected for as long as it lasts.
+
 Rejected clients retry. If many are rejected at once, their retries alone can keep the process overloaded
 after the cause is gone (a metastable failure). So `Retry-After` doubles while more creations are rejected
 than admitted.
@@ -32,10 +37,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stretto.creation.ports import Write, WriteResult
+    from stretto.domain import UserId
     from stretto.runtime.mailbox import Mailbox
 
 # They take the loop 5 ms, a quarter of what a batch of 128 creations takes.
 ANSWERS_PER_TURN: Final = 256
+# Creations of unknown owners that are on their way to a full mailbox. A token takes up to 0.1 ms to
+# verify; any client can send tokens that are not valid.
+UNKNOWN_OWNERS_MAX: Final = 16
 REJECTION_STATUS: Final = HTTPStatus.SERVICE_UNAVAILABLE
 PAUSE_SECONDS_MIN: Final = 1
 PAUSE_SECONDS_MAX: Final = 16
@@ -49,7 +58,7 @@ class RejectedClient(Protocol):
 
 
 class LoadShedder:
-    """Admits as many creations as find room in the writers' mailbox, and rejects the others."""
+    """Admits the creations that find a place in the writers' mailbox, and rejects the others."""
 
     def __init__(
         self,
@@ -67,6 +76,8 @@ class LoadShedder:
         """Creations that the parser has accepted and no handler works for yet. There can be hundreds:
         a loop reads all that has arrived before any handler runs. Each connection counts for one at
         most, and gives its place back when its handler begins or the connection closes."""
+        self._coming_of: dict[UserId | None, int] = {}
+        """The same of each owner; of all unknown owners together, by None."""
         self._clock_seconds = clock_seconds
         self._pause_seconds = PAUSE_SECONDS_MIN
         self._judge_at = float("-inf")
@@ -81,18 +92,34 @@ class LoadShedder:
         """The rejection, as it is sent at this time."""
         return self._answer % rfc822_formatted_time().encode()
 
-    def has_room(self) -> bool:
-        """Return whether one more creation finds room in the mailbox."""
-        return self._coming + len(self._mailbox) < self._mailbox.messages_max
+    def has_room(self, owner: UserId | None) -> bool:
+        """Return whether one more creation of this owner finds a place in the mailbox.
 
-    def admit(self) -> None:
+        The owner is None if it is not known.
+        """
+        mailbox = self._mailbox
+        if self._coming + len(mailbox) < mailbox.messages_max:
+            return True
+        coming = self._coming_of.get(owner, 0)
+        return (
+            # No more in one turn of the loop than an empty mailbox would take.
+            self._coming < mailbox.messages_max
+            and (owner is not None or coming < UNKNOWN_OWNERS_MAX)
+            and mailbox.would_displace(owner, coming)
+        )
+
+    def admit(self, owner: UserId | None) -> None:
         """Count a creation as coming, until `arrived` is called for it."""
         self._coming += 1
+        self._coming_of[owner] = self._coming_of.get(owner, 0) + 1
         self._admitted += 1
 
-    def arrived(self) -> None:
+    def arrived(self, owner: UserId | None) -> None:
         """Count a creation as coming no longer: its handler has begun, or its client has gone."""
         self._coming -= 1
+        self._coming_of[owner] -= 1
+        if not self._coming_of[owner]:
+            del self._coming_of[owner]
 
     def reject(self, client: RejectedClient) -> None:
         """Reject a client's creation; its answer is sent in its turn."""

@@ -5,7 +5,7 @@ few connections, a loop that lags by 80 ms does ten reads a second while the dat
 writes, in batches of a hundred, go through. So reads are batched, too: the questions that arrive
 during one statement are the next. No question waits for a connection with a time-out, which would
 measure our own lag. The number of waiting questions is bounded, and more are rejected at once (load
-shedding).
+shedding): first those of the share that has most of them, such as one user (`mailbox.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Mailbox, Message, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
 
     from stretto.runtime.mailbox import Envelope
 
@@ -36,11 +36,19 @@ class BatchReader(Actor, Generic[Message, Reply]):
 
     backoff = READ_BACKOFF
 
-    def __init__(self, name: str, read: Read[Message, Reply], *, batch_max: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        read: Read[Message, Reply],
+        *,
+        share_of: Callable[[Message], Hashable],
+        batch_max: int,
+    ) -> None:
+        """Take what names the share of a question: shares take turns."""
         super().__init__(name)
         self._read = read
         self._batch_max = batch_max
-        self._mailbox: Mailbox[Message, Reply] = Mailbox(WAITING_BATCHES_MAX * batch_max)
+        self._mailbox: Mailbox[Message, Reply] = Mailbox(WAITING_BATCHES_MAX * batch_max, share_of)
 
     async def ask(self, question: Message) -> Reply:
         """Return the answer; raises `Overloaded` if too many wait, else what the read raises."""

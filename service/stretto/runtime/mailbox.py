@@ -1,21 +1,28 @@
-"""A bounded mailbox of typed messages, each of which is answered exactly once.
+"""A bounded mailbox of typed messages, fair between those who share it, each answered exactly once.
 
-If it is full, the sender gets an error at once. The actor that takes messages out answers every
-one, with a result or an error. What is still queued when the mailbox closes is answered with an
-error.
+The actor that takes messages out answers every one, with a result or an error. What is still queued
+when the mailbox closes is answered with an error.
+
+Messages are taken in rounds: of each share, such as the owner of a write, one per round, its oldest.
+So a share waits for one message of every other share, however many those have queued. A round that
+has begun is closed to newcomers: each round ends, however many shares come.
+
+If the mailbox is full, what would be taken last gets an error at once. That is the newcomer, or the
+newest message of the share with the longest queue ("longest queue drop"). Among equals it is the
+newcomer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stretto.errors import Overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
@@ -46,30 +53,68 @@ def _weightless(_: object) -> int:
     return 0
 
 
+def _one_share(_: object) -> None:
+    """All messages have one share: they are taken in the order of their arrival."""
+
+
 class Mailbox(Generic[Message, Reply]):
     """Messages for any number of actors that share the work."""
 
-    def __init__(self, messages_max: int) -> None:
+    def __init__(
+        self, messages_max: int, share_of: Callable[[Message], Hashable] = _one_share
+    ) -> None:
+        """Take what names the share of a message: each share has one message in a round."""
         self.messages_max = messages_max
-        self._queue: deque[Envelope[Message, Reply]] = deque()
+        self._share_of = share_of
+        self._messages = 0
+        self._round = 0
+        """The number of the round that is being taken."""
+        self._taking: list[Envelope[Message, Reply]] = []
+        """What is left of that round, the oldest at the end."""
+        self._rounds: dict[int, list[Envelope[Message, Reply]]] = {}
+        """The later rounds by number, in order. None is empty: a share has a message in each of them
+        up to its last."""
+        self._last_rounds: dict[Hashable, int] = {}
+        """Of each share in the later rounds, the one with its newest message."""
         self._arrived = asyncio.Event()
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return self._messages
 
     def ask(self, message: Message) -> asyncio.Future[Reply]:
-        """Queue a message; raises `Overloaded` at once when the mailbox is full or closed."""
+        """Queue a message.
+
+        Raises `Overloaded` at once when the mailbox is closed, or full and no share has a longer
+        queue. The future raises `Overloaded` when a share with a shorter queue needs the place.
+        """
         if self._closed:
             raise Overloaded.while_stopping()
-        if len(self._queue) >= self.messages_max:
-            raise Overloaded(retry_after_seconds=1)
+        share = self._share_of(message)
+        if self._messages >= self.messages_max:
+            if not self.would_displace(share):
+                raise Overloaded(retry_after_seconds=1)
+            self._displace()
         envelope: Envelope[Message, Reply] = Envelope(
             message, asyncio.get_running_loop().create_future()
         )
-        self._queue.append(envelope)
+        number = self._last_rounds.get(share, self._round) + 1
+        self._last_rounds[share] = number
+        if number in self._rounds:
+            self._rounds[number].append(envelope)
+        else:
+            self._rounds[number] = [envelope]
+        self._messages += 1
         self._arrived.set()
         return envelope.answered
+
+    def would_displace(self, share: Hashable, ahead: int = 0) -> bool:
+        """Return whether another message would be taken after the next one of this share.
+
+        `ahead` counts messages of the share that are not queued yet and come before that one.
+        """
+        number = self._last_rounds.get(share, self._round) + 1 + ahead
+        return number < self._round + len(self._rounds)
 
     async def take(
         self,
@@ -83,22 +128,28 @@ class Mailbox(Generic[Message, Reply]):
         may be heavier than that.
         """
         # Another actor that shares the work may have taken the message since the wake-up.
-        while not self._queue:
+        while not self._messages:
             self._arrived.clear()
             await self._arrived.wait()
-        batch = [self._queue.popleft()]
-        weight = weigh(batch[0].message)
-        while self._queue and len(batch) < messages_max:
-            weight += weigh(self._queue[0].message)
-            if weight > weight_max:
+        batch: list[Envelope[Message, Reply]] = []
+        weight = 0
+        while self._messages and len(batch) < messages_max:
+            if not self._taking:
+                self._begin_round()
+            weight += weigh(self._taking[-1].message)
+            if batch and weight > weight_max:
                 break
-            batch.append(self._queue.popleft())
+            batch.append(self._taking.pop())
+            self._messages -= 1
         return batch
 
     def take_queued(self) -> list[Envelope[Message, Reply]]:
-        """Return all queued messages, without waiting."""
-        queued = list(self._queue)
-        self._queue.clear()
+        """Return all queued messages in order, without waiting."""
+        queued = [*reversed(self._taking), *chain.from_iterable(self._rounds.values())]
+        self._taking = []
+        self._rounds.clear()
+        self._last_rounds.clear()
+        self._messages = 0
         return queued
 
     def close(self) -> None:
@@ -106,3 +157,25 @@ class Mailbox(Generic[Message, Reply]):
         self._closed = True
         for envelope in self.take_queued():
             envelope.fail(Overloaded.while_stopping())
+
+    def _begin_round(self) -> None:
+        """Begin to take the next round; from now on newcomers join later ones."""
+        self._round += 1
+        self._taking = self._rounds.pop(self._round)
+        self._taking.reverse()
+        for envelope in self._taking:
+            share = self._share_of(envelope.message)
+            if self._last_rounds[share] == self._round:
+                del self._last_rounds[share]
+
+    def _displace(self) -> None:
+        """Fail the message that would be taken last: the newest one of a longest queue."""
+        number = self._round + len(self._rounds)
+        last = self._rounds[number]
+        envelope = last.pop()
+        if not last:
+            del self._rounds[number]
+        # A newcomer goes before the last round: so this share has a message in the round before.
+        self._last_rounds[self._share_of(envelope.message)] = number - 1
+        self._messages -= 1
+        envelope.fail(Overloaded(retry_after_seconds=1))

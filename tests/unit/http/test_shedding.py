@@ -6,9 +6,25 @@ import asyncio
 import re
 from typing import Any
 
-from stretto.http.admission import ANSWERS_PER_TURN, PAUSE_SECONDS_MAX, LoadShedder
+from stretto.domain import UserId
+from stretto.http.admission import (
+    ANSWERS_PER_TURN,
+    PAUSE_SECONDS_MAX,
+    UNKNOWN_OWNERS_MAX,
+    LoadShedder,
+)
 from stretto.runtime.mailbox import Mailbox
 from support.waiting import until
+
+ALICE, BOB = UserId("alice"), UserId("bob")
+
+
+def full_mailbox(messages_max: int) -> Mailbox[Any, Any]:
+    """Return a mailbox whose messages name their owner, full with those of alice."""
+    mailbox: Mailbox[Any, Any] = Mailbox(messages_max, lambda owner: owner)
+    for _ in range(messages_max):
+        mailbox.ask(ALICE)
+    return mailbox
 
 
 async def test_what_is_on_its_way_to_the_mailbox_takes_room_in_it() -> None:
@@ -16,15 +32,53 @@ async def test_what_is_on_its_way_to_the_mailbox_takes_room_in_it() -> None:
     mailbox: Mailbox[Any, Any] = Mailbox(3)
     shedder = LoadShedder(mailbox, lambda: None)
     for _ in range(3):
-        assert shedder.has_room()
-        shedder.admit()
-    assert not shedder.has_room()
+        assert shedder.has_room(ALICE)
+        shedder.admit(ALICE)
+    assert not shedder.has_room(ALICE)
     mailbox.ask("one")
-    shedder.arrived()
-    assert not shedder.has_room()
+    shedder.arrived(ALICE)
+    assert not shedder.has_room(ALICE)
     # One that has arrived, but did not end up in the mailbox.
-    shedder.arrived()
-    assert shedder.has_room()
+    shedder.arrived(ALICE)
+    assert shedder.has_room(ALICE)
+
+
+async def test_a_full_mailbox_admits_an_owner_who_has_less_in_it_than_another() -> None:
+    """As many as would take the places of the other; what is on its way counts for its owner."""
+    shedder = LoadShedder(full_mailbox(4), lambda: None)
+    admitted = 0
+    while shedder.has_room(BOB):
+        assert not shedder.has_room(ALICE)
+        shedder.admit(BOB)
+        admitted += 1
+    assert admitted == 3
+    shedder.arrived(BOB)
+    assert shedder.has_room(BOB)
+
+
+async def test_owners_who_are_not_known_are_admitted_a_few_at_a_time() -> None:
+    """Their tokens would not be verified otherwise; a flood of false ones must not be verified."""
+    shedder = LoadShedder(full_mailbox(UNKNOWN_OWNERS_MAX + 10), lambda: None)
+    for _ in range(UNKNOWN_OWNERS_MAX):
+        assert shedder.has_room(None)
+        shedder.admit(None)
+    assert not shedder.has_room(None)
+    assert shedder.has_room(BOB)
+    shedder.arrived(None)
+    assert shedder.has_room(None)
+
+
+async def test_no_more_are_on_their_way_than_an_empty_mailbox_takes() -> None:
+    """However many owners come in one turn of the loop."""
+    shedder = LoadShedder(full_mailbox(4), lambda: None)
+    owners = [UserId(f"owner{number}") for number in range(4)]
+    for owner in owners:
+        assert shedder.has_room(owner)
+        shedder.admit(owner)
+    assert not shedder.has_room(BOB)
+    for owner in owners:
+        shedder.arrived(owner)
+    assert (0, {}) == (shedder._coming, shedder._coming_of)
 
 
 async def test_the_pause_grows_while_more_are_shed_than_admitted() -> None:
@@ -40,9 +94,9 @@ async def test_the_pause_grows_while_more_are_shed_than_admitted() -> None:
     async def pause_after(seconds: float, admitted: int, rejected: int) -> int:
         now[0] += seconds
         for _ in range(admitted):
-            assert shedder.has_room()
-            shedder.admit()
-            shedder.arrived()
+            assert shedder.has_room(ALICE)
+            shedder.admit(ALICE)
+            shedder.arrived(ALICE)
         for _ in range(rejected):
             shedder.reject(Client())
         await until(lambda: len(told) >= rejected)

@@ -39,7 +39,9 @@ class World:
 
     def __init__(self) -> None:
         self.store = Store()
-        self.reader = BatchReader("reader of numbers", self.store.read, batch_max=BATCH_MAX)
+        self.reader = BatchReader(
+            "reader of numbers", self.store.read, share_of=lambda _: None, batch_max=BATCH_MAX
+        )
 
     async def ask(self, *questions: int) -> list[asyncio.Task[int]]:
         """Have tasks ask these; return them when all have asked."""

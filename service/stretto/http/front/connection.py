@@ -133,7 +133,7 @@ class ClientConnection(FastPathConnection):
         is_new = self._request_count > count
         if is_new:
             if request is not None and self._service is not None:
-                self._admit(self._service)
+                self._admit(self._service, request)
             self._body_bytes = 0
         if self._is_in_body:
             self._head_bytes = 0

@@ -20,6 +20,7 @@ from stretto.http.front.queueing import BoundedQueue
 from stretto.http.problems import COMMON_FIELDS
 
 if TYPE_CHECKING:
+    from stretto.domain import UserId
     from stretto.http.front.limits import LimitedServer
     from stretto.http.front.plain_requests import PlainRequest
     from stretto.http.service import Service
@@ -34,7 +35,7 @@ CLOSE_LINE: Final = b"\r\nConnection: close\r\n\r\n"
 class FastPathConnection(BoundedQueue):
     """aiohttp's side of a connection, with creations that are answered unparsed, or admitted."""
 
-    __slots__ = ("_is_admitted", "_is_rejected", "_server", "_service")
+    __slots__ = ("_admitted_owner", "_is_admitted", "_is_rejected", "_server", "_service")
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
         super().__init__(manager, write_seconds, **options)
@@ -42,6 +43,8 @@ class FastPathConnection(BoundedQueue):
         self._service = manager.service
         self._is_admitted = False
         """Whether an admitted creation waits for its handler."""
+        self._admitted_owner: UserId | None = None
+        """Its owner, if that was known."""
         self._is_rejected = False
         """Whether a creation was rejected and its answer has not been sent."""
 
@@ -78,28 +81,30 @@ class FastPathConnection(BoundedQueue):
             or self._paused
         ):
             return False
-        answer = replay(service, creation)
+        owner = recall_owner(service, creation)
+        answer = None if owner is None else replay(service, owner, creation)
         if answer is not None:
             self._send(answer)
             return True
-        if service.shedder.has_room():
+        if service.shedder.has_room(owner):
             return False
         service.shedder.reject(self)
         self._is_rejected = True
         return True
 
-    def _admit(self, service: Service) -> None:
+    def _admit(self, service: Service, creation: PlainRequest) -> None:
         """Count a creation that the parser has accepted until its handler begins."""
         message = self._messages[-1][0]
         if not isinstance(message, _ErrInfo) and self._request_count == self._answered + 1:
-            service.shedder.admit()
+            self._admitted_owner = recall_owner(service, creation)
+            service.shedder.admit(self._admitted_owner)
             self._is_admitted = True
 
     def _end_admission(self) -> None:
         """Count an admitted creation no longer: its handler begins, or never will."""
         if self._is_admitted and self._service is not None:
             self._is_admitted = False
-            self._service.shedder.arrived()
+            self._service.shedder.arrived(self._admitted_owner)
 
     def _send(self, answer: bytes) -> None:
         """Answer a request that aiohttp has not seen; the client may be idle from now on."""
@@ -113,22 +118,26 @@ class FastPathConnection(BoundedQueue):
             self.force_close()
 
 
-def replay(service: Service, request: PlainRequest) -> bytes | None:
-    """Return the answer to an exact repeat of a creation, as it is sent."""
-    fields = request.fields
-    key, authorization = fields.get(b"idempotency-key"), fields.get(b"authorization")
-    if (
-        key is None
-        or authorization is None
-        # A quoted key has to be parsed first.
-        or key.startswith(b'"')
-        or fields.get(b"content-type") != b"application/json"
-    ):
+def recall_owner(service: Service, request: PlainRequest) -> UserId | None:
+    """Return the owner of a creation, if its token is remembered and still valid."""
+    authorization = request.fields.get(b"authorization")
+    if authorization is None:
         return None
     verified = service.authenticator.recall(authorization.decode())
-    if verified is None:
+    return None if verified is None else verified.owner
+
+
+def replay(service: Service, owner: UserId, request: PlainRequest) -> bytes | None:
+    """Return the answer to an exact repeat of an owner's creation, as it is sent."""
+    key = request.fields.get(b"idempotency-key")
+    if (
+        key is None
+        # A quoted key has to be parsed first.
+        or key.startswith(b'"')
+        or request.fields.get(b"content-type") != b"application/json"
+    ):
         return None
-    answer = service.creator.replay(verified.owner, key.decode(), request.body)
+    answer = service.creator.replay(owner, key.decode(), request.body)
     if answer is None:
         return None
     service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)

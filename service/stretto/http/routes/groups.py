@@ -80,7 +80,7 @@ async def list_members(request: web.Request) -> web.Response:
         raise RequestInvalid([_CURSOR_INVALID])
     group = await _group_of(request, user)
     members = await request.app[SERVICE].reads.groups.members_of_group(
-        group.group_id, after, limit + 1
+        user, group.group_id, after, limit + 1
     )
     page = members[:limit]
     return json_response(
