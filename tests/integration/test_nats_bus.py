@@ -24,6 +24,7 @@ from stretto.observations import BusConnected, BusTrouble, EventsMissed
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
 from support.nats_process import OURS, NatsProcess, nats_client, publish_raw, stored
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -343,9 +344,7 @@ async def test_a_message_with_a_status_is_passed_over_as_any_that_is_no_event(
             assert [1] == made
             assert 1 == sum("is no event" in str(told) for told in one.told)
         else:
-            async with asyncio.timeout(DEADLINE_SECONDS):
-                while made.count(1) < 3:
-                    await asyncio.sleep(0.01)
+            await until(lambda: made.count(1) >= 3)
             assert [] == one.got
 
 
