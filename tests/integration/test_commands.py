@@ -6,6 +6,7 @@ import asyncio
 import base64
 import re
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,13 +144,16 @@ async def sender(server: NatsProcess) -> AsyncIterator[Sender]:
 
 @asynccontextmanager
 async def consuming(
-    server: NatsProcess, creator: GroupCreator, told: list[Observation] | None = None
+    server: NatsProcess,
+    creator: GroupCreator,
+    told: list[Observation] | None = None,
+    settings: CommandSettings = FAST,
 ) -> AsyncIterator[tuple[Runner, CommandConsumer]]:
     """Run a consumer with a connection of its own, as one process has it."""
     told = [] if told is None else told
     runner = Runner(told.append)
     connection = NatsConnection(server.url, told.append)
-    consumer = CommandConsumer(connection, OURS, creator, told.append, FAST)
+    consumer = CommandConsumer(connection, OURS, creator, told.append, settings)
     async with runner.running(connection), runner.running(consumer):
         yield runner, consumer
 
@@ -508,7 +512,9 @@ async def test_a_worker_that_fails_does_not_cost_what_the_others_hold(
         return await real(self)
 
     monkeypatch.setattr(Pull, "next", fail_once)
+    settings = replace(FAST, ack_seconds=60)
     if not is_guarded:
+        settings = FAST
 
         async def end_at_once(*_: object) -> None:
             pass
@@ -516,7 +522,7 @@ async def test_a_worker_that_fails_does_not_cost_what_the_others_hold(
         monkeypatch.setattr(CommandConsumer, "_end_when_idle", end_at_once)
     creator: Any = Slow(component.creator)
     told: list[Observation] = []
-    async with consuming(server, creator, told), sender(server) as bus:
+    async with consuming(server, creator, told, settings), sender(server) as bus:
         asked = asyncio.create_task(bus.ask())
         await failed.wait()
         if not is_guarded:
