@@ -5,7 +5,8 @@ OneByOne: after any other error each request is written alone and answered with 
 
 Failures that take time end this: no more is tried of an owner whose failures have taken too long, and
 after `APART_SECONDS_MAX` the rest is tried together once. What an owner's failures, or refusals, have
-cost others is charged to that owner (`breakers.py`).
+cost others is charged to that owner (`breakers.py`): also the time of the requests that go through alone,
+because without the failures one statement would have written them.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class _Failing:
     write: Write
     error: StoreError
     seconds: float = 0.0
+    """What the failures themselves have taken."""
+    count: int = 0
 
 
 class Halves:
@@ -158,12 +161,13 @@ class OneByOne:
                     unknown = OutcomeUnknown("the writer has met a bug")
                     self._fail(request, unknown, clock_seconds() - since)
                 is_late = clock_seconds() - started >= APART_SECONDS_MAX
+            seconds = clock_seconds() - started
             rest = self._innocent(left)
             try:
                 if rest:
                     results.append(await together(rest))
             finally:
-                self._charge(is_own=bool(results))
+                self._charge(seconds, is_own=bool(results))
         finally:
             # Each error refers to this frame by its traceback.
             failing.clear()
@@ -176,6 +180,7 @@ class OneByOne:
         failing = self._failing.setdefault(owner, _Failing(request.message, error))
         failing.write, failing.error = request.message, error
         failing.seconds += seconds
+        failing.count += 1
 
     def _innocent(self, left: list[WriteRequest]) -> list[WriteRequest]:
         """Answer the requests of owners who are failing with their error; return the others."""
@@ -188,14 +193,22 @@ class OneByOne:
                 request.fail(failing.error)
         return rest
 
-    def _charge(self, *, is_own: bool) -> None:
-        """Charge owners with what their failures have cost, where they had neighbours.
+    def _charge(self, seconds: float, *, is_own: bool) -> None:
+        """Charge owners with what taking the batch apart has cost, where they had neighbours.
+
+        Each pays the time of its own failures, and by their number a part of all other time: failures
+        that come at once have the whole batch taken apart as well.
 
         A lock on a row and a host's hook are the owner's own failures. So is any other error while
         others get through.
         """
         has_neighbours = len({request.message.new_group.owner for request in self._batch}) > 1
-        if has_neighbours or len(self._mailbox):
-            for each in self._failing.values():
-                if is_own or isinstance(each.error, HookError | _RowLocked):
-                    self._breakers.charge(each.write, each.seconds, each.error)
+        if not has_neighbours and not len(self._mailbox):
+            return
+        failing = self._failing.values()
+        shared_seconds = seconds - sum(each.seconds for each in failing)
+        count = sum(each.count for each in failing)
+        for each in failing:
+            if is_own or isinstance(each.error, HookError | _RowLocked):
+                cost = each.seconds + shared_seconds * each.count / count
+                self._breakers.charge(each.write, cost, each.error)

@@ -6,6 +6,9 @@ An owner who has cost too much is paused: its requests are answered with the err
 before anything is claimed. After the pause one of them is a probe: tried alone, after the others. If the
 probe goes through, the owner shares batches again; if not, the next pause is longer.
 
+After a lock or another passing conflict the pause stays short: the owner may be the one that waits for a
+lock, and not the one that holds it.
+
 Shared by the writers of a process. The writer decides which failures are an owner's own.
 """
 
@@ -17,6 +20,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from stretto.errors import Transient
 from stretto.observations import Observer, OwnerPaused, OwnerResumed
 from stretto.runtime.backoff import Backoff
 
@@ -34,6 +38,9 @@ OWNER_SECONDS_MAX: Final = 0.2
 PAUSE_RATIO: Final = 10.0
 # Between probes that fail. A client that was asked to wait half a minute still has its user.
 PAUSE: Final = Backoff(1.0, 30.0)
+# The longest pause after a passing conflict: what one hasty lock time-out costs, at `PAUSE_RATIO`. The
+# owner may be the victim of a lock that another owner holds.
+CONFLICT_PAUSE_SECONDS_MAX: Final = 2.5
 # After a probe that failed, no owner is probed for so many times as long as it took: however many owners
 # are paused, most of the time is left for the others.
 PROBE_RATIO: Final = 4.0
@@ -50,7 +57,7 @@ class _Breaker:
     error: StoreError
     until: float
     failures: int = 0
-    """Probes that have failed since it opened."""
+    """Probes that have failed in a row since it opened, without conflicts."""
 
 
 class OwnerBreakers:
@@ -135,8 +142,11 @@ class OwnerBreakers:
     def _pause(self, write: Write, cost: float, error: StoreError) -> None:
         owner = write.new_group.owner
         breaker = self._open.pop(owner, None)
-        failures = 0 if breaker is None else breaker.failures + 1
+        is_conflict = isinstance(error, Transient)
+        failures = 0 if breaker is None or is_conflict else breaker.failures + 1
         pause = max(PAUSE.seconds(failures), PAUSE_RATIO * cost)
+        if is_conflict:
+            pause = min(pause, CONFLICT_PAUSE_SECONDS_MAX)
         self._open[owner] = _Breaker(_copy(error), self.clock_seconds() + pause, failures)
         if breaker is None:
             self._observe(OwnerPaused(error, write.group_id, pause))

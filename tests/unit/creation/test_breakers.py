@@ -9,6 +9,7 @@ import pytest
 
 from stretto.creation.apart import APART_SECONDS_MAX
 from stretto.creation.breakers import (
+    CONFLICT_PAUSE_SECONDS_MAX,
     OWNER_SECONDS_MAX,
     OWNERS_MAX,
     PAUSE,
@@ -20,7 +21,16 @@ from stretto.creation.breakers import (
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
 from stretto.creation.writer import GroupWriter
 from stretto.domain import NewGroup, UserId
-from stretto.errors import Failure, HookError, Locked, Refused, StoreError, Transient, Unreachable
+from stretto.errors import (
+    Failure,
+    HookError,
+    HookInterrupted,
+    Locked,
+    Refused,
+    StoreError,
+    Transient,
+    Unreachable,
+)
 from stretto.observations import Observation, OwnerPaused, OwnerResumed
 from stretto.runtime.mailbox import Mailbox
 from support.clock import Clock
@@ -45,6 +55,8 @@ class CostlyStore:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.lead_seconds = 0.0
+        """What a lead takes that goes through."""
         self.failing: dict[UserId, tuple[StoreError, float]] = {}
         self.fenced: set[int] = set()
         self.calls: list[tuple[str, list[int]]] = []
@@ -61,6 +73,7 @@ class CostlyStore:
                 error, seconds = self.failing[each.new_group.owner]
                 self._clock.now += seconds
                 raise error
+        self._clock.now += self.lead_seconds
         return {each.claim_token for each in writes if each.group_id.int not in self.fenced}
 
     async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
@@ -151,11 +164,37 @@ async def test_a_paused_owner_is_answered_before_anything_is_claimed(error: Stor
     assert [("claim", [4]), ("lead", [4])] == world.store.calls
     for answer in (answers[0], answers[2]):
         assert isinstance(answer, type(error))
-        assert PAUSE_RATIO * HANG_SECONDS <= (answer.retry_after_seconds or 0)
+        pause = PAUSE_RATIO * HANG_SECONDS
+        if isinstance(error, Transient):
+            pause = CONFLICT_PAUSE_SECONDS_MAX
+        assert pause <= (answer.retry_after_seconds or 0) < pause + 1
+
+
+@pytest.mark.parametrize(("neighbours", "is_paused"), [(20, True), (2, False)])
+async def test_failures_that_come_at_once_pay_for_taking_the_batch_apart(
+    neighbours: int, is_paused: bool
+) -> None:
+    """One statement would have written the neighbours; where they are few, that costs little."""
+    world = World()
+    world.store.failing[HOT] = HookError("bug"), 0.0
+    world.store.lead_seconds = OWNER_SECONDS_MAX / 10
+    await world.answers(write(HOT, 1), *(write(COLD, 2 + number) for number in range(neighbours)))
+    assert is_paused == (HOT in world.breakers)
+    assert COLD not in world.breakers
+
+
+async def test_each_pays_for_its_own_failures_and_by_their_number_for_the_rest() -> None:
+    """A neighbour's single failure is not charged with what a tenant's many cost, or one's hang."""
+    world = World()
+    world.store.failing = {HOT: (HookError("bug"), 0.0), COLD: (HookError("slow"), 0.01)}
+    world.store.lead_seconds = 0.04
+    await world.answers(*(write(HOT, n) for n in (1, 2, 3)), write(COLD, 4), write(OTHER, 5))
+    costs = {owner: cost for owner, (cost, _) in world.breakers._costs.items()}
+    assert {HOT: pytest.approx(0.03), COLD: pytest.approx(0.02)} == costs
 
 
 async def test_what_the_server_says_at_once_pauses_nobody() -> None:
-    """One key's poison is cheap: its owner's other keys are created, batch for batch."""
+    """One key's poison is cheap beside a few: its owner's other keys are created, batch for batch."""
     world = World()
     world.store.failing[HOT] = HookError("bug"), 0.001
     for number in range(0, 30, 3):
@@ -214,24 +253,50 @@ async def test_the_rest_of_a_batch_that_took_too_long_is_led_together() -> None:
     world = World()
     error = HookError("hang")
     world.store.failing[HOT] = error, APART_SECONDS_MAX
+    world.store.lead_seconds = 1.0
     answers = await world.answers(*(write(HOT, n) for n in (1, 2)), write(COLD, 3), write(OTHER, 4))
     assert [error, error, Led(), Led()] == answers
     assert [[1, 2, 3, 4], [1], [3, 4]] == world.leads()
+    paused = [event.seconds for event in world.events if isinstance(event, OwnerPaused)]
+    assert [pytest.approx(PAUSE_RATIO * APART_SECONDS_MAX)] == paused
 
 
 async def test_after_the_pause_one_request_is_a_probe_after_the_others() -> None:
     """Alone, in haste and once; what fails is paused for longer, and its others are not tried."""
-    world = await paused_world(Locked("row"), 0.25)
+    world = await paused_world(HookError("slow"), 0.25)
     for failures in range(1, 8):
         longest = max(PAUSE.longest(failures), PAUSE_RATIO * 1)
         world.clock.now += longest
         answers = await world.answers(write(HOT, 10), write(COLD, 11), write(HOT, 12))
         assert [[11], [10]] == world.leads()
-        assert isinstance(answers[0], Locked)
-        assert isinstance(answers[2], Locked)
+        assert isinstance(answers[0], HookError)
+        assert isinstance(answers[2], HookError)
         least = max(PAUSE.longest(failures) / 2, PAUSE_RATIO * 0.25)
         assert least <= (answers[2].retry_after_seconds or 0) <= longest + 1
     assert [OwnerPaused] == world.pauses()
+
+
+@pytest.mark.parametrize("error", [Locked("row"), HookInterrupted("lock"), Transient("40001")])
+@pytest.mark.parametrize("seconds", [0.001, 0.25, 2.0])
+async def test_the_pause_after_a_passing_conflict_stays_short(
+    seconds: float, error: StoreError
+) -> None:
+    """The owner may wait for a lock that another holds: nobody can tell; probes keep their ratio."""
+    breakers = OwnerBreakers(lambda _: None, clock := Clock())
+    breakers.charge(write(HOT, 1), OWNER_SECONDS_MAX, error)
+    longest = min(max(PAUSE.seconds_first, PAUSE_RATIO * seconds), CONFLICT_PAUSE_SECONDS_MAX)
+    for _ in range(8):
+        clock.now += CONFLICT_PAUSE_SECONDS_MAX + PROBE_RATIO * seconds
+        assert breakers.begin_probe(HOT)
+        breakers.keep(write(HOT, 1), seconds, error)
+        breakers.end_probe()
+        assert breakers._open[HOT].until <= clock.now + longest
+        clock.now += PROBE_RATIO * seconds * 0.99
+        assert not breakers.may_probe(HOT)
+    # An error that the owner alone can have caused: from now on its pauses grow.
+    for failures in range(1, 5):
+        breakers.keep(write(HOT, 1), seconds, HookError("hang"))
+        assert breakers._open[HOT].until >= clock.now + PAUSE.longest(failures) / 2
 
 
 async def test_a_probe_that_goes_through_ends_the_pause() -> None:
