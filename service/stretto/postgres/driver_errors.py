@@ -78,7 +78,7 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
     cause = in_words(error)
     if not connection_lives or not isinstance(error, asyncpg.PostgresError):
         return OutcomeUnknown(cause)
-    state = error.sqlstate or ""
+    state = sqlstate_of(error)
     is_answer = error.severity_en == _ANSWERED
     if state.startswith(_UNKNOWN_CLASSES) or error.severity_en in _UNKNOWN_SEVERITIES:
         return InDoubt(cause) if is_answer else OutcomeUnknown(cause)
@@ -99,6 +99,12 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
     return Misconfigured(cause)
 
 
+def sqlstate_of(error: asyncpg.PostgresError) -> str:
+    """Return the SQLSTATE; "" where there is none, as in an error that a host's hook has made."""
+    state: object = error.sqlstate
+    return state if isinstance(state, str) else ""
+
+
 def _is_refusal(error: asyncpg.PostgresError, state: str) -> bool:
     """Whether the server has rejected the row itself, by a rule that was made for rows.
 
@@ -113,7 +119,7 @@ def _is_refusal(error: asyncpg.PostgresError, state: str) -> bool:
 def is_lasting(error: BaseException | None) -> bool:
     """Whether connecting again cannot succeed until the URL or the server is changed."""
     if isinstance(error, asyncpg.PostgresError):
-        return (error.sqlstate or "").startswith(_LASTING_CLASSES)
+        return sqlstate_of(error).startswith(_LASTING_CLASSES)
     if isinstance(error, ssl.SSLError):
         return not isinstance(error, _BROKEN_HANDSHAKES)
     # Also what the driver itself rejects, such as an unknown sslmode.
@@ -125,8 +131,8 @@ def in_words(error: BaseException) -> str:
 
     What the server says about the rows themselves is left out: it may quote them.
     """
-    if isinstance(error, asyncpg.PostgresError) and error.sqlstate:
-        return f"{_server_words(error, error.sqlstate)} (SQLSTATE {error.sqlstate})"
+    if isinstance(error, asyncpg.PostgresError) and (state := sqlstate_of(error)):
+        return f"{_server_words(error, state)} (SQLSTATE {state})"
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, ssl.SSLError):

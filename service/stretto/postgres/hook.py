@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import asyncpg
 
 from stretto.domain import CreatedGroup, NewGroup
-from stretto.errors import HookError, HookInterrupted, Misconfigured, Refused, StoreError, Transient
+from stretto.errors import HookError, Misconfigured, Refused, Transient
 from stretto.postgres.connections import WRITE_SECONDS
 from stretto.postgres.driver_connection import end_resources, is_lost, terminate
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
 from stretto.postgres.hook_errors import (
     cause_of,
-    drop_all_frames,
     last_raised,
     too_late,
-    veto_of,
+    verdict_of,
     without_row_data,
 )
 from stretto.postgres.hook_handle import HookHandle
@@ -136,7 +135,7 @@ class HookedLead:
                 raise
             if isinstance(error, HookError):
                 raise
-            raise _verdict(error) from without_row_data(self._last_raised(error))
+            raise verdict_of(error) from without_row_data(self._last_raised(error))
         if after.transaction_id != before.transaction_id:
             await self._require_committed(led)
         else:
@@ -279,15 +278,3 @@ async def _session(connection: Connection) -> _Session:
     assert row is not None
     transaction_id, durability, *state = row
     return _Session(transaction_id, durability, tuple(state))
-
-
-def _verdict(error: Exception) -> StoreError:
-    """Return what a hook's failure means for the group: only a veto says anything about it."""
-    veto = veto_of(error)
-    if veto is not None:
-        drop_all_frames(error)
-        return Refused(veto)
-    is_passing = isinstance(error, asyncpg.PostgresError) and isinstance(
-        store_error(error, connection_lives=True), Transient
-    )
-    return (HookInterrupted if is_passing else HookError)(cause_of(error))

@@ -1,4 +1,9 @@
-"""What is reported of an error of a host's hook: enough to correct the hook, and no user's row."""
+"""What is reported of an error of a host's hook: enough to correct the hook, and no user's row.
+
+The error is the host's own object. It may refuse attributes, as a frozen dataclass does, or have
+others in their place. So what Python keeps of it is written by the descriptors of `BaseException`,
+and an error that cannot be read is reported by its type alone.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.errors import Failure, GroupRejected
+from stretto.errors import (
+    Failure,
+    GroupRejected,
+    HookError,
+    HookInterrupted,
+    Refused,
+    StoreError,
+    Transient,
+)
+from stretto.postgres.driver_errors import sqlstate_of, store_error
 from stretto.postgres.hook_handle import HandleMisused
 
 if TYPE_CHECKING:
@@ -18,6 +32,9 @@ if TYPE_CHECKING:
 # quote names of tables and constraints.
 _DATA_CLASS: Final = "22"
 _QUOTED: Final = re.compile(r'"[^"]*"')
+
+_ARGS: Final = BaseException.__dict__["args"]
+_TRACEBACK: Final = BaseException.__dict__["__traceback__"]
 
 # A busy loop does not make a timer as late as this: nothing could run at all.
 BLOCKED_SECONDS_MIN: Final = 1.0
@@ -30,7 +47,7 @@ def cause_of(error: BaseException) -> str:
     """
     cause = f"on_create raised {type(error).__name__}"
     if isinstance(error, asyncpg.PostgresError):
-        cause += f" ({error.sqlstate}): {_message(error)}"
+        cause += f" ({sqlstate_of(error)}): {_message(error)}"
     elif isinstance(error, HandleMisused):
         cause += f": {error}"
     return cause
@@ -46,7 +63,26 @@ def too_late(seconds: float, seconds_max: float) -> str:
     )
 
 
-def veto_of(error: BaseException) -> Failure | None:
+def verdict_of(error: Exception) -> StoreError:
+    """Return what a hook's failure means for the group: only a veto says anything about it."""
+    try:
+        return _read_verdict(error)
+    except Exception:  # noqa: BLE001 whatever the host's error raises where it is read
+        return HookError(f"on_create raised {type(error).__name__}")
+
+
+def _read_verdict(error: Exception) -> StoreError:
+    veto = _veto_of(error)
+    if veto is not None:
+        _drop_all_frames(error)
+        return Refused(veto)
+    is_passing = isinstance(error, asyncpg.PostgresError) and isinstance(
+        store_error(error, connection_lives=True), Transient
+    )
+    return (HookInterrupted if is_passing else HookError)(cause_of(error))
+
+
+def _veto_of(error: BaseException) -> Failure | None:
     """Return the veto that an error is, or the first of a group of nothing but vetoes.
 
     A `TaskGroup` wraps what its tasks raise. Beside any other error there is no veto: that error
@@ -57,9 +93,11 @@ def veto_of(error: BaseException) -> Failure | None:
 
 
 def _own_veto(error: BaseException) -> Failure | None:
-    # A subclass whose constructor does not call ours has none.
+    # A subclass whose constructor does not call ours has none, or one with any text.
     failure = getattr(error, "failure", None) if isinstance(error, GroupRejected) else None
-    return failure if isinstance(failure, Failure) else None
+    if not isinstance(failure, Failure):
+        return None
+    return GroupRejected(failure.code, failure.detail).failure
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -80,10 +118,10 @@ def last_raised(error: BaseException, entry: CodeType) -> BaseException:
     of each earlier raise, and with them what our frames refer to: connections, and other owners'
     groups.
     """
-    trace = error.__traceback__
+    trace = _TRACEBACK.__get__(error)
     while trace is not None and trace.tb_frame.f_code is not entry:
         trace = trace.tb_next
-    error.__traceback__ = trace
+    _TRACEBACK.__set__(error, trace)
     while trace is not None:
         if trace.tb_next is not None and trace.tb_next.tb_frame.f_code is entry:
             trace.tb_next = None
@@ -91,27 +129,33 @@ def last_raised(error: BaseException, entry: CodeType) -> BaseException:
     return error
 
 
-def drop_all_frames(error: BaseException) -> None:
+def _drop_all_frames(error: BaseException) -> None:
     """Drop the tracebacks of a veto and of all errors in its group: a veto is no bug."""
     for link in _chain(error):
-        link.__traceback__ = None
+        _TRACEBACK.__set__(link, None)
 
 
-def without_row_data(error: BaseException) -> BaseException:
+def without_row_data(error: BaseException) -> BaseException | None:
     """Return the error; server errors in its chain keep their message and lose their details.
 
-    A traceback shows the text of each, and PostgreSQL's `DETAIL` quotes whole rows.
+    A traceback shows the text of each, and PostgreSQL's `DETAIL` quotes whole rows. Returns None for
+    an error whose chain cannot be read, or whose details cannot be removed: no log could show it.
     """
-    for link in _chain(error):
-        if isinstance(link, asyncpg.PostgresError):
-            link.args = (_message(link),)
-            link.detail = link.hint = None
+    try:
+        for link in _chain(error):
+            assert link.__traceback__ is _TRACEBACK.__get__(link)
+            if isinstance(link, asyncpg.PostgresError):
+                _ARGS.__set__(link, (_message(link),))
+                object.__setattr__(link, "detail", None)
+                object.__setattr__(link, "hint", None)
+    except Exception:  # noqa: BLE001 whatever the host's code raises
+        return None
     return error
 
 
 def _message(error: asyncpg.PostgresError) -> str:
     text = str(error.args[0]) if error.args else ""
-    return _QUOTED.sub('"…"', text) if (error.sqlstate or "").startswith(_DATA_CLASS) else text
+    return _QUOTED.sub('"…"', text) if sqlstate_of(error).startswith(_DATA_CLASS) else text
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -17,7 +17,7 @@ from stretto.errors import (
     StoreError,
     Transient,
 )
-from stretto.postgres.driver_errors import is_lasting, store_error
+from stretto.postgres.driver_errors import in_words, is_lasting, store_error
 
 
 def server_error(state: str) -> asyncpg.PostgresError:
@@ -163,3 +163,13 @@ def test_an_error_without_a_text_is_named_by_its_state(error: asyncpg.PostgresEr
     """A host's hook may raise the driver's errors itself, without any argument."""
     meaning = store_error(error, connection_lives=True)
     assert f"an error without a text (SQLSTATE {error.sqlstate})" == str(meaning)
+
+
+def test_an_error_whose_state_is_no_text_has_none() -> None:
+    """A host's hook may have made it; a lost connection still leaves the outcome unknown."""
+    error = asyncpg.PostgresError("odd")
+    error.sqlstate = 12345
+    assert "odd" == in_words(error)
+    assert not is_lasting(error)
+    assert isinstance(store_error(error, connection_lives=False), OutcomeUnknown)
+    assert not isinstance(store_error(error, connection_lives=True), Transient)

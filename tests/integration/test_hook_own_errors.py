@@ -1,0 +1,115 @@
+"""A hook's error is an object of the host's own: it may refuse to be changed, or to be read."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import asyncpg
+import pytest
+
+from stretto.errors import Failure, GroupRejected, HookError, Refused
+from support.both_stores import write
+from support.hooked_stores import led_by
+
+if TYPE_CHECKING:
+    from support.hooked_stores import Stores
+
+
+@dataclass(frozen=True)
+class _Frozen(Exception):
+    """As many a host writes its errors."""
+
+    rule: str
+
+
+@dataclass(frozen=True)
+class _FrozenVeto(GroupRejected):
+    """Does not call our constructor: its texts are not ours either."""
+
+    count: int
+    failure = Failure("quota_exceeded" * 10, "Ten groups\0 are enough.")
+
+
+class _OddFailure(GroupRejected):
+    def __init__(self) -> None:
+        self.failure = Failure("quota", None)  # type: ignore[arg-type]
+
+
+class _OddGroup(ExceptionGroup[Exception]):
+    @property
+    def exceptions(self) -> NoReturn:
+        raise RuntimeError
+
+
+class _OddTraceback(Exception):
+    @property
+    def __traceback__(self) -> NoReturn:  # type: ignore[override]
+        raise RuntimeError
+
+
+class _OddMessage:
+    def __str__(self) -> NoReturn:
+        raise RuntimeError
+
+
+class _FixedDetail(asyncpg.PostgresError):
+    """Its detail cannot be removed."""
+
+    @property
+    def detail(self) -> str:
+        return "alice's row"
+
+
+def _odd_state() -> Exception:
+    error: Any = asyncpg.PostgresError("odd")
+    error.sqlstate = 12345
+    return error  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("is_shown", "error"),
+    [
+        (True, _Frozen("no")),
+        (True, _OddFailure()),
+        (False, _OddGroup("odd", [ValueError()])),
+        (False, _OddTraceback()),
+        (True, _odd_state()),
+        (False, asyncpg.PostgresError(_OddMessage())),
+        (False, _FixedDetail("fixed")),
+    ],
+    ids=["frozen", "failure", "group", "traceback", "sqlstate", "message", "detail"],
+)
+async def test_an_error_of_any_kind_is_a_failed_hook(
+    is_shown: bool, error: Exception, stores: Stores
+) -> None:
+    """It says its type, burns nothing, and shows a traceback where that can be read."""
+    errors = [error]
+
+    async def hook(*_: object) -> None:
+        if errors:
+            raise errors.pop()
+
+    store, ours = stores(hook), write("k")
+    await store.claim([ours])
+    with pytest.raises(HookError, match=f"on_create raised {type(error).__name__}") as failed:
+        await store.lead([ours])
+    assert (error if is_shown else None) is failed.value.__cause__
+    shown = "".join(traceback.format_exception(failed.value))
+    assert is_shown == ("in hook" in shown)
+    assert "alice" not in shown
+    assert {ours.claim_token} == await store.lead([ours])
+
+
+async def test_a_frozen_veto_is_a_veto(stores: Stores) -> None:
+    """With texts that can be stored."""
+
+    async def hook(*_: object) -> None:
+        raise _FrozenVeto(3)
+
+    with pytest.raises(Refused) as refused:
+        await led_by(stores(hook))
+    assert "quota_exceeded" * 4 == refused.value.failure.code[:56]
+    assert 64 == len(refused.value.failure.code)
+    assert "Ten groups? are enough." == refused.value.failure.detail
