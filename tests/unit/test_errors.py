@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import suppress
+from dataclasses import dataclass
 
-from stretto.errors import NotFound
+from stretto.errors import HookFailed, NotFound
 from stretto.http.problems import drop_frames
 
 
@@ -57,3 +59,25 @@ def test_an_error_that_its_frame_knows_is_freed_at_once() -> None:
         assert fail(drops=False)() is not None
     finally:
         gc.enable()
+
+
+@dataclass(frozen=True)
+class _Frozen(Exception):
+    rule: str
+
+    def __bool__(self) -> bool:
+        raise RuntimeError
+
+
+def test_a_hosts_error_of_any_kind_loses_its_frames() -> None:
+    """It may refuse attributes, and what is chained by hand may be a circle."""
+    frozen, last = _Frozen("no"), ValueError()
+    BaseException.__context__.__set__(frozen, last)  # type: ignore[attr-defined]
+    last.__context__ = frozen
+    failed = HookFailed()
+    failed.__cause__ = frozen
+    for error in (frozen, last):
+        with suppress(Exception):
+            raise error
+    drop_frames(failed)
+    assert [None, None] == [frozen.__traceback__, last.__traceback__]

@@ -22,6 +22,11 @@ from stretto.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Read and written past the error's own class, which may be a host's and refuse its attributes.
+_CAUSE: Final = BaseException.__dict__["__cause__"]
+_CONTEXT: Final = BaseException.__dict__["__context__"]
+_TRACEBACK: Final = BaseException.__dict__["__traceback__"]
+
 # For the statuses that aiohttp itself raises before a handler runs.
 _OWN_ERRORS: Final[Mapping[int, type[StrettoError]]] = {
     404: NotFound,
@@ -77,6 +82,10 @@ def drop_frames(error: BaseException | None) -> None:
     An error refers to every frame that it has passed, and variables in some of these refer back to
     the error: a cycle of about a hundred objects, which only the garbage collector would free.
     """
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
+    seen: set[int] = set()
+    # What a host has chained by hand may be a circle.
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        _TRACEBACK.__set__(error, None)
+        cause = _CAUSE.__get__(error)
+        error = _CONTEXT.__get__(error) if cause is None else cause

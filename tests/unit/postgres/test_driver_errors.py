@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from typing import Any
 
 import asyncpg
 import pytest
@@ -167,7 +168,7 @@ def test_an_error_without_a_text_is_named_by_its_state(error: asyncpg.PostgresEr
 
 def test_an_error_whose_state_is_no_text_has_none() -> None:
     """A host's hook may have made it; a lost connection still leaves the outcome unknown."""
-    error = asyncpg.PostgresError("odd")
+    error: Any = asyncpg.PostgresError("odd")
     error.sqlstate = 12345
     assert "odd" == in_words(error)
     assert not is_lasting(error)
