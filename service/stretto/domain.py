@@ -54,6 +54,14 @@ _NAME = re.compile(_NOT_BLANK + r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}")
 _DESCRIPTION = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]{0,1024}")
 
 
+def _plain(text: str) -> str:
+    """Return the characters that were checked: a host's subclass may be converted to others.
+
+    An enumeration's member, or a text that masks itself in logs, has a `__str__` of its own.
+    """
+    return str.__str__(text)
+
+
 class UserId(str):
     """A user as the token's `sub`: 1 to 128 printable ASCII characters, no blank at either end.
 
@@ -70,7 +78,7 @@ class UserId(str):
                 " the first and the last no blank"
             )
             raise ValueError(message)
-        return str.__new__(cls, value)
+        return str.__new__(cls, _plain(value))
 
 
 class IdempotencyKey(str):
@@ -82,7 +90,7 @@ class IdempotencyKey(str):
         """Raise `KeyInvalid` for anything else."""
         if not isinstance(value, str) or _KEY.fullmatch(value) is None:
             raise KeyInvalid
-        return str.__new__(cls, value)
+        return str.__new__(cls, _plain(value))
 
     @classmethod
     def parse(cls, field: str) -> Self:
@@ -124,6 +132,8 @@ class NewGroup:
             message = f"this is no group that can be created: {error}"
             raise ValueError(message) from error
         object.__setattr__(self, "owner", read.owner)
+        object.__setattr__(self, "name", read.name)
+        object.__setattr__(self, "description", read.description)
         object.__setattr__(self, "members", read.members)
 
     @classmethod
@@ -153,7 +163,9 @@ class NewGroup:
             raise RequestInvalid(errors[:FIELD_ERRORS_MAX])
         assert isinstance(name, str)
         assert description is None or isinstance(description, str)
-        return cls._read(owner, name, description, tuple(sorted(members - {owner})))
+        description = None if description is None else _plain(description)
+        owner = owner if isinstance(owner, UserId) else UserId(owner)
+        return cls._read(owner, _plain(name), description, tuple(sorted(members - {owner})))
 
     @classmethod
     def _read(
@@ -161,7 +173,7 @@ class NewGroup:
     ) -> NewGroup:
         """Return a group from parsed values: parsing them again would double a request's cost."""
         group = object.__new__(cls)
-        object.__setattr__(group, "owner", owner if isinstance(owner, UserId) else UserId(owner))
+        object.__setattr__(group, "owner", owner)
         object.__setattr__(group, "name", name)
         object.__setattr__(group, "description", description)
         object.__setattr__(group, "members", members)

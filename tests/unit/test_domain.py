@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 from uuid import UUID
 
@@ -355,3 +356,40 @@ def test_a_user_id_neither_begins_nor_ends_with_a_blank(user: str) -> None:
         UserId(user)
     for taken in ("a", "a b", "a" * 128, "!~"):
         assert taken == UserId(taken)
+
+
+class _Masked(str):
+    """A host's text that its log must not show."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "***"
+
+
+class _Text(str, Enum):  # noqa: UP042 its members convert to their names
+    """A host's constants."""
+
+    ALICE = "alice"
+    BOB = "bob"
+    TEAM = "Team"
+
+
+@pytest.mark.parametrize(
+    ("alice", "bob", "team"),
+    [tuple(_Text), (_Masked("alice"), _Masked("bob"), _Masked("Team")), ("alice", "bob", "Team")],
+    ids=["enum", "masked", "plain"],
+)
+def test_a_hosts_text_means_the_characters_that_were_checked(
+    alice: str, bob: str, team: str
+) -> None:
+    """Not what it is converted to: all masked owners would be one, and all masked keys."""
+    group = NewGroup(alice, team, team, (bob,))  # type: ignore[arg-type]
+    expected = NewGroup(UserId("alice"), "Team", "Team", (UserId("bob"),))
+    texts = [group.owner, group.name, group.description, *group.members]
+    assert ["alice", "Team", "Team", "bob"] == [str.__str__(text) for text in texts if text]
+    assert (UserId, str, str, UserId) == tuple(map(type, texts))
+    assert (expected, expected.fingerprint()) == (group, group.fingerprint())
+    assert expected == NewGroup.parse(alice, {"name": team, "description": team, "members": [bob]})  # type: ignore[arg-type]
+    assert ("alice", "alice") == (f"{UserId(alice)}", f"{IdempotencyKey(alice)}")
+    assert "alice" == IdempotencyKey.parse(alice)

@@ -26,7 +26,7 @@ from stretto.runtime.actor import Actor, Pace
 from stretto.setting import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from uuid import UUID
 
     from stretto.events.event import CommittedEvent, EventBus
@@ -108,11 +108,30 @@ class OutboxRelay(Actor):
             if isinstance(error, TimeoutError):
                 raise BusUnavailable("no answer within the lease") from error
             raise
-        if isinstance(reasons, Mapping):
-            return reasons
-        # Whether any event was published is unknown: the lease ends, and they are published again.
-        message = (
-            "the bus must return the reasons of refused events by their ids from `publish`,"
-            f" and {{}} where none was refused, not {type(reasons)!r}"
-        )
-        raise TypeError(message)
+        return _checked(reasons, {event.event_id for event in events})
+
+
+def _checked(reasons: object, event_ids: Collection[UUID]) -> dict[UUID, str]:
+    """Return the reasons of refused events; raises `TypeError` for an answer that breaks the contract.
+
+    Whether any event was published is then unknown: the lease ends, and they are published again.
+    An id that is none of theirs, such as a text, would leave a refused event marked as published.
+    """
+    if isinstance(reasons, Mapping):
+        refused = dict(reasons)
+        odd = [
+            each
+            for each in refused.items()
+            if each[0] not in event_ids or not isinstance(each[1], str)
+        ]
+        if not odd:
+            return {event_id: str.__str__(reason) for event_id, reason in refused.items()}
+        kinds = " and ".join(repr(type(each)) for each in odd[0])
+        found = f"a mapping with {kinds}, or with the id of another event"
+    else:
+        found = repr(type(reasons))
+    message = (
+        "the bus must return the reasons of refused events by their ids from `publish`,"
+        f" and {{}} where none was refused, not {found}"
+    )
+    raise TypeError(message)

@@ -158,3 +158,57 @@ async def test_a_wake_up_during_a_turn_leads_to_another_turn(moment: str) -> Non
             relay.stop()
             await task
     assert [ONE.event_id, TWO.event_id] == store.marked[:2]
+
+
+class RefusingStore(ScriptedStore):
+    """Records what was refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: dict[UUID, str] = {}
+
+    async def refuse(self, reasons: Mapping[UUID, str], limits: RefusalLimits) -> set[UUID]:
+        self.refused |= reasons
+        return set()
+
+
+async def relayed(reasons: object) -> tuple[list[UUID], dict[UUID, str]]:
+    """Relay two events over a bus that answers so; return what was marked and what was refused."""
+
+    class Bus:
+        async def publish(self, _: object) -> Any:
+            return reasons
+
+    store = RefusingStore()
+    store.waiting += [ONE, TWO]
+    try:
+        await OutboxRelay(store, Bus(), lambda _: None, NO_POLL).run_once()
+    except TypeError as error:
+        assert "must return the reasons of refused events by their ids" in str(error)  # noqa: PT017
+        assert ([], {}) == (store.marked, store.refused)
+        raise
+    return store.marked, store.refused
+
+
+@pytest.mark.parametrize(
+    "reasons",
+    [
+        None,
+        [],
+        {str(ONE.event_id): "too large"},
+        {UUID(int=7): "another's"},
+        {ONE.event_id: None},
+        {ONE.event_id: ValueError("too large")},
+        {ONE.event_id: "too large", TWO.event_id: b"too large"},
+    ],
+)
+async def test_a_bus_that_breaks_its_contract_has_published_nothing(reasons: object) -> None:
+    """Nothing is marked: a refused event would be lost, and nobody would know."""
+    with pytest.raises(TypeError):
+        await relayed(reasons)
+
+
+async def test_a_refusal_by_id_and_reason_is_one() -> None:
+    """The twin: the other event is published."""
+    assert ([TWO.event_id], {ONE.event_id: "no"}) == await relayed({ONE.event_id: "no"})
+    assert ([ONE.event_id, TWO.event_id], {}) == await relayed({})
