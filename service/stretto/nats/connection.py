@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import nats.errors
 
@@ -90,6 +91,29 @@ class Link:
             await end_tasks((task,))
 
 
+class TlsClient(Client):
+    """The NATS client, but with TLS always: it starts TLS itself only if the server demands it.
+
+    Then whoever answers in the server's place could demand none, and read user and password.
+    """
+
+    def _process_info(
+        self,
+        info: dict[str, Any],
+        initial_connection: bool = False,  # noqa: FBT001, FBT002 the client calls it so
+    ) -> Coroutine[Any, Any, None]:
+        # Read before anything is sent. What is set here makes the client start TLS.
+        if initial_connection:
+            if not info.get("tls_required") and not info.get("tls_available"):
+                message = (
+                    "the server offers no TLS, and tls:// in STRETTO_NATS_URL requires it: no"
+                    " password was sent"
+                )
+                raise nats.errors.Error(message)
+            info["tls_required"] = True
+        return super()._process_info(info, initial_connection)
+
+
 class NatsConnection(Actor):
     """Connects to one of the servers; a turn is one connection's life."""
 
@@ -100,6 +124,9 @@ class NatsConnection(Actor):
         super().__init__("nats connection")
         self.pace, self.backoff = Pace(seconds=RETRY.seconds_first), RETRY
         self._servers = [server.strip() for server in url.split(",")]
+        # One such address is enough: a server of the list may name others of its cluster.
+        schemes = {urlsplit(server).scheme for server in self._servers}
+        self._client_type = TlsClient if "tls" in schemes else Client
         self._observe = observe
         self._link: Link | None = None
         self._linked = asyncio.Event()
@@ -138,7 +165,7 @@ class NatsConnection(Actor):
         return 0
 
     async def _connect_and_watch(self) -> None:
-        client = Client()
+        client = self._client_type()
         closed = asyncio.Event()
 
         async def on_closed() -> None:
