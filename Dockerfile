@@ -14,7 +14,11 @@ COPY service service
 RUN /opt/stretto/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
 
 FROM python:3.13-slim
-RUN useradd --system --uid 10001 --no-create-home stretto
+# `stretto psql` of the runbook needs psql.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends postgresql-client \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --no-create-home stretto
 COPY --from=build /opt/stretto /opt/stretto
 ENV PATH=/opt/stretto/bin:$PATH STRETTO_HOST=0.0.0.0 STRETTO_LOG_FORMAT=json
 USER stretto

@@ -23,7 +23,6 @@ import asyncpg
 
 from stretto.config import EMBEDDED
 from stretto.embedded.nats import embedded_nats
-from stretto.embedded.place import bundled_programs
 from stretto.embedded.postgres import embedded_postgres
 from stretto.errors import ConfigurationError, Unreachable
 from stretto.postgres.connections import Database
@@ -46,7 +45,7 @@ RETRY_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the data are, and the folder of PostgreSQL's own programs where there is one."""
+    """Where the data are, and the folder of the embedded server's programs if it is embedded."""
 
     dsn: str
     programs: Path | None
@@ -60,7 +59,7 @@ async def database_place(settings: Settings, notify: Callable[[str], None]) -> A
     `ConfigurationError`.
     """
     if not settings.is_embedded:
-        yield Place(settings.database_url, bundled_programs())
+        yield Place(settings.database_url, None)
         return
     async with embedded_postgres(settings.data_dir, notify=notify) as server:
         schema = settings.component.db_schema

