@@ -51,8 +51,9 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
         nats_url = await stack.enter_async_context(bus_place(settings))
         tokens = token_settings(settings)
         # Wait for the database here, before any client is served.
-        async with database_connection(place.dsn, component.db_schema):
-            pass
+        if not await _database_answers(place.dsn, component.db_schema, stop):
+            logger.info("service.stopped")
+            return
         if settings.workers > 1:
             # What is provided here, the workers share.
             shared = {
@@ -92,6 +93,30 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
             logger.info("service.stopping")
     flush_log()
     logger.info("service.stopped")
+
+
+async def _database_answers(dsn: str, schema: str, stop: Stop) -> bool:
+    """Wait for the database, and return True; return False once a stop is asked for.
+
+    Raises `Unreachable`.
+    """
+
+    async def wait() -> None:
+        async with database_connection(dsn, schema):
+            pass
+
+    waiting = asyncio.create_task(wait(), name="wait for the database")
+    stopping = asyncio.create_task(stop.asked.wait(), name="stop of that wait")
+    try:
+        await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stop.asked.is_set():
+            return False
+        await waiting
+        return True
+    finally:
+        waiting.cancel()
+        stopping.cancel()
+        await asyncio.gather(waiting, stopping, return_exceptions=True)
 
 
 def _connections_max(wanted: int) -> int:

@@ -276,6 +276,28 @@ async def test_closed_streams_change_no_exit_code(
             await service.wait()
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_stop_ends_the_wait_for_the_database(workers: str) -> None:
+    """At once, and in order: nothing was served yet."""
+    asked = asyncio.Event()
+
+    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read(-1)
+        writer.close()
+
+    server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    url = f"postgresql://u:secret@127.0.0.1:{port}/x"
+    async with server, asyncio.timeout(30):
+        service = await started("serve", DATABASE_URL=url, JWT_SECRET=SECRET, WORKERS=workers)
+        await asked.wait()
+        service.terminate()
+        code, _, errors = await ended(service)
+    assert 0 == code, errors
+    assert "service.stopped" in errors
+
+
 async def test_sweep_deletes_what_is_past_its_retention(
     database_url: str, api: Api, connection: Connection
 ) -> None:

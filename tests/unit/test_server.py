@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from signal import default_int_handler
 
 import pytest
@@ -144,3 +145,19 @@ def test_a_token_is_printed_on_a_terminal_alone(shows_token: bool) -> None:
     assert shows_token == ("Bearer ey" in text)
     assert shows_token != ('"Authorization: Bearer $(stretto token alice)"' in text)
     assert "listens on http://127.0.0.1:1" in text
+
+
+@pytest.mark.parametrize(("expected", "as_pid"), [(143, 1), (-signal.SIGTERM, 2)])
+async def test_sigterm_ends_pid_1_while_the_rest_is_loaded(expected: int, as_pid: int) -> None:
+    """The kernel drops it there without a handler; any other process ends as by default."""
+    program = f"""
+import os, signal, sys, time, types
+pid, cli = os.getpid(), types.ModuleType("stretto.cli")
+os.getpid = lambda: {as_pid}
+cli.main = lambda: [os.kill(pid, signal.SIGTERM), time.sleep(20)]
+sys.modules["stretto.cli"] = cli
+from stretto.__main__ import main
+main()
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    assert expected == await process.wait()
