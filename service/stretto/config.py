@@ -151,7 +151,8 @@ def _read_files(flags: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
             faults.append(f"set only one of {variable}, {variable}{FILE_SUFFIX}")
             continue
         try:
-            files[name] = Path(path).read_text("utf-8").rstrip("\r\n")
+            # Some editors begin a file with a byte order mark, and most end it with a line end.
+            files[name] = Path(path).read_text("utf-8-sig").rstrip()
         except OSError as error:
             faults.append(f"{variable}{FILE_SUFFIX}: {path} cannot be read ({error.strerror})")
         except UnicodeDecodeError:

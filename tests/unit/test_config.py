@@ -305,13 +305,15 @@ def test_a_fault_is_told_by_what_was_given(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "STRETTO_PORT" not in str(error.value)
 
 
-@pytest.mark.parametrize("written", [SECRET, SECRET + "\n", SECRET + "\r\n"])
+@pytest.mark.parametrize(
+    "written", [SECRET, SECRET + "\n", SECRET + "\r\n", SECRET + " \t\n\n", f"\ufeff{SECRET}\n"]
+)
 def test_a_setting_may_stand_in_a_file(
     written: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Without the line end that editors add; a flag overrides it."""
+    """Without the byte order mark and line end that editors add; a flag overrides it."""
     file = tmp_path / "secret"
-    file.write_text(written)
+    file.write_text(written, "utf-8")
     monkeypatch.setenv("stretto_jwt_secret_file", str(file))
     monkeypatch.setenv("STRETTO_JWT_SECRET", "")
     assert SECRET == read_settings().tokens.jwt_secret
@@ -337,7 +339,8 @@ def test_every_setting_may_stand_in_a_file(
 
 
 @pytest.mark.parametrize(
-    ("expected", "content"), [("cannot be read", None), ("is empty", b"\n"), ("not UTF-8", b"\xff")]
+    ("expected", "content"),
+    [("cannot be read", None), ("is empty", b"\xef\xbb\xbf \n"), ("not UTF-8", b"\xff")],
 )
 def test_a_file_that_holds_no_setting_is_named(
     expected: str, content: bytes | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
