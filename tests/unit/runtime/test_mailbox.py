@@ -174,6 +174,14 @@ async def test_a_full_mailbox_fails_the_newest_message_of_the_longest_queue() ->
     assert "a1 b1 a2 b2" == await taken(mailbox)
 
 
+async def test_of_two_longest_queues_the_one_that_grew_last_is_cut() -> None:
+    """Its newest message would be taken last."""
+    mailbox = shared_mailbox(4)
+    for message in ("a1", "b1", "a2", "b2", "c1"):
+        mailbox.ask(message)
+    assert "a1 b1 c1 a2" == await taken(mailbox)
+
+
 async def test_a_share_that_lost_its_newest_message_goes_on_in_its_order() -> None:
     """Its next one comes behind those that it has left."""
     mailbox = shared_mailbox(3)
