@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
 import pytest
 
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
-from stretto.creation.reads import PAGES_READ_MAX
+from stretto.creation.reads import PAGES_READ_MAX, ROWS_READ_MAX
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import Overloaded
 from stretto.runtime.batch_reader import WAITING_BATCHES_MAX
 from stretto.runtime.mailbox import Mailbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from stretto.assembly.component import Component
     from stretto.domain import CreatedGroup
@@ -27,7 +28,6 @@ BATCH_MAX: Final = 4
 QUEUED_MAX: Final = 40
 SMALL: Final = ComponentSettings(writers=1, batch_max=BATCH_MAX, mailbox_max=QUEUED_MAX)
 LARGE: Final = [f"m{number}" for number in range(1000)]
-LISTS_MAX: Final = PAGES_READ_MAX * WAITING_BATCHES_MAX
 
 
 @dataclass
@@ -106,7 +106,8 @@ async def test_in_one_queue_a_creation_is_rejected_for_the_backlog_of_another(
     assert not any(isinstance(each, Exception) for each in answers)
 
 
-READS: Final = ("lists", "members")
+READS: Final = {"groups": ROWS_READ_MAX, "lists": PAGES_READ_MAX, "members": PAGES_READ_MAX}
+"""The kinds of reads, with how many share a statement."""
 
 
 async def read_beside_a_flood(component: Component, kind: str) -> list[tuple[UserId, object]]:
@@ -118,17 +119,17 @@ async def read_beside_a_flood(component: Component, kind: str) -> list[tuple[Use
     reads = component.reads.groups
 
     async def read(user: UserId) -> None:
-        asked: Awaitable[object] = (
-            reads.groups_of_member(user, None, 10)
-            if kind == "lists"
-            else reads.members_of_group(user, group.group.group_id, None, 10)
-        )
+        asked: dict[str, Callable[[], Awaitable[object]]] = {
+            "groups": lambda: reads.group_of_member(uuid4(), user),
+            "lists": lambda: reads.groups_of_member(user, None, 10),
+            "members": lambda: reads.members_of_group(user, group.group.group_id, None, 10),
+        }
         try:
-            outcomes.append((user, await asked))
+            outcomes.append((user, await asked[kind]()))
         except Overloaded as error:
             outcomes.append((user, error))
 
-    await asyncio.gather(*map(read, [*[ALICE] * (LISTS_MAX + 5), BOB]))
+    await asyncio.gather(*map(read, [*[ALICE] * (READS[kind] * WAITING_BATCHES_MAX + 5), BOB]))
     return outcomes
 
 
@@ -140,8 +141,8 @@ async def test_a_read_is_in_the_next_statement_whatever_another_user_has_asked(
     async with open_component(database_url) as component:
         outcomes = await read_beside_a_flood(component, kind)
     answered = [user for user, outcome in outcomes if not isinstance(outcome, Overloaded)]
-    assert BOB in answered[:PAGES_READ_MAX]
-    assert LISTS_MAX == len(answered)
+    assert BOB in answered[: READS[kind]]
+    assert READS[kind] * WAITING_BATCHES_MAX == len(answered)
     assert [ALICE] * 6 == [user for user, outcome in outcomes if isinstance(outcome, Overloaded)]
 
 
