@@ -116,7 +116,10 @@ async def _database_answers(dsn: str, schema: str, stop: Stop) -> bool:
     finally:
         waiting.cancel()
         stopping.cancel()
-        await asyncio.gather(waiting, stopping, return_exceptions=True)
+        await asyncio.wait((waiting, stopping))
+        if not waiting.cancelled():
+            # Retrieve it, or asyncio logs it as never retrieved.
+            waiting.exception()
 
 
 def _connections_max(wanted: int) -> int:

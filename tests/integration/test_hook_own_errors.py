@@ -58,7 +58,7 @@ class _FixedDetail(asyncpg.PostgresError):
     """Its detail cannot be removed."""
 
     @property
-    def detail(self) -> str:
+    def detail(self) -> str:  # type: ignore[override]
         return "alice's row"
 
 
