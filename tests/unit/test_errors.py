@@ -72,7 +72,7 @@ class _Frozen(Exception):
 def test_a_hosts_error_of_any_kind_loses_its_frames() -> None:
     """It may refuse attributes, and what is chained by hand may be a circle."""
     frozen, last = _Frozen("no"), ValueError()
-    BaseException.__context__.__set__(frozen, last)  # type: ignore[union-attr]
+    BaseException.__dict__["__context__"].__set__(frozen, last)
     last.__context__ = frozen
     failed = HookFailed()
     failed.__cause__ = frozen

@@ -10,6 +10,7 @@ come after the others. Requests of owners who are paused (`breakers.py`) are ans
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -82,8 +83,9 @@ class GroupWriter(Actor):
             led = await self._write(batch)
         except StoreError as error:
             unanswered = error
-        except Exception:
-            # A bug leaves the connection in an unknown state. The clients do not wait for its end.
+        except (Exception, asyncio.CancelledError):
+            # A bug or a cancellation leaves the connection in an unknown state. The clients do not
+            # wait for its end.
             _fail(batch, unanswered)
             await self._store.close()
             raise

@@ -1,7 +1,7 @@
 """Runner: owns the task of every actor of a process.
 
-It starts and stops the actors, waits between their turns, and restarts those that crash. It knows
-nothing of what they do.
+It starts and stops the actors, waits between their turns, and restarts those that crash, or whose
+task a host has cancelled. It knows nothing of what they do.
 
 It is no `asyncio.TaskGroup`: that cancels all of its tasks when one fails, and waits for them
 without a bound. Here a crash affects its actor alone, and a stop is bounded in time.
@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import weakref
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     Report = Callable[[UpkeepTrouble | ActorCrashed | ActorRestarted], object]
     Wait = Callable[[asyncio.Event, float], Awaitable[bool]]
+    Resume = Callable[["Run", BaseException], bool]
 
 # In a row, without a completed turn in between: a request that meets a bug must not make the
 # process unready, a loop of crashes must.
@@ -35,6 +38,9 @@ CRASHES_MAX: Final = 3
 # running. Otherwise a process that gets no requests because it is unready would never be ready
 # again.
 STABLE_SECONDS: Final = 30.0
+# Cancellations from outside in a row, each less than `STABLE_SECONDS` after the one before. A host
+# that cancels a task again and again wants its end, and waits for it.
+CANCELLATIONS_MAX: Final = 3
 
 
 async def wait_until(event: asyncio.Event, seconds: float) -> bool:
@@ -54,8 +60,11 @@ class Run:
         report: Report,
         wait: Wait = wait_until,
         clock_seconds: Callable[[], float] = time.monotonic,
+        resume: Resume = lambda *_: False,
     ) -> None:
+        """Take what begins another task for this run after a cancellation, if it may go on."""
         self.actor = actor
+        self._resume = resume
         self._report = report
         self._wait = wait
         self._clock_seconds = clock_seconds
@@ -64,6 +73,9 @@ class Run:
         """In a row, crashes included."""
         self._crashes = 0
         self._crashed_at = 0.0
+        self._cancellations = 0
+        """In a row, from outside."""
+        self._cancelled_at = 0.0
 
     @property
     def is_up(self) -> bool:
@@ -73,11 +85,14 @@ class Run:
         is_stable = self._clock_seconds() - self._crashed_at >= STABLE_SECONDS
         return self._is_running and is_stable
 
-    async def turns(self) -> None:
+    async def turns(self, cancelled: BaseException | None = None) -> None:
         """Take turn after turn until the actor is stopped, or the task is cancelled."""
         actor, pace, task = self.actor, self.actor.pace, asyncio.current_task()
+        is_resumed = False
         try:
-            if pace is not None and pace.rests_first:
+            if cancelled is not None:
+                await self._recover(cancelled)
+            elif pace is not None and pace.rests_first:
                 await self._rest(pace)
             while not actor.is_stopping:
                 # Before the turn: a wake-up during it is for work that it may have missed.
@@ -93,16 +108,32 @@ class Run:
                         if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
                             raise
                         # A cancelled driver may raise an error of its own.
-                        return
+                        raise asyncio.CancelledError from error
                     # A `CancelledError` here is that of what the turn waited for.
                     await self._recover(error)
                 else:
                     self._failures = self._crashes = 0
                     if pace is not None and done < pace.full:
                         await self._rest(pace)
+        except asyncio.CancelledError as error:
+            # This task ends, as whoever has cancelled it expects; another one may go on.
+            is_resumed = self._may_resume() and self._resume(self, error)
+            raise
         finally:
             self._is_running = False
-            await actor.close()
+            if not is_resumed:
+                await actor.close()
+
+    def _may_resume(self) -> bool:
+        """Whether a cancellation is from outside, and is not repeated again and again."""
+        if self.actor.is_stopping:
+            return False
+        now = self._clock_seconds()
+        if now - self._cancelled_at >= STABLE_SECONDS:
+            self._cancellations = 0
+        self._cancellations += 1
+        self._cancelled_at = now
+        return self._cancellations <= CANCELLATIONS_MAX
 
     async def _rest(self, pace: Pace) -> None:
         seconds = pace.seconds * random.uniform(1 - pace.spread, 1 + pace.spread)
@@ -151,11 +182,30 @@ class Runner:
     def start(self, actor: Actor, *, is_vital: bool = False) -> None:
         """Run the actor until it is stopped; without a vital actor, requests cannot be answered."""
         assert actor not in self._runs, f"{actor.name} runs already"
-        run = Run(actor, self._report, self._wait, self._clock_seconds)
-        task = asyncio.create_task(run.turns(), name=f"stretto {actor.name}")
-        self._runs[actor] = run, task
+        owner = asyncio.current_task()
+        # Weak: the owner's frames refer to the runner.
+        resume = partial(self._resume, weakref.ref(owner) if owner else lambda: None)
+        self._begin(Run(actor, self._report, self._wait, self._clock_seconds, resume))
         if is_vital:
             self._vital.add(actor.name)
+
+    def _begin(self, run: Run, cancelled: BaseException | None = None) -> None:
+        task = asyncio.create_task(run.turns(cancelled), name=f"stretto {run.actor.name}")
+        self._runs[run.actor] = run, task
+
+    def _resume(
+        self, owner: Callable[[], asyncio.Task[object] | None], run: Run, error: BaseException
+    ) -> bool:
+        """Go on in a new task after a cancellation from outside, unless all tasks are to end.
+
+        An event loop that is closing cancels the task that has started the actor as well, or that
+        has ended before.
+        """
+        task = owner()
+        if task is None or task.done() or task.cancelling() or run.actor not in self._runs:
+            return False
+        self._begin(run, error)
+        return True
 
     async def stop(self, *actors: Actor) -> None:
         """Stop actors concurrently, in a bounded time; close those that never ran. Idempotent."""

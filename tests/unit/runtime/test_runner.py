@@ -11,7 +11,7 @@ from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
 from stretto.runtime import runner as runner_module
 from stretto.runtime.actor import Actor, Pace, TryAgain
 from stretto.runtime.backoff import Backoff
-from stretto.runtime.runner import CRASHES_MAX, STABLE_SECONDS, Run, Runner
+from stretto.runtime.runner import CANCELLATIONS_MAX, CRASHES_MAX, STABLE_SECONDS, Run, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,17 +190,80 @@ async def test_of_siblings_one_that_runs_is_enough(world: World) -> None:
     await world.runner.stop(crashed, sibling, relay)
 
 
-async def test_an_actor_whose_task_somebody_cancels_is_down(world: World) -> None:
-    """It is closed, and not started again: whoever cancels a task wants its end."""
-    actor = Scripted()
-    world.runner.start(actor, is_vital=True)
+async def cancelled(world: World, actor: Scripted) -> None:
+    """Cancel the actor's task as a host may, and wait for its end."""
     await until_idle(actor)
+    actor.idle.clear()
     task = world.runner._runs[actor][1]
     task.cancel()
     await asyncio.wait([task])
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize("is_at_rest", [False, True])
+async def test_an_actor_whose_task_a_host_cancels_goes_on_in_another(
+    is_at_rest: bool, world: World
+) -> None:
+    """After a back-off, in a turn or at rest; the host waits for the first task without hanging."""
+    world.gate = asyncio.Event()
+    actor = Scripted(0, pace=Pace(seconds=HOUR)) if is_at_rest else Scripted()
+    world.runner.start(actor, is_vital=True)
+    await (world.waiting if is_at_rest else actor.idle).wait()
+    world.waiting.clear()
+    actor.idle.clear()
+    first = world.runner._runs[actor][1]
+    first.cancel()
+    await asyncio.wait([first])
+    await world.waiting.wait()
+    assert first.cancelled()
+    assert (["scripted"], 0) == (world.runner.down, actor.closed)
+    assert ("stopped", 1.0) == world.waits[-1]
+    world.gate.set()
+    await until_idle(actor)
+    assert first is not world.runner._runs[actor][1]
+    assert ([], 0) == (world.runner.down, actor.closed)
+    assert [ActorCrashed, ActorRestarted] == world.kinds
+    await world.runner.stop(actor)
+    assert 1 == actor.closed
+
+
+async def test_an_actor_that_is_cancelled_again_and_again_is_down(world: World) -> None:
+    """It is closed: a host that repeats it wants its end. Cancellations far apart do not add up."""
+    actor = Scripted()
+    world.runner.start(actor, is_vital=True)
+    for _ in range(CANCELLATIONS_MAX):
+        await cancelled(world, actor)
+    await until_idle(actor)
+    world.now += STABLE_SECONDS
+    for _ in range(CANCELLATIONS_MAX):
+        await until_idle(actor)
+        await cancelled(world, actor)
+    assert 0 == actor.closed
+    await cancelled(world, actor)
     assert (["scripted"], 1) == (world.runner.down, actor.closed)
     await world.runner.stop(actor)
     assert [] == world.runner.down
+
+
+@pytest.mark.parametrize("end", ["ended", "cancelled"])
+async def test_an_actor_ends_with_the_task_that_has_started_it(end: str, world: World) -> None:
+    """A loop that closes cancels all tasks, and waits for them."""
+    actor, over = Scripted(), asyncio.Event()
+
+    async def own() -> None:
+        world.runner.start(actor)
+        await over.wait()
+
+    owner = asyncio.create_task(own())
+    await until_idle(actor)
+    if end == "ended":
+        over.set()
+        await owner
+    else:
+        owner.cancel()
+    await cancelled(world, actor)
+    assert ([], 1) == (world.kinds, actor.closed)
+    assert 0 == world.runner.up["scripted"]
 
 
 class Fault(BaseException):
