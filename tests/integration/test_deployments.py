@@ -48,6 +48,7 @@ from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from nats.aio.client import Client
 
@@ -319,7 +320,29 @@ async def test_the_command_says_when_there_is_no_bus(
     url = f"nats://127.0.0.1:{unused_tcp_port}"
     code, _, errors = await stretto("bus", DATABASE_URL=database_url, NATS_URL=url)
     assert code == 2
-    assert "stretto: NATS does not answer within 5 s" in errors
+    assert "stretto: NATS does not answer as it should within 5 s" in errors
+
+
+async def test_the_command_says_what_is_wrong_with_the_bus(
+    database_url: str, tmp_path: Path
+) -> None:
+    """As the server says it: a wrong password, and a server without JetStream."""
+    process = NatsProcess(tmp_path, "--user", "u", "--pass", "right")
+    async with process as server:
+        url = server.url.replace("nats://", "nats://u:wrong@")
+        code, _, errors = await stretto("bus", DATABASE_URL=database_url, NATS_URL=url)
+        assert 2 == code
+        assert "Authorization Violation" in errors
+        assert "wrong" not in errors
+        url = server.url.replace("nats://", "nats://u:right@")
+        assert 0 == (await stretto("bus", DATABASE_URL=database_url, NATS_URL=url))[0]
+    conf = tmp_path / "accounts.conf"
+    conf.write_text("accounts { A { users: [{user: u, password: p}] } }")
+    async with NatsProcess(tmp_path, "--config", str(conf)) as server:
+        url = server.url.replace("nats://", "nats://u:p@")
+        code, _, errors = await stretto("bus", DATABASE_URL=database_url, NATS_URL=url)
+        assert 2 == code
+        assert "without JetStream: start nats-server with --jetstream" in errors
 
 
 @pytest.mark.parametrize("prefix", ["", "a.b", "a b", "_x", "$JS", "a>", "x" * 33, "a\n"])

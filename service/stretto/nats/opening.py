@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import ConfigurationError
+from stretto.observations import BusTrouble
 from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from stretto.nats.commands import CommandConsumer
     from stretto.nats.connection import NatsConnection
     from stretto.nats.publisher import NatsBus
-    from stretto.observations import Observer
+    from stretto.observations import Observation, Observer
 
 # How long `stretto bus` waits for NATS.
 ANSWER_SECONDS: Final = 5.0
@@ -70,15 +71,18 @@ async def describe_streams(
 ) -> list[str]:
     """Return a line for the database and for each of its streams; first adopt them if asked to.
 
-    Raises `ConfigurationError` if NATS does not answer.
+    Raises `ConfigurationError` if NATS does not answer, or has no JetStream.
     """
+    from nats.js.errors import ServiceUnavailableError  # noqa: PLC0415
+
     from stretto.nats.connection import NATS_ERRORS, NatsConnection  # noqa: PLC0415
     from stretto.nats.deployment import Deployment, adopt, describe, stream_marks  # noqa: PLC0415
 
     if not url:
         raise ConfigurationError("STRETTO_NATS_URL is not set")
     deployment = Deployment(prefix, origin)
-    connection = NatsConnection(url, lambda _: None)
+    observed: list[Observation] = []
+    connection = NatsConnection(url, observed.append)
     async with Runner(lambda _: None) as runner:
         runner.start(connection)
         try:
@@ -86,10 +90,18 @@ async def describe_streams(
                 link = await connection.linked()
                 adopted = await adopt(link, deployment) if is_adopting else []
                 marks = await stream_marks(link, deployment)
-        except NATS_ERRORS as error:
+        except ServiceUnavailableError as error:
             message = (
-                f"NATS does not answer within {ANSWER_SECONDS:.0f} s"
-                f" ({str(error) or 'no answer in time'}); is STRETTO_NATS_URL right?"
+                "NATS answers, but without JetStream: start nats-server with --jetstream, or enable"
+                " it for this account"
+            )
+            raise ConfigurationError(message) from error
+        except NATS_ERRORS as error:
+            causes = [each.cause for each in observed if isinstance(each, BusTrouble)]
+            cause = causes[-1] if causes else str(error) or "no answer in time"
+            message = (
+                f"NATS does not answer as it should within {ANSWER_SECONDS:.0f} s ({cause});"
+                " is STRETTO_NATS_URL right?"
             )
             raise ConfigurationError(message) from error
     lines = [f"adopted: {', '.join(adopted) or 'none'}"] if is_adopting else []
