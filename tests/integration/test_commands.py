@@ -264,6 +264,33 @@ async def test_a_bad_command_is_answered_and_buried_with_its_problem(
     assert await connection.fetchval("SELECT count(*) FROM attempt") == 0
 
 
+@pytest.mark.parametrize(
+    ("kept", "body_bytes", "room_bytes"),
+    [
+        ("headers body sequence", 10, 10_000),
+        ("headers sequence", 10_000, 10_000),
+        ("sequence", 10, 1000),
+    ],
+)
+async def test_a_dead_letter_keeps_of_its_command_what_fits(
+    server: NatsProcess,
+    component: Component,
+    kept: str,
+    body_bytes: int,
+    room_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The headers, which name key and owner, rather than the body."""
+    monkeypatch.setattr(connection_module, "_FRAME_BYTES", 2**20 - room_bytes)
+    async with consuming(server, component.creator), sender(server) as bus:
+        await bus.ask(b"x" * body_bytes, X_Filler="h" * 2000)
+        await bus.settled()
+        (dead,) = await bus.dead()
+    assert {*kept.split()} == dead["command"].keys()
+    if "headers" in kept:
+        assert "alice" == dead["command"]["headers"]["Stretto-Owner"]
+
+
 async def test_stream_and_consumer_of_an_operator_stay_as_they_are(
     server: NatsProcess, component: Component
 ) -> None:

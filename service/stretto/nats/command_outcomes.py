@@ -82,16 +82,20 @@ async def dead_letter(
     Raises `NATS_ERRORS` if it is not stored.
     """
     sequence = message.metadata.sequence.stream
-    whole = {
-        "sequence": sequence,
-        "headers": message.headers or {},
-        "body": b64encode(message.data).decode(),
-    }
-    part = {"sequence": sequence}
+    bare = {"sequence": sequence}
+    # The headers name key and owner, by which an operator finds the client.
+    named = {**bare, "headers": message.headers or {}}
+    whole = {**named, "body": b64encode(message.data).decode()}
     message_id = f"{deployment.command_stream}/{sequence}"
     headers = {**_problem_headers(error), Header.MSG_ID.value: message_id}
     long, short = _problems(error)
-    for document, command in ((long, whole), (long, part), (short, part)):
+    for document, command in (
+        (long, whole),
+        (long, named),
+        (short, named),
+        (long, bare),
+        (short, bare),
+    ):
         # The NATS client may use an enum of its own for a header's name.
         letter = orjson.dumps({**document, "command": command}, option=orjson.OPT_NON_STR_KEYS)
         if not link.may_send(len(letter)):
