@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ from signal import default_int_handler
 import pytest
 
 from stretto.errors import ListenError
+from stretto.http.front.serving import cannot_listen
 from stretto.http.tokens.authenticator import TokenSettings
 from stretto.runtime.stop import Stop
 from stretto.server import (
@@ -161,3 +163,17 @@ main()
 """
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
     assert expected == await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("expected", "error"),
+    [
+        ("set STRETTO_HOST to an address", socket.gaierror(socket.EAI_NONAME, "Name not known")),
+        ("set STRETTO_HOST to an address", OSError(errno.EADDRNOTAVAIL, "Cannot assign address")),
+        ("choose another port", OSError(errno.EADDRINUSE, "Address already in use")),
+        ("choose another port", OSError(errno.EACCES, "Permission denied")),
+    ],
+)
+def test_the_remedy_is_for_what_cannot_be_listened_on(expected: str, error: OSError) -> None:
+    """Another port does not help where the host is wrong."""
+    assert expected in str(cannot_listen("host", 80, error))

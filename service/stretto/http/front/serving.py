@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -65,4 +67,7 @@ async def serving(
 
 def cannot_listen(host: str, port: int, error: OSError) -> ListenError:
     """Return the error that says why the address cannot be listened on."""
-    return ListenError(f"cannot listen on {host}:{port} ({error.strerror}); choose another port")
+    remedy = "choose another port"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        remedy = "set STRETTO_HOST to an address of this machine"
+    return ListenError(f"cannot listen on {host}:{port} ({error.strerror}); {remedy}")
