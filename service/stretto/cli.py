@@ -47,7 +47,7 @@ from stretto.errors import (
     WorkersError,
 )
 from stretto.postgres.driver_errors import in_words
-from stretto.standard_streams import open_missing
+from stretto.standard_streams import escape_what_cannot_be_written, open_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _EXAMPLES: Final = (
     "stretto serve",
     "stretto token alice",
-    "STRETTO_DATABASE_URL=postgresql://… stretto check",
+    "STRETTO_DATABASE_URL=postgresql://... stretto check",
 )
 # The exit codes of a command that works on the database.
 _DATABASE: Final = (EXIT_DONE, EXIT_USAGE, EXIT_DATABASE, EXIT_EMBEDDED, EXIT_INTERRUPTED)
@@ -65,13 +65,13 @@ _COMMANDS: Final[tuple[tuple[Callable[..., None], tuple[str, ...], tuple[int, ..
     (
         migrate,
         (
-            "STRETTO_DATABASE_URL=postgresql://… stretto migrate",
+            "STRETTO_DATABASE_URL=postgresql://... stretto migrate",
             "stretto migrate --grant-to app",
         ),
         _DATABASE,
     ),
     (token, ("stretto token alice --hours 8",), (EXIT_DONE, EXIT_USAGE)),
-    (attempt, ("stretto attempt alice 6f1c…",), (*_DATABASE, EXIT_NOT_FOUND)),
+    (attempt, ("stretto attempt alice 6f1c...",), (*_DATABASE, EXIT_NOT_FOUND)),
     (groups, ("stretto groups alice --limit 10",), _DATABASE),
     (psql, ("stretto psql -c 'table schema_version'",), (EXIT_USAGE, EXIT_EMBEDDED)),
     (sweep, ("stretto sweep --dry-run",), _DATABASE),
@@ -120,6 +120,7 @@ def command(
 
 def main() -> None:
     """Run the command; every expected error ends in one clear message and its exit code."""
+    escape_what_cannot_be_written()
     open_missing()
     try:
         app()

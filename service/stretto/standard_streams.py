@@ -1,11 +1,12 @@
-"""Gives a process that was started with closed standard streams empty ones.
+"""Standard streams that take every text: a closed one is opened, empty.
 
-Without them Python has no `sys.stderr`, and the next file or connection takes the free number: what a
+Without it Python has no `sys.stderr`, and the next file or connection takes the free number: what a
 child process writes to its stderr would go to the database.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -18,3 +19,9 @@ def open_missing() -> None:
             setattr(sys, name, stream)
             if stream.fileno() == descriptor:
                 os.set_inheritable(descriptor, True)  # noqa: FBT003 it has no name
+
+
+def escape_what_cannot_be_written() -> None:
+    """Have stdout escape characters that its encoding lacks, as stderr does: no traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

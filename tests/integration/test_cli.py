@@ -276,6 +276,27 @@ async def test_closed_streams_change_no_exit_code(
             await service.wait()
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+async def test_help_needs_no_utf_8(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a name in an output: what the encoding lacks is escaped."""
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    code, output, _ = await stretto("--help")
+    assert 0 == code
+    assert output.isascii()
+    assert "\\u" not in output
+
+
+async def test_what_an_encoding_lacks_is_escaped(
+    api: Api, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of groups are their owners'."""
+    await api.create("k", {"name": "caf\u00e9"})
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    code, output, _ = await stretto("groups", "alice", DATABASE_URL=database_url)
+    assert 0 == code
+    assert "caf\\xe9" in output
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_a_stop_ends_the_wait_for_the_database(workers: str) -> None:
     """At once, and in order: nothing was served yet."""

@@ -45,7 +45,7 @@ def _settings_help() -> Iterator[str]:
         default: Any = each.default
         shown = "" if default in ("", (), frozenset()) else f" ({default})"
         yield f"  {PREFIX + name.upper():29} {each.metadata['description']}{shown}"
-    yield f"  {PREFIX}…{FILE_SUFFIX:20} a file that holds the value of any of them"
+    yield f"  {PREFIX}...{FILE_SUFFIX:18} a file that holds the value of any of them"
 
 
 SETTINGS_HELP: Final = "\n".join(_settings_help())

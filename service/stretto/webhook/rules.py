@@ -58,7 +58,7 @@ class WebhookSettings:
     )
     webhook_secret: tuple[bytes, ...] = setting(
         (),
-        "whsec_… that signs webhooks; several, separated by spaces, to replace one",
+        "whsec_... that signs webhooks; several, separated by spaces, to replace one",
         is_secret=True,
     )
     """Each request is signed with all of them, so that a secret can be replaced."""
