@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import yaml
@@ -11,6 +15,7 @@ import yaml
 from stretto.config import Settings
 from stretto.supervisor import STOP_SECONDS
 
+DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
 COMPOSE_FILE = Path(__file__).parents[2] / "docker-compose.yml"
 
 
@@ -70,3 +75,26 @@ def test_a_password_is_no_argument() -> None:
     assert f'password: "{password}"' in composed["configs"]["nats"]["content"]
     assert {"source": "nats", "target": nats["command"][-1]} in nats["configs"]
     assert not [argument for argument in nats["command"] if password in argument]
+
+
+class Lives(BaseHTTPRequestHandler):
+    """Answers `/livez` alone, as a service without its database."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/livez" else 503)
+        self.end_headers()
+
+
+def test_the_image_asks_whether_the_service_lives() -> None:
+    """On its own port, and through no proxy; one that does not answer is not healthy."""
+    text = DOCKERFILE.read_text()
+    (command,) = re.findall(r"HEALTHCHECK.*\n +CMD (\[.*\])", text)
+    program = [sys.executable, *json.loads(command)[1:]]
+    with HTTPServer(("127.0.0.1", 0), Lives) as server:
+        port = server.server_port
+        environment = {"STRETTO_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert 0 == subprocess.run(program, env=environment, check=False).returncode
+        server.shutdown()
+    done = subprocess.run(program, env=environment, check=False, capture_output=True)
+    assert 0 != done.returncode
