@@ -71,14 +71,17 @@ async def test_dead_letters_are_listed_with_their_reasons(
 async def test_those_that_are_named_are_replayed_and_no_others(
     database_url: str, connection: Connection
 ) -> None:
-    """What is unknown, or not dead, is not counted."""
+    """What is unknown, or not dead, is not counted, and is said."""
     first, second, third = await bury(database_url, connection, ("a", "b", "c"))
     named = [f"--retry={id_}" for id_ in (first, second, uuid.uuid4())]
-    code, output, _ = await stretto("events", *named, DATABASE_URL=database_url)
-    assert (0, "2 events will be tried again\n") == (code, output)
+    code, output, errors = await stretto("events", *named, DATABASE_URL=database_url)
+    assert (1, "2 events will be tried again\n") == (code, output)
+    assert "stretto: 1 of these ids are no dead letters" in errors
     assert {third} == await dead(connection)
     code, output, _ = await stretto("events", named[0], DATABASE_URL=database_url)
-    assert (0, "0 events will be tried again\n") == (code, output)
+    assert (1, "0 events will be tried again\n") == (code, output)
+    code, output, _ = await stretto("events", f"--retry={third}", DATABASE_URL=database_url)
+    assert (0, "1 events will be tried again\n") == (code, output)
 
 
 async def test_what_is_no_id_is_told(database_url: str) -> None:

@@ -11,6 +11,7 @@ from stretto.commands.console import stdout
 from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import connected, run
 from stretto.config import read_settings
+from stretto.errors import NotFound
 from stretto.postgres.outbox import dead_letters, retry_dead_letters
 from stretto.webhook.store import disabled_at, enable, paused_until
 
@@ -46,6 +47,9 @@ def events(
             if retry or retry_all:
                 count = await retry_dead_letters(connection, None if retry_all else retry)
                 stdout.print(f"{count} events will be tried again")
+                if retry and not retry_all and count < len({*retry}):
+                    message = f"{len({*retry}) - count} of these ids are no dead letters"
+                    raise NotFound(message)
                 return
             letters = await dead_letters(connection, DEAD_LETTERS_MAX)
             since = await disabled_at(connection)
