@@ -402,7 +402,9 @@ async def test_a_problem_that_quotes_too_much_does_not_cut_the_connection(
             (dead,) = await bus.dead()
             short = problem(RequestInvalid([]))
             assert short == orjson.loads(reply.data)
-            assert {**short, "command": {"sequence": 1}} == dead
+            command = dead.pop("command")
+            assert short == dead
+            assert {"sequence", "headers"} == command.keys()
             assert not any(isinstance(each, BusTrouble) for each in told)
         else:
             await bus.send(poison, Stretto_Reply_To=bus.client.new_inbox())
@@ -426,7 +428,7 @@ async def test_a_dead_letter_has_as_much_of_the_command_as_its_stream_takes(
         await bus.send({"name": "", "description": "x" * 1000})
         await bus.settled()
         (dead,) = await bus.dead()
-        assert {"sequence": 1} == dead["command"]
+        assert {"sequence", "headers"} == dead["command"].keys()
         assert "/name" in dead["detail"]
         await bus.send({"x" * 1000: 1})
         await bus.settled()
