@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _EXAMPLES: Final = (
     "stretto serve",
     "stretto token alice",
-    "STRETTO_DATABASE_URL=postgresql://... stretto check",
+    "STRETTO_DATABASE_URL=postgresql://stretto@db/chat stretto check",
 )
 # The exit codes of a command that works on the database.
 _DATABASE: Final = (EXIT_DONE, EXIT_USAGE, EXIT_DATABASE, EXIT_EMBEDDED, EXIT_INTERRUPTED)
@@ -65,13 +65,13 @@ _COMMANDS: Final[tuple[tuple[Callable[..., None], tuple[str, ...], tuple[int, ..
     (
         migrate,
         (
-            "STRETTO_DATABASE_URL=postgresql://... stretto migrate",
+            "STRETTO_DATABASE_URL=postgresql://stretto@db/chat stretto migrate",
             "stretto migrate --grant-to app",
         ),
         _DATABASE,
     ),
     (token, ("stretto token alice --hours 8",), (EXIT_DONE, EXIT_USAGE)),
-    (attempt, ("stretto attempt alice 6f1c...",), (*_DATABASE, EXIT_NOT_FOUND)),
+    (attempt, ("stretto attempt alice 6f1c2e90",), (*_DATABASE, EXIT_NOT_FOUND)),
     (groups, ("stretto groups alice --limit 10",), _DATABASE),
     (psql, ("stretto psql -c 'table schema_version'",), (EXIT_USAGE, EXIT_EMBEDDED)),
     (sweep, ("stretto sweep --dry-run",), _DATABASE),
