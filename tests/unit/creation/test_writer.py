@@ -197,7 +197,7 @@ async def test_refusals_are_charged_to_their_owner(neighbour: str, is_paused: bo
     def trouble(call: Call) -> StoreError | None:
         if call[0] != "lead" or 1 not in call[1]:
             return None
-        clock.now += OWNER_SECONDS_MAX / 2
+        clock.now += OWNER_SECONDS_MAX / 2.5
         return Refused(FAILURE)
 
     writes = [write(1), *(write(number, owner=neighbour) for number in range(2, 9))]
