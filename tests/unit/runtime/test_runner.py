@@ -277,8 +277,11 @@ async def test_a_cancellation_of_what_an_actor_waits_for_is_a_crash(
     """Nobody has cancelled the actor, and it must not be gone; nor with any other such error."""
     actor = Scripted(error(), 1)
     world.runner.start(actor)
+    _, task = world.runner._runs[actor]
     await until_idle(actor)
     assert [ActorCrashed, ActorRestarted] == world.kinds
+    # Not in another task, as after a cancellation from outside: only a few of those are borne.
+    assert task is world.runner._runs[actor][1]
     await world.runner.stop(actor)
 
 
