@@ -89,23 +89,28 @@ class Halves:
 
     def charge(self) -> None:
         """Charge the owners of the refused with what was done in vain, where they had neighbours."""
-        if len({request.message.new_group.owner for request in self._batch}) == 1:
+        if not _has_several_owners(self._batch):
             return
-        refused = [request.message for request in self._batch if _is_refused(request)]
+        refused = [
+            request.message
+            for request in self._batch
+            if isinstance(result_of(request), SettledAsFailed)
+        ]
         for write in refused:
             error = HookError("groups of this owner are refused again and again")
             self._breakers.charge(write, self._wasted_seconds / len(refused), error)
 
 
-def _is_refused(request: WriteRequest) -> bool:
-    """Whether the attempt has been settled as failed."""
+def result_of(request: WriteRequest) -> WriteResult | None:
+    """Return what a request was answered; None if it was not, with an error, or its sender has left."""
     answered = request.answered
-    return (
-        answered.done()
-        and not answered.cancelled()
-        and answered.exception() is None
-        and isinstance(answered.result(), SettledAsFailed)
-    )
+    if not answered.done() or answered.cancelled() or answered.exception() is not None:
+        return None
+    return answered.result()
+
+
+def _has_several_owners(batch: Sequence[WriteRequest]) -> bool:
+    return len({request.message.new_group.owner for request in batch}) > 1
 
 
 class OneByOne:
@@ -202,8 +207,7 @@ class OneByOne:
         A lock on a row and a host's hook are the owner's own failures. So is any other error while
         others get through.
         """
-        has_neighbours = len({request.message.new_group.owner for request in self._batch}) > 1
-        if not has_neighbours and not len(self._mailbox):
+        if not _has_several_owners(self._batch) and not len(self._mailbox):
             return
         failing = self._failing.values()
         shared_seconds = seconds - sum(each.seconds for each in failing)

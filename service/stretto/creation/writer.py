@@ -14,7 +14,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
-from stretto.creation.apart import is_away
+from stretto.creation.apart import is_away, result_of
 from stretto.creation.batch import BACKOFF, WRITER, BatchWriter
 from stretto.creation.ports import NotLed
 from stretto.errors import Locked, OutcomeUnknown, StoreError
@@ -155,13 +155,8 @@ class GroupWriter(Actor):
                 seconds = self._breakers.clock_seconds() - started
                 self._breakers.keep(request.message, seconds, error)
             return 0
-        answered = request.answered
         # Neither does an attempt that is another's. A veto has got as far as a success.
-        if (
-            answered.done()
-            and not answered.cancelled()
-            and not isinstance(answered.result(), NotLed)
-        ):
+        if not isinstance(result_of(request), NotLed | None):
             self._breakers.close(request.message.new_group.owner)
         return led
 
