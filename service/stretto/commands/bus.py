@@ -11,7 +11,7 @@ from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import opened, run
 from stretto.config import read_settings
 from stretto.nats.opening import describe_streams
-from stretto.postgres.history import PostgresHistoryStore
+from stretto.postgres.log import origin
 from stretto.provision import bus_place
 
 
@@ -32,9 +32,11 @@ def bus(
 
     async def work() -> None:
         async with opened(settings) as database, bus_place(settings) as nats_url:
-            origin = await PostgresHistoryStore(database).origin()
             for line in await describe_streams(
-                nats_url, settings.component.nats_prefix, origin, is_adopting=adopt
+                nats_url,
+                settings.component.nats_prefix,
+                await origin(database),
+                is_adopting=adopt,
             ):
                 stdout.print(line)
 

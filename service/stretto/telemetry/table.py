@@ -109,11 +109,13 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
         Count("stretto_bus_trouble_total", "Times that the bus was lost or not understood."),
         Line("warning", "bus.trouble", ("cause",)),
     ),
-    observations.EventsMissed: (
+    observations.PlaceLost: (
         Count(
-            "stretto_events_missed_total", "Times that sessions must resume: the bus lost events."
+            "stretto_places_lost_total",
+            "Times that the log no longer had what a reader had not had.",
+            ("reader",),
         ),
-        Line("warning", "bus.events_missed"),
+        Line("warning", "log.place_lost", ("reader",)),
     ),
     observations.CommandHandled: (
         Count("stretto_commands_total", "Commands from the bus, by how each ended.", ("outcome",)),
@@ -126,7 +128,7 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
             ("delivered", "refused"),
         ),
         Measure(
-            "stretto_relay_seconds", "From taking a batch to its last mark.", "seconds", SECONDS
+            "stretto_relay_seconds", "From reading a page to moving on.", "seconds", SECONDS
         ),
     ),
     observations.EventBuried: (
