@@ -15,9 +15,10 @@ from chaos.server import OwnServer, own_server, standby_of
 from stretto.assembly.opening import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id
 from stretto.events.place import PositionLost
+from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database
 from stretto.postgres.log import PostgresLogStore
-from support.database import first_row
+from support.database import commit_event, first_row
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -219,3 +220,35 @@ async def test_two_servers_with_one_past_do_not_take_each_others_places(
         with pytest.raises(PositionLost):
             await resumed(other, place)
         assert [] == await resumed(one, place)
+
+
+@pytest.mark.parametrize("is_synchronous", [True, False])
+async def test_no_event_is_read_before_the_standby_has_it(
+    is_synchronous: bool, server: OwnServer, beside: Connection
+) -> None:
+    """Not from the log, nor as a delivery; without a synchronous standby it is read at once."""
+    async with standby_of(server) as standby, Database(server.dsn) as database:
+        await first_row(beside, STREAMING)
+        await server.set_synchronous(is_synchronous=True)
+        store = PostgresBusStore(database)
+        await store.open()
+        place = await store.present()
+        await standby.stop()
+        # Visible here, as after a restart of the primary.
+        await beside.execute("SET synchronous_commit = local")
+        event = await commit_event(beside)
+        await beside.execute(
+            """INSERT INTO outbox_delivery
+               SELECT 'bus', event_id, event_type, subject, recipients, payload, created_at, now()
+               FROM outbox"""
+        )
+        if not is_synchronous:
+            await server.set_synchronous(is_synchronous=False)
+        assert [] == (await store.page(await store.present(), 10)).events
+        page = asyncio.create_task(store.page(place, 10))
+        taken = asyncio.create_task(store.take(10, 60.0))
+        done, _ = await asyncio.wait({page, taken}, timeout=1.0)
+        assert (set() if is_synchronous else {page, taken}) == done
+        assert await standby.start()
+        assert [event] == [logged.event.event_id for logged in (await page).events]
+        assert [event] == [delivery.event.event_id for delivery in await taken]

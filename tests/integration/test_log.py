@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -12,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from stretto.assembly.opening import open_component
+from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.events.delivery import PutOff
 from stretto.events.place import Place
@@ -255,3 +257,62 @@ async def test_equal_ids_mean_equal_content(database_url: str, connection: Conne
     assert milliseconds == await connection.fetchval(
         "SELECT (extract(epoch FROM $1::text::timestamptz) * 1000)::bigint", document["time"]
     )
+
+
+CHANGES: Final = {
+    "of a server that has started again": "server_started_at = '-infinity'",
+    "of another database or table": "table_id = '1/2'",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_a_process_that_starts_elsewhere_begins_a_history(
+    change: str, database_url: str, connection: Connection
+) -> None:
+    """Once, however many writers connect; a process that starts in the same place goes on."""
+    team = NewGroup.parse(UserId("alice"), {"name": "Team"})
+    numbers = []
+    for number in range(4):
+        if number == 2:
+            await connection.execute(f"UPDATE outbox_history SET {change}")
+        settings = ComponentSettings(writers=3)
+        async with open_component(database_url, settings=settings) as component:
+            await component.creator.create(IdempotencyKey(f"k{number}"), team)
+        numbers.append(await connection.fetchval("SELECT max(history) FROM outbox"))
+    assert [1, 1, 2, 2] == numbers
+    assert 2 == await connection.fetchval("SELECT max(number) FROM outbox_history")
+
+
+async def test_a_lead_on_another_server_begins_a_history(
+    database_url: str, connection: Connection
+) -> None:
+    """A pooler may change to a promoted one under connections that live on; two writers agree."""
+    settings = ComponentSettings(writers=2)
+    async with open_component(database_url, settings=settings) as component:
+
+        async def create(*keys: str) -> None:
+            await asyncio.gather(
+                *(
+                    component.creator.create(
+                        IdempotencyKey(key), NewGroup.parse(UserId(key), {"name": "Team"})
+                    )
+                    for key in keys
+                )
+            )
+
+        await create("a")
+        await connection.execute("UPDATE outbox_history SET server_started_at = '-infinity'")
+        await create(*(f"k{number}" for number in range(200)))
+    counts = await connection.fetch("SELECT history, count(*) FROM outbox GROUP BY 1 ORDER BY 1")
+    assert [(1, 1), (2, 200)] == [tuple(row) for row in counts]
+
+
+async def test_groups_are_written_to_the_newest_partition(
+    database_url: str, connection: Connection
+) -> None:
+    """That is the one with the greatest number."""
+    await connection.execute("UPDATE outbox_slot SET number = 2 WHERE slot = 5")
+    async with open_component(database_url) as component:
+        team = NewGroup.parse(UserId("alice"), {"name": "Team"})
+        await component.creator.create(IdempotencyKey("k"), team)
+    assert 5 == await connection.fetchval("SELECT slot FROM outbox")
