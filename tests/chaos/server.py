@@ -125,6 +125,8 @@ class OwnServer:
     async def dump(self) -> Path:
         """Return a backup, made as the runbook says."""
         file = self.place.cluster / "stretto.dump"
+        # The server may still recover from a crash.
+        await (await self.connect()).close()
         flags = ("--format=custom", "--schema=stretto")
         await self._client("pg_dump", *flags, f"--file={file}", f"--dbname={self.dsn}")
         return file
