@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from stretto.assembly.component import Component
+from stretto.assembly.host_bus import HostsBus
 from stretto.assembly.host_options import (
     guarded,
     require_bus,
@@ -151,7 +152,9 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         nats = make_nats(
             Bus(settings.nats_url, settings.nats_prefix, inputs.origin), creator, observe
         )
-    bus = inputs.bus or (nats.events if nats else None)
+    bus: EventBus | None = nats.events if nats else None
+    if inputs.bus is not None:
+        bus = HostsBus(inputs.bus)
     relay = None
     if bus is not None:
         relay = OutboxRelay(PostgresBusStore(database), bus, observe, settings.relay)

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -31,7 +30,7 @@ from stretto.runtime.backoff import Backoff
 from stretto.setting import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
     from stretto.events.delivery import Delivery
@@ -41,16 +40,9 @@ if TYPE_CHECKING:
 
 # The lease is renewed so many times before it would end: a process that lags keeps it.
 RENEWALS: Final = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusalLimits:
-    """How a refused event is tried again."""
-
-    tries_max: int = 12
-    """With the pauses below, an operator has about 15 minutes to repair the cause."""
-    pause_seconds_first: float = 1.0
-    pause_seconds_max: float = 600.0
+# Of an event that the bus refuses: an operator has about 15 minutes to repair the cause.
+TRIES_MAX: Final = 12
+PAUSE: Final = Backoff(1.0, 600.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +59,6 @@ class RelaySettings:
     """How long a wake-up waits for more events: ten cost the two statements of one."""
     poll_seconds: float = 1.0
     """How often to look without a wake-up: for refused events, and for a lease that has ended."""
-    refusal: RefusalLimits = field(default_factory=RefusalLimits)
 
 
 class OutboxRelay(Actor):
@@ -180,7 +171,7 @@ class OutboxRelay(Actor):
         started = time.perf_counter()
         reasons = await self._publish([delivery.event for delivery in deliveries])
         put_off = [
-            self._put_off(delivery, reasons[delivery.event.event_id])
+            _put_off(delivery, reasons[delivery.event.event_id])
             for delivery in deliveries
             if delivery.event.event_id in reasons
         ]
@@ -191,16 +182,6 @@ class OutboxRelay(Actor):
                 self._observe(EventBuried(each.event_id, each.dead_reason))
         self._observe(EventsRelayed(len(sent), len(put_off), time.perf_counter() - started))
 
-    def _put_off(self, delivery: Delivery, reason: str) -> PutOff:
-        limits, tries = self._settings.refusal, delivery.tries + 1
-        pauses = Backoff(limits.pause_seconds_first, limits.pause_seconds_max)
-        return PutOff(
-            delivery.event.event_id,
-            pauses.seconds(tries),
-            is_try=True,
-            dead_reason=reason if tries >= limits.tries_max else None,
-        )
-
     async def _publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
         """Publish within the time of a lease; give the lease back if that fails.
 
@@ -208,37 +189,16 @@ class OutboxRelay(Actor):
         """
         try:
             async with asyncio.timeout(self._settings.relay_lease_seconds):
-                reasons: object = await self._bus.publish(events)
+                return await self._bus.publish(events)
         except (BusUnavailable, TimeoutError, asyncio.CancelledError) as error:
             await self.close()
             self._lease_due_at = self._clock_seconds()
             if isinstance(error, TimeoutError):
                 raise BusUnavailable("no answer within the lease") from error
             raise
-        return _checked(reasons, {event.event_id for event in events})
 
 
-def _checked(reasons: object, event_ids: Collection[UUID]) -> dict[UUID, str]:
-    """Return the reasons of refused events; raises `TypeError` for an answer that breaks the contract.
-
-    Whether any event was published is then unknown, and they are published again. An id that is none
-    of theirs, such as a text, would let the relay pass over a refused event.
-    """
-    if isinstance(reasons, Mapping):
-        refused = dict(reasons)
-        odd = [
-            each
-            for each in refused.items()
-            if each[0] not in event_ids or not isinstance(each[1], str)
-        ]
-        if not odd:
-            return {event_id: str.__str__(reason) for event_id, reason in refused.items()}
-        kinds = " and ".join(repr(type(each)) for each in odd[0])
-        found = f"a mapping with {kinds}, or with the id of another event"
-    else:
-        found = repr(type(reasons))
-    message = (
-        "the bus must return the reasons of refused events by their ids from `publish`,"
-        f" and {{}} where none was refused, not {found}"
-    )
-    raise TypeError(message)
+def _put_off(delivery: Delivery, reason: str) -> PutOff:
+    dead_reason = reason if delivery.tries + 1 >= TRIES_MAX else None
+    seconds = PAUSE.seconds(delivery.tries + 1)
+    return PutOff(delivery.event.event_id, seconds, is_try=True, dead_reason=dead_reason)
