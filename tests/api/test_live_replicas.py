@@ -74,6 +74,21 @@ async def test_an_event_reaches_the_sessions_of_another_process(
             assert group == (await clients[1].next())["event"]["subject"]
 
 
+async def test_behind_a_pooler_a_process_looks_more_often(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot hear there; where it can, it is told at once."""
+    monkeypatch.setattr(tail, "LOOK_SECONDS", NEVER_SECONDS)
+    async with (
+        replica(database_url) as one,
+        replica(database_url) as other,
+        other.websocket("bob") as client,
+    ):
+        await client.next()
+        for number in range(3):
+            assert await one.create(f"k{number}") == (await client.next())["event"]["subject"]
+
+
 async def test_a_tail_whose_connection_is_cut_goes_on_where_it_was(
     database_url: str, connection: Connection
 ) -> None:
