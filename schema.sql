@@ -101,19 +101,21 @@ CREATE INDEX conversation_member_by_user ON conversation_member (user_id, conver
 -- index is the order in which it is read.
 CREATE TABLE outbox (
     -- The partition; see outbox_slot.
-    slot       smallint    NOT NULL,
+    slot            smallint    NOT NULL,
     -- The order of the log: by history, then by the writing transaction. Unlike with a sequence, a
     -- reader can know which lower numbers may still come: those of the transactions that its
     -- snapshot lists as running.
-    history    integer     NOT NULL,
-    position   xid8        NOT NULL DEFAULT pg_current_xact_id(),
-    -- Follows from what the event says: however often an event is sent, it has one id.
-    event_id   uuid        NOT NULL,
-    event_type text        NOT NULL CHECK (event_type IN ('group.created')),
-    subject    uuid        NOT NULL,
-    recipients text[]      NOT NULL CHECK (cardinality(recipients) BETWEEN 1 AND 1001),
-    payload    json        NOT NULL,
-    created_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    history         integer     NOT NULL,
+    position        xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- Follows from the conversation's: however often an event is sent, it has one id.
+    event_id        uuid        NOT NULL,
+    -- Of the group and its conversation. The event's document repeats both; the payload does not.
+    subject         uuid        NOT NULL,
+    conversation_id uuid        NOT NULL,
+    event_type      text        NOT NULL CHECK (event_type IN ('group.created')),
+    recipients      text[]      NOT NULL CHECK (cardinality(recipients) BETWEEN 1 AND 1001),
+    payload         json        NOT NULL
 ) PARTITION BY LIST (slot);
 
 -- Eight slots of a seventh of the retention each: one that is written to, and seven that are kept.
@@ -242,19 +244,20 @@ CREATE TABLE outbox_reader (
 -- what the bus has refused, and everything for the webhook's endpoint. A delivered event has no
 -- row. Each is a copy, so that no partition of the log is kept for one.
 CREATE TABLE outbox_delivery (
-    reader      text        NOT NULL,
-    event_id    uuid        NOT NULL,
-    event_type  text        NOT NULL,
-    subject     uuid        NOT NULL,
-    recipients  text[]      NOT NULL,
-    payload     json        NOT NULL,
+    reader          text        NOT NULL,
     -- When its event was committed: the oldest row shows how far the target is behind.
-    created_at  timestamptz NOT NULL,
+    created_at      timestamptz NOT NULL,
+    event_id        uuid        NOT NULL,
+    subject         uuid        NOT NULL,
+    conversation_id uuid        NOT NULL,
+    event_type      text        NOT NULL,
+    recipients      text[]      NOT NULL,
+    payload         json        NOT NULL,
     -- When it may be taken next: taking postpones it by the lease, a failure by a pause.
-    due_at      timestamptz NOT NULL,
-    tries       integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
+    due_at          timestamptz NOT NULL,
+    tries           integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
     -- Why it is a dead letter, which is not tried again until an operator retries it.
-    dead_reason text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
+    dead_reason     text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
     PRIMARY KEY (reader, event_id)
 ) WITH (
     fillfactor = 70,

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 EVENTS = 50_000
 
 _FILL = """
-    INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients, payload)
-    SELECT 0, 0, gen_random_uuid(), 'group.created', gen_random_uuid(), $1,
-           json_build_object('conversation_id', uuidv7(), 'members_count', 4,
+    INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients, conversation_id,
+                        payload)
+    SELECT 0, 0, gen_random_uuid(), 'group.created', gen_random_uuid(), $1, uuidv7(),
+           json_build_object('members_count', 4,
                              'name', 'Team standup', 'owner_id', 'user-1')
     FROM generate_series(1, $2)"""
 

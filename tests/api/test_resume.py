@@ -171,12 +171,12 @@ async def insert_events(connection: Connection, count: int, payload_bytes: int =
            BEGIN
                FOR number IN 1..count LOOP
                    INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients,
-                                       payload)
+                                       conversation_id, payload)
                    VALUES ((SELECT slot FROM outbox_slot AS s ORDER BY s.number DESC LIMIT 1),
                            (SELECT max(h.number) FROM outbox_history AS h),
                            gen_random_uuid(), 'group.created', gen_random_uuid(), '{bob}',
-                           json_build_object('text', repeat('x', bytes), 'conversation_id',
-                                             '01a1fc83-fd4c-771a-a6fa-15ce8d4e3372'));
+                           '01a1fc83-fd4c-771a-a6fa-15ce8d4e3372',
+                           json_build_object('text', repeat('x', bytes)));
                    COMMIT;
                END LOOP;
            END $$ LANGUAGE plpgsql"""

@@ -145,9 +145,9 @@ async def test_a_long_transaction_costs_a_reader_nothing(
             async with connection.transaction():
                 await connection.execute(
                     """INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients,
-                                           payload)
+                                           conversation_id, payload)
                        SELECT 0, 0, gen_random_uuid(), 'group.created', gen_random_uuid(), '{bob}',
-                              '{}'
+                              gen_random_uuid(), '{}'
                        FROM generate_series(1, 500)"""
                 )
         place = await store.present()

@@ -239,11 +239,7 @@ async def test_a_check_misses_no_event_that_was_truncated(connection: Connection
 
     async def add_event(id_: UUID) -> None:
         await commit_event(connection, subject=id_)
-        await connection.execute(
-            "UPDATE outbox SET payload = json_build_object('conversation_id', $1::uuid)"
-            " WHERE subject = $1",
-            id_,
-        )
+        await connection.execute("UPDATE outbox SET conversation_id = $1 WHERE subject = $1", id_)
 
     old = await add_group()
     await add_event(old)

@@ -22,11 +22,11 @@ OWN_GROUP = """INSERT INTO chat_group (group_id, owner_id, name, fingerprint, co
 CONVERSATION = "INSERT INTO conversation (conversation_id, kind, next_offset) VALUES ($1, $2, $3)"
 READER = """INSERT INTO outbox_reader (name, history, seen, target_digest)
     VALUES ($1, 0, '1:1:', $2)"""
-DELIVERY = """INSERT INTO outbox_delivery (reader, event_id, event_type, subject, recipients, payload,
-    created_at, due_at, tries, dead_reason)
-    VALUES ('bus', $1, 'group.created', $1, '{a}', '{}', now(), now(), $2, $3)"""
-EVENT = """INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients, payload)
-    VALUES (0, 0, $1, $2, $1, $3, '{}')"""
+DELIVERY = """INSERT INTO outbox_delivery (reader, event_id, event_type, subject, conversation_id,
+    recipients, payload, created_at, due_at, tries, dead_reason)
+    VALUES ('bus', $1, 'group.created', $1, $1, '{a}', '{}', now(), now(), $2, $3)"""
+EVENT = """INSERT INTO outbox (slot, history, event_id, event_type, subject, conversation_id,
+    recipients, payload) VALUES (0, 0, $1, $2, $1, $1, $3, '{}')"""
 MEMBER = "INSERT INTO conversation_member (conversation_id, user_id, role) VALUES ($1, $2, $3)"
 CREATED = "group.created"
 ONE, TWO = UUID(int=1), UUID(int=2)

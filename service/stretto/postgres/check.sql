@@ -68,9 +68,9 @@ SELECT subject AS group_id,
             WHEN has_own IS NOT TRUE THEN 'event tells of another conversation than its group'
             ELSE 'event without its owner among the recipients' END AS what
 FROM (SELECT subject, recipients, owner_id,
-             count(*) OVER (PARTITION BY subject, event_type, payload ->> 'conversation_id')
+             count(*) OVER (PARTITION BY subject, event_type, outbox.conversation_id)
                  AS events_count,
-             bool_or(payload ->> 'conversation_id' = chat_group.conversation_id::text)
+             bool_or(outbox.conversation_id = chat_group.conversation_id)
                  OVER (PARTITION BY subject) AS has_own
       FROM outbox LEFT JOIN chat_group ON chat_group.group_id = subject) AS event
 WHERE owner_id IS NULL OR events_count > 1 OR has_own IS NOT TRUE

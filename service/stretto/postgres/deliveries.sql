@@ -24,12 +24,12 @@ UPDATE outbox_delivery AS delivery
 SET due_at = clock.now + make_interval(secs => $3)
 FROM due, clock
 WHERE reader = $1 AND delivery.event_id = due.event_id
-RETURNING delivery.event_id, event_type, subject, recipients, payload, tries;
+RETURNING delivery.event_id, subject, conversation_id, event_type, recipients, payload, tries;
 
 -- name: settle_deliveries
--- Delete the deliveries of the reader $1 that were sent ($2). Put the others ($3) off by $4 seconds,
--- count those that were tries ($5), and dead-letter those that have a reason ($6). $7 is now. Needs
--- no durability: what a crash undoes is sent again.
+-- Delete the deliveries of the reader $1 that were sent ($2). Put the others ($3) off by $4
+-- seconds, count those that were tries ($5), and dead-letter those that have a reason ($6). $7 is
+-- now. Needs no durability: what a crash undoes is sent again.
 WITH sent AS (
     DELETE FROM outbox_delivery WHERE reader = $1 AND event_id = ANY ($2::uuid[])
 )

@@ -96,8 +96,7 @@ def envelope(row: asyncpg.Record) -> bytes:
     twice, once by a server that was lost. So the time is not the row's: it is the one in the
     conversation's id (RFC 9562, UUIDv7), from which the event's id follows.
     """
-    conversation_id: str = orjson.loads(row["payload"])["conversation_id"]
-    milliseconds = int(conversation_id.replace("-", "")[:12], 16)
+    milliseconds = row["conversation_id"].int >> 80
     return orjson.dumps(
         {
             "specversion": "1.0",
@@ -109,7 +108,11 @@ def envelope(row: asyncpg.Record) -> bytes:
                 timespec="milliseconds"
             ),
             "datacontenttype": "application/json",
-            "data": orjson.Fragment(row["payload"]),
+            "data": {
+                "group_id": str(row["subject"]),
+                "conversation_id": str(row["conversation_id"]),
+                **orjson.loads(row["payload"]),
+            },
         }
     )
 

@@ -35,12 +35,13 @@ SELECT row_to_json(outbox_present) AS present,
            AS is_full,
        CASE WHEN current_setting('synchronous_standby_names') <> '' AND EXISTS (SELECT FROM page)
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at,
-       NULL AS history, NULL AS position, NULL AS event_id, NULL AS event_type, NULL AS subject,
-       NULL AS recipients, NULL AS payload, NULL AS number
+       NULL AS history, NULL AS position, NULL AS event_id, NULL AS subject,
+       NULL AS conversation_id, NULL AS event_type, NULL AS recipients, NULL AS payload,
+       NULL AS number
 FROM outbox_present
 UNION ALL
-SELECT NULL, NULL, NULL, history, position, event_id, event_type, subject, recipients, payload,
-       number
+SELECT NULL, NULL, NULL, history, position, event_id, subject, conversation_id, event_type,
+       recipients, payload, number
 FROM page
 WHERE $5::text[] IS NULL OR recipients && $5::text[] OR number = (SELECT max(number) FROM page)
 ORDER BY number NULLS FIRST;

@@ -290,8 +290,6 @@ def _array_literal(users: Sequence[str]) -> str:
 def _event_data(write: Write) -> str:
     return orjson.dumps(
         {
-            "group_id": write.group_id,
-            "conversation_id": write.conversation_id,
             "owner_id": write.new_group.owner,
             "name": write.new_group.name,
             "members_count": 1 + len(write.new_group.members),

@@ -64,9 +64,10 @@ WITH write AS (
     ON CONFLICT (number) DO UPDATE SET number = EXCLUDED.number
     RETURNING number
 ), new_event AS (
-    INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients, payload)
-    SELECT slot, coalesce(begun.number, log_end.number), event_id, 'group.created', group_id,
-           recipients, payload
+    INSERT INTO outbox (slot, history, event_id, subject, conversation_id, event_type, recipients,
+                        payload)
+    SELECT slot, coalesce(begun.number, log_end.number), event_id, group_id, conversation_id,
+           'group.created', recipients, payload
     FROM settled CROSS JOIN log_end LEFT JOIN begun ON true
 )
 SELECT claim_token FROM settled;

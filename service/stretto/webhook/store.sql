@@ -1,8 +1,8 @@
 -- The webhook's place in the log, and whether its endpoint may be called.
 
 -- name: open_webhook
--- Begin at the present, unless the webhook has begun before. $1 is the digest of the endpoint's URL:
--- a new endpoint gets waiting events at once, whatever the old one has asked for. $2 is now.
+-- Begin at the present, unless the webhook has begun before. $1 is the digest of the endpoint's
+-- URL: a new endpoint gets waiting events at once, whatever the old one has asked for. $2 is now.
 WITH clock AS (
     SELECT coalesce($2::timestamptz, clock_timestamp()) AS now
 ), opened AS (
@@ -57,9 +57,10 @@ WITH clock AS MATERIALIZED (
 ), found AS MATERIALIZED (
     SELECT * FROM late UNION ALL SELECT * FROM fresh
 ), enrolled AS (
-    INSERT INTO outbox_delivery (reader, event_id, event_type, subject, recipients, payload,
-                                 created_at, due_at)
-    SELECT 'webhook', event_id, event_type, subject, recipients, payload, created_at, clock.now
+    INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, event_type,
+                                 recipients, payload, due_at)
+    SELECT 'webhook', created_at, event_id, subject, conversation_id, event_type, recipients,
+           payload, clock.now
     FROM found, clock
     ON CONFLICT DO NOTHING
 ), last AS (
