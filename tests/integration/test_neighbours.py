@@ -225,7 +225,7 @@ async def test_an_event_that_has_outlived_its_group_burns_no_key(
     database_url: str, connection: Connection
 ) -> None:
     """Its neighbours are created; the key is once the event has been swept."""
-    settings = ComponentSettings(writers=1, creator=CreatorSettings(lease_seconds=0.0))
+    settings = ComponentSettings(writers=1, creator=CreatorSettings(lease_seconds=0.1))
     events: list[Observation] = []
     async with open_component(database_url, settings=settings, observe=events.append) as component:
         await created(component, keys("k", 1))

@@ -229,7 +229,7 @@ def test_the_tables_say_what_the_code_does(check: str) -> None:
         ("modules", "| `creation/attempt.py` |", "| `creation/flight.py` |"),
         ("modules", "    server  ", "    servers "),
         ("layers", "    http  ", "    https "),
-        ("layers", "    domain  ", "    "),
+        ("layers", "    domain | setting  ", "    "),
         ("limits", "| turns of a flight | 8 |", "| turns of a flight | 9 |"),
         ("limits", "8 | `TURNS_MAX`", "8 | `TURNS`"),
         ("limits", "`TURNS_MAX` in `creation/follower.py`", "`TURNS_MAX` in `creation/flight.py`"),

@@ -17,8 +17,6 @@ from stretto.assembly.host_options import (
     require_kind,
     require_observer,
     require_one_source,
-    require_positive,
-    require_schema,
     require_signed,
 )
 from stretto.assembly.host_pool import require_database, require_pool, sharing
@@ -45,6 +43,7 @@ from stretto.postgres.retention import RetentionSweeper, sweep
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
+from stretto.setting import require_settings
 from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.sender import WebhookSender
 from stretto.webhook.store import PostgresWebhookStore
@@ -211,10 +210,7 @@ def _component_settings(
     settings = ComponentSettings() if given is None else given
     require_one_source(dsn, pool)
     require_kind("settings", settings, ComponentSettings)
-    require_positive(
-        writers=settings.writers, batch_max=settings.batch_max, mailbox_max=settings.mailbox_max
-    )
-    require_schema(settings.db_schema)
+    require_settings(settings)
     require_signed(settings.webhook)
     require_hook(on_create)
     if pool is not None:

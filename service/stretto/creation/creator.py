@@ -56,7 +56,7 @@ class CreatorSettings:
     """How a creator behaves; times in seconds."""
 
     lease_seconds: float = setting(
-        5.0, "after this long a pending attempt may be taken over", gt=0, le=3600
+        5.0, "after this long a pending attempt may be taken over", ge=0.1, le=3600
     )
     outcomes_max: int = 50_000
     """Settled attempts remembered, half as many at least; some 350 bytes each."""
