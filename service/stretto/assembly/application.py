@@ -104,11 +104,17 @@ def setup(app: web.Application, prefix: str, **options: Unpack[AppOptions]) -> N
     mounted = create_app(**options)
     app.add_subapp(prefix, mounted)
 
+    async def stop(_: web.Application) -> None:
+        await mounted.shutdown()
+
     async def clean_up(_: web.Application) -> AsyncIterator[None]:
         yield
         # Where the host's own start fails, aiohttp cleans up the host alone.
         await mounted.shutdown()
 
+    # First: of the host's handlers, one that raises keeps aiohttp from calling those behind it, and
+    # one that closes what we use must not run while requests are under way.
+    app.on_shutdown.insert(0, stop)
     app.cleanup_ctx.append(clean_up)
 
 
