@@ -108,7 +108,7 @@ class IdempotencyKey(str):
             return cls(field)
         quoted = _QUOTED_KEY.fullmatch(field)
         if quoted is None:
-            raise KeyInvalid
+            raise KeyInvalid(_QUOTED_KEY_RULE)
         return cls(re.sub(r"\\(.)", r"\1", quoted[1]))
 
 
@@ -250,6 +250,10 @@ def event_id(group: UUID) -> UUID:
     return uuid5(group, "group.created")
 
 
+_QUOTED_KEY_RULE = (
+    'A key that begins with " must be a quoted string (RFC 9651, 3.3.3): between two ", with a \\'
+    ' before each " and \\ in it.'
+)
 _NAME_RULE = (
     f"must be 1 to {NAME_CHARACTERS_MAX} characters without control characters, and one of them"
     " visible"
