@@ -59,6 +59,8 @@ _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
 # encoding than UTF-8 does not take, and a column that has become NOT NULL without a default.
 _ENCODING_STATES: Final = ("22021", "22P05")
 _NOT_NULL: Final = "23502"
+# A statement and the schema, or our rights, do not fit each other.
+_MISFIT_CLASS: Final = "42"
 _CONSTRAINT_CLASS: Final = "23"
 # An event that has outlived its group: its id follows from the group's. The request itself is
 # valid.
@@ -103,6 +105,11 @@ def sqlstate_of(error: asyncpg.PostgresError) -> str:
     """Return the SQLSTATE; "" where there is none, as in an error that a host's hook has made."""
     state: object = error.sqlstate
     return state if isinstance(state, str) else ""
+
+
+def is_misfit(error: asyncpg.PostgresError) -> bool:
+    """Whether a statement met a missing table, column or right, which no waiting brings."""
+    return sqlstate_of(error).startswith(_MISFIT_CLASS)
 
 
 def _is_refusal(error: asyncpg.PostgresError, state: str) -> bool:
