@@ -33,7 +33,7 @@ USER_ID_CHARACTERS_MAX: Final = 128
 KEY_CHARACTERS_MAX: Final = 255
 # RFC 7518, 3.2: an HS256 key has at least as many bits as the hash.
 TOKEN_SECRET_BYTES_MIN: Final = 32
-# 128 bits tell requests apart; a client that forges a collision harms only itself.
+# 128 bits distinguish requests; a client that forges a collision harms only itself.
 FINGERPRINT_BYTES: Final = 16
 OWNERS_REMEMBERED_MAX: Final = 10_000
 # A body with a thousand invalid members is not answered with a thousand errors.
@@ -222,7 +222,7 @@ class Member:
 
 
 def digest(content: bytes) -> bytes:
-    """Return a digest that tells contents apart, as long as a fingerprint."""
+    """Return a digest that distinguishes contents, as long as a fingerprint."""
     return blake2b(content, digest_size=FINGERPRINT_BYTES).digest()
 
 

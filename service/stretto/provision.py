@@ -103,7 +103,7 @@ async def database_connection(
     Raises `Unreachable`, also where the tables are needed and cannot be used as they are.
     """
     async with Database(dsn, schema=schema) as database:
-        connection = await _patient_lend(database, place_of(dsn))
+        connection = await _acquire_patiently(database, place_of(dsn))
         try:
             if needs_tables and await database.require_schema(connection):
                 logger.warning("schema.newer", known=newest_number())
@@ -112,7 +112,7 @@ async def database_connection(
             await database.release(connection)
 
 
-async def _patient_lend(
+async def _acquire_patiently(
     database: Database, place: str, pause: Callable[[float], Awaitable[object]] = asyncio.sleep
 ) -> Connection:
     """Return a connection; the pause between two tries is for tests."""

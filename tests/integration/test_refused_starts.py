@@ -11,7 +11,7 @@ import pytest
 
 from stretto.errors import Unreachable
 from stretto.postgres.connections import Database
-from stretto.provision import _patient_lend
+from stretto.provision import _acquire_patiently
 from support.command_process import stretto
 from support.service_process import ServiceProcess
 
@@ -35,7 +35,7 @@ async def refusal(url: str) -> str:
     """Return what is said of a URL that is given up at the first try."""
     async with Database(url) as database:
         with pytest.raises(Unreachable) as error:
-            await _patient_lend(database, "there", never)
+            await _acquire_patiently(database, "there", never)
     message = str(error.value)
     assert message.startswith("no connection to the database at there: ")
     assert "\n" not in message
@@ -115,7 +115,7 @@ async def test_a_role_without_a_free_connection_is_waited_for(
         await connection.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
 
     async with Database(role_url) as database:
-        await database.release(await _patient_lend(database, "there", pause))
+        await database.release(await _acquire_patiently(database, "there", pause))
     assert pauses == 1
 
 
@@ -131,7 +131,7 @@ async def test_a_host_that_is_not_there_yet_is_waited_for(url: str) -> None:
 
     async with Database(url) as database:
         with pytest.raises(Waited):
-            await _patient_lend(database, "there", pause)
+            await _acquire_patiently(database, "there", pause)
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -94,7 +94,7 @@ async def create(component: Component, key: str) -> UUID:
                SELECT gen_random_uuid(), event_type, subject, recipients, payload FROM outbox""",
         ),
         (
-            "event tells of another conversation than its group",
+            "event names another conversation than its group",
             "UPDATE outbox SET payload = '{}'",
         ),
         (

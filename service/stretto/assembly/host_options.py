@@ -71,7 +71,7 @@ def require_bus(bus: object) -> None:
 
 
 def require_signed(webhook: WebhookSettings) -> None:
-    """Raise `ConfigurationError` for a webhook without a secret: its events could be anybody's."""
+    """Raise `ConfigurationError` for a webhook without a secret: its events could be forged."""
     if webhook.webhook_url and not webhook.webhook_secret:
         raise ConfigurationError("WebhookSettings.webhook_url needs a webhook_secret")
 

@@ -62,7 +62,7 @@ SELECT subject AS group_id,
        CASE WHEN chat_group.group_id IS NULL THEN 'event without a group'
             WHEN events_count > 1 THEN 'more than one event of a kind'
             WHEN payload ->> 'conversation_id' IS DISTINCT FROM chat_group.conversation_id::text
-                THEN 'event tells of another conversation than its group'
+                THEN 'event names another conversation than its group'
             ELSE 'event without its owner among the recipients' END AS what
 FROM (SELECT *, count(*) OVER (PARTITION BY subject, event_type) AS events_count FROM outbox)
     AS event

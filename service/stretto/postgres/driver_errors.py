@@ -53,7 +53,7 @@ _LOCKED: Final = "55P03"
 # A demoted primary: another connection may reach the new one.
 READ_ONLY_STATE: Final = "25006"
 # Rolled back because of what the statement says: bad data, a constraint, a trigger's veto. Only
-# these are the request's own fault; a missing table or permission is the operator's.
+# these the request itself has caused; a missing table or permission is the operator's.
 _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
 # Exceptions among them, which an operator can correct: text that a database or session of another
 # encoding than UTF-8 does not take, and a column that has become NOT NULL without a default.
