@@ -63,7 +63,7 @@ def test_as_much_may_come_again_after_a_while() -> None:
     assert [CloseCode.TOO_MANY_FRAMES] == ends
 
 
-GOOD = masked(b"") + masked(b"x" * 125) + masked(b"x" * 126) + masked(b"hi", 0x81)
+GOOD = masked(b"") + masked(b"x" * 125) + masked(b"\x89\0" * 70) + masked(b"hi", 0x81)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, 7, 1000])
