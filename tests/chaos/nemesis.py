@@ -33,7 +33,7 @@ WIRE_SECONDS: Final = 1.0
 # Around the lease of half a second, on both sides.
 STOP_SECONDS: Final = (0.2, 2.0)
 # By how often they come by; a planned fault that meets none proves nothing.
-STATEMENTS: Final = ("claim", "claim", "lead", "lead", "lead", "look", "fail")
+STATEMENTS: Final = (*["claim_and_lead"] * 4, "lead", "unlocked", "look", "fail")
 CHANGES: Final = (
     "ALTER TABLE attempt ADD COLUMN IF NOT EXISTS spare text",
     "CREATE INDEX IF NOT EXISTS spare ON chat_group (name)",

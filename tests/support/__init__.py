@@ -35,6 +35,7 @@
 | `memory_store` | the protocol's stores over an in-memory database |
 | `both_stores` | one view of the stores in memory and of PostgreSQL's |
 | `hooked_stores` | writers' stores whose leads run a hook |
+| `routines` | the routines of the schema, with a guard taken out |
 
 | time, log and waiting | |
 |---|---|

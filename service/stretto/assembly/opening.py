@@ -21,6 +21,7 @@ from stretto.assembly.host_options import (
 )
 from stretto.assembly.host_pool import require_database, require_pool, sharing
 from stretto.assembly.settings import ComponentSettings
+from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import GroupCreator
 from stretto.creation.lookup import AttemptLookup
@@ -156,7 +157,7 @@ def put_together(inputs: Inputs, hub: SessionHub, settings: ComponentSettings) -
         webhook = WebhookSender(PostgresWebhookStore(database), inputs.endpoint, observe)
     # The readers of the outbox, which a writer wakes.
     wakes = [each.wake for each in (relay, webhook) if each is not None]
-    breakers = OwnerBreakers(observe)
+    breakers, baton = OwnerBreakers(observe), Baton(mailbox)
     pool_watch = None
     if inputs.pool is not None:
         releases = [store.release for store in write_stores]
@@ -178,7 +179,7 @@ def put_together(inputs: Inputs, hub: SessionHub, settings: ComponentSettings) -
         history_reader=HistoryReader(asks, inputs.history, hub.origin, observe),
         writers=[
             GroupWriter(
-                mailbox,
+                baton,
                 store,
                 observe,
                 batch_max=settings.batch_max,

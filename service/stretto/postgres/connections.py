@@ -23,7 +23,7 @@ from stretto.postgres.database_url import SCHEMA
 from stretto.postgres.driver_connection import Connection, Pool, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_misfit
 from stretto.postgres.hosts_pool import acquire
-from stretto.postgres.migrate import is_newer, require_rights
+from stretto.postgres.migrate import is_newer, listed, require_rights
 from stretto.postgres.pooler import ADD_PARAMETER
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import require_role_settings, session_violation
@@ -234,9 +234,7 @@ class Database:
         newer = await is_newer(connection)
         # Tables that an older schema lacks were reported by now: these are lost.
         if missing:
-            message = (
-                f"the schema lacks the tables {', '.join(missing)}; restore them from a backup"
-            )
+            message = f"the schema lacks {listed(missing)}; restore them from a backup"
             raise Unreachable(message)
         return newer
 
