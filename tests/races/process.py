@@ -42,7 +42,7 @@ class Process:
         )
         breakers = OwnerBreakers(self._observe)
         # Virtual time passes only in pauses: the process is idle in all of them.
-        baton = Baton(mailbox, cpu_seconds=lambda: 0.0)
+        baton = Baton(mailbox, busy_seconds=lambda: 0.0)
         self._tasks = [self.loop.run(self.creator.__aenter__())]
         for _ in range(scenario.writers):
             store = MemoryWriteStore(

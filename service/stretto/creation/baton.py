@@ -5,16 +5,18 @@ database and the loop more than its share of a larger one. So one writer takes b
 next one grows while it writes. Another writer helps only where the time is spent elsewhere, on the way to
 a far database or by its disk: then this process is idle although requests wait.
 
-So the holder passes the baton on once the process has been idle for `IDLE_SECONDS` during its batch. How
-fast the machine is does not matter, nor how large the batch: a loop that has work is not idle.
+So the holder passes the baton on once the loop's thread has been idle for `IDLE_SECONDS` during its batch.
+How fast the machine is does not matter, nor how large the batch: a loop that has work is not idle. Nor is
+one that waits for a processor: another batch would only take that from it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
+
+from stretto.runtime.thread_clock import ThreadClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,14 +36,14 @@ class Baton:
     def __init__(
         self,
         mailbox: Mailbox[Write, WriteResult],
-        cpu_seconds: Callable[[], float] = time.thread_time,
+        busy_seconds: Callable[[], float] | None = None,
     ) -> None:
-        """Take the clock of the time that the event loop's thread has worked."""
+        """Take the clock of the time for which the event loop's thread has had work."""
         self.mailbox = mailbox
-        self._cpu_seconds = cpu_seconds
+        self._busy_seconds = busy_seconds or ThreadClock().busy_seconds
         self._holder: object = None
         self._waiting: deque[tuple[object, asyncio.Future[None]]] = deque()
-        self._began = self._cpu_began = 0.0
+        self._began = self._busy_before = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(
@@ -56,7 +58,7 @@ class Baton:
         batch = await self.mailbox.take(batch_max, rows_of, rows_max)
         # From now on the writer waits for the database.
         loop = asyncio.get_running_loop()
-        self._began, self._cpu_began = loop.time(), self._cpu_seconds()
+        self._began, self._busy_before = loop.time(), self._busy_seconds()
         self._timer = loop.call_later(IDLE_SECONDS, self._judge, loop)
         return batch
 
@@ -80,7 +82,7 @@ class Baton:
     def _judge(self, loop: asyncio.AbstractEventLoop) -> None:
         """Pass the baton on if the process has been idle, else look again when it may have been."""
         seconds = loop.time() - self._began
-        idle_seconds = seconds - (self._cpu_seconds() - self._cpu_began)
+        idle_seconds = seconds - (self._busy_seconds() - self._busy_before)
         if idle_seconds >= IDLE_SECONDS or seconds >= BATCH_SECONDS_MAX:
             self.pass_on(self._holder)
         else:

@@ -21,14 +21,14 @@ TEAM = NewGroup.parse(UserId("alice"), {"name": "Team"})
 
 
 class World:
-    """Two writers at one baton, and a clock of how long the loop has worked."""
+    """Two writers at one baton, and a clock of how long the loop has had work."""
 
     def __init__(self, *, is_busy: bool) -> None:
         self.mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
         self._is_busy = is_busy
-        self.baton = Baton(self.mailbox, self._cpu_seconds)
+        self.baton = Baton(self.mailbox, self._busy_seconds)
 
-    def _cpu_seconds(self) -> float:
+    def _busy_seconds(self) -> float:
         return asyncio.get_running_loop().time() if self._is_busy else 0.0
 
     def ask(self, number: int) -> None:
