@@ -11,8 +11,8 @@ import json
 import time
 
 from loadtests.bench.__main__ import DATA_DIR
+from loadtests.bench.bench import OWNER, Bench
 from loadtests.bench.machinery import BODY
-from loadtests.bench.parts import OWNER, Bench
 from rich.console import Console
 from rich.table import Table
 
