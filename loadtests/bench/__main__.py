@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each time")
     parser.add_argument("--only", default="", help="parts whose name contains this")
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="share of the millions of groups that are made"
+        "--scale", type=float, default=1.0, help="share of the large numbers: groups, operations"
     )
     parser.add_argument("--against", help="revision to measure in turns with this one")
     parser.add_argument("--json", type=Path, help="file for the figures, as JSON lines")

@@ -17,9 +17,9 @@ PROC = Path("/proc")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # Processes seldom end; one that always does has children that end all the time.
 READS_MAX = 100
-REST_SECONDS = 1.0
+REST_SECONDS = 0.5
 # Of one processor: timers of an idle process use less.
-REST_SHARE_MAX = 0.03
+REST_SHARE_MAX = 0.05
 REST_SECONDS_MAX = 60.0
 
 

@@ -34,7 +34,7 @@ class Bench:
     server: EmbeddedServer
     seconds: float
     scale: float = 1.0
-    """Factor for the largest parts, below 1 if only their correctness is checked."""
+    """Factor for large numbers, below 1 if only the correctness of the parts is checked."""
     tree: Path = ROOT
     """The checkout of the service: its code and its schema."""
 

@@ -99,7 +99,7 @@ def test_a_machine_idles_while_it_waits_for_the_disk(bench: Any, tmp_path: Path)
     assert 0.3 == pytest.approx(before.idle_share(machine.now(tmp_path)))
 
 
-async def test_rest_begins_when_a_second_passes_unused(
+async def test_rest_begins_when_time_passes_unused(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reads no further account then."""
