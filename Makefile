@@ -24,6 +24,9 @@ SEED ?= 1
 MINUTES ?= 5
 RESTARTS ?= 10
 
+# For the benchmark: a revision to measure in turns with this one.
+AGAINST ?=
+
 # For mutants: a list, one mutant of it, or a part of a file's name.
 ONLY ?=
 
@@ -61,8 +64,8 @@ format: $(VENV)/.dev ## Format the code and fix what can be fixed
 	@PYTHONPATH=service:tests $(BIN)/python -m openapi
 
 .PHONY: bench
-bench: $(VENV)/.dev ## Measure stretto beside its alternatives, ratios first (ARGS="--rounds 5")
-	@$(BIN)/python -m loadtests.bench $(ARGS)
+bench: $(VENV)/.dev ## Measure stretto beside its alternatives, and beside AGAINST= (ARGS="--only create")
+	@$(BIN)/python -m loadtests.bench $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
 
 .PHONY: bench-smoke
 bench-smoke: $(VENV)/.dev ## Run every part of the benchmark for a second, to check that it works

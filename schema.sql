@@ -270,6 +270,128 @@ CREATE INDEX outbox_delivery_due ON outbox_delivery (reader, due_at) WHERE dead_
 CREATE INDEX outbox_delivery_owed ON outbox_delivery (reader, created_at)
     WHERE dead_reason IS NULL;
 
+-- Claim and lead: how a group is written. They are routines so that a writer has both done in one
+-- round trip. Each runs with the rights and the search_path of its caller, as a statement that the
+-- caller sends. The number is the version: a routine never changes. One that does something else gets
+-- another number beside the old, so that instances of both versions run side by side.
+
+-- claim_attempts: insert the pending attempts of a batch and return the tokens that won. Commits
+-- without waiting for the disk: the leader's settle notices a claim that was lost in a crash. A key
+-- whose group exists is not claimed, so that a request that is refused as a reuse leaves no attempt.
+-- Nor is a key whose attempt exists: the insert would wait for the leader that is writing it. It may
+-- only wait for a claim that commits at this moment, and no longer than `patience`.
+CREATE FUNCTION claim_attempts_1(
+    group_ids uuid[], owner_ids text[], fingerprints bytea[], claim_tokens uuid[], patience text
+) RETURNS uuid[]
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    won uuid[];
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true),
+            set_config('lock_timeout', patience, true);
+    WITH claimed AS (
+        INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+        SELECT claim.group_id, claim.owner_id, claim.fingerprint, claim.claim_token
+        FROM unnest(group_ids, owner_ids, fingerprints, claim_tokens)
+            AS claim (group_id, owner_id, fingerprint, claim_token)
+        WHERE NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = claim.group_id)
+          AND NOT EXISTS (SELECT FROM attempt WHERE attempt.group_id = claim.group_id)
+        ON CONFLICT DO NOTHING
+        RETURNING claim_token
+    )
+    SELECT array_agg(claim_token) INTO won FROM claimed;
+    RETURN won;
+END
+$$;
+
+-- lead_groups: settle the attempts that still carry our token, write their groups, and return the
+-- tokens that did, in one commit. The update is the fence, the row lock and the settlement at once;
+-- everything else is joined to the rows that it returned. No lock is waited for longer than
+-- `patience`, until the transaction ends.
+CREATE FUNCTION lead_groups_1(
+    group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
+    descriptions text[], recipients_of text[], event_ids uuid[], payloads text[], patience text
+) RETURNS uuid[]
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    led uuid[];
+    present record;
+BEGIN
+    PERFORM set_config('lock_timeout', patience, true);
+    -- Where events go. A pooler may have changed to a promoted server under a living connection.
+    SELECT (SELECT slot FROM outbox_slot ORDER BY outbox_slot.number DESC LIMIT 1) AS slot,
+           history.number, history.server_started_at INTO present
+    FROM outbox_history AS history ORDER BY history.number DESC LIMIT 1;
+    IF present.server_started_at <> pg_postmaster_start_time() THEN
+        INSERT INTO outbox_history (number, server_started_at, table_id)
+        SELECT present.number + 1, started_at, table_id FROM outbox_server
+        -- Another lead may have begun it meanwhile.
+        ON CONFLICT (number) DO UPDATE SET number = EXCLUDED.number
+        RETURNING number INTO present.number;
+    END IF;
+    WITH write AS (
+        SELECT group_id, claim_token, conversation_id, name, description, recipients::text[],
+               event_id, payload::json
+        FROM unnest(group_ids, claim_tokens, conversation_ids, names, descriptions, recipients_of,
+                    event_ids, payloads)
+            AS write (group_id, claim_token, conversation_id, name, description, recipients,
+                      event_id, payload)
+    ), settled AS (
+        UPDATE attempt
+        SET status = 'succeeded', conversation_id = write.conversation_id,
+            settled_at = clock_timestamp()
+        FROM write
+        WHERE attempt.group_id = write.group_id
+          AND attempt.claim_token = write.claim_token
+          AND attempt.status = 'pending'
+          -- A group whose attempt was swept must not fail the batch: that key heals.
+          AND NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = write.group_id)
+        RETURNING attempt.owner_id, attempt.fingerprint, write.*
+    ), new_conversation AS (
+        INSERT INTO conversation (conversation_id) SELECT conversation_id FROM settled
+    ), new_group AS (
+        INSERT INTO chat_group (group_id, owner_id, name, description, fingerprint,
+                                conversation_id)
+        SELECT group_id, owner_id, name, description, fingerprint, conversation_id FROM settled
+    ), new_member AS (
+        INSERT INTO conversation_member (conversation_id, user_id, role)
+        SELECT conversation_id, user_id,
+               CASE WHEN user_id = owner_id THEN 'owner' ELSE 'member' END
+        FROM settled, unnest(recipients) AS user_id
+    ), new_event AS (
+        INSERT INTO outbox (slot, history, event_id, subject, conversation_id, event_type,
+                            recipients, payload)
+        SELECT present.slot, present.number, event_id, group_id, conversation_id,
+               'group.created', recipients, payload
+        FROM settled
+    )
+    SELECT array_agg(claim_token) INTO led FROM settled;
+    RETURN led;
+END
+$$;
+
+-- claim_and_lead: claim a batch, commit, then lead what was won: pending is visible in between, and
+-- the two commits are those of two statements. The lead needs nothing that the claim returns: its
+-- fence leaves out what was not won. An error of the lead leaves the claims committed. It must be
+-- called outside a transaction, where it may commit.
+CREATE PROCEDURE claim_and_lead_1(
+    group_ids uuid[], owner_ids text[], fingerprints bytea[], claim_tokens uuid[],
+    claim_patience text, conversation_ids uuid[], names text[], descriptions text[],
+    recipients_of text[], event_ids uuid[], payloads text[], lead_patience text,
+    INOUT led uuid[]
+)
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM claim_attempts_1(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience);
+    COMMIT;
+    led := lead_groups_1(group_ids, claim_tokens, conversation_ids, names, descriptions,
+                         recipients_of, event_ids, payloads, lead_patience);
+END
+$$;
+
 -- inbox: messages that a consumer has processed, recorded in the consumer's own transaction.
 CREATE TABLE inbox (
     consumer    text        NOT NULL CHECK (char_length(consumer) BETWEEN 1 AND 128),

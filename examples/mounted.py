@@ -44,8 +44,7 @@ def make_app(dsn: str) -> web.Application:
             app[POOL] = pool
             yield
         # Closing waits for every connection. stretto has released its own by now: it stops in the
-        # application's shutdown, which comes before every clean-up. If the pool were closed in
-        # `on_shutdown`, it would close first, and requests under way would get 503.
+        # application's shutdown, before every clean-up and before handlers of `on_shutdown`.
 
     app.cleanup_ctx.append(open_pool)
     app.add_routes([web.get("/teams", count_teams)])

@@ -17,8 +17,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from loadtests.bench.__main__ import DATA_DIR
+from loadtests.bench.bench import OWNER, Bench
 from loadtests.bench.machinery import SECRET, wrk
-from loadtests.bench.parts import OWNER, Bench, service
 from rich.console import Console
 from rich.table import Table
 
@@ -28,9 +28,7 @@ from stretto.postgres.connections import Database
 from stretto.postgres.retention import Retention, sweep
 
 if TYPE_CHECKING:
-    import asyncpg
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from loadtests.bench.bench import Connection
 
 CONNECTIONS = 256
 # Between two sweeps; a row past its retention waits about as long as a sweep takes.
@@ -54,7 +52,7 @@ async def measure(arguments: argparse.Namespace, console: Console) -> None:
         dsn, connection = await stack.enter_async_context(bench.database())
         for statement in arguments.sql:
             await connection.execute(statement)
-        _, port = await stack.enter_async_context(service(dsn))
+        _, port = await stack.enter_async_context(bench.service(dsn))
         sweeping = asyncio.create_task(_sweep(dsn, arguments.keep_seconds))
         stack.callback(sweeping.cancel)
         started = time.monotonic()

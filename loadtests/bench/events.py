@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import tempfile
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from loadtests.bench.bench import OWNER
 from loadtests.bench.listeners import listeners
 from loadtests.bench.machinery import (
     SECRET,
@@ -22,7 +22,6 @@ from loadtests.bench.machinery import (
     serving,
     wrk,
 )
-from loadtests.bench.parts import OWNER, service
 
 from stretto.domain import UserId
 from stretto.embedded.nats import embedded_nats
@@ -31,7 +30,7 @@ from stretto.http.tokens.authenticator import make_token
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from loadtests.bench.parts import Bench
+    from loadtests.bench.bench import Bench
 
 FAN_OUT_SESSIONS = 5_000
 IDLE_SESSIONS = 10_000
@@ -66,9 +65,10 @@ async def _sessions(bench: Bench) -> AsyncIterator[Sessions]:
     command = python("-m", "loadtests.bench.sessions_server")
     async with (
         bench.database() as (dsn, _),
-        serving(
-            *command, ready=b"sessions.started", env=os.environ | {"STRETTO_DATABASE_URL": dsn}
-        ) as (process, started),
+        serving(*command, ready=b"sessions.started", env=bench.environment(DATABASE_URL=dsn)) as (
+            process,
+            started,
+        ),
         aiohttp.ClientSession() as client,
     ):
         yield Sessions(f"http://127.0.0.1:{started['port']}", process.pid, client)
@@ -159,7 +159,7 @@ async def create_to_session(bench: Bench, nats_url: str = "") -> Measure:
     """Measure from sending a request to its event's arrival, at half of the peak load."""
     prober, member = UserId("prober"), UserId("member")
     token = make_token(SECRET, OWNER, lifetime_seconds=3600)
-    async with bench.database() as (dsn, _), service(dsn, NATS_URL=nats_url) as (_, port):
+    async with bench.database() as (dsn, _), bench.service(dsn, NATS_URL=nats_url) as (_, port):
         url = f"http://127.0.0.1:{port}"
         peak = await wrk(url, "new", connections=128, seconds=bench.seconds, token=token)
         async with _Probe.opened(url, prober, member) as probe:
@@ -176,7 +176,7 @@ async def create_to_session(bench: Bench, nats_url: str = "") -> Measure:
                     pause_ms=pause_ms,
                 )
             )
-            times_ms = []
+            times_ms: list[float] = []
             while not load.done():
                 times_ms.append(await probe.send(str(len(times_ms))) * 1e3)
                 await asyncio.sleep(PROBE_SECONDS)

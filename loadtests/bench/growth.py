@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from loadtests.bench.bench import OWNER, must_have
 from loadtests.bench.machinery import (
     BODY,
     SECRET,
@@ -16,17 +16,13 @@ from loadtests.bench.machinery import (
     resident_mib,
     wrk,
 )
-from loadtests.bench.parts import OWNER, must_have, service
 
 from stretto.http.tokens.authenticator import make_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    import asyncpg
-    from loadtests.bench.parts import Bench
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from loadtests.bench.bench import Bench, Connection
 
 MILLION = 1_000_000
 FILL_ROWS = 50_000
@@ -89,7 +85,7 @@ class Grown:
         token = make_token(SECRET, OWNER, lifetime_seconds=3600)
         async with bench.database() as (dsn, connection):
             await _fill(connection, groups)
-            async with service(dsn) as (_, port):
+            async with bench.service(dsn) as (_, port):
 
                 async def load() -> Measure:
                     return await wrk(
@@ -104,7 +100,7 @@ class Grown:
                 # each.
                 alone = await load()
                 old = await _old_rows(connection)
-                async with _sweeping(dsn):
+                async with _sweeping(bench, dsn):
                     swept = await load()
                     left = await _old_rows(connection)
                 await must_have(connection, groups + alone.count + swept.count, loads=2)
@@ -120,8 +116,9 @@ async def million(bench: Bench) -> Measure:
     """Measure the memory of a process that creates a million groups."""
     wanted = MILLION * bench.scale
     token = make_token(SECRET, OWNER, lifetime_seconds=3600)
-    async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
-        looks, created, measures = [], 0, []
+    async with bench.database() as (dsn, connection), bench.service(dsn) as (pid, port):
+        looks: list[float] = []
+        created, measures = 0, []
         while created < wanted:
             measure = await wrk(
                 f"http://127.0.0.1:{port}",
@@ -163,12 +160,11 @@ async def _old_rows(connection: Connection) -> int:
 
 
 @asynccontextmanager
-async def _sweeping(dsn: str) -> AsyncIterator[None]:
+async def _sweeping(bench: Bench, dsn: str) -> AsyncIterator[None]:
     """Run `stretto sweep` as an operator does, at most while the context lasts."""
-    environment = os.environ | {"STRETTO_DATABASE_URL": dsn, "STRETTO_RETENTION_DAYS": "30"}
     process = await asyncio.create_subprocess_exec(
         *python("-m", "stretto", "sweep"),
-        env=environment,
+        env=bench.environment(DATABASE_URL=dsn, RETENTION_DAYS="30"),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )

@@ -6,15 +6,15 @@ import os
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from loadtests.bench.bench import OWNER
 from loadtests.bench.machinery import SECRET, BenchError, Measure, python, resident_mib, serving
 from loadtests.bench.overload import Service
-from loadtests.bench.parts import OWNER, service
 
 from stretto.domain import UserId
 from stretto.http.tokens.authenticator import make_token
 
 if TYPE_CHECKING:
-    from loadtests.bench.parts import Bench
+    from loadtests.bench.bench import Bench
 
 # An easy load for a process: only the hostile clients' effect is measured.
 RATE = 300.0
@@ -25,7 +25,7 @@ async def hostile(bench: Bench) -> Measure:
     """Measure good clients alone, beside hostile ones, and alone again."""
     alone: list[dict[str, Any]] = []
     token = make_token(SECRET, UserId("mallory"), lifetime_seconds=3600)
-    async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
+    async with bench.database() as (dsn, connection), bench.service(dsn) as (pid, port):
         here = Service(connection, pid, port)
         good = {"rate": RATE, "seconds": bench.seconds, "connections": CONNECTIONS}
         command = python("-m", "loadtests.bench.hostile_clients", str(port), token)

@@ -85,6 +85,9 @@ class Listener(asyncio.Protocol):
 async def listeners(url: str, count: int, per_user: int) -> AsyncIterator[list[Listener]]:
     """Open `count` sessions of users from `user-0` on; each has received its position."""
     address = urlsplit(url)
+    host, port = address.hostname, address.port
+    assert host
+    assert port
     gate = asyncio.Semaphore(OPENING_MAX)
     loop = asyncio.get_running_loop()
 
@@ -92,9 +95,7 @@ async def listeners(url: str, count: int, per_user: int) -> AsyncIterator[list[L
         user = UserId(f"user-{number // per_user}")
         token = make_token(SECRET, user, lifetime_seconds=3600)
         async with gate:
-            _, listener = await loop.create_connection(
-                lambda: Listener(token), address.hostname, address.port
-            )
+            _, listener = await loop.create_connection(lambda: Listener(token), host, port)
             await listener.opened
         return listener
 

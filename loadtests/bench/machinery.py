@@ -88,13 +88,17 @@ async def wrk(  # noqa: PLR0913 each of them is a flag of the program
     token: str,
     non_2xx: float = 0.0,
     pause_ms: float = 0.0,
+    requests: int = 0,
 ) -> Measure:
-    """Load a URL; the share of answers other than 2xx must be `non_2xx`, within a fifth."""
+    """Load a URL for some seconds, or until so many `requests` are sent and a few more.
+
+    The share of answers other than 2xx must be `non_2xx`, within a fifth.
+    """
     printed = await output_of(
         *("wrk", "--threads", "1", "--connections", str(connections)),
         *("--duration", f"{seconds:g}s", "--timeout", "20s", "--latency"),
         *("--script", HERE / "requests.lua", url, "--", mode, token, orjson.dumps(BODY).decode()),
-        f"{pause_ms:.0f}",
+        *(f"{pause_ms:.0f}", str(requests)),
     )
     answers = int(_found(r"(\d+) requests in", printed))
     refused = re.search(r"Non-2xx or 3xx responses: (\d+)", printed)
@@ -110,14 +114,26 @@ async def wrk(  # noqa: PLR0913 each of them is a flag of the program
     )
 
 
-async def pgbench(program: Path, dsn: str, script: str, *, clients: int, seconds: float) -> Measure:
-    """Run a script of prepared statements from `clients` connections."""
+async def pgbench(
+    program: Path,
+    dsn: str,
+    script: str,
+    *,
+    clients: int,
+    seconds: float = 0.0,
+    transactions: int = 0,
+) -> Measure:
+    """Run a script of prepared statements from `clients` connections.
+
+    It runs for some seconds, or this number of times from each.
+    """
+    length = ("--transactions", transactions) if transactions else ("--time", round(seconds))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "script.sql")
         file.write_text(script)
         printed = await output_of(
             *(program, "--no-vacuum", "--protocol", "prepared", "--file", file),
-            *("--client", str(clients), "--time", f"{seconds:.0f}", "--log"),
+            *("--client", str(clients), *map(str, length), "--log"),
             *("--log-prefix", str(Path(folder, "times")), dsn),
         )
         microseconds = sorted(

@@ -17,17 +17,14 @@ import re
 import sys
 import time
 from collections import Counter, deque
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 import uvloop
-from loadtests.bench.machinery import BODY, BenchError, python
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from loadtests.bench.arrivals import Plan
+from loadtests.bench.machinery import BODY
 
 TICK_SECONDS = 0.005
 OPENING_MAX = 100
@@ -37,64 +34,6 @@ RETRY_SECONDS_MAX = 8.0
 GIVE_UP_SECONDS = 0.5
 
 _RETRY_AFTER = re.compile(rb"\r\nRetry-After: (\d+)\r\n")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The load to send."""
-
-    url: str
-    token: str
-    rate: float
-    """Requests per second; 0: a closed loop over `connections`, in which no request waits."""
-    seconds: float
-    connections: int = 256
-    """Opened before the first request."""
-    connections_max: int = 9_000
-    """Further ones are opened as needed; beyond this, requests wait for a free one."""
-    tries: int = 1
-    """How often a client sends its request at most, if the answer allows a retry."""
-    run: str
-    """Prefix of every key."""
-
-
-class Arrivals:
-    """Controls the process of a plan."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._stdin, self._stdout = process.stdin, process.stdout
-
-    def start(self) -> None:
-        """Start the clients."""
-        self._stdin.write(b"go\n")
-
-    async def report(self) -> dict[str, Any]:
-        """Return the report, once every request is answered or given up."""
-        line = await self._stdout.readline()
-        if not line:
-            raise BenchError("the clients ended without a report")
-        report: dict[str, Any] = orjson.loads(line)
-        return report
-
-
-@asynccontextmanager
-async def arrivals(plan: Plan) -> AsyncIterator[Arrivals]:
-    """Run a plan's process, with open connections, until the context ends."""
-    process = await asyncio.create_subprocess_exec(
-        *python("-m", "loadtests.bench.open_loop", orjson.dumps(asdict(plan)).decode()),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        await process.stdout.readline()
-        yield Arrivals(process)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
 
 
 @dataclass(slots=True)
@@ -143,6 +82,7 @@ class Connection(asyncio.Protocol):
             return
         self._rest = b""
         request, self.request = self.request, None
+        assert request is not None
         self.generator.answered(self, request, data)
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -164,6 +104,8 @@ class Generator:
         ).encode()
         self._tail = b"\r\n\r\n" + body
         url = urlsplit(plan.url)
+        assert url.hostname
+        assert url.port
         self._address = url.hostname, url.port
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()

@@ -10,23 +10,20 @@ import statistics
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from loadtests.bench.accounts import children
+from loadtests.bench.arrivals import Plan, arrivals
+from loadtests.bench.bench import OWNER
 from loadtests.bench.machinery import SECRET, BenchError, Measure, resident_mib
-from loadtests.bench.open_loop import Plan, arrivals
-from loadtests.bench.parts import OWNER, service
 
 from stretto.http.tokens.authenticator import make_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import asyncpg
-    from loadtests.bench.parts import Bench
-
-    Connection = asyncpg.Connection[asyncpg.Record]
+    from loadtests.bench.bench import Bench, Connection
 
 OVERLOAD = 3.0
 # Enough that no request waits for a free one, which would reduce the load.
@@ -89,7 +86,7 @@ async def thrice(bench: Bench) -> Measure:
     """Measure creations and rejections at three times the peak."""
     # By half-time each connection has been used, so its buffers do not count as growth.
     seconds = 2 * bench.seconds
-    async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
+    async with bench.database() as (dsn, connection), bench.service(dsn) as (pid, port):
         here = Service(connection, pid, port)
         peak = await here.peak(bench.seconds)
         before = await here.groups()
@@ -131,7 +128,7 @@ async def stall(bench: Bench) -> Measure:
     before, still, after = (
         seconds * scale for seconds in (BEFORE_SECONDS * 2, STALL_SECONDS, AFTER_SECONDS)
     )
-    async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
+    async with bench.database() as (dsn, connection), bench.service(dsn) as (pid, port):
         here = Service(connection, pid, port)
         peak = await here.peak(bench.seconds)
         plan = here.plan(
@@ -171,7 +168,7 @@ async def stall(bench: Bench) -> Measure:
 
 async def retries(bench: Bench) -> Measure:
     """Measure how many writes a key takes when all rejected clients retry."""
-    async with bench.database() as (dsn, connection), service(dsn) as (pid, port):
+    async with bench.database() as (dsn, connection), bench.service(dsn) as (pid, port):
         here = Service(connection, pid, port)
         peak = await here.peak(bench.seconds)
         groups, writes = await here.groups(), await here.writes()
@@ -226,7 +223,6 @@ def _stopped(postmaster: int) -> Iterator[None]:
 
 
 def _signal(postmaster: int, number: signal.Signals) -> None:
-    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-    for pid in (postmaster, *map(int, children)):
+    for pid in (postmaster, *children(postmaster)):
         with suppress(ProcessLookupError):
             os.kill(pid, number)

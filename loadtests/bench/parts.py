@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-import asyncpg
+from loadtests.bench.accounts import children
+from loadtests.bench.bench import OWNER, must_have
 from loadtests.bench.machinery import (
     BODY,
     SECRET,
-    BenchError,
     Measure,
     pgbench,
     python,
@@ -28,77 +26,37 @@ from loadtests.bench.statements import CONVENTIONAL, own
 from uuid_utils.compat import uuid4, uuid7
 
 from stretto.creation.ports import Write
-from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
+from stretto.domain import IdempotencyKey, NewGroup, group_id
 from stretto.http.tokens.authenticator import make_token
 from stretto.postgres.connections import Database
-from stretto.postgres.migrate import migrate
 from stretto.postgres.writes import PostgresWriteStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
-    from stretto.embedded.postgres import EmbeddedServer
+    from loadtests.bench.bench import Bench, Connection
 
-    Connection = asyncpg.Connection[asyncpg.Record]
-
-OWNER = UserId("user-1")
 # Not counted before each measurement: a new table's first pages, plans and caches.
 WARM_SECONDS = 1.0
 LIMIT_BATCH = 128
-IN_FLIGHT_MAX = 256
 # One request in twenty sends another body, which must be rejected.
 MIX_REFUSED = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """The server of the parts, and how long they run."""
-
-    server: EmbeddedServer
-    seconds: float
-    scale: float = 1.0
-    """Factor for the largest parts, below 1 if only their correctness is checked."""
-
-    @asynccontextmanager
-    async def database(self) -> AsyncIterator[tuple[str, Connection]]:
-        """Provide an empty database with the schema; yields its DSN and a connection to it."""
-        name = f"bench_{uuid.uuid4().hex[:12]}"
-        admin = await asyncpg.connect(self.server.dsn)
-        await admin.execute(f'CREATE DATABASE "{name}"')
-        dsn = urlsplit(self.server.dsn)._replace(path=f"/{name}").geturl()
-        connection = await asyncpg.connect(dsn, server_settings={"search_path": "stretto"})
-        try:
-            await migrate(connection, "stretto")
-            # pgbench connects without our settings.
-            await admin.execute(f'ALTER DATABASE "{name}" SET search_path = stretto')
-            # Pages that an earlier part has left to write must not slow this one.
-            await admin.execute("CHECKPOINT")
-            yield dsn, connection
-        finally:
-            await connection.close()
-            await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-            await admin.close()
-
-
 @asynccontextmanager
-async def service(dsn: str, **settings: str) -> AsyncIterator[tuple[int, int]]:
-    """Run the service with default settings on a database; yield its pid and port."""
-    settings |= {"DATABASE_URL": dsn, "JWT_SECRET": SECRET, "PORT": "0", "LOG_FORMAT": "json"}
-    settings["DRAIN_SECONDS"] = "0"
-    environment = os.environ | {f"STRETTO_{name}": value for name, value in settings.items()}
-    command = python("-m", "stretto", "serve")
-    async with serving(*command, ready=b"service.started", env=environment) as (process, event):
-        yield process.pid, event["port"]
+async def bare_server() -> AsyncIterator[tuple[int, int]]:
+    """Run the bare handler; yield its pid and port."""
+    command = python("-m", "loadtests.bench.floor")
+    async with serving(*command, ready=b"floor.started", env=os.environ) as (process, started):
+        yield process.pid, started["port"]
 
 
 async def floor(bench: Bench) -> Measure:
     """Measure a bare handler with the same requests."""
     token = make_token(SECRET, OWNER, lifetime_seconds=3600)
-    command = python("-m", "loadtests.bench.floor")
-    async with serving(*command, ready=b"floor.started", env=dict(os.environ)) as (_, started):
-        url = f"http://127.0.0.1:{started['port']}"
-        load = partial(wrk, url, "floor", connections=64, token=token)
+    async with bare_server() as (_, port):
+        load = partial(wrk, f"http://127.0.0.1:{port}", "floor", connections=64, token=token)
         await load(seconds=WARM_SECONDS)
         return await load(seconds=bench.seconds)
 
@@ -164,25 +122,18 @@ async def limit(bench: Bench) -> Measure:
 
 @dataclass(frozen=True, slots=True)
 class ServicePart:
-    """Measures the service over HTTP, with default settings and all features on."""
+    """Measures the service over HTTP, with default settings but these, and all features on."""
 
     mode: str
     connections: int
     workers: int = 1
-    batch_max: int = 128
-    writers: int = 2
-    is_counted: bool = False
-    """Whether to count statements, WAL and flushes; no other part may run meanwhile."""
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     async def __call__(self, bench: Bench) -> Measure:
-        settings = {
-            "WORKERS": str(self.workers),
-            "BATCH_MAX": str(self.batch_max),
-            "WRITERS": str(self.writers),
-        }
+        settings = {"WORKERS": str(self.workers), **self.settings}
         async with (
             bench.database() as (dsn, connection),
-            service(dsn, **settings) as (pid, port),
+            bench.service(dsn, **settings) as (pid, port),
         ):
             return await self._load(bench, connection, pid, port)
 
@@ -197,51 +148,13 @@ class ServicePart:
             non_2xx=MIX_REFUSED if self.mode == "mix" else 0.0,
         )
         warm = await load(seconds=WARM_SECONDS)
-        before = await _counters(connection)
         measure = await load(seconds=bench.seconds)
-        after = await _counters(connection)
-        created = after["groups"] - before["groups"]
+        connections = await connection.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        )
         if self.mode == "new":
             await must_have(connection, warm.count + measure.count, loads=2)
-        more = {
-            "memory_mib": sum(resident_mib(each) for each in _family(pid, self.workers)),
-            "connections": after["connections"] - 1,
-        }
-        if self.is_counted:
-            more |= {
-                f"{name}_per_creation": (after[name] - before[name]) / created
-                for name in ("statements", "wal_bytes", "flushes")
-            }
-        return replace(measure, more=more)
-
-
-async def must_have(connection: Connection, created: int, loads: int = 1) -> None:
-    """Raise `BenchError` unless so many groups exist: a fast answer may be a wrong one."""
-    groups = await connection.fetchval("SELECT count(*) FROM chat_group")
-    # At the end of a load some requests are written, but not answered any more.
-    if not created <= groups <= created + loads * IN_FLIGHT_MAX:
-        message = f"{created} groups should have been created, {groups} exist"
-        raise BenchError(message)
-
-
-async def _counters(connection: Connection) -> dict[str, float]:
-    row = await connection.fetchrow(
-        """SELECT (SELECT count(*) FROM chat_group) AS groups,
-                  (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database())
-                      AS connections,
-                  (SELECT coalesce(sum(xact_commit), 0) FROM pg_stat_database
-                   WHERE datname = current_database()) AS statements,
-                  pg_current_wal_insert_lsn() - '0/0'::pg_lsn AS wal_bytes,
-                  (SELECT coalesce(sum(fsyncs), 0) FROM pg_stat_io WHERE object = 'wal')
-                      AS flushes"""
-    )
-    assert row is not None
-    return {name: float(value) for name, value in row.items()}
-
-
-def _family(pid: int, workers: int) -> list[int]:
-    """Return the processes that serve: the one we started, or its workers."""
-    if workers == 1:
-        return [pid]
-    with open(f"/proc/{pid}/task/{pid}/children") as children:  # noqa: PTH123 a kernel's list
-        return [int(child) for child in children.read().split()]
+        # The process that we started serves, or only starts its workers.
+        serving = [pid] if self.workers == 1 else children(pid)
+        memory_mib = sum(map(resident_mib, serving))
+        return replace(measure, more={"memory_mib": memory_mib, "connections": connections - 1})

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loadtests.bench.bench import OWNER
 from loadtests.bench.machinery import BODY, BenchError, Measure
-from loadtests.bench.parts import OWNER
 
 from stretto.embedded.nats import embedded_nats
 from stretto.events.event import BUS_PREFIX
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from loadtests.bench.parts import Bench
+    from loadtests.bench.bench import Bench
 
     from stretto.events.event import CommittedEvent, EventBus
 

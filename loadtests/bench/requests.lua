@@ -1,9 +1,14 @@
--- Requests for wrk. Arguments: mode, token, body, pause of a connection before each (ms).
+-- Requests for wrk. Arguments: mode, token, body, pause of a connection before each (ms), number of
+-- requests after which to end (0: never).
 --   new     a fresh key each time            same    one key for every 100 requests
 --   replay  one key again and again          mix     70 % new, 25 % a recent key, 5 % another body
 --   floor   as new, for a server without the protocol
 
-local sequence, mode, headers, body, other, base = 0
+local ffi = require("ffi")
+ffi.cdef("int getpid(void); int kill(int pid, int signal);")
+local SIGINT = 2
+
+local sequence, mode, headers, body, other, base, most = 0
 
 function init(arguments)
     mode, body = arguments[1], arguments[3]
@@ -11,6 +16,7 @@ function init(arguments)
     other = body:gsub('"name": ?"', '"name":"Other ')
     -- Every run has its own keys: the address of a new table differs between processes.
     local pause = tonumber(arguments[4])
+    most = tonumber(arguments[5])
     if pause > 0 then
         function delay() return pause end
     end
@@ -30,6 +36,8 @@ end
 
 function request()
     sequence = sequence + 1
+    -- wrk runs for a time; interrupted, it ends within 0.1 s and reports as always.
+    if sequence == most then ffi.C.kill(ffi.C.getpid(), SIGINT) end
     headers["Idempotency-Key"] = key()
     local sent = body
     if mode == "mix" and sequence % 20 == 19 and sequence > 40 then sent = other end

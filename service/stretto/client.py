@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -23,7 +24,7 @@ from stretto.errors import Failure, Retry
 from stretto.network import network_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 BACKOFF_SECONDS_FIRST: Final = 0.1
 BACKOFF_SECONDS_MAX: Final = 2.0
@@ -96,7 +97,11 @@ class StrettoClient:
 
         Give the `key` where a crash of this program must not lose it. Raises `ClientError` for a
         refusal, and `TimeoutError` when the outcome is still unknown: call again with the same key.
+        Raises `TypeError` for members that are one text: each of its characters would be a member.
         """
+        if isinstance(members, (str, bytes, bytearray, Mapping)):
+            message = f"members must be a list of user ids, such as ['bob'], not {members!r}"
+            raise TypeError(message)
         # An empty key is one that the caller has lost: the service refuses it. A new one could
         # create a second group.
         key = str(uuid4()) if key is None else key

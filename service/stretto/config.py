@@ -1,7 +1,7 @@
-"""Settings: environment variables `STRETTO_*`; all their faults are reported at once.
+"""Settings: environment variables `STRETTO_*`; all their errors are reported at once.
 
 Each part declares its own settings (`setting.py`), and this module those of the process. A flag of
-the command line overrides the variable. A name that begins with STRETTO_ and is unknown is a fault
+the command line overrides the variable. A name that begins with STRETTO_ and is unknown is an error
 too: a misspelt setting must not be silently ignored. The value of STRETTO_X may be in a file
 instead, whose path is in STRETTO_X_FILE: that is how secrets are mounted.
 """
@@ -23,7 +23,7 @@ from stretto.http.event_streams import StreamSettings
 from stretto.http.front.limits import ConnectionLimits
 from stretto.http.tokens.authenticator import TOKEN_WAYS, TokenSettings
 from stretto.postgres.database_url import require_database_url
-from stretto.setting import setting
+from stretto.setting import allowed, setting
 from stretto.webhook.rules import parse_secrets
 
 if TYPE_CHECKING:
@@ -33,6 +33,14 @@ PREFIX: Final = "STRETTO_"
 FILE_SUFFIX: Final = "_FILE"
 # The one NATS_URL that is not a URL: an embedded server, in the data dir.
 EMBEDDED: Final = "embedded"
+# What pydantic calls a value that is not within the bounds of its setting.
+_OUT_OF_BOUNDS: Final = (
+    "greater_than",
+    "greater_than_equal",
+    "less_than_equal",
+    "finite_number",
+    "string_pattern_mismatch",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,29 +92,31 @@ SETTINGS: Final[Mapping[str, Field[Any]]] = dict(_settings_of(Settings))
 def read_settings(**flags: Any) -> Settings:
     """Return the settings; flags that are None leave them to the environment.
 
-    Raises `ConfigurationError` that lists every fault.
+    Raises `ConfigurationError` that lists every error.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    files, faults = _read_files(given)
-    faults += _faults_of_names(given | files)
+    files, errors = _read_files(given)
+    errors += _errors_of_names(given | files)
     values: dict[str, Any] = {}
     for name, text in (_read_environment() | files | given).items():
         try:
             values[name] = _PARSERS[name](text) if name in _PARSERS else text
         except ValueError as error:
-            faults.append(f"{_given_as(name, given, files)}: {error}")
+            errors.append(f"{_given_as(name, given, files)}: {error}")
     settings = None
     try:
         settings = TypeAdapter(Settings).validate_python(_by_part(Settings, values))
     except ValidationError as error:
-        for fault in error.errors():
-            name, reason = str(fault["loc"][-1]), fault["msg"].removeprefix("Value error, ")
+        for each in error.errors():
+            name, reason = str(each["loc"][-1]), each["msg"].removeprefix("Value error, ")
+            if each["type"] in _OUT_OF_BOUNDS:
+                reason = f"must be {allowed(SETTINGS[name])}"
             # What a whole part objects to names the settings itself.
-            faults.append(
+            errors.append(
                 f"{_given_as(name, given, files)}: {reason}" if name in SETTINGS else reason
             )
-    if faults or settings is None:
-        message = "these settings are wrong:\n  " + "\n  ".join(faults)
+    if errors or settings is None:
+        message = "these settings are wrong:\n  " + "\n  ".join(errors)
         raise ConfigurationError(message)
     return settings
 
@@ -138,29 +148,29 @@ def _read_environment() -> dict[str, str]:
 
 
 def _read_files(flags: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Return the settings that are in files, and the faults of those files."""
+    """Return the settings that are in files, and the errors of those files."""
     values = {name.upper(): value for name, value in os.environ.items() if value}
     files: dict[str, str] = {}
-    faults = []
+    errors = []
     for name in SETTINGS:
         variable = PREFIX + name.upper()
         path = values.get(variable + FILE_SUFFIX)
         if path is None or name in flags:
             continue
         if variable in values:
-            faults.append(f"set only one of {variable}, {variable}{FILE_SUFFIX}")
+            errors.append(f"set only one of {variable}, {variable}{FILE_SUFFIX}")
             continue
         try:
             # Some editors begin a file with a byte order mark, and most end it with a line end.
             files[name] = Path(path).read_text("utf-8-sig").rstrip()
         except OSError as error:
-            faults.append(f"{variable}{FILE_SUFFIX}: {path} cannot be read ({error.strerror})")
+            errors.append(f"{variable}{FILE_SUFFIX}: {path} cannot be read ({error.strerror})")
         except UnicodeDecodeError:
-            faults.append(f"{variable}{FILE_SUFFIX}: {path} is not UTF-8")
+            errors.append(f"{variable}{FILE_SUFFIX}: {path} is not UTF-8")
         else:
             if not files[name]:
-                faults.append(f"{variable}{FILE_SUFFIX}: {path} is empty")
-    return files, faults
+                errors.append(f"{variable}{FILE_SUFFIX}: {path} is empty")
+    return files, errors
 
 
 def environment_of(overrides: Mapping[str, str]) -> dict[str, str]:
@@ -173,21 +183,35 @@ def environment_of(overrides: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **overrides}
 
 
-def _faults_of_names(flags: Mapping[str, Any]) -> list[str]:
-    """Return the faults in which settings are set, whatever their values are."""
+def _errors_of_names(flags: Mapping[str, Any]) -> list[str]:
+    """Return the errors in which settings are set, whatever their values are."""
     values = {name.upper(): value for name, value in os.environ.items()}
     values |= {PREFIX + name.upper(): value for name, value in flags.items()}
     known = {PREFIX + name.upper() for name in SETTINGS}
     known |= {name + FILE_SUFFIX for name in known}
     unknown = sorted(name for name in values if name.startswith(PREFIX) and name not in known)
-    faults = [f"{name}: unknown setting" for name in unknown]
+    errors = [f"{name}: unknown setting" for name in unknown]
     ways = [PREFIX + way.upper() for way in TOKEN_WAYS]
     if sum(bool(values.get(way)) for way in ways) > 1:
-        faults.append(f"set only one of {', '.join(ways)}")
-    # Without a signature, a receiver cannot tell an event of ours from anybody's.
+        errors.append(f"set only one of {', '.join(ways)}")
+    # Without a signature, a receiver cannot distinguish our events from forged ones.
     if values.get("STRETTO_WEBHOOK_URL") and not values.get("STRETTO_WEBHOOK_SECRET", "").strip():
-        faults.append("STRETTO_WEBHOOK_URL needs STRETTO_WEBHOOK_SECRET")
-    return faults
+        errors.append("STRETTO_WEBHOOK_URL needs STRETTO_WEBHOOK_SECRET")
+    return errors
+
+
+def _data_dir(path: str | Path) -> Path:
+    # An empty path would be the current folder. PostgreSQL writes the path as one line of a file.
+    if not str(path).strip() or "\n" in str(path):
+        raise ValueError("must be the path of a folder, such as .stretto, on one line")
+    return Path(path)
+
+
+def _host(host: str) -> str:
+    # An empty one would be every address of this machine.
+    if not host.strip():
+        raise ValueError("must be an address or a name: 127.0.0.1, or 0.0.0.0 for all addresses")
+    return host
 
 
 def _database_url(url: str) -> str:
@@ -233,7 +257,9 @@ def _origins(text: str) -> frozenset[str]:
 
 # What a text must be beyond its type and bounds: each returns the value, or raises `ValueError`,
 # whose message shows no secret.
-_PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
+_PARSERS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "data_dir": _data_dir,
+    "host": _host,
     "database_url": _database_url,
     "jwt_secret": _token_secret,
     "jwks_url": _issuers_url,

@@ -33,7 +33,7 @@ USER_ID_CHARACTERS_MAX: Final = 128
 KEY_CHARACTERS_MAX: Final = 255
 # RFC 7518, 3.2: an HS256 key has at least as many bits as the hash.
 TOKEN_SECRET_BYTES_MIN: Final = 32
-# 128 bits tell requests apart; a client that forges a collision harms only itself.
+# 128 bits distinguish requests; a client that forges a collision harms only itself.
 FINGERPRINT_BYTES: Final = 16
 OWNERS_REMEMBERED_MAX: Final = 10_000
 # A body with a thousand invalid members is not answered with a thousand errors.
@@ -43,14 +43,20 @@ _FIELDS: Final = frozenset({"name", "description", "members"})
 # The OpenAPI document has these rules as patterns of JSON Schema; a test compares them. Names and
 # descriptions are shown to people: they have no control characters and no lone surrogates.
 #
-# Characters that show nothing: spaces of any width or none, and line ends. A name needs another one.
-_BLANKS: Final = r"\u0020\u00a0\u1680\u2000-\u200d\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
-_NOT_BLANK: Final = rf"(?=[{_BLANKS}]*[^{_BLANKS}])"
+# Characters that show nothing; a name needs another one. They are Unicode's separators (category Z)
+# and Default_Ignorable_Code_Point with all that is reserved for it; the marks of annotations, and
+# the blank of Braille.
+_INVISIBLE: Final = (
+    r"\u0020\u00a0\u00ad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f"
+    r"\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_HAS_VISIBLE: Final = rf"(?=[{_INVISIBLE}]*[^{_INVISIBLE}])"
 
 _USER_ID = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 _KEY = re.compile(r"[!-~]{1,255}")
 _QUOTED_KEY = re.compile(r'"((?:[!#-\[\]-~]|\\["\\])+)"')
-_NAME = re.compile(_NOT_BLANK + r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}")
+_NAME = re.compile(_HAS_VISIBLE + r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}")
 _DESCRIPTION = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]{0,1024}")
 
 
@@ -102,7 +108,7 @@ class IdempotencyKey(str):
             return cls(field)
         quoted = _QUOTED_KEY.fullmatch(field)
         if quoted is None:
-            raise KeyInvalid
+            raise KeyInvalid(_QUOTED_KEY_RULE)
         return cls(re.sub(r"\\(.)", r"\1", quoted[1]))
 
 
@@ -216,7 +222,7 @@ class Member:
 
 
 def digest(content: bytes) -> bytes:
-    """Return a digest that tells contents apart, as long as a fingerprint."""
+    """Return a digest that distinguishes contents, as long as a fingerprint."""
     return blake2b(content, digest_size=FINGERPRINT_BYTES).digest()
 
 
@@ -248,8 +254,13 @@ def event_id(conversation: UUID) -> UUID:
     return uuid5(conversation, "group.created")
 
 
+_QUOTED_KEY_RULE = (
+    'A key that begins with " must be a quoted string (RFC 9651, 3.3.3): between two ", with a \\'
+    ' before each " and \\ in it.'
+)
 _NAME_RULE = (
-    f"must be 1 to {NAME_CHARACTERS_MAX} characters without control characters, and not only blanks"
+    f"must be 1 to {NAME_CHARACTERS_MAX} characters without control characters, and one of them"
+    " visible"
 )
 _DESCRIPTION_RULE = (
     f"must be at most {DESCRIPTION_CHARACTERS_MAX} characters without control characters"

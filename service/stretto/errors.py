@@ -1,7 +1,7 @@
 """All errors that a caller can get, as one small tree.
 
-Each error has a stable `code` and advice on what to do next (`retry`). Its docstring is its default
-message. `stretto.codec` alone maps a code to its HTTP status.
+Each error has a stable `code`, a default `message`, which is its docstring as well, and advice on
+what to do next (`retry`). `stretto.codec` alone maps a code to its HTTP status.
 
 A store's errors have no code: they say what is known about a write. The creator turns them into
 errors for callers.
@@ -9,7 +9,6 @@ errors for callers.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -61,8 +60,8 @@ class StrettoError(Exception):
     message: ClassVar[str] = "The request could not be answered."
 
     def __init_subclass__(cls) -> None:
-        """Take the docstring as the message, once."""
-        cls.message = inspect.cleandoc(cls.__doc__ or "")
+        """Take the message as the docstring: not the other way, `python -OO` drops docstrings."""
+        cls.__doc__ = cls.message
 
     def __init__(
         self, detail: str | None = None, *, retry_after_seconds: int | None = None
@@ -73,26 +72,23 @@ class StrettoError(Exception):
 
 
 class InternalError(StrettoError):
-    """Something unforeseen went wrong in the service; the attempt, if any, is still open."""
+    message = "Something unforeseen went wrong in the service; the attempt, if any, is still open."
 
 
 class KeyMissing(StrettoError):
-    """The request needs exactly one Idempotency-Key header."""
-
+    message = "The request needs exactly one Idempotency-Key header."
     code = "key_missing"
     retry = Retry.NEVER
 
 
 class KeyInvalid(StrettoError):
-    """An idempotency key has 1 to 255 visible ASCII characters ("!" to "~")."""
-
+    message = 'An idempotency key has 1 to 255 visible ASCII characters ("!" to "~").'
     code = "key_invalid"
     retry = Retry.NEVER
 
 
 class RequestInvalid(StrettoError):
-    """The request is not valid."""
-
+    message = "The request is not valid."
     code = "request_invalid"
     retry = Retry.NEVER
 
@@ -110,56 +106,48 @@ def _where(error: FieldError | ParameterError) -> str:
 
 
 class Unauthenticated(StrettoError):
-    """The request needs a valid bearer token."""
-
+    message = "The request needs a valid bearer token."
     code = "unauthenticated"
     retry = Retry.NEVER
 
 
 class OriginRefused(StrettoError):
-    """Pages of this origin may not open a session."""
-
+    message = "Pages of this origin may not open a session."
     code = "origin_refused"
     retry = Retry.NEVER
 
 
 class NotFound(StrettoError):
-    """There is nothing here, or nothing that you may see."""
-
+    message = "There is nothing here, or nothing that you may see."
     code = "not_found"
     retry = Retry.NEVER
 
 
 class MethodNotAllowed(StrettoError):
-    """This resource does not know that method."""
-
+    message = "This resource does not know that method."
     code = "method_not_allowed"
     retry = Retry.NEVER
 
 
 class BodyTooLarge(StrettoError):
-    """The request's body is too large."""
-
+    message = "The request's body is too large."
     code = "body_too_large"
     retry = Retry.NEVER
 
 
 class UnsupportedMediaType(StrettoError):
-    """The request's body must be application/json in UTF-8."""
-
+    message = "The request's body must be application/json in UTF-8."
     code = "unsupported_media_type"
     retry = Retry.NEVER
 
 
 class AttemptPending(StrettoError):
-    """The attempt is not settled yet; send the same request again."""
-
+    message = "The attempt is not settled yet; send the same request again."
     code = "attempt_pending"
 
 
 class AttemptFailed(StrettoError):
-    """The attempt failed for good and created nothing; a new attempt needs a new key."""
-
+    message = "The attempt failed for good and created nothing; a new attempt needs a new key."
     code = "attempt_failed"
     retry = Retry.NEW_KEY
 
@@ -169,21 +157,18 @@ class AttemptFailed(StrettoError):
 
 
 class KeyReused(StrettoError):
-    """This idempotency key was already used for a different request."""
-
+    message = "This idempotency key was already used for a different request."
     code = "key_reused"
     retry = Retry.NEW_KEY
 
 
 class RateLimited(StrettoError):
-    """Too many new attempts by this owner."""
-
+    message = "Too many new attempts by this owner."
     code = "rate_limited"
 
 
 class Overloaded(StrettoError):
-    """The service has more work than it can take; nothing was done."""
-
+    message = "The service has more work than it can take; nothing was done."
     code = "overloaded"
 
     @classmethod
@@ -194,14 +179,12 @@ class Overloaded(StrettoError):
 
 
 class DatabaseUnavailable(StrettoError):
-    """The database did not answer or could not do it; the same request finds out what became of it."""
-
+    message = "The database did not answer or could not do it; the same request finds out what became of it."
     code = "database_unavailable"
 
 
 class HookFailed(StrettoError):
-    """The host's own code failed while the group was created; the attempt is still open."""
-
+    message = "The host's own code failed while the group was created; the attempt is still open."
     code = "hook_failed"
 
 

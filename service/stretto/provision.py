@@ -13,7 +13,7 @@ import secrets
 import ssl
 import stat
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 from stretto.config import EMBEDDED
+from stretto.embedded.lock_file import sole_service
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.postgres import embedded_postgres
 from stretto.errors import ConfigurationError, Unreachable
+from stretto.http.tokens.authenticator import Authenticator
 from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
 from stretto.postgres.driver_errors import is_lasting
@@ -52,16 +54,23 @@ class Place:
 
 
 @asynccontextmanager
-async def database_place(settings: Settings, notify: Callable[[str], None]) -> AsyncIterator[Place]:
+async def database_place(
+    settings: Settings, notify: Callable[[str], None], *, is_service: bool = False
+) -> AsyncIterator[Place]:
     """Provide the database as long as the context lasts; an embedded one is migrated as well.
 
-    `notify` gets each message for the operator as one line. Raises `EmbeddedError` or
-    `ConfigurationError`.
+    One service alone may have an embedded one; commands share it. `notify` gets each message for
+    the operator as one line. Raises `EmbeddedError` or `ConfigurationError`.
     """
     if not settings.is_embedded:
         yield Place(settings.database_url, None)
         return
-    async with embedded_postgres(settings.data_dir, notify=notify) as server:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(
+            embedded_postgres(settings.data_dir, notify=notify)
+        )
+        if is_service:
+            stack.enter_context(sole_service(server.data_dir))
         schema = settings.component.db_schema
         async with database_connection(server.dsn, schema, needs_tables=False) as connection:
             await migrate(connection, schema)
@@ -94,7 +103,7 @@ async def database_connection(
     Raises `Unreachable`, also where the tables are needed and cannot be used as they are.
     """
     async with Database(dsn, schema=schema) as database:
-        connection = await _patient_lend(database, place_of(dsn))
+        connection = await _acquire_patiently(database, place_of(dsn))
         try:
             if needs_tables and await database.require_schema(connection):
                 logger.warning("schema.newer", known=newest_number())
@@ -103,7 +112,7 @@ async def database_connection(
             await database.release(connection)
 
 
-async def _patient_lend(
+async def _acquire_patiently(
     database: Database, place: str, pause: Callable[[float], Awaitable[object]] = asyncio.sleep
 ) -> Connection:
     """Return a connection; the pause between two tries is for tests."""
@@ -157,16 +166,22 @@ def _remedy(cause: BaseException | None) -> str:
 
 
 def token_settings(settings: Settings) -> TokenSettings:
-    """Return how tokens are verified; raises `ConfigurationError` where they cannot be."""
-    if settings.tokens.ways:
-        return settings.tokens
-    if settings.is_embedded:
-        return replace(settings.tokens, jwt_secret=_own_secret(settings.data_dir / "jwt-secret"))
-    message = (
-        "tokens cannot be verified: with STRETTO_DATABASE_URL set, set one of"
-        " STRETTO_JWT_SECRET, STRETTO_JWT_PUBLIC_KEY or STRETTO_JWKS_URL too"
-    )
-    raise ConfigurationError(message)
+    """Return how tokens are verified; raises `ConfigurationError` where they cannot be.
+
+    A key that cannot be used is refused here: each worker would find that out, and be replaced by
+    another one.
+    """
+    tokens = settings.tokens
+    if not tokens.ways and not settings.is_embedded:
+        message = (
+            "tokens cannot be verified: with STRETTO_DATABASE_URL set, set one of"
+            " STRETTO_JWT_SECRET, STRETTO_JWT_PUBLIC_KEY or STRETTO_JWKS_URL too"
+        )
+        raise ConfigurationError(message)
+    if not tokens.ways:
+        tokens = replace(tokens, jwt_secret=_own_secret(settings.data_dir / "jwt-secret"))
+    Authenticator(tokens)
+    return tokens
 
 
 def _own_secret(path: Path) -> str:

@@ -47,7 +47,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
     async with AsyncExitStack() as stack:
         if share_port:
             stack.enter_context(_stop_without_supervisor(stop, sys.stdin.fileno()))
-        place = await stack.enter_async_context(database_place(settings, notify))
+        place = await stack.enter_async_context(database_place(settings, notify, is_service=True))
         nats_url = await stack.enter_async_context(bus_place(settings))
         tokens = token_settings(settings)
         # Wait for the database here, before any client is served.

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from stretto import ClientError, GroupRejected, StrettoClient, group_id
 from stretto import client as client_module
+from stretto.domain import UserId
 from stretto.errors import (
     AttemptPending,
     DatabaseUnavailable,
@@ -204,6 +205,21 @@ async def test_a_second_call_with_the_key_is_a_replay(client: StrettoClient) -> 
     first, second = [await client.create_group("Team", key="k") for _ in range(2)]
     assert first.group == second.group
     assert (False, True) == (first.is_replay, second.is_replay)
+
+
+@pytest.mark.parametrize("members", ["bob", UserId("bob"), b"bob", {"bob": "member"}])
+async def test_members_that_are_one_text_are_refused(members: Any, proxy: Proxy) -> None:
+    """Each character would be a member; nothing is sent. The twin is a list, or any other series."""
+    async with aiohttp.ClientSession() as session:
+        client = StrettoClient(session, proxy.url, token_of("alice"))
+        with pytest.raises(TypeError, match=r"must be a list of user ids, such as \['bob'\], not"):
+            await client.create_group("Team", members)
+        assert [] == proxy.seen
+        answers = [
+            await client.create_group("Team", members, key="k")  # type: ignore[arg-type]
+            for members in (["bob"], ("bob",), {"bob"}, iter(["bob"]))
+        ]
+    assert [False, True, True, True] == [answer.is_replay for answer in answers]
 
 
 async def test_an_empty_key_is_refused_and_not_replaced(

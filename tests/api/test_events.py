@@ -183,9 +183,11 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(live: LiveService) -
 
 
 async def test_a_client_that_vanishes_is_noticed_in_a_host_that_cancels_no_handlers(
-    database_url: str,
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the next sign of life, which nobody takes."""
+    # Shorter than is allowed: the test would take seconds.
+    monkeypatch.setattr("stretto.assembly.application.require_settings", lambda _: None)
     app = create_app(
         dsn=database_url,
         tokens=TokenSettings(jwt_secret=SECRET),
@@ -281,8 +283,12 @@ async def test_a_mute_client_does_not_hold_the_stop_up(live: LiveService) -> Non
         assert (0, []) == (len(live.hub), session_tasks())
 
 
-async def test_a_silent_session_is_given_signs_of_life(database_url: str) -> None:
+async def test_a_silent_session_is_given_signs_of_life(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A comment, or a ping; who does not answer a ping is gone."""
+    # Shorter than is allowed: the test would take seconds.
+    monkeypatch.setattr("stretto.assembly.application.require_settings", lambda _: None)
     streams = StreamSettings(heartbeat_seconds=0.05)
     async with live_service(database_url, streams=streams) as live:
         async with live.sse() as reader:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -160,6 +161,25 @@ async def test_with_prepared_statements_it_would_break(url: str, server_url: str
         broken = "SQLSTATE 26000|SQLSTATE 42P05"
         with pytest.raises(Unreachable, match=f"({broken})"):
             await ask(database)
+
+
+async def test_a_batch_is_one_round_trip_through_it_too(
+    url: str, server_url: str, connection: Connection
+) -> None:
+    """The procedure's commit ends a transaction and no message: its server session stays ours."""
+    await give_settings(server_url)
+    async with Database(url) as database, AsyncExitStack() as stack:
+        stores = [PostgresWriteStore(database, on_lost=lambda: None) for _ in range(8)]
+        for store in stores:
+            stack.push_async_callback(store.close)
+        for _ in range(5):
+            writes = [write(uuid4().hex) for _ in stores]
+            led = await asyncio.gather(
+                *(store.claim_and_lead([ours]) for store, ours in zip(stores, writes, strict=True))
+            )
+            assert [{ours.claim_token} for ours in writes] == led
+    assert 5 * len(stores) == await groups(connection)
+    assert (await check_database(connection, retention_days=30)).violations == []
 
 
 async def test_behind_a_pooler_the_same_words_are_not_believed(

@@ -125,6 +125,29 @@ async def test_a_client_that_has_closed_its_half_is_answered(
         writer.close()
 
 
+@pytest.mark.parametrize("is_at_once", [True, False])
+async def test_a_client_that_closes_its_half_gets_the_end_of_its_stream(
+    is_at_once: bool, api: Api
+) -> None:
+    """It may have gone, and a stream has no end of its own: it is told so, in order."""
+    stream = (
+        f"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        "Accept: text/event-stream\r\n\r\n"
+    ).encode()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        host, _, port = api.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(stream)
+        begun = b"" if is_at_once else await reader.readuntil(b"id: ")
+        writer.write_eof()
+        answered = begun + await reader.read()
+        writer.close()
+    assert answered.startswith(b"HTTP/1.1 200 ")
+    assert b'event: close\ndata: {"code":1000,' in answered
+    # The end of a chunked body: nothing was cut off.
+    assert answered.endswith(b"\r\n0\r\n\r\n")
+
+
 @pytest.mark.parametrize(("first", "rest"), TROUBLE.values(), ids=TROUBLE)
 async def test_trouble_with_a_later_request_costs_no_earlier_one_its_answer(
     first: bytes,

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stretto.domain import group_id
 from stretto.http.app import ROUTES
 from stretto.http.openapi import DOCUMENT
 from support.api_client import TEAM, Api, api_for, token_of
@@ -31,6 +32,24 @@ async def test_an_owner_can_ask_what_became_of_an_attempt(api: Api) -> None:
     for user, key in (("bob", "a%2Fb%3Fc"), ("alice", "unknown")):
         reply = await api.get(f"/v1/attempts/{key}", user=user)
         assert (404, "not_found") == (reply.status, reply.json["code"])
+
+
+@pytest.mark.parametrize("key", ['"', '"abc', 'a"b', "\\", "a/b", "..", "%22"])
+async def test_a_key_is_spelled_in_a_path_as_in_the_header(key: str, api: Api) -> None:
+    """Quoted it is found wherever it was quoted; bare in both, or in neither: it begins with one."""
+    quoted = '"' + key.replace("\\", r"\\").replace('"', r"\"") + '"'
+    created = await api.create(quoted)
+    found = await api.get("/v1/attempts/" + quote(quoted, safe=""))
+    assert (201, 200) == (created.status, found.status)
+    assert str(group_id("alice", key)) == created.json["group_id"] == found.json["group_id"]
+    bare = await api.create(key)
+    if key.startswith('"'):
+        missed = await api.get("/v1/attempts/" + quote(key, safe=""))
+        assert (400, 400) == (bare.status, missed.status)
+        assert bare.json == missed.json
+        assert bare.json["detail"].startswith('A key that begins with " must be a quoted string')
+    else:
+        assert (201, created.body) == (bare.status, bare.body)
 
 
 async def test_a_lookup_waits_only_where_asked(api: Api, connection: Connection) -> None:

@@ -21,7 +21,6 @@ BEGUN = (
 PING, PONG = b"\x89\x80\0\0\0\0", b"\x8a\0"
 FLOODS = {
     "pings": PING * 20_000,
-    "pings without a mask": b"\x89\0" * 60_000,
     "replies": b"\x8a\x80\0\0\0\0" * 20_000,
     "parts of a message": b"\x01\x80\0\0\0\0" + b"\0\x80\0\0\0\0" * 20_000,
 }
@@ -47,6 +46,33 @@ async def test_a_client_that_floods_its_session_with_frames_is_sent_away(
         assert b"\x03\xf0" + CloseCode.TOO_MANY_FRAMES.reason.encode() in answered
         assert answered.count(PONG) <= FRAME_BYTES_MAX // 2
         assert len(live.hub) == 1
+    await live.emptied()
+
+
+@pytest.mark.parametrize(
+    ("bad", "is_early"),
+    [
+        (b"\x89\0", True),
+        (b"\x89\0" * 60_000, False),
+        (b"\x81\x02hi", False),
+        (b"\x88\x02\x03\xe8", True),
+    ],
+    ids=["ping", "pings", "text", "close"],
+)
+async def test_a_frame_without_a_mask_ends_its_session(
+    live: LiveService, bad: bytes, is_early: bool
+) -> None:
+    """Whatever it is, and before it is read: a ping gets no reply (RFC 6455, 5.1)."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(live.api.url) as raw:
+        client = await raw.connect(BEGUN + bad if is_early else BEGUN)
+        if not is_early:
+            await client.until(b'"position"')
+            client.send(PING)
+            await client.until(PONG)
+            client.send(bad)
+        answered = await client.closed()
+        assert b"\x03\xea" + CloseCode.BAD_FRAME.reason.encode() in answered
+        assert PONG not in answered
     await live.emptied()
 
 

@@ -39,7 +39,7 @@ async def crash() -> int:
 async def test_the_service_is_unready_and_says_why_while_what_requests_need_does_not_run(
     name: str, status: int, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What nobody waits for is shown by the metric alone; all else is served on."""
+    """What no request waits for is named, and shown by the metric; all else is served on."""
     async with asyncio.timeout(DEADLINE_SECONDS), live_service(database_url) as live:
         runner = live.app[SERVICE].runner
         down = asyncio.Event()
@@ -67,6 +67,8 @@ async def test_the_service_is_unready_and_says_why_while_what_requests_need_does
         assert status == ready.status
         if status == 503:
             assert f"Not running: {name}." == ready.json["detail"]
+        else:
+            assert {"status": "ready", "not_running": [name]} == ready.json
         metrics = (await live.api.get("/metrics", user=None)).body.decode()
         assert f'stretto_actor_up{{actor="{name}"}} 0.0' in metrics
         assert 200 == (await live.api.get("/livez", user=None)).status
@@ -75,7 +77,8 @@ async def test_the_service_is_unready_and_says_why_while_what_requests_need_does
 async def test_the_service_is_ready_while_all_of_it_runs(database_url: str) -> None:
     """The twin."""
     async with asyncio.timeout(DEADLINE_SECONDS), live_service(database_url) as live:
-        assert 200 == (await live.api.get("/readyz", user=None)).status
+        ready = await live.api.get("/readyz", user=None)
+        assert (200, {"status": "ready"}) == (ready.status, ready.json)
         metrics = (await live.api.get("/metrics", user=None)).body.decode()
         assert 'stretto_actor_up{actor="writer"} 2.0' in metrics
         assert 'stretto_actor_up{actor="relay"}' in metrics

@@ -34,7 +34,8 @@ WIRE_SECONDS: Final = 1.0
 STOP_SECONDS: Final = (0.2, 2.0)
 # By how often they come by; a planned fault that meets none proves nothing.
 STATEMENTS: Final = (
-    *("claim", "claim", "lead", "lead", "lead", "look", "fail"),
+    *["claim_and_lead"] * 4,
+    *("lead", "unlocked", "look", "fail"),
     *("log_page", "log_page", "lease_bus", "advance_bus"),
 )
 CHANGES: Final = (

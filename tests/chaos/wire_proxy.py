@@ -123,6 +123,11 @@ class WireProxy:
         self._faults.append(fault)
         return fault
 
+    def reset(self) -> None:
+        """Reset all connections; the server goes on with what it has got."""
+        for link in self._links.values():
+            link.reset()
+
     def silence(self) -> None:
         """Let nothing pass any more, on old connections or new ones, and close none."""
         self.is_silent = True

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
-from unittest.mock import AsyncMock
 
 import asyncpg
 import pytest
 
 from chaos.wire_proxy import FaultKind
 from stretto.assembly.opening import open_component
+from stretto.assembly.settings import ComponentSettings
+from stretto.creation.creator import CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.postgres.connecting import LOCK_SECONDS
-from stretto.postgres.writes import PostgresWriteStore
-from support.api_client import TEAM, settled_create
-from support.database import sound
+from support.api_client import TEAM, api_for, settled_create
+from support.database import lock_waiters, pend, sound, writes_held_up
 from support.service_process import apis
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from chaos.wire_proxy import WireProxy
+    from support.api_client import Api
     from support.database import Connection
     from support.service_process import StartService
 
 # Beyond the deadline of a write, whose connection is cut then.
 DEADLINE_SECONDS = 20
+# In one round trip, or in two.
+LEADERS = ["claim_and_lead", "claim", "lead"]
+FINGERPRINT = NewGroup.parse(UserId("alice"), TEAM).fingerprint()
 VETO = """CREATE OR REPLACE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS $$
           BEGIN RAISE EXCEPTION 'no'; END$$;
           CREATE OR REPLACE TRIGGER veto BEFORE INSERT ON chat_group
@@ -38,28 +44,37 @@ async def until(event: asyncio.Event) -> None:
         await event.wait()
 
 
-async def pending(connection: Connection, start_service: StartService, proxy: WireProxy) -> None:
-    """Leave an attempt of the key "k" pending, its lease over."""
-    service = await start_service(DATABASE_URL=proxy.dsn)
-    fault = proxy.plan(FaultKind.BLACK_HOLE, "lead")
-    async with apis(service) as (api,):
-        lost = asyncio.ensure_future(api.create("k"))
-        await until(fault.happened)
-        service.process.kill()
-        await asyncio.gather(lost, return_exceptions=True)
-    await connection.execute("UPDATE attempt SET claimed_at = claimed_at - interval '1 hour'")
+async def leave_alone(*_: object) -> None:
+    """Do nothing, as a hook: where there is one, claim and lead are statements of their own."""
 
 
-@pytest.mark.parametrize("statement", ["claim", "lead"])
+@asynccontextmanager
+async def api_through(
+    proxy: WireProxy, start_service: StartService, statement: str, writers: int = 2
+) -> AsyncIterator[Api]:
+    """Serve the database behind the proxy in the way in which such a statement is sent."""
+    if statement == "claim_and_lead":
+        service = await start_service(DATABASE_URL=proxy.dsn, WRITERS=f"{writers}")
+        async with apis(service) as (api,):
+            yield api
+    else:
+        settings = ComponentSettings(writers=writers, creator=CreatorSettings(lease_seconds=0.5))
+        async with api_for(proxy.dsn, settings, leave_alone) as api:
+            yield api
+
+
+@pytest.mark.parametrize("statement", LEADERS)
 async def test_a_broken_statement_of_the_leader_is_its_own_again(
     statement: str, proxy: WireProxy, start_service: StartService, connection: Connection
 ) -> None:
     """Each request is answered 201 "created", whether its statement was done or not."""
     keys = {kind: f"{kind}".replace(" ", "-") for kind in FaultKind if kind is not FaultKind.HOLD}
-    hurt = await start_service(DATABASE_URL=proxy.dsn, WRITERS=f"{len(keys)}")
     whole = await start_service()
     requests = []
-    async with apis(hurt, whole) as (api, other):
+    async with (
+        api_through(proxy, start_service, statement, writers=len(keys)) as api,
+        apis(whole) as (other,),
+    ):
         for kind, key in keys.items():
             fault = proxy.plan(kind, statement)
             requests.append(asyncio.ensure_future(api.create(key, wait=30)))
@@ -78,7 +93,11 @@ async def test_a_broken_statement_of_the_leader_is_its_own_again(
 
 @pytest.mark.parametrize(
     ("statement", "winner", "loser"),
-    [("claim", "created", "replayed"), ("lead", "recovered", "replayed")],
+    [
+        ("claim_and_lead", "created", "replayed"),
+        ("claim", "created", "replayed"),
+        ("lead", "recovered", "replayed"),
+    ],
 )
 async def test_a_statement_delayed_past_the_lease_writes_nothing(
     statement: str,
@@ -89,9 +108,9 @@ async def test_a_statement_delayed_past_the_lease_writes_nothing(
     connection: Connection,
 ) -> None:
     """Another replica has done the work by then: the late one is told of its group."""
-    late, prompt = await start_service(DATABASE_URL=proxy.dsn), await start_service()
-    fault = proxy.plan(FaultKind.HOLD, statement)
-    async with apis(late, prompt) as (slow, fast):
+    prompt = await start_service()
+    async with api_through(proxy, start_service, statement) as slow, apis(prompt) as (fast,):
+        fault = proxy.plan(FaultKind.HOLD, statement)
         waiting = asyncio.ensure_future(slow.create("k", wait=30))
         await until(fault.happened)
         first = await settled_create(fast, "k")
@@ -105,15 +124,14 @@ async def test_a_statement_delayed_past_the_lease_writes_nothing(
     assert await sound(connection)
 
 
-@pytest.mark.parametrize("statement", ["claim", "lead"])
+@pytest.mark.parametrize("statement", LEADERS)
 async def test_a_statement_that_arrives_after_its_repetition_writes_nothing(
     statement: str, proxy: WireProxy, start_service: StartService, connection: Connection
 ) -> None:
     """The service has cut the connection and done the work on another; then the packet comes."""
-    service = await start_service(DATABASE_URL=proxy.dsn)
-    fault = proxy.plan(FaultKind.HOLD, statement)
     rows = "SELECT status, claim_token, xmin::text FROM attempt"
-    async with apis(service) as (api,):
+    async with api_through(proxy, start_service, statement) as api:
+        fault = proxy.plan(FaultKind.HOLD, statement)
         reply = await api.create("k", wait=30)
         written = await connection.fetch(rows)
         fault.released.set()
@@ -136,7 +154,7 @@ async def test_a_broken_recovery_is_recovered_from(
     connection: Connection,
 ) -> None:
     """A dead leader's attempt, and whoever takes it over loses the connection as well."""
-    await pending(connection, start_service, proxy)
+    await pend(connection, "k", FINGERPRINT, seconds_ago=3600)
     service = await start_service(DATABASE_URL=proxy.dsn)
     fault = proxy.plan(kind, statement)
     async with apis(service) as (api,):
@@ -175,9 +193,11 @@ async def test_attempts_truncated_between_claim_and_lead_are_claimed_again(
     proxy: WireProxy, start_service: StartService, connection: Connection
 ) -> None:
     """And truncated after the answer they heal, at a replica that remembers nothing."""
-    service = await start_service(DATABASE_URL=proxy.dsn, WRITERS="1")
     other = await start_service()
-    async with apis(service, other) as (api, fresh):
+    async with (
+        api_through(proxy, start_service, "lead", writers=1) as api,
+        apis(other) as (fresh,),
+    ):
         fault = proxy.plan(FaultKind.HOLD, "lead")
         waiting = asyncio.ensure_future(api.create("k"))
         await until(fault.happened)
@@ -190,6 +210,34 @@ async def test_attempts_truncated_between_claim_and_lead_are_claimed_again(
     assert (201, "created") == (reply.status, reply.headers["Idempotency-Status"])
     assert (201, "healed") == (healed.status, healed.headers["Idempotency-Status"])
     assert reply.body == healed.body
+    assert await connection.fetchval("SELECT count(*) FROM conversation") == 1
+    assert await sound(connection)
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+async def test_a_connection_that_breaks_between_the_two_commits_leaves_a_claim_to_lead(
+    is_alive: bool, proxy: WireProxy, start_service: StartService, connection: Connection
+) -> None:
+    """The same request leads it, or finds what the broken connection's own lead has written."""
+    service = await start_service(DATABASE_URL=proxy.dsn)
+    async with apis(service) as (api,):
+        async with writes_held_up(connection):
+            asking = asyncio.ensure_future(api.create("k", wait=30))
+            await lock_waiters(connection, 1)
+            (attempt,) = await connection.fetch("SELECT status, claim_token FROM attempt")
+            assert "pending" == attempt["status"]
+            if is_alive:
+                proxy.reset()
+                await lock_waiters(connection, 2)
+            else:
+                await connection.execute(
+                    """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                       WHERE wait_event = 'advisory' AND pid <> pg_backend_pid()"""
+                )
+        reply = await asking
+    assert (201, "created") == (reply.status, reply.headers["Idempotency-Status"])
+    settled = await connection.fetch("SELECT status, claim_token FROM attempt")
+    assert [("succeeded", attempt["claim_token"])] == [tuple(row) for row in settled]
     assert await connection.fetchval("SELECT count(*) FROM conversation") == 1
     assert await sound(connection)
 
@@ -222,10 +270,10 @@ async def test_a_session_whose_client_fell_silent_lets_go_of_its_locks(
 ) -> None:
     """Also between two packets of a statement, and where the wire lives on; else it blocks for ever."""
     monkeypatch.setattr("stretto.postgres.connecting.TRANSACTION_SECONDS", bound_seconds)
-    # A statement that is prepared already comes in one packet; behind a lost connection it is not.
-    monkeypatch.setattr(PostgresWriteStore, "open", AsyncMock())
+    # After a refused lead comes a statement that is not prepared yet: in two packets.
+    await connection.execute(VETO)
     async with open_component(proxy.dsn) as component:
-        fault = proxy.plan(FaultKind.BLACK_HOLE, "lead")
+        fault = proxy.plan(FaultKind.BLACK_HOLE, "unlocked")
         key, new_group = IdempotencyKey("k"), NewGroup.parse(UserId("alice"), TEAM)
         asking = asyncio.ensure_future(component.creator.create(key, new_group))
         await until(fault.happened)
@@ -234,5 +282,5 @@ async def test_a_session_whose_client_fell_silent_lets_go_of_its_locks(
         with nullcontext() if is_freed else pytest.raises(asyncpg.LockNotAvailableError):
             await connection.execute("TRUNCATE attempt")
         await connection.execute("RESET lock_timeout")
-        assert await asking
+        await asyncio.gather(asking, return_exceptions=True)
     assert await sound(connection)

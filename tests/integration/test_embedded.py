@@ -97,6 +97,25 @@ async def test_database_is_made_durable_and_protected_and_its_data_is_found_agai
         assert await ask(server.dsn, "SELECT answer FROM kept") == 42
 
 
+# What a shell reads in its own way, alone, between double quotes or between single ones.
+ODD_NAMES = ["it's here", 'a "b" c', "$HOME `id` \\", " a;b&c #d ", "ü\u2028"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+async def test_a_folder_may_be_called_anything(name: str, folder: Path) -> None:
+    """The server starts there, is found again, logs there and stops: no shell reads the name."""
+    data_dir = folder / name
+    for _ in range(2):
+        async with embedded_postgres(data_dir, notify=said, settings=FAST) as server:
+            assert server.data_dir == data_dir
+            assert await ask(server.dsn, "SHOW data_directory") == str(data_dir / "postgres")
+            async with embedded_postgres(data_dir, notify=said) as again:
+                assert server.pid == again.pid
+        assert not is_running(data_dir)
+    assert (data_dir / "postgres/start.log").exists()
+    assert [name] == [each.name for each in folder.iterdir()]
+
+
 async def test_server_of_a_killed_owner_is_taken_over_and_stopped(folder: Path) -> None:
     """The next start finds the same postmaster, and is its owner."""
     with running_owner(OWNER, folder / "data") as (process, pid):
@@ -150,12 +169,16 @@ async def test_program_that_an_interrupt_has_hit_is_run_again(
     real = Account.run
     hit: set[str] = set()
 
-    def run(self: Account, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        step = " ".join(map(str, (Path(command[0]).name, *command[3:4])))
+    def run(
+        self: Account, *command: str | Path, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        step = " ".join(
+            (Path(command[0]).name, *({"status", "start", "stop"} & {*map(str, command)}))
+        )
         if step not in hit:
             hit.add(step)
             return subprocess.CompletedProcess(command, -signal.SIGINT, "")
-        return real(self, *command)
+        return real(self, *command, **variables)
 
     async with embedded_postgres(folder / "data", notify=said, settings=FAST):
         pass

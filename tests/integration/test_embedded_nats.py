@@ -69,6 +69,19 @@ async def test_server_is_protected_and_its_streams_are_found_again(tmp_path: Pat
         assert ["kept"] == await stream_names(server.url)
 
 
+@pytest.mark.parametrize("name", ["it's here", 'a "b" c', "$HOME `id` \\", " a;b&c #d ", "ü"])
+async def test_a_folder_may_be_called_anything(name: str, tmp_path: Path) -> None:
+    """Its configuration names the folder, in its own syntax."""
+    data_dir = tmp_path / name
+    for names in ([], ["kept"]):
+        async with embedded_nats(data_dir) as server, nats_client(server.url) as client:
+            assert names == await stream_names(server.url)
+            if not names:
+                await client.jetstream().add_stream(name="kept", subjects=["kept"])
+        assert not is_running(data_dir)
+    assert [name] == [each.name for each in tmp_path.iterdir()]
+
+
 async def test_server_of_a_killed_owner_is_taken_over_and_stopped(tmp_path: Path) -> None:
     """The next start finds the same process, and is its owner."""
     with running_owner(OWNER, tmp_path) as (process, pid):

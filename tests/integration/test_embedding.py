@@ -13,6 +13,7 @@ from aiohttp import web
 import stretto
 from stretto.assembly.opening import open_component
 from stretto.errors import Unreachable
+from stretto.http.service import SERVICE
 from stretto.postgres.migrate import migrate
 from support.api_client import SECRET, TEAM, connected_api
 from support.database import first_row
@@ -250,12 +251,6 @@ async def test_a_request_in_flight_lands_before_the_hosts_pool_closes(
         journal.append(f"{len(pairs)} created")
 
     app = host_with_pool(database_url, journal)
-    stopping = asyncio.Event()
-
-    async def note(_: web.Application) -> None:
-        stopping.set()
-
-    app.on_shutdown.append(note)
     stretto.setup(app, "/chat", pool=lambda: app[POOL], tokens=TOKENS, on_create=wait)
     async with asyncio.timeout(DEADLINE_SECONDS), asyncio.TaskGroup() as tasks:
         runner = web.AppRunner(app)
@@ -266,7 +261,7 @@ async def test_a_request_in_flight_lands_before_the_hosts_pool_closes(
             request = tasks.create_task(created(api, "k", "/chat"))
             await in_hook.wait()
             cleanup = tasks.create_task(runner.cleanup())
-            await stopping.wait()
+            await until(lambda: app._subapps[0][SERVICE].creator.is_stopping)
             go_on.set()
             group = await request
             await cleanup
@@ -324,11 +319,12 @@ async def test_a_write_under_way_ends_well_though_the_pool_is_closing(
 
 
 async def test_a_host_that_closes_its_pool_on_shutdown_shuts_down(database_url: str) -> None:
-    """Before us, because it was registered before: the wrong order costs answers, but does not hang."""
+    """Registered before us, it still runs after us: our requests under way need the pool."""
     journal: list[str] = []
     app = host_with_pool(database_url, journal)
 
     async def close_pool(app: web.Application) -> None:
+        journal.append(f"{lent(app[POOL])} are lent on shutdown")
         await app[POOL].close()
         journal.append("closed on shutdown")
 
@@ -336,7 +332,33 @@ async def test_a_host_that_closes_its_pool_on_shutdown_shuts_down(database_url: 
     stretto.setup(app, "/chat", pool=lambda: app[POOL], tokens=TOKENS)
     async with api_of(app) as api:
         await created(api, "k", "/chat")
-    assert ["pool opened", "closed on shutdown", "0 connections are lent", "pool closed"] == journal
+    closed = ["0 are lent on shutdown", "closed on shutdown"]
+    assert ["pool opened", *closed, "0 connections are lent", "pool closed"] == journal
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("signal", ["on_shutdown", "on_cleanup"])
+async def test_a_host_whose_handler_raises_leaves_nothing_of_ours_running(
+    signal: str, is_first: bool, database_url: str
+) -> None:
+    """Wherever it is registered: aiohttp calls no handler behind one that raises."""
+
+    async def fail(_: web.Application) -> None:
+        message = "the host's own trouble"
+        raise LookupError(message)
+
+    before = asyncio.all_tasks()
+    app = web.Application()
+    if is_first:
+        getattr(app, signal).append(fail)
+    stretto.setup(app, "/chat", dsn=database_url, tokens=TOKENS)
+    if not is_first:
+        getattr(app, signal).append(fail)
+    with pytest.raises(LookupError, match="the host's own trouble"):
+        async with api_of(app) as api:
+            await created(api, "k", "/chat")
+    left = {task.get_name() for task in asyncio.all_tasks() - before}
+    assert [] == [name for name in left if name.startswith("stretto")]
 
 
 def without_tables(app: web.Application, dsn: str) -> stretto.AppOptions:

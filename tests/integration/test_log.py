@@ -248,10 +248,11 @@ async def test_equal_ids_mean_equal_content(database_url: str, connection: Conne
     team = NewGroup.parse(UserId("alice"), {"name": "Team"})
     async with open_component(database_url) as component:
         await component.creator.create(IdempotencyKey("k"), team)
-    row = "SELECT * FROM outbox"
-    first = log.envelope(await connection.fetchrow(row))
+    (row,) = await connection.fetch("SELECT * FROM outbox")
+    first = log.envelope(row)
     await connection.execute("UPDATE outbox SET created_at = created_at + interval '1 hour'")
-    assert first == log.envelope(await connection.fetchrow(row))
+    (row,) = await connection.fetch("SELECT * FROM outbox")
+    assert first == log.envelope(row)
     document = orjson.loads(first)
     milliseconds = UUID(document["data"]["conversation_id"]).int >> 80
     assert milliseconds == await connection.fetchval(

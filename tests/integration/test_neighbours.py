@@ -15,8 +15,8 @@ from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import AttemptFailed, DatabaseUnavailable
 from stretto.observations import BatchWritten, ConnectionLost, WriteTrouble
 from stretto.postgres.check import check_database
-from stretto.postgres.queries import QUERIES
 from support.database import pend
+from support.routines import change_routine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,12 +86,10 @@ async def test_keys_that_are_led_elsewhere_hold_up_no_other(database_url: str) -
 
 
 async def test_a_claim_that_meets_rows_under_way_waits_for_them(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, connection: Connection
 ) -> None:
     """The twin: without leaving out what exists, each of them costs the others a lock time-out."""
-    assert LEAVES_OUT in QUERIES["claim"]
-    waiting = {**QUERIES, "claim": QUERIES["claim"].replace(LEAVES_OUT, "")}
-    monkeypatch.setattr("stretto.postgres.writes.QUERIES", waiting)
+    await change_routine(connection, "claim_attempts_1", LEAVES_OUT)
     events, repeated = await beside_a_held_leader(database_url)
     assert "Locked" in troubles(events)
     # Even then no request is answered 503 by a database that lives.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 ALICE, MALLORY = UserId("alice"), UserId("mallory")
-ONE_WRITER: Final = ComponentSettings(writers=1, creator=CreatorSettings(lease_seconds=0.0))
+ONE_WRITER: Final = ComponentSettings(writers=1, creator=CreatorSettings(lease_seconds=0.1))
 HOT, COLD = 20, 8
 
 

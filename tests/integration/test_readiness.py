@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from stretto.domain import UserId
 from stretto.errors import Misconfigured, Unreachable
 from stretto.postgres.connecting import READ_ONLY
 from stretto.postgres.connections import Database, Lane
+from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.migrate import grant
 from stretto.postgres.readiness import PROBE_SECONDS, Readiness
 from stretto.postgres.writes import PostgresWriteStore
@@ -94,6 +96,80 @@ async def test_writers_that_reach_nothing_are_known_until_a_connection_can_be_ha
         assert [False, False] == [store.is_cut_off for store in stores]
         async with database.connection(Lane.PROBE) as reader:
             assert 1 == await reader.fetchval("SELECT 1")
+
+
+@pytest.mark.parametrize("lane", [Lane.LOOKS, Lane.FOLLOWERS, Lane.GROUPS, Lane.HISTORY])
+async def test_readers_that_reach_nothing_are_known_until_a_connection_can_be_had(
+    lane: Lane, database_url: str, server_url: str, connection: Connection
+) -> None:
+    """Writes and health checks go on over the connections that they have."""
+    clock = Clock()
+    async with Database(database_url) as database:
+        store = PostgresWriteStore(database, lambda: None)
+        readiness = Readiness(database, [store], clock)
+        await store.open()
+        await readiness.check()
+        async with closed(connection, server_url):
+            await readiness.check()
+            with pytest.raises(Unreachable):
+                async with database.connection(lane):
+                    pass
+            await store.claim([])
+            for _ in range(2):
+                with pytest.raises(Unreachable, match="not currently accepting connections"):
+                    await readiness.check()
+        clock.now += PROBE_SECONDS
+        await readiness.check()
+        assert not database.is_cut_off
+        await store.close()
+
+
+async def test_readers_that_are_only_busy_are_ready(
+    database_url: str, server_url: str, connection: Connection
+) -> None:
+    """With a connection that works, one more that cannot be had makes them slower; nor does upkeep count."""
+    async with Database(database_url) as database:
+        store = PostgresWriteStore(database, lambda: None)
+        readiness = Readiness(database, [store])
+        await store.open()
+        await readiness.check()
+        async with database.connection(Lane.GROUPS), closed(connection, server_url):
+            for lane in (Lane.GROUPS, Lane.UPKEEP):
+                with pytest.raises(Unreachable):
+                    async with database.connection(lane):
+                        pass
+            await readiness.check()
+        await store.close()
+
+
+async def test_after_a_read_that_the_schema_refused_the_schema_is_asked(
+    role: str, role_url: str, connection: Connection
+) -> None:
+    """Not ready until the right is there again; a read that succeeds makes ready at once."""
+    await grant(connection, "stretto", [role])
+    clock = Clock()
+    async with Database(role_url) as database:
+        groups = PostgresGroupStore(database)
+        store = PostgresWriteStore(database, lambda: None)
+        readiness = Readiness(database, [store], clock)
+        await store.open()
+        for mends in ("probe", "read"):
+            await groups.groups_of_owner(UserId("alice"), None, 1)
+            await connection.execute(f"REVOKE SELECT ON chat_group FROM {role}")
+            await readiness.check()
+            with pytest.raises(Unreachable):
+                await groups.groups_of_owner(UserId("alice"), None, 1)
+            for _ in range(2):
+                with pytest.raises(Unreachable, match="lacks rights on the tables chat_group"):
+                    await readiness.check()
+            await connection.execute(f"GRANT SELECT ON chat_group TO {role}")
+            if mends == "probe":
+                clock.now += PROBE_SECONDS
+            else:
+                await groups.groups_of_owner(UserId("alice"), None, 1)
+            await readiness.check()
+            assert not database.is_misfit
+        await store.close()
 
 
 async def test_a_writer_that_connects_again_is_no_longer_cut_off(

@@ -1,16 +1,19 @@
-"""A database that cannot be connected to: what waiting may heal is waited for, nothing else."""
+"""Starts that are refused: at once where waiting heals nothing, by one process, in words."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import signal
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import pytest
 
 from stretto.errors import Unreachable
 from stretto.postgres.connections import Database
-from stretto.provision import _patient_lend
+from stretto.provision import _acquire_patiently
 from support.command_process import stretto
+from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 AWAY = "postgresql://u:secret@127.0.0.1:1/x"
+PEM_BEGIN, PEM_END = "-----BEGIN PUBLIC KEY-----", "-----END PUBLIC KEY-----"
+# PostgreSQL is made and started twice.
+DEADLINE_SECONDS: Final = 100
 
 
 async def never(_: float) -> None:
@@ -29,7 +35,7 @@ async def refusal(url: str) -> str:
     """Return what is said of a URL that is given up at the first try."""
     async with Database(url) as database:
         with pytest.raises(Unreachable) as error:
-            await _patient_lend(database, "there", never)
+            await _acquire_patiently(database, "there", never)
     message = str(error.value)
     assert message.startswith("no connection to the database at there: ")
     assert "\n" not in message
@@ -109,7 +115,7 @@ async def test_a_role_without_a_free_connection_is_waited_for(
         await connection.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
 
     async with Database(role_url) as database:
-        await database.release(await _patient_lend(database, "there", pause))
+        await database.release(await _acquire_patiently(database, "there", pause))
     assert pauses == 1
 
 
@@ -125,7 +131,7 @@ async def test_a_host_that_is_not_there_yet_is_waited_for(url: str) -> None:
 
     async with Database(url) as database:
         with pytest.raises(Waited):
-            await _patient_lend(database, "there", pause)
+            await _acquire_patiently(database, "there", pause)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -162,3 +168,42 @@ async def test_what_would_look_like_a_database_that_is_away_is_a_usage_error(
     assert code == 2
     assert f"STRETTO_DATABASE_URL: {expected}" in errors
     assert "secret" not in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("jwt_public_key cannot be read as PEM", {"JWT_PUBLIC_KEY": "no key"}),
+        ("JWKS_URL: must look like", {"JWKS_URL": "keys"}),
+        ("jwt_secret is a PEM or SSH key", {"JWT_SECRET": f"{PEM_BEGIN}\nAAAA\n{PEM_END}"}),
+    ],
+)
+@pytest.mark.parametrize("workers", ["1", "3"])
+async def test_a_key_that_verifies_nothing_is_refused_before_any_worker_starts(
+    workers: str, words: str, key: dict[str, str], database_url: str
+) -> None:
+    """Each worker would say so, five times over; once is enough, with the code of wrong settings."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        code, _, errors = await stretto(
+            "serve", DATABASE_URL=database_url, PORT="0", WORKERS=workers, **key
+        )
+    assert code == 2
+    assert errors.count(words) == 1
+    assert "worker" not in errors
+
+
+async def test_a_second_service_on_a_data_folder_is_refused_by_the_name_of_the_first(
+    folder: Path,
+) -> None:
+    """The first one would take the database away from it. Commands share it; the next may serve."""
+    settings = {"DATA_DIR": str(folder / "data"), "PORT": "0"}
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        for workers in ("1", "2"):
+            async with ServiceProcess({**settings, "WORKERS": workers}) as service:
+                code, _, errors = await stretto("serve", **settings)
+                assert (4, 1) == (code, errors.count(f"as process {service.process.pid}: stop it"))
+                assert str(folder / "data") in errors
+                code, token, _ = await stretto("token", "alice", **settings)
+                assert (0, True) == (code, bool(token))
+                service.signal(signal.SIGTERM)
+                assert await service.exited() == 0

@@ -95,7 +95,7 @@ async def create(component: Component, key: str) -> UUID:
                FROM outbox""",
         ),
         (
-            "event tells of another conversation than its group",
+            "event names another conversation than its group",
             "UPDATE outbox SET conversation_id = gen_random_uuid()",
         ),
         (

@@ -34,8 +34,13 @@ def canonical(document: Document) -> str:
     return _written(document, indent=0, column=0) + "\n"
 
 
+def _shown(line: str) -> str:
+    """Return JSON in which every character that would not show in the file is escaped."""
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line)
+
+
 def _written(value: object, *, indent: int, column: int) -> str:
-    line = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    line = _shown(json.dumps(value, ensure_ascii=False, sort_keys=True))
     # One character more is for the comma.
     if not isinstance(value, dict | list) or column + len(line) < LINE_CHARACTERS_MAX:
         return line

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from properties.model import LEASE_SECONDS, Place, Wish
 from stretto.codec import created_document
+from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings, GroupCreator
 from stretto.creation.lookup import AttemptLookup
@@ -39,6 +40,17 @@ class SilentStore(PostgresWriteStore):
         super().__init__(database, on_lost=lambda: None)
         self.reached = asyncio.Event()
         self.may_go_on = asyncio.Event()
+
+    @property
+    def writes_at_once(self) -> bool:
+        """Whether nothing is to happen between claim and lead."""
+        return self.place != "claimed"
+
+    async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        led = await super().claim_and_lead(writes, is_hasty=is_hasty)
+        if led:
+            await self._pass("committed")
+        return led
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         won = await super().claim(writes)
@@ -78,7 +90,7 @@ class Process:
         self._store = SilentStore(database)
         breakers = OwnerBreakers(self._observe)
         self._writer = GroupWriter(
-            mailbox, self._store, self._observe, breakers=breakers, batch_max=10
+            Baton(mailbox), self._store, self._observe, breakers=breakers, batch_max=10
         )
         self._request: asyncio.Task[str] | None = None
         self._alarms: list[Observation] = []

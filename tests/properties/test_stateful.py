@@ -36,11 +36,10 @@ from stretto.creation.attempt import decide
 from stretto.creation.outcomes import document_for
 from stretto.domain import FINGERPRINT_BYTES, CreatedGroup, IdempotencyKey, UserId, group_id
 from stretto.errors import NotFound
-from stretto.postgres import writes
 from stretto.postgres.connections import Database
-from stretto.postgres.queries import QUERIES
 from stretto.postgres.retention import Retention, sweep
 from support.database import connect
+from support.routines import change_routine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -250,19 +249,12 @@ def test_every_answer_in_every_order_is_the_one_that_is_due(world: World) -> Non
     run_state_machine_as_test(machine_in(world), settings=PROFILE)
 
 
-def without(guard: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take a guard out of a statement."""
-    assert guard in QUERIES[name]
-    unguarded = {**QUERIES, name: QUERIES[name].replace(guard, "")}
-    monkeypatch.setattr(writes, "QUERIES", unguarded)
-
-
-def forget_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_the_lease(_: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take attempts over from leaders who may live."""
     monkeypatch.setattr("properties.processes.LEASE_SECONDS", 0.0)
 
 
-def forget_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_the_fingerprint(_: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer another body with the group of the first."""
 
     def decide_blindly(sighting: Any, _: bytes) -> Any:
@@ -272,13 +264,13 @@ def forget_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower_module, "decide", decide_blindly)
 
 
-def forget_that_a_group_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_that_a_group_may_be_there(world: World, _: pytest.MonkeyPatch) -> None:
     """Claim the key of a group whose attempt was swept."""
-    guard = "NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = claim.group_id)\n  AND "
-    without(guard, "claim", monkeypatch)
+    guard = "NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = claim.group_id)\n          AND "
+    world.run(change_routine(world.connection, "claim_attempts_1", guard))
 
 
-def forget_whose_memory_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_whose_memory_it_is(_: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer from memory whoever asks with the key."""
     monkeypatch.setattr(
         "stretto.creation.creator.document_for",
@@ -302,7 +294,7 @@ def test_without_its_guard_an_order_is_found_that_goes_wrong(
     forget: Any, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each guard is one that the machine misses."""
-    forget(monkeypatch)
+    forget(world, monkeypatch)
     quick = settings(PROFILE, phases=[Phase.generate], max_examples=200)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(machine_in(world), settings=quick)
@@ -323,12 +315,13 @@ def claim_after_a_loss(machine: Machine) -> None:
 
 @pytest.mark.parametrize("is_fenced", [True, False])
 def test_two_leaders_of_one_key_are_told_apart_by_their_claims(
-    is_fenced: bool, world: World, monkeypatch: pytest.MonkeyPatch
+    is_fenced: bool, world: World
 ) -> None:
     """An order too rare to be met by chance; without the fence the first one's group is made."""
     machine = machine_in(world)()
     if not is_fenced:
-        without("AND attempt.claim_token = write.claim_token", "lead", monkeypatch)
+        guard = "AND attempt.claim_token = write.claim_token"
+        world.run(change_routine(world.connection, "lead_groups_1", guard))
     try:
         with nullcontext() if is_fenced else pytest.raises(AssertionError):
             claim_after_a_loss(machine)

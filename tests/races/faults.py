@@ -32,7 +32,7 @@ CONNECTION: Final = ("lost", "late", "cut")
 DATABASE: Final = ("unreachable", "transient", "database crash")
 ALL: Final = (*CONNECTION, *DATABASE, "veto", "crash", "patience")
 NEIGHBOURS: Final = ("cut", "locked", "in doubt")
-_LEADERS: Final = ("claim", "lead", "fail")
+_LEADERS: Final = ("claim_and_lead", "claim", "lead", "fail")
 
 
 def possible(world: World) -> Iterator[tuple[Any, ...]]:
@@ -65,7 +65,7 @@ def _faults_of(statement: Statement) -> Iterator[str]:
             yield "in doubt"
             if statement.is_blocked:
                 yield "locked"
-        if statement.name == "lead":
+        if statement.name in ("claim_and_lead", "lead"):
             yield "veto"
     else:
         yield "lost"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from races.stepped_loop import SteppedLoop
+from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings
 from stretto.observations import ActorCrashed, GuaranteeBroken
@@ -20,13 +21,12 @@ LEASE_SECONDS: Final = 5.0
 SETTINGS: Final = CreatorSettings(lease_seconds=LEASE_SECONDS)
 # More than any scenario has requests.
 MAILBOX_MAX: Final = 100
-BATCH_MAX: Final = 100
 
 
 class Process:
     """One service process: its loop, its creator, its writers, and what it has been told so far."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: World, number: int, *, in_steps: bool = False) -> None:
         scenario = world.scenario
         self.number = number
         self.loop = SteppedLoop()
@@ -40,15 +40,18 @@ class Process:
         self.creator = scenario.creator(
             mailbox, MemoryAttemptStore(world.database), SETTINGS, self._observe
         )
-        store = MemoryWriteStore(world.database, self.creator.forget)
         breakers = OwnerBreakers(self._observe)
-        writer = scenario.writer(
-            mailbox, store, self._observe, breakers=breakers, batch_max=BATCH_MAX
-        )
-        self._tasks = [
-            self.loop.run(self.creator.__aenter__()),
-            self.loop.run(Run(writer, self._observe).turns()),
-        ]
+        # Virtual time passes only in pauses: the process is idle in all of them.
+        baton = Baton(mailbox, busy_seconds=lambda: 0.0)
+        self._tasks = [self.loop.run(self.creator.__aenter__())]
+        for _ in range(scenario.writers):
+            store = MemoryWriteStore(
+                world.database, self.creator.forget, writes_at_once=not in_steps
+            )
+            writer = scenario.writer(
+                baton, store, self._observe, breakers=breakers, batch_max=scenario.batch_max
+            )
+            self._tasks.append(self.loop.run(Run(writer, self._observe).turns()))
 
     def _observe(self, event: Observation) -> None:
         if isinstance(event, (GuaranteeBroken, ActorCrashed)):

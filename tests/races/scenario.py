@@ -37,6 +37,12 @@ class Scenario:
     guards: Guards = field(default_factory=Guards)
     together: bool = False
     """Whether all requests of a process come in one moment, which makes them one batch."""
+    in_steps: tuple[int, ...] = ()
+    """The processes that claim and lead in two statements, as with a hook, or as older versions do."""
+    batch_max: int = 100
+    """By default more than any scenario has requests."""
+    writers: int = 1
+    """In each process. A second one joins as soon as the first waits for the database."""
     creator: type[GroupCreator] = GroupCreator
     writer: type[GroupWriter] = GroupWriter
     mailbox: type[Mailbox[Any, Any]] = Mailbox

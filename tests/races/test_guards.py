@@ -12,7 +12,7 @@ left, in a broken guarantee. What the guards are called elsewhere, and what they
 | the sorted batch | `GroupWriter.run_once` sorts by id |
 | one key per batch | `GroupCreator` has one flight per key, registered before it can run |
 | the primary key | of `chat_group` |
-| "unknown is not failed" | `BatchWriter` leads again with the same token and never fails it |
+| "unknown is not failed" | `LeadWriter` leads again with the same token and never fails it |
 | "held is not failed" | what another transaction holds is left to its request to follow |
 """
 
@@ -31,6 +31,7 @@ from stretto.creation.attempt import Decision, Reclaim, Sighting, Wait, decide
 from stretto.creation.batch import BatchWriter
 from stretto.creation.creator import Answer, GroupCreator
 from stretto.creation.flight import Flight
+from stretto.creation.leads import LeadWriter
 from stretto.creation.ports import SettledAsFailed
 from stretto.creation.writer import GroupWriter
 from stretto.errors import OutcomeUnknown
@@ -84,43 +85,55 @@ class CreatorWithoutFlights(GroupCreator):
 class HastyBatches(BatchWriter):
     """Takes an unknown outcome for a failure."""
 
-    async def _lead(self, batch: Sequence[Any]) -> int:
+    async def _write_at_once(self, batch: Sequence[Any]) -> int:
         try:
-            return await super()._lead(batch)
+            return await super()._write_at_once(batch)
         except OutcomeUnknown:
             for request in batch:
                 request.answer(SettledAsFailed(faults.VETO))
             return 0
 
-    async def _lead_persistently(
-        self, batch: Sequence[Any], _: object, *, is_hasty: bool = False
-    ) -> int:
-        return await super()._lead_persistently(batch, (), is_hasty=is_hasty)
+
+class HastyLeads(LeadWriter):
+    """Takes an unknown outcome for a failure."""
+
+    async def lead(self, batch: Sequence[Any], *failed: Any) -> int:
+        try:
+            return await super().lead(batch, *failed)
+        except OutcomeUnknown:
+            for request in batch:
+                request.answer(SettledAsFailed(faults.VETO))
+            return 0
+
+    async def _lead_persistently(self, batch: Sequence[Any], retried: Any, **options: Any) -> int:
+        return await super()._lead_persistently(batch, (), **options)
 
 
-class BlindBatches(BatchWriter):
+class BlindLeads(LeadWriter):
     """Takes what another transaction holds for a failure."""
 
-    async def _leave_out_locked(self, batch: Sequence[Any]) -> list[Any]:
+    async def unlocked(self, batch: Sequence[Any]) -> set[UUID]:
         for request in batch:
             request.answer(SettledAsFailed(faults.VETO))
-        return []
+        return set()
 
 
 class HastyWriter(GroupWriter):
     """Writes such batches."""
 
-    def __init__(self, mailbox: Any, store: Any, observe: Any, **options: Any) -> None:
-        super().__init__(mailbox, store, observe, **options)
-        self._batches = HastyBatches(store, mailbox, options["breakers"], observe)
+    def __init__(self, baton: Any, store: Any, observe: Any, **options: Any) -> None:
+        super().__init__(baton, store, observe, **options)
+        parts = store, baton.mailbox, options["breakers"], observe
+        self._batches = HastyBatches(*parts)
+        self._batches._leads = HastyLeads(*parts)
 
 
 class BlindWriter(GroupWriter):
     """Writes such batches."""
 
-    def __init__(self, mailbox: Any, store: Any, observe: Any, **options: Any) -> None:
-        super().__init__(mailbox, store, observe, **options)
-        self._batches = BlindBatches(store, mailbox, options["breakers"], observe)
+    def __init__(self, baton: Any, store: Any, observe: Any, **options: Any) -> None:
+        super().__init__(baton, store, observe, **options)
+        self._batches._leads = BlindLeads(store, baton.mailbox, options["breakers"], observe)
 
 
 LEASE_ENDS: Final = Scenario(requests=TWO_PROCESSES)
@@ -138,6 +151,17 @@ LEASE_ENDS: Final = Scenario(requests=TWO_PROCESSES)
                 guards=Guards(token_fence=False),
             ),
             id="token fence",
+        ),
+        pytest.param(
+            "a group under another body's fingerprint",
+            Scenario(
+                requests=TWO_BODIES,
+                faults=("lost",),
+                faults_max=1,
+                guards=Guards(token_fence=False),
+                in_steps=(1,),
+            ),
+            id="token fence, beside another version",
         ),
         pytest.param(
             "the primary key stopped a second group",

@@ -58,6 +58,28 @@ SCENARIOS: Final = {
     ),
     "2 bodies, 1 process, 1 fault": (1_000, replace(ANY, requests=(HERE, OTHER_HERE))),
     "2 bodies, 2 processes, 1 fault": (50_000, replace(ANY, requests=(HERE, OTHER_THERE))),
+    "2 requests, 1 process in two steps, 2 losses": (
+        100_000,
+        replace(LOSSES, requests=(HERE, HERE), in_steps=(0,)),
+    ),
+    "2 requests, 2 processes, one of them in two steps, 1 fault": (
+        100_000,
+        replace(ANY, requests=(HERE, THERE), in_steps=(1,)),
+    ),
+    "2 bodies, 2 processes, one of them in two steps, 1 loss": (
+        10_000,
+        replace(LOSSES, requests=(HERE, OTHER_THERE), faults_max=1, in_steps=(1,)),
+    ),
+    "2 keys, 2 writers in 1 process, 1 stray statement": (
+        100_000,
+        replace(
+            STRAYS,
+            requests=(Request(0, "a"), Request(0, "b")),
+            faults=("cut",),
+            faults_max=1,
+            writers=2,
+        ),
+    ),
     "2 keys in one batch, 2 processes, 1 veto": (
         50_000,
         Scenario(

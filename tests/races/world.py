@@ -63,7 +63,7 @@ class World:
         self.to_come = list(range(len(scenario.requests)))
         self.acting: Process | None = None
         places = sorted({request.process for request in scenario.requests})
-        self.processes = {place: self.new_process() for place in places}
+        self.processes = {place: self.new_process(place) for place in places}
         self.retries = list(dict.fromkeys((r.key, r.body) for r in scenario.requests))
 
     def begin(self) -> None:
@@ -71,15 +71,16 @@ class World:
         for place in self.processes:
             self._arrive_first(place)
 
-    def new_process(self) -> Process:
+    def new_process(self, place: int) -> Process:
         """Start a process."""
         self.processes_made += 1
-        return Process(self, self.processes_made)
+        in_steps = place in self.scenario.in_steps
+        return Process(self, self.processes_made, in_steps=in_steps)
 
     def restart(self, place: int) -> None:
         """Put a new process in the place of one that is gone."""
         self.processes[place].end()
-        self.processes[place] = self.new_process()
+        self.processes[place] = self.new_process(place)
         self._arrive_first(place)
 
     def request(self, number: int) -> Request:
@@ -131,7 +132,7 @@ class World:
                 self._arrive(number, self.processes[self.request(number).process])
             case ("retry",):
                 if not self.retries_begun:
-                    self.processes[-1] = self.new_process()
+                    self.processes[-1] = self.new_process(-1)
                 number = len(self.scenario.requests) + self.retries_begun
                 self.retries_begun += 1
                 self._arrive(number, self.processes[-1])

@@ -17,6 +17,7 @@ import pytest
 from stretto.config import SETTINGS
 from stretto.events.close_codes import CloseCode
 from stretto.runtime.backoff import Backoff
+from support.routines import definition_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -180,7 +181,9 @@ def decisions_that_are_gone(text: str) -> Iterator[str]:
 
 
 def definition(file: str, name: str) -> str:
-    """Return the text of a statement, or of a class, function or constant; empty if there is none."""
+    """Return the text of a statement, routine, class, function or constant; empty if there is none."""
+    if file == "schema.sql":
+        return definition_of(name)
     path = PACKAGE / file
     if not path.is_file():
         return ""
@@ -229,7 +232,7 @@ def test_the_tables_say_what_the_code_does(check: str) -> None:
         ("modules", "| `creation/attempt.py` |", "| `creation/flight.py` |"),
         ("modules", "    server  ", "    servers "),
         ("layers", "    http  ", "    https "),
-        ("layers", "    domain  ", "    "),
+        ("layers", "    domain | setting  ", "    "),
         ("limits", "| turns of a flight | 8 |", "| turns of a flight | 9 |"),
         ("limits", "8 | `TURNS_MAX`", "8 | `TURNS`"),
         ("limits", "`TURNS_MAX` in `creation/follower.py`", "`TURNS_MAX` in `creation/flight.py`"),

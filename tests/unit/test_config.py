@@ -12,6 +12,7 @@ import pytest
 from stretto.config import SETTINGS, Settings, environment_of, read_settings
 from stretto.errors import ConfigurationError
 from stretto.provision import token_settings
+from stretto.setting import allowed
 from stretto.webhook.rules import parse_secrets
 
 if TYPE_CHECKING:
@@ -133,14 +134,17 @@ def test_a_misspelt_name_is_told_however_it_is_written(
         ("batch_max", "1", "1000", ["0", "1001"]),
         ("mailbox_max", "1", "100000", ["0", "100001"]),
         ("connections_max", "10", "1000000", ["9", "1000001"]),
-        ("read_timeout_seconds", "0.1", "3600", ["0", "3601", "nan", "inf"]),
+        ("read_timeout_seconds", "0.1", "3600", ["0", "0.09", "3601", "nan", "inf"]),
         ("sessions_max", "1", "1000000", ["0", "1000001"]),
         ("sessions_per_user", "1", "10000", ["0", "10001"]),
         ("session_events_max", "1", "100000", ["0", "100001"]),
         ("heartbeat_seconds", "1", "3600", ["0.9", "3601", "nan", "inf"]),
         ("retention_days", "1", "3650", ["0", "3651"]),
-        ("lease_seconds", "0.1", "3600", ["0", "3601", "nan", "inf"]),
-        ("rate_limit", "0", "1e6", ["-1", "nan", "inf"]),
+        ("event_retention_days", "1", "3650", ["0", "3651"]),
+        ("drain_seconds", "0", "3600", ["-1", "3601", "nan", "inf"]),
+        ("lease_seconds", "0.1", "3600", ["0", "0.09", "-1", "3601", "nan", "inf"]),
+        ("relay_lease_seconds", "1", "3600", ["0.9", "3601", "nan", "inf"]),
+        ("rate_limit", "0", "1e6", ["-1", "nan", "inf", "-inf"]),
     ],
 )
 def test_every_number_has_its_bounds(
@@ -148,13 +152,41 @@ def test_every_number_has_its_bounds(
 ) -> None:
     """The bounds themselves are good, and what lies beyond is told by its name."""
     variable = f"STRETTO_{name.upper()}"
+    words = allowed(SETTINGS[name])
     for good in (least, most):
         monkeypatch.setenv(variable, good)
         assert float(good) == dict(values_of(read_settings()))[name]
     for bad in wrong:
         monkeypatch.setenv(variable, bad)
-        with pytest.raises(ConfigurationError, match=f"{variable}: "):
+        # What is no number of its kind at all has words of its own.
+        with pytest.raises(ConfigurationError, match=f"{variable}: (?:must be {words}|.* valid)"):
             read_settings()
+
+
+def test_every_number_that_an_operator_sets_has_a_least() -> None:
+    """None of them may be forgotten above; only a rate needs no most."""
+    bounds = {
+        name: {*each.metadata} & {"ge", "le"}
+        for name, each in SETTINGS.items()
+        if type(each.default) in (int, float)
+    }
+    assert {"ge"} == bounds.pop("rate_limit")
+    assert {frozenset({"ge", "le"})} == set(map(frozenset, bounds.values()))
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("--data-dir: must be the path of a folder", {"data_dir": ""}),
+        ("--data-dir: must be the path of a folder", {"data_dir": " "}),
+        ("--data-dir: .* on one line", {"data_dir": "a\nb"}),
+        ("--host: must be an address or a name", {"host": ""}),
+    ],
+)
+def test_an_empty_flag_is_no_place(words: str, given: dict[str, str]) -> None:
+    """It would be the current folder, and every address of the machine."""
+    with pytest.raises(ConfigurationError, match=words):
+        read_settings(**given)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from enum import Enum
 from typing import Any
+from unicodedata import category
 from uuid import UUID
 
 import pytest
 
+from stretto import domain
 from stretto.domain import (
     DESCRIPTION_CHARACTERS_MAX,
     FIELD_ERRORS_MAX,
@@ -182,6 +185,7 @@ def test_a_document_is_read_for_what_it_means(
         (["/name"], {"name": "a\x00"}),
         (["/name"], {"name": " "}),
         (["/name"], {"name": " \u00a0\u2003\u200b\u3000\ufeff"}),
+        (["/name"], {"name": "\u00ad\u3164\ufe0f\u2800\U000e0020"}),
         (["/members/0", "/members/1"], {"name": "x", "members": [" bob", "bob "]}),
         (["/name"], {"name": "a\x7f"}),
         (["/name"], {"name": "a\x9f"}),
@@ -212,6 +216,42 @@ def test_a_document_is_read_for_what_it_means(
 def test_every_fault_is_told_where_it_is(expected: list[str], document: object) -> None:
     """All at once, each by a JSON pointer (RFC 6901)."""
     assert expected == pointers_of_faults(document)
+
+
+# Of category Cf, and yet they are drawn: numbers, abbreviations and ends of verses.
+DRAWN = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
+# These arrange hieroglyphs; each version of Unicode has more of them.
+ARRANGING = {*range(0x13430, 0x13460)}
+# Of other categories, or reserved: Default_Ignorable_Code_Point, and the blank of Braille.
+IGNORABLE = {
+    *(
+        0x34F,
+        0x115F,
+        0x1160,
+        0x17B4,
+        0x17B5,
+        0x180B,
+        0x180C,
+        0x180D,
+        0x180F,
+        0x2065,
+        0x2800,
+        0x3164,
+    ),
+    *range(0xFE00, 0xFE10),
+    *(0xFFA0, *range(0xFFF0, 0xFFF9)),
+    *range(0xE0000, 0xE1000),
+}
+
+
+def test_a_name_needs_a_character_that_shows() -> None:
+    """By Unicode's properties, for each of its characters, and none that shows is refused."""
+    refused = {code for code in range(sys.maxunicode + 1) if not domain._NAME.fullmatch(chr(code))}
+    kinds = {"Zs", "Zl", "Zp", "Cc", "Cf", "Cs"}
+    hidden = {code for code in range(sys.maxunicode + 1) if category(chr(code)) in kinds}
+    assert hidden - DRAWN - ARRANGING | IGNORABLE == refused
+    # Beside one that shows there may be any, as in emoji and in Arabic words.
+    assert NewGroup.parse(ALICE, {"name": "\u200d\u2764\ufe0f\u200d"})
 
 
 def test_not_more_faults_are_told_than_help() -> None:

@@ -21,11 +21,12 @@ from stretto.http.app import build_app
 from stretto.http.event_streams import StreamSettings
 from stretto.http.service import Service
 from stretto.http.tokens.authenticator import Authenticator, TokenSettings
+from stretto.setting import require_settings
 from stretto.telemetry.logs import flush_log, log_observation
 from stretto.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from aiohttp import web
 
@@ -103,22 +104,28 @@ def setup(app: web.Application, prefix: str, **options: Unpack[AppOptions]) -> N
     mounted = create_app(**options)
     app.add_subapp(prefix, mounted)
 
+    async def stop(_: web.Application) -> None:
+        await mounted.shutdown()
+
     async def clean_up(_: web.Application) -> AsyncIterator[None]:
         yield
         # Where the host's own start fails, aiohttp cleans up the host alone.
         await mounted.shutdown()
 
+    # First: of the host's handlers, one that raises keeps aiohttp from calling those behind it, and
+    # one that closes what we use must not run while requests are under way.
+    app.on_shutdown.insert(0, stop)
     app.cleanup_ctx.append(clean_up)
 
 
 def _require_options(options: AppOptions) -> None:
     require_options(options, known=tuple(AppOptions.__annotations__), required=("tokens",))
     require_one_source(options.get("dsn", ""), options.get("pool"))
-    require_kind("tokens", options["tokens"], TokenSettings)
-    if "settings" in options:
-        require_kind("settings", options["settings"], ComponentSettings)
-    if "streams" in options:
-        require_kind("streams", options["streams"], StreamSettings)
+    kinds = {"tokens": TokenSettings, "settings": ComponentSettings, "streams": StreamSettings}
+    given: Mapping[str, object] = {**options}
+    for name in kinds.keys() & given.keys():
+        require_kind(name, given[name], kinds[name])
+        require_settings(given[name])
     if "pool" in options and not callable(options["pool"]):
         message = "pool must be a function that returns the pool: `pool=lambda: app[POOL]`"
         raise TypeError(message)

@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import ConfigurationError
-from stretto.postgres.database_url import SCHEMA_PATTERN
 from stretto.telemetry.logs import logger
 from stretto.telemetry.safe_calls import never_raising
 
@@ -71,18 +70,8 @@ def require_bus(bus: object) -> None:
         raise TypeError(message)
 
 
-def require_schema(schema: object) -> None:
-    """Raise `ConfigurationError` unless a search_path can have the name without quotes."""
-    if not isinstance(schema, str) or re.fullmatch(SCHEMA_PATTERN, schema) is None:
-        message = (
-            f"ComponentSettings.db_schema is {schema!r}: it must be a name of up to 63 lower-case"
-            " letters, digits and underscores that does not begin with a digit, such as 'stretto'"
-        )
-        raise ConfigurationError(message)
-
-
 def require_signed(webhook: WebhookSettings) -> None:
-    """Raise `ConfigurationError` for a webhook without a secret: its events could be anybody's."""
+    """Raise `ConfigurationError` for a webhook without a secret: its events could be forged."""
     if webhook.webhook_url and not webhook.webhook_secret:
         raise ConfigurationError("WebhookSettings.webhook_url needs a webhook_secret")
 
@@ -120,14 +109,6 @@ def require_one_source(dsn: str, pool: object) -> None:
         given = "both were given" if dsn else "neither was given"
         message = f"one of dsn and pool is needed: {given}"
         raise TypeError(message)
-
-
-def require_positive(**numbers: int) -> None:
-    """Raise `ConfigurationError` for a number below one: nothing would be created."""
-    for name, number in numbers.items():
-        if number < 1:
-            message = f"ComponentSettings.{name} must be at least 1, not {number}"
-            raise ConfigurationError(message)
 
 
 def require_prefix(prefix: str) -> None:

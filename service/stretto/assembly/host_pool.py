@@ -17,7 +17,7 @@ from stretto.assembly.host_options import require_kind
 from stretto.errors import ConfigurationError, Unreachable
 from stretto.postgres.connections import Lane
 from stretto.postgres.driver_connection import is_lost
-from stretto.postgres.migrate import PRIVILEGES
+from stretto.postgres.migrate import PRIVILEGES, ROUTINES
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import session_violation
 
@@ -129,7 +129,7 @@ async def _require_right_pool(database: Database) -> None:
             violation = await session_violation(connection)
             if violation is not None:
                 raise ConfigurationError(violation)
-            pool = await connection.fetchrow(QUERIES["ping_pool"], [*PRIVILEGES])
+            pool = await connection.fetchrow(QUERIES["ping_pool"], [*PRIVILEGES], ROUTINES)
             assert pool is not None
             if not pool["is_led"] and pool["schemas"]:
                 message = (

@@ -20,12 +20,11 @@ from stretto.assembly.host_options import (
     require_kind,
     require_observer,
     require_one_source,
-    require_positive,
-    require_schema,
     require_signed,
 )
 from stretto.assembly.host_pool import require_database, require_pool, sharing
 from stretto.assembly.settings import ComponentSettings
+from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import GroupCreator
 from stretto.creation.lookup import AttemptLookup
@@ -49,6 +48,7 @@ from stretto.postgres.tail import PostgresTail
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
+from stretto.setting import require_settings
 from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.sender import WebhookSender
 from stretto.webhook.store import PostgresWebhookStore
@@ -174,7 +174,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     announcer = Announcer(tail_store.announce)
     # The readers of the log, which a writer wakes.
     wakes = [each.wake for each in (tail, announcer, relay, webhook) if each is not None]
-    breakers = OwnerBreakers(observe)
+    breakers, baton = OwnerBreakers(observe), Baton(mailbox)
     pool_watch = None
     if inputs.pool is not None:
         releases = [tail_store.close, *(store.release for store in write_stores)]
@@ -200,7 +200,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         ),
         writers=[
             GroupWriter(
-                mailbox,
+                baton,
                 store,
                 observe,
                 batch_max=settings.batch_max,
@@ -223,10 +223,7 @@ def _component_settings(
     settings = ComponentSettings() if given is None else given
     require_one_source(dsn, pool)
     require_kind("settings", settings, ComponentSettings)
-    require_positive(
-        writers=settings.writers, batch_max=settings.batch_max, mailbox_max=settings.mailbox_max
-    )
-    require_schema(settings.db_schema)
+    require_settings(settings)
     require_signed(settings.webhook)
     require_hook(on_create)
     if pool is not None:

@@ -19,8 +19,8 @@ class ComponentSettings:
     """The component's own settings, and those of its parts."""
 
     db_schema: str = setting(SCHEMA, "schema of the tables", pattern=f"^{SCHEMA_PATTERN}$")
-    writers: int = setting(2, "database connections that write", ge=1, le=32)
-    """While one waits for the disk, the other fills its batch."""
+    writers: int = setting(2, "database connections that write, at most", ge=1, le=32)
+    """Another one writes where the process would idle: the database is far, or its disk slow."""
     batch_max: int = setting(128, "requests per statement", ge=1, le=1000)
     """Beyond this, latency grows faster than throughput."""
     mailbox_max: int = setting(1024, "requests that may queue", ge=1, le=100_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from stretto.config import FILE_SUFFIX, PREFIX, SETTINGS
+from stretto.setting import allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,7 +44,9 @@ def _settings_help() -> Iterator[str]:
     yield "Settings, as environment variables:"
     for name, each in SETTINGS.items():
         default: Any = each.default
-        shown = "" if default in ("", (), frozenset()) else f" ({default})"
+        limits = [] if default in ("", (), frozenset()) else [str(default)]
+        limits += filter(None, [allowed(each)])
+        shown = f" ({'; '.join(limits)})" if limits else ""
         yield f"  {PREFIX + name.upper():29} {each.metadata['description']}{shown}"
     yield f"  {PREFIX}...{FILE_SUFFIX:18} a file that holds the value of any of them"
 

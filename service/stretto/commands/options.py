@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -12,14 +11,15 @@ from stretto.domain import IdempotencyKey, UserId
 from stretto.errors import ConfigurationError, KeyInvalid
 
 
-def flag(name: str) -> Any:
+def flag(name: str, metavar: str | None = None) -> Any:
     """Return the flag of a setting, with the setting's own description."""
     described = SETTINGS[name].metadata["description"]
-    return typer.Option(help=f"{described} [env:{PREFIX}{name.upper()}]")
+    return typer.Option(help=f"{described} [env:{PREFIX}{name.upper()}]", metavar=metavar)
 
 
 DatabaseUrl: TypeAlias = Annotated[str | None, flag("database_url")]
-DataDir: TypeAlias = Annotated[Path | None, flag("data_dir")]
+# A text: an empty path would be read as the current folder.
+DataDir: TypeAlias = Annotated[str | None, flag("data_dir", "PATH")]
 
 
 def user_id(text: str) -> UserId:

@@ -17,23 +17,12 @@ from uuid import UUID
 
 from stretto.codec import LARGE_BODY_BYTES, created_document, parse_json, read_created
 from stretto.creation.attempt import AnswerStatus
-from stretto.creation.flight import RETRY_AFTER_SECONDS, Flight
+from stretto.creation.flight import Flight, public_error
 from stretto.creation.follower import Follower
 from stretto.creation.limiter import OwnerLimiter
 from stretto.creation.outcomes import NO_BODY, OutcomeMemory, document_for, document_of_repeat
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId, digest, group_id_bytes
-from stretto.errors import (
-    AttemptFailed,
-    AttemptPending,
-    DatabaseUnavailable,
-    Failure,
-    HookError,
-    HookFailed,
-    InternalError,
-    Overloaded,
-    StoreError,
-    StrettoError,
-)
+from stretto.errors import AttemptPending, InternalError, Overloaded, StoreError, StrettoError
 from stretto.observations import AttemptAnswered
 from stretto.runtime.turns import Turns
 from stretto.setting import setting
@@ -42,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from stretto.creation.ports import AttemptStore, Write, WriteResult, Writers
+    from stretto.errors import Failure
     from stretto.observations import Observer
 
 WAIT_SECONDS_DEFAULT: Final = 10.0
@@ -56,7 +46,7 @@ class CreatorSettings:
     """How a creator behaves; times in seconds."""
 
     lease_seconds: float = setting(
-        5.0, "after this long a pending attempt may be taken over", gt=0, le=3600
+        5.0, "after this long a pending attempt may be taken over", ge=0.1, le=3600
     )
     outcomes_max: int = 50_000
     """Settled attempts remembered, half as many at least; some 350 bytes each."""
@@ -291,20 +281,6 @@ class GroupCreator:
                 self._memory.remember(id_, flight.fingerprint, document, flight.body_digest)
             flight.finish(document)
         else:
-            flight.finish(_public_error(outcome))
+            flight.finish(public_error(outcome))
         if not self._flights:
             self._all_finished.set()
-
-
-def _public_error(cause: Failure | BaseException) -> StrettoError:
-    """Return what requests are answered with for a failure, or for an error of a writer or a store."""
-    if isinstance(cause, Failure):
-        return AttemptFailed(cause)
-    if isinstance(cause, StrettoError):
-        return cause
-    error: StrettoError = InternalError()
-    if isinstance(cause, StoreError):
-        kind = HookFailed if isinstance(cause, HookError) else DatabaseUnavailable
-        error = kind(retry_after_seconds=cause.retry_after_seconds or RETRY_AFTER_SECONDS)
-    error.__cause__ = cause
-    return error

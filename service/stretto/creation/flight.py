@@ -14,14 +14,23 @@ from uuid_utils.compat import uuid4, uuid7
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write
 from stretto.domain import CreatedGroup
-from stretto.errors import AttemptPending, StrettoError
+from stretto.errors import (
+    AttemptFailed,
+    AttemptPending,
+    DatabaseUnavailable,
+    Failure,
+    HookError,
+    HookFailed,
+    InternalError,
+    StoreError,
+    StrettoError,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.creation.ports import WriteResult
     from stretto.domain import NewGroup
-    from stretto.errors import Failure
 
 # What a client is asked to wait: long enough for a write, short against its user's patience.
 RETRY_AFTER_SECONDS: Final = 1
@@ -110,3 +119,17 @@ def _give_up(waiter: asyncio.Future[bytes]) -> None:
     """Answer a request whose time is over that its attempt is pending."""
     if not waiter.done():
         waiter.set_exception(AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS))
+
+
+def public_error(cause: Failure | BaseException) -> StrettoError:
+    """Return what requests are answered with for a failure, or for an error of a writer or a store."""
+    if isinstance(cause, Failure):
+        return AttemptFailed(cause)
+    if isinstance(cause, StrettoError):
+        return cause
+    error: StrettoError = InternalError()
+    if isinstance(cause, StoreError):
+        kind = HookFailed if isinstance(cause, HookError) else DatabaseUnavailable
+        error = kind(retry_after_seconds=cause.retry_after_seconds or RETRY_AFTER_SECONDS)
+    error.__cause__ = cause
+    return error

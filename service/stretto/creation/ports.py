@@ -68,6 +68,16 @@ WriteResult = Led | NotLed | SettledAsFailed
 class WriteStore(Protocol):
     """The leader's statements, on a connection of its own; raises `StoreError`s."""
 
+    @property
+    def writes_at_once(self) -> bool:
+        """Whether a batch may be claimed and led in one round trip."""
+
+    async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        """Claim, commit, then lead, in one round trip; return the tokens that led.
+
+        After an error the claims may be committed.
+        """
+
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""
 

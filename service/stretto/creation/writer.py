@@ -1,8 +1,8 @@
 """GroupWriter: the only actor that writes groups.
 
-It owns one database connection (inside its store) and shares a mailbox with its siblings. What arrives
-during one batch is the next: an idle service adds no delay, and a busy one adds few round trips. A batch
-costs two: claim all, lead the won ones together (`batch.py`).
+It owns one database connection (inside its store) and shares a mailbox with its siblings, of which one
+at a time takes requests (`baton.py`). What arrives during one batch is the next: an idle service adds no
+delay, and a busy one adds few round trips. A batch costs one (`batch.py`).
 
 The writer decides what is written together. A batch is bounded by rows. Keys that held up a batch before
 come after the others. Requests of owners who are paused (`breakers.py`) are answered, or come last.
@@ -15,7 +15,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from stretto.creation.apart import is_away, result_of
-from stretto.creation.batch import BACKOFF, WRITER, BatchWriter
+from stretto.creation.batch import BatchWriter
+from stretto.creation.leads import BACKOFF, WRITER
 from stretto.creation.ports import NotLed
 from stretto.errors import Locked, OutcomeUnknown, StoreError
 from stretto.observations import BatchWritten
@@ -24,11 +25,11 @@ from stretto.runtime.actor import Actor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from stretto.creation.baton import Baton
     from stretto.creation.breakers import OwnerBreakers
-    from stretto.creation.ports import Write, WriteRequest, WriteResult, WriteStore
+    from stretto.creation.ports import Write, WriteRequest, WriteStore
     from stretto.domain import UserId
     from stretto.observations import Observer
-    from stretto.runtime.mailbox import Mailbox
 
 # Four of the largest groups: 0.2 s on two busy cores, a twenty-fifth of what a write may take. 128 of
 # the largest take longer than that, and small ones would wait behind them.
@@ -44,7 +45,7 @@ class GroupWriter(Actor):
 
     def __init__(
         self,
-        mailbox: Mailbox[Write, WriteResult],
+        baton: Baton,
         store: WriteStore,
         observe: Observer,
         *,
@@ -52,15 +53,15 @@ class GroupWriter(Actor):
         batch_max: int,
         wakes: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Take the breakers that all writers share, and what new events wake."""
+        """Take the breakers and the baton that all writers share, and what new events wake."""
         super().__init__(WRITER)
-        self._mailbox = mailbox
+        self._baton = baton
         self._store = store
         self._observe = observe
         self._breakers = breakers
         self._batch_max = batch_max
         self._wakes = wakes
-        self._batches = BatchWriter(store, mailbox, breakers, observe)
+        self._batches = BatchWriter(store, baton.mailbox, breakers, observe)
 
     def stop(self) -> None:
         """Break off a write that is under way. Idempotent."""
@@ -68,12 +69,28 @@ class GroupWriter(Actor):
         self._store.cut_off()
 
     async def close(self) -> None:
-        """Give the connection back. Idempotent."""
+        """Give the baton and the connection back. Idempotent."""
+        self._baton.pass_on(self)
         await self._store.close()
 
     async def run_once(self) -> int:
         """Wait for work, write one batch, answer it; return how many writes it had."""
-        batch = await self._mailbox.take(self._batch_max, _rows_of, ROWS_MAX)
+        batch: list[WriteRequest] = []
+        try:
+            batch = await self._baton.take(self, self._batch_max, _rows_of, ROWS_MAX)
+            await self._write_and_answer(batch)
+        except (Exception, asyncio.CancelledError):
+            # What follows is a pause of this writer alone.
+            self._baton.pass_on(self)
+            if batch:
+                # A bug or a cancellation leaves the connection in an unknown state.
+                await self._store.close()
+            raise
+        self._baton.rest(self)
+        return len(batch)
+
+    async def _write_and_answer(self, batch: list[WriteRequest]) -> None:
+        """Write a batch; each of its requests is answered then, whatever has happened."""
         # Every replica writes in the same order, so that they cannot deadlock each other.
         batch.sort(key=lambda envelope: envelope.message.group_id.bytes)
         unanswered: Exception = OutcomeUnknown("the writer was stopped")
@@ -83,19 +100,13 @@ class GroupWriter(Actor):
             led = await self._write(batch)
         except StoreError as error:
             unanswered = error
-        except (Exception, asyncio.CancelledError):
-            # A bug or a cancellation leaves the connection in an unknown state. The clients do not
-            # wait for its end.
-            _fail(batch, unanswered)
-            await self._store.close()
-            raise
         finally:
-            _fail(batch, unanswered)
+            for request in batch:
+                request.fail(unanswered)
         if led:
             for wake in self._wakes:
                 wake()
         self._observe(BatchWritten(len(batch), led, time.perf_counter() - started))
-        return len(batch)
 
     async def _write(self, batch: Sequence[WriteRequest]) -> int:
         """Write a batch: most requests together, then contended keys, then probes; return how many led."""
@@ -159,12 +170,6 @@ class GroupWriter(Actor):
         if not isinstance(result_of(request), NotLed | None):
             self._breakers.close(request.message.new_group.owner)
         return led
-
-
-def _fail(batch: Sequence[WriteRequest], error: Exception) -> None:
-    """Answer the requests that have no answer yet."""
-    for request in batch:
-        request.fail(error)
 
 
 def _rows_of(write: Write) -> int:

@@ -27,7 +27,7 @@ class Account:
     uid: int
     gid: int
 
-    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a program to its end, in its own session, which a terminal's Ctrl-C does not reach.
 
         Its output goes to a file: a server that it leaves running would keep a pipe open.
@@ -41,7 +41,7 @@ class Account:
                 stderr=subprocess.STDOUT,
                 # The account may have no access to the current folder.
                 cwd="/",
-                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC", **variables},
                 start_new_session=True,
                 user=self.uid if is_other else None,
                 group=self.gid if is_other else None,

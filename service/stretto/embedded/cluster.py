@@ -7,6 +7,7 @@ of ours does the same: the caller holds the lock of the place.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -53,9 +54,16 @@ def start_server(place: ServerPlace, settings: Mapping[str, str]) -> None:
         log.unlink(missing_ok=True)
         port = _free_port()
         options = {**settings, "port": str(port)}
-        flags = " ".join(shlex.quote(f"-c{name}={value}") for name, value in options.items())
-        limits = ("-w", "-t", str(START_SECONDS))
-        code, output = _pg_ctl(place, "start", *limits, "-l", log, "-o", flags)
+        flags = ["-D", str(place.cluster)]
+        flags += [f"-c{name}={value}" for name, value in options.items()]
+        # pg_ctl has a shell start the server. It quotes the server's flags not at all, and the paths
+        # of `-D` and `-l` only by double quotes: a path may have such a quote itself.
+        code, output = place.run(
+            "pg_ctl",
+            *("start", "-w", "-t", str(START_SECONDS), "-l", _within_double_quotes(log)),
+            *("-o", shlex.join(flags)),
+            PGDATA=str(place.cluster),
+        )
         if code == 0:
             return
         if _is_free(port):
@@ -76,6 +84,11 @@ def stop_server(place: ServerPlace) -> bool:
 
 def _pg_ctl(place: ServerPlace, *arguments: str | Path) -> tuple[int, str]:
     return place.run("pg_ctl", "-D", place.cluster, *arguments)
+
+
+def _within_double_quotes(path: Path) -> str:
+    """Return a path as a shell reads it between double quotes."""
+    return re.sub(r'(["$`\\])', r"\\\1", str(path))
 
 
 def _initialise(place: ServerPlace) -> None:
@@ -140,7 +153,7 @@ def _is_running(place: ServerPlace) -> bool:
     except (OSError, LookupError, ValueError):
         # It has just ended, or this system has no /proc: rely on pg_ctl.
         return pid_file.exists()
-    # pg_ctl passes the cluster's path to the server. A server that is a zombie has no arguments.
+    # Its flags name the cluster. A server that is a zombie has no arguments.
     if os.fsencode(place.cluster) in arguments:
         return True
     pid_file.unlink(missing_ok=True)

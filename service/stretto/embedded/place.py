@@ -61,14 +61,16 @@ class ServerPlace:
         """The process that holds the lock of this file owns the server."""
         return self.folder / _LOCK
 
-    def run(self, program: str, *arguments: str | Path) -> tuple[int, str]:
+    def run(self, program: str, *arguments: str | Path, **variables: str) -> tuple[int, str]:
         """Run one of PostgreSQL's programs to its end; return its exit status and output.
+
+        It gets few environment variables, and these.
 
         Raises `EmbeddedError` if it cannot be started or takes too long.
         """
         try:
             for _ in range(_INTERRUPTS_MAX):
-                done = self.account.run(self.bin_dir / program, *arguments)
+                done = self.account.run(self.bin_dir / program, *arguments, **variables)
                 # Ctrl-C can only hit it before it has its own session: it has done nothing yet.
                 if done.returncode != -signal.SIGINT:
                     break

@@ -177,10 +177,11 @@ async def _connected(place: ServerPlace, *, owned: bool) -> EmbeddedServer:
 
     Raises any error of a server that is not ready (`_NOT_READY`): the caller tries again.
     """
-    status = (place.cluster / "postmaster.pid").read_text().splitlines()
-    if status[_STATUS_LINE].strip() != "ready":
+    # As bytes, and by the server's own line ends: one line is the path, with any characters.
+    status = (place.cluster / "postmaster.pid").read_bytes().split(b"\n")
+    if status[_STATUS_LINE].strip() != b"ready":
         raise ConnectionRefusedError("the server is being started or stopped")
-    address = f"{NAME}:{place.password.read_text()}@127.0.0.1:{status[_PORT_LINE]}"
+    address = f"{NAME}:{place.password.read_text()}@127.0.0.1:{int(status[_PORT_LINE])}"
     connection = await asyncpg.connect(
         f"postgresql://{address}/postgres?sslmode=disable",
         timeout=_CONNECT_SECONDS,

@@ -110,7 +110,7 @@ class WebSocketStream:
     @asynccontextmanager
     async def opened(self, request: web.Request, session: Session) -> AsyncIterator[None]:
         """Answer the request and watch the client."""
-        self.response.on_flood = partial(session.close, CloseCode.TOO_MANY_FRAMES)
+        self.response.on_end = session.close
         await self.response.prepare(request)
         self._transport = _bounded(request)
         reading = asyncio.create_task(self._read(session), name="read a WebSocket session")
@@ -172,10 +172,17 @@ class ServerSentEvents:
         self.response.force_close()
 
     @asynccontextmanager
-    async def opened(self, request: web.Request, session: Session) -> AsyncIterator[None]:  # noqa: ARG002 the port's
-        """Answer the request; a client that leaves cancels the handler or fails the next beat."""
+    async def opened(self, request: web.Request, session: Session) -> AsyncIterator[None]:
+        """Answer the request; a client that leaves cancels the handler or fails the next beat.
+
+        One that only closes its half looks like one that leaves: its stream ends in order.
+        """
         await self.response.prepare(request)
         self._transport = _bounded(request)
+        # Where the server is a host's own, aiohttp closes the connection instead.
+        watch_end = getattr(request.protocol, "watch_end", None)
+        if watch_end is not None:
+            watch_end(partial(session.close, CloseCode.CLIENT_LEFT))
         yield
 
     async def send_position(self, position: str) -> None:

@@ -65,7 +65,7 @@ LIMIT $1;
 SELECT subject AS group_id,
        CASE WHEN owner_id IS NULL THEN 'event without a group'
             WHEN events_count > 1 THEN 'more than one event of a kind'
-            WHEN has_own IS NOT TRUE THEN 'event tells of another conversation than its group'
+            WHEN has_own IS NOT TRUE THEN 'event names another conversation than its group'
             ELSE 'event without its owner among the recipients' END AS what
 FROM (SELECT subject, recipients, owner_id,
              count(*) OVER (PARTITION BY subject, event_type, outbox.conversation_id)

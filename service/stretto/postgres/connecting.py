@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS: Final = 2.0
 LOCK_SECONDS: Final = 1.0
 # Every transaction of ours has ended by then, or its connection was cut. This bound is for a client
-# that the server cannot tell from a slow one: between the packets of a statement a session is
+# that looks to the server like a slow one: between the packets of a statement a session is
 # neither idle nor cancelled, and keeps its locks.
 TRANSACTION_SECONDS: Final = 30.0
 DEFAULT_PORT: Final = 5432

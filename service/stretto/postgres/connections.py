@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import asyncpg
@@ -20,9 +21,9 @@ from stretto.errors import ReadCancelled, Unreachable
 from stretto.postgres.connecting import CONNECT_SECONDS, Connector, require_read_write
 from stretto.postgres.database_url import SCHEMA
 from stretto.postgres.driver_connection import Connection, Pool, terminate, watchdog
-from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
+from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_misfit
 from stretto.postgres.hosts_pool import acquire
-from stretto.postgres.migrate import is_newer, require_rights
+from stretto.postgres.migrate import is_newer, listed, require_rights
 from stretto.postgres.pooler import ADD_PARAMETER
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import require_role_settings, session_violation
@@ -67,6 +68,8 @@ CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
     Lane.PROBE: 1,
     Lane.UPKEEP: 3,
 }
+# What requests wait for.
+_SERVING: Final = frozenset(Lane) - {Lane.PROBE, Lane.UPKEEP}
 # There are as many followers as keys: what cannot be finished within a client's default wait is
 # answered with an error, and the retry finishes it.
 FOLLOWER_SECONDS: Final = 10.0
@@ -87,11 +90,15 @@ class Database:
         self._host_pool = pool
         # A host's pool serves all lanes.
         self._pools: dict[Lane, Pool] = {} if pool is None else dict.fromkeys(Lane, pool)
+        self._cut_off: set[Lane] = set()
+        """Lanes whose newest connection could not be opened; none of a host's pool."""
+        self._misfit: set[Lane] = set()
+        """Lanes whose newest statement met a missing table or right."""
 
     async def __aenter__(self) -> Self:
         if self._host_pool is None:
             for lane, connections_max in CONNECTIONS_MAX.items():
-                self._pools[lane] = await self._make_pool(connections_max)
+                self._pools[lane] = await self._make_pool(lane, connections_max)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -145,7 +152,29 @@ class Database:
         except asyncpg.QueryCanceledError as error:
             raise ReadCancelled(in_words(error)) from error
         except DRIVER_ERRORS as error:
+            if isinstance(error, asyncpg.PostgresError) and is_misfit(error):
+                self._misfit.add(lane)
             raise Unreachable(in_words(error)) from error
+        else:
+            self._misfit.discard(lane)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a lane that requests wait for has no connection, and could not open one.
+
+        A lane whose connections are all in use is only busy.
+        """
+        return any(not self._pools[lane].get_size() for lane in self._cut_off & _SERVING)
+
+    @property
+    def is_misfit(self) -> bool:
+        """Whether the newest statement of such a lane met a missing table or right."""
+        return bool(self._misfit & _SERVING)
+
+    def forgive(self) -> None:
+        """Forget which lanes have failed, until they fail again."""
+        self._cut_off.clear()
+        self._misfit.clear()
 
     def upkeep(self) -> AbstractAsyncContextManager[Connection]:
         """Acquire a connection for relay, sweeper or webhook; raises `Unreachable`."""
@@ -205,27 +234,33 @@ class Database:
         newer = await is_newer(connection)
         # Tables that an older schema lacks were reported by now: these are lost.
         if missing:
-            message = (
-                f"the schema lacks the tables {', '.join(missing)}; restore them from a backup"
-            )
+            message = f"the schema lacks {listed(missing)}; restore them from a backup"
             raise Unreachable(message)
         return newer
 
     async def _require_rights(self, connection: Connection) -> list[str]:
         return await require_rights(connection, self._schema if self._host_pool is None else None)
 
-    async def _make_pool(self, connections_max: int) -> Pool:
+    async def _make_pool(self, lane: Lane, connections_max: int) -> Pool:
         pool: Pool = asyncpg.create_pool(
             min_size=0,
             max_size=connections_max,
-            connect=self._connect_for_lane,
+            connect=partial(self._connect_for_lane, lane),
             reset=_keep_session,
             connection_class=asyncpg.Connection,
         )
         return await pool
 
-    async def _connect_for_lane(self, *_: Any, **__: Any) -> asyncpg.Connection[asyncpg.Record]:
-        return await self._connector.connect(statement_timeout=f"{READ_SECONDS:.0f}s")
+    async def _connect_for_lane(
+        self, lane: Lane, *_: Any, **__: Any
+    ) -> asyncpg.Connection[asyncpg.Record]:
+        try:
+            connection = await self._connector.connect(statement_timeout=f"{READ_SECONDS:.0f}s")
+        except Unreachable:
+            self._cut_off.add(lane)
+            raise
+        self._cut_off.discard(lane)
+        return connection
 
 
 async def _keep_session(_: object) -> None:

@@ -5,11 +5,14 @@
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated;
 
 -- name: ping_pool
--- Ask whether the search_path of a host's pool leads to our tables $1, all in one schema, and which
--- schemas have them. A missing table is not reported here: the schema's version is checked later.
-SELECT (SELECT count(DISTINCT relnamespace) = 1 AND bool_or(relname = 'conversation_member')
-        FROM unnest($1::text[]) AS name
-        JOIN pg_class ON pg_class.oid = to_regclass(name)) AS is_led,
+-- Ask whether the search_path of a host's pool leads to our tables $1 and routines $2, all in one
+-- schema, and which schemas have them. What is missing is not reported here: the schema's version is
+-- checked later.
+SELECT (SELECT count(DISTINCT namespace) = 1 AND bool_or(name = 'conversation_member')
+        FROM (SELECT name, relnamespace FROM unnest($1::text[]) AS name
+              JOIN pg_class ON pg_class.oid = to_regclass(name)
+              UNION SELECT name, pronamespace FROM unnest($2::text[]) AS name
+              JOIN pg_proc ON pg_proc.oid = to_regproc(name)) AS found (name, namespace)) AS is_led,
        current_setting('search_path') AS search_path,
        (SELECT string_agg(quote_ident(schemaname), ', ' ORDER BY schemaname) FROM pg_tables
         WHERE tablename = 'conversation_member') AS schemas,

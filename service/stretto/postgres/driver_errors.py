@@ -52,12 +52,14 @@ _LOCKED: Final = "55P03"
 # A demoted primary: another connection may reach the new one.
 READ_ONLY_STATE: Final = "25006"
 # Rolled back because of what the statement says: bad data, a constraint, a trigger's veto. Only
-# these are the request's own fault; a missing table or permission is the operator's.
+# these the request itself has caused; a missing table or permission is the operator's.
 _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
 # Exceptions among them, which an operator can correct: text that a database or session of another
 # encoding than UTF-8 does not take, and a column that has become NOT NULL without a default.
 _ENCODING_STATES: Final = ("22021", "22P05")
 _NOT_NULL: Final = "23502"
+# A statement and the schema, or our rights, do not fit each other.
+_MISFIT_CLASS: Final = "42"
 _CONSTRAINT_CLASS: Final = "23"
 # The server's detail adds to the message here, and quotes no row: why it takes no connections, what
 # became of the database, which limit was met.
@@ -94,6 +96,11 @@ def sqlstate_of(error: asyncpg.PostgresError) -> str:
     """Return the SQLSTATE; "" where there is none, as in an error that a host's hook has made."""
     state: object = error.sqlstate
     return state if isinstance(state, str) else ""
+
+
+def is_misfit(error: asyncpg.PostgresError) -> bool:
+    """Whether a statement met a missing table, column or right, which no waiting brings."""
+    return sqlstate_of(error).startswith(_MISFIT_CLASS)
 
 
 def _is_refusal(error: asyncpg.PostgresError, state: str) -> bool:

@@ -63,6 +63,9 @@ PRIVILEGES: Final = MappingProxyType(
     # A sweep truncates whole partitions.
     | {f"outbox_{slot}": "TRUNCATE" for slot in range(SLOTS)}
 )
+# The routines that its statements call; they run with the role's own rights.
+ROUTINES: Final = ("claim_and_lead_1", "claim_attempts_1", "lead_groups_1")
+_NEEDED: Final = {**PRIVILEGES, **dict.fromkeys(ROUTINES, "EXECUTE")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +144,9 @@ async def is_newer(connection: Connection) -> bool:
 
 
 async def grant(connection: Connection, schema: str, roles: Sequence[str]) -> None:
-    """Grant the roles what the service needs, also on tables that later migrations add.
+    """Grant the roles what the service needs, also on tables and routines that later migrations add.
 
-    Default privileges apply to tables that the present role creates, so it should be the one that
+    Default privileges apply to what the present role creates, so it should be the one that
     migrates. Raises `ConfigurationError` where a role does not get its rights.
     """
     try:
@@ -151,7 +154,7 @@ async def grant(connection: Connection, schema: str, roles: Sequence[str]) -> No
             # Two concurrent grants on one table end in an error.
             await _wait_for_other_runners(connection)
             for (statement,) in await connection.fetch(
-                QUERIES["grants"], schema, roles, [*PRIVILEGES], [*PRIVILEGES.values()]
+                QUERIES["grants"], schema, roles, [*_NEEDED], [*_NEEDED.values()]
             ):
                 await connection.execute(statement)
     except asyncpg.InsufficientPrivilegeError:
@@ -171,21 +174,21 @@ async def require_roles(connection: Connection, roles: Sequence[str]) -> None:
 
 
 async def require_rights(connection: Connection, schema: str | None) -> list[str]:
-    """Raise `Unreachable` where the schema is missing, or the role lacks rights on its tables.
+    """Raise `Unreachable` where the schema is missing, or the role lacks rights on what is in it.
 
     Without a name, the schema is the one that the search_path leads to. Return the names of missing
-    tables: a later migration adds them, or they are lost.
+    tables and routines: a later migration adds them, or they are lost.
     """
-    found = await connection.fetchrow(QUERIES["schema_state"], schema, [*PRIVILEGES])
+    found = await connection.fetchrow(QUERIES["schema_state"], schema, [*_NEEDED])
     if found is None or "schema_version" in found["missing"]:
         raise Unreachable(NO_TABLES)
     role = found["role"]
     lacking = await _lacking_rights(connection, found["schema"], [role])
     if lacking:
-        tables = [row["table"] for row in lacking]
+        names = [row["name"] for row in lacking]
         lacks = "the right to use the schema of the tables"
-        if None not in tables:
-            lacks = f"rights on the tables {', '.join(tables)}"
+        if None not in names:
+            lacks = f"rights on {listed(names)}"
         advice = f"run `stretto migrate --grant-to {shlex.quote(role)}`"
         message = f'the role "{role}" lacks {lacks}; {advice}'
         raise Unreachable(message)
@@ -193,10 +196,19 @@ async def require_rights(connection: Connection, schema: str | None) -> list[str
     return missing
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return the names of tables and routines as a part of a sentence."""
+    kinds = {
+        "tables": [name for name in names if name not in ROUTINES],
+        "routines": [name for name in names if name in ROUTINES],
+    }
+    return " and ".join(f"the {kind} {', '.join(found)}" for kind, found in kinds.items() if found)
+
+
 async def _require_granted(connection: Connection, schema: str, roles: Sequence[str]) -> None:
     """Raise `ConfigurationError` where a role still lacks a right.
 
-    PostgreSQL only warns a role that has rights on a table without owning it: nothing is granted.
+    PostgreSQL only warns a role that has rights without being the owner: nothing is granted.
     """
     lacking = await _lacking_rights(connection, schema, roles)
     if lacking:
@@ -210,7 +222,7 @@ async def _lacking_rights(
     connection: Connection, schema: str, roles: Sequence[str]
 ) -> list[asyncpg.Record]:
     return await connection.fetch(
-        QUERIES["lacking_rights"], schema, roles, [*PRIVILEGES], [*PRIVILEGES.values()]
+        QUERIES["lacking_rights"], schema, roles, [*_NEEDED], [*_NEEDED.values()]
     )
 
 

@@ -6,10 +6,11 @@ SELECT max(number) FROM schema_version;
 
 -- name: schema_state
 -- Find the schema $1 (null: the one of the tables that the search_path leads to) for the current
--- role, and which of the tables $2 it lacks; nothing if there is no such schema.
+-- role, and which of the tables and routines $2 it lacks; nothing if there is no such schema.
 SELECT nspname::text AS schema, current_user::text AS role,
        ARRAY(SELECT unnest($2::text[])
-             EXCEPT SELECT relname::text FROM pg_class WHERE relnamespace = pg_namespace.oid
+             EXCEPT (SELECT relname::text FROM pg_class WHERE relnamespace = pg_namespace.oid
+                     UNION SELECT proname::text FROM pg_proc WHERE pronamespace = pg_namespace.oid)
              ORDER BY 1) AS missing
 FROM pg_namespace
 WHERE CASE WHEN $1::text IS NULL
@@ -17,17 +18,18 @@ WHERE CASE WHEN $1::text IS NULL
            ELSE nspname = $1::text END;
 
 -- name: grants
--- Write the statements that give the roles $2 the privileges $4 on the tables $3 of the schema $1,
--- and the same kind of privileges on tables that later migrations of this role add.
+-- Write the statements that give the roles $2 the privileges $4 on the tables and routines $3 of the
+-- schema $1, and the same kind of privileges on those that later migrations of this role add.
 SELECT format('GRANT USAGE ON SCHEMA %I TO %I', $1::text, role)
 FROM unnest($2::text[]) AS role
 UNION ALL
-SELECT format('GRANT %s ON TABLE %I.%I TO %I', privileges, $1, name, role)
+SELECT format('GRANT %s ON %s %I.%I TO %I', privileges,
+              CASE privileges WHEN 'EXECUTE' THEN 'ROUTINE' ELSE 'TABLE' END, $1, name, role)
 FROM unnest($3::text[], $4::text[]) AS needed (name, privileges), unnest($2) AS role
 UNION ALL
-SELECT format('ALTER DEFAULT PRIVILEGES IN SCHEMA %I'
-              ' GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO %I', $1, role)
-FROM unnest($2) AS role;
+SELECT format('ALTER DEFAULT PRIVILEGES IN SCHEMA %I GRANT %s TO %I', $1, privileges, role)
+FROM unnest(ARRAY['SELECT, INSERT, UPDATE, DELETE ON TABLES', 'EXECUTE ON ROUTINES']) AS privileges,
+     unnest($2) AS role;
 
 -- name: unknown_roles
 -- Find those of $1 that are not roles of this server.
@@ -35,16 +37,23 @@ SELECT role FROM unnest($1::text[]) AS role
 WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role);
 
 -- name: lacking_rights
--- Find which of the roles $2 lack the use of the schema $1 (table null), or one of the privileges
--- $4 on its tables $3, and who owns what they lack.
-SELECT role, NULL AS table, pg_get_userbyid(nspowner)::text AS owner
+-- Find which of the roles $2 lack the use of the schema $1 (name null), or one of the privileges $4
+-- on its tables and routines $3, and who owns what they lack.
+SELECT role, NULL AS name, pg_get_userbyid(nspowner)::text AS owner
 FROM pg_namespace, unnest($2::text[]) AS role
 WHERE nspname = $1::text AND NOT has_schema_privilege(role, pg_namespace.oid, 'USAGE')
 UNION
 SELECT role, relname::text, pg_get_userbyid(relowner)::text
 FROM unnest($3::text[], $4::text[]) AS needed (name, privileges)
-JOIN pg_class ON relname = name
+JOIN pg_class ON relname = needed.name
 JOIN pg_namespace ON pg_namespace.oid = relnamespace AND nspname = $1::text,
      unnest($2) AS role, unnest(string_to_array(privileges, ', ')) AS privilege
 WHERE NOT has_table_privilege(role, pg_class.oid, privilege)
-ORDER BY role, "table";
+UNION
+SELECT role, proname::text, pg_get_userbyid(proowner)::text
+FROM unnest($3) AS needed (name)
+JOIN pg_proc ON proname = needed.name
+JOIN pg_namespace ON pg_namespace.oid = pronamespace AND nspname = $1::text,
+     unnest($2) AS role
+WHERE NOT has_function_privilege(role, pg_proc.oid, 'EXECUTE')
+ORDER BY role, name;

@@ -1,9 +1,11 @@
-"""Whether the database takes our writes, as `/readyz` asks.
+"""Whether the database takes our reads and writes, as `/readyz` asks.
 
-A read alone does not show it: the server may refuse writes, or have no connection left for a
-writer. Nor do the writers alone: without requests they try nothing, and the cause may be over. So a
-writer that is cut off counts only until a connection like its own can be opened, and one whose
-write met a missing table or right only until another store can run its statements.
+A read of our own alone does not show it: the server may refuse writes, or have no connection left
+for a writer or for what reads requests' answers. Nor do writers and readers alone: without requests
+they try nothing, and the cause may be over. So one that is cut off counts only until a connection
+like its own can be opened, and one whose statement met a missing table or right only until the
+schema suits us and a writer's statements can be run. One whose connections are all in use is busy,
+and stays ready: another instance would be no less busy.
 """
 
 from __future__ import annotations
@@ -36,17 +38,19 @@ class Readiness:
         self._stores = stores
         self._clock_seconds = clock_seconds
         self._probed_at = float("-inf")
-        self._refusal = "no writer reaches the database"
+        self._refusal = "no connection to the database can be opened"
 
     async def check(self) -> None:
-        """Raise `Unreachable` unless the database answers, has the tables and takes our writes."""
-        await self._database.ping()
-        is_misfit = any(store.is_misfit for store in self._stores)
-        if is_misfit or all(store.is_cut_off for store in self._stores):
+        """Raise `Unreachable` unless the database answers, has the tables and takes our work."""
+        database = self._database
+        await database.ping()
+        is_misfit = database.is_misfit or any(store.is_misfit for store in self._stores)
+        is_cut_off = database.is_cut_off or all(store.is_cut_off for store in self._stores)
+        if is_misfit or is_cut_off:
             await self._probe(is_misfit=is_misfit)
 
     async def _probe(self, *, is_misfit: bool) -> None:
-        """Do as a writer does; if that works, all writers count as well again."""
+        """Do as a writer does; if that works, all writers and readers count as well again."""
         now = self._clock_seconds()
         if now - self._probed_at < PROBE_SECONDS:
             raise Unreachable(self._refusal)
@@ -59,6 +63,7 @@ class Readiness:
         except StoreError as error:
             self._refusal = str(error)
             raise Unreachable(self._refusal) from error
+        self._database.forgive()
         for store in self._stores:
             store.is_cut_off = store.is_misfit = False
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-import orjson
-
-from stretto.domain import event_id
 from stretto.errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
 from stretto.postgres.connecting import CONNECT_SECONDS, LOCK_SECONDS
 from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS, Database
@@ -15,6 +12,7 @@ from stretto.postgres.driver_connection import is_lost, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, in_words, store_error
 from stretto.postgres.hook import HookedLead
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.write_columns import attempt_columns, group_columns, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -64,26 +62,45 @@ class PostgresWriteStore:
             hooked = HookedLead(on_create, _lead, self._discard, is_pooled=database.is_shared)
             self._lead_writes = hooked.lead
 
-    async def open(self) -> None:
-        """Connect and have both statements planned, so that the first request need not wait for it.
+    @property
+    def writes_at_once(self) -> bool:
+        """Whether a batch may be claimed and led in one round trip: no hook runs in between."""
+        return not self._has_hook
 
-        Raises as they do; what is not done now is done when it is needed.
+    async def open(self) -> None:
+        """Connect and have what writes planned, so that the first request need not wait for it.
+
+        Raises as the statements do; what is not done now is done when it is needed.
         """
+        if self.writes_at_once:
+            await self.claim_and_lead([])
+            return
         await self.claim([])
         await self.lead([])
+
+    async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        """Claim and lead in two commits and one round trip; return the tokens that led.
+
+        After an error the claims may be committed.
+        """
+        async with self._writing() as connection:
+            led = await connection.fetchval(
+                QUERIES["claim_and_lead"],
+                *attempt_columns(writes),
+                _claim_patience(writes),
+                *group_columns(writes),
+                milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
+            )
+        self.is_misfit = False
+        return set(led or ())
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""
         async with self._writing() as connection:
-            rows = await connection.fetch(
-                QUERIES["claim"],
-                [write.group_id for write in writes],
-                [write.new_group.owner for write in writes],
-                [write.fingerprint for write in writes],
-                [write.claim_token for write in writes],
-                _milliseconds(CLAIM_ALONE_LOCK_SECONDS if len(writes) == 1 else CLAIM_LOCK_SECONDS),
+            won = await connection.fetchval(
+                QUERIES["claim"], *attempt_columns(writes), _claim_patience(writes)
             )
-        return {row["claim_token"] for row in rows}
+        return set(won or ())
 
     async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         """Write groups and settle their attempts; return the tokens that did."""
@@ -258,40 +275,15 @@ async def _is_same_backend(connection: Connection) -> bool:
 
 
 async def _lead(connection: Connection, writes: Sequence[Write], lock_seconds: float) -> set[UUID]:
-    recipients = [(write.new_group.owner, *write.new_group.members) for write in writes]
-    rows = await connection.fetch(
+    led = await connection.fetchval(
         QUERIES["lead"],
         [write.group_id for write in writes],
         [write.claim_token for write in writes],
-        [write.conversation_id for write in writes],
-        [write.new_group.name for write in writes],
-        [write.new_group.description for write in writes],
-        [_array_literal(users) for users in recipients],
-        [event_id(write.conversation_id) for write in writes],
-        [_event_data(write) for write in writes],
-        _milliseconds(lock_seconds),
+        *group_columns(writes),
+        milliseconds(lock_seconds),
     )
-    return {row["claim_token"] for row in rows}
+    return set(led or ())
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:.0f}ms"
-
-
-def _array_literal(users: Sequence[str]) -> str:
-    """Return a text[] in PostgreSQL's notation.
-
-    The driver cannot send arrays of arrays of different lengths; it can send a list of literals.
-    For printable ASCII a quoted element is written exactly as in JSON.
-    """
-    return "{" + orjson.dumps(users)[1:-1].decode() + "}"
-
-
-def _event_data(write: Write) -> str:
-    return orjson.dumps(
-        {
-            "owner_id": write.new_group.owner,
-            "name": write.new_group.name,
-            "members_count": 1 + len(write.new_group.members),
-        }
-    ).decode()
+def _claim_patience(writes: Sequence[Write]) -> str:
+    return milliseconds(CLAIM_ALONE_LOCK_SECONDS if len(writes) == 1 else CLAIM_LOCK_SECONDS)

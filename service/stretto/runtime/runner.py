@@ -116,7 +116,7 @@ class Run:
                     if pace is not None and done < pace.full:
                         await self._rest(pace)
         except asyncio.CancelledError as error:
-            # This task ends, as whoever has cancelled it expects; another one may go on.
+            # This task ends, as its canceller expects; another one may go on.
             is_resumed = self._may_resume() and self._resume(self, error)
             raise
         finally:

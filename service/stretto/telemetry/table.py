@@ -127,9 +127,7 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
             ("result",),
             ("delivered", "refused"),
         ),
-        Measure(
-            "stretto_relay_seconds", "From reading a page to moving on.", "seconds", SECONDS
-        ),
+        Measure("stretto_relay_seconds", "From reading a page to moving on.", "seconds", SECONDS),
     ),
     observations.EventBuried: (
         Count("stretto_events_dead_total", "Events that became dead letters."),

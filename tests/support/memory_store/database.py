@@ -53,14 +53,18 @@ class Guards:
 
 
 class Transaction:
-    """What one statement has locked and will write."""
+    """What one statement has locked and will write; a procedure's begins anew after each commit."""
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
-        self.snapshot = database.committed
+        self.waits_for: Lock | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """See what is committed by now, and have nothing to write yet."""
+        self.snapshot = self._database.committed
         self.attempts: dict[UUID, AttemptRow] = {}
         self.groups: list[GroupRecord] = []
-        self.waits_for: Lock | None = None
 
     @property
     def is_blocked(self) -> bool:

@@ -83,6 +83,15 @@ def lead(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write]) -
     return led
 
 
+def claim_and_lead(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write]) -> Steps:
+    """Claim, commit, then lead in a transaction of its own; others may go between the two."""
+    won = yield from claim(database, mine, writes)
+    if won:
+        yield
+    mine.begin()
+    return (yield from lead(database, mine, writes))
+
+
 def unlocked(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write]) -> Steps:
     """Return the tokens of those whose attempts are theirs to settle, and held by no other."""
     return {

@@ -22,10 +22,22 @@ if TYPE_CHECKING:
 class MemoryWriteStore:
     """A writer's statements, one at a time on a connection of its own."""
 
-    def __init__(self, database: MemoryDatabase, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        database: MemoryDatabase,
+        on_lost: Callable[[], None],
+        *,
+        writes_at_once: bool = True,
+    ) -> None:
+        self.writes_at_once = writes_at_once
         self._database = database
         self._on_lost = on_lost
         self._statement: Statement | None = None
+
+    async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        """Claim, commit, then lead; return the tokens that led."""
+        led: set[UUID] = await self._write("claim_and_lead", writes)
+        return led
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""

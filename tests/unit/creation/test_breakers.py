@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from stretto.creation.apart import APART_SECONDS_MAX
+from stretto.creation.baton import Baton
 from stretto.creation.breakers import (
     CONFLICT_PAUSE_SECONDS_MAX,
     OWNER_SECONDS_MAX,
@@ -53,6 +54,8 @@ def write(owner: UserId, number: int) -> Write:
 class CostlyStore:
     """Fails every lead with a write of certain owners, after a while."""
 
+    writes_at_once = False
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.lead_seconds = 0.0
@@ -61,6 +64,9 @@ class CostlyStore:
         self.fenced: set[int] = set()
         self.calls: list[tuple[str, list[int]]] = []
         self.is_table_locked = False
+
+    async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        raise AssertionError
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         self.calls.append(("claim", [each.group_id.int for each in writes]))
@@ -102,7 +108,7 @@ class World:
         self.mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
         self.writers = [
             GroupWriter(
-                self.mailbox,
+                Baton(self.mailbox),
                 self.store,
                 self.events.append,
                 batch_max=100,

@@ -17,6 +17,7 @@ import pytest
 
 from stretto.codec import LARGE_BODY_BYTES, parse_json
 from stretto.creation.attempt import AnswerStatus, AttemptStatus
+from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings, GroupCreator
 from stretto.creation.lookup import AttemptLookup
@@ -84,7 +85,7 @@ class World:
         creator = GroupCreator(mailbox, self.attempts, settings, observe, self.pause)
         stored = store(self.database, creator.forget)
         writer = GroupWriter(
-            mailbox, stored, observe, breakers=OwnerBreakers(observe), batch_max=batch_max
+            Baton(mailbox), stored, observe, breakers=OwnerBreakers(observe), batch_max=batch_max
         )
         turns = asyncio.create_task(Run(writer, observe).turns(), name="writer")
         try:
@@ -317,12 +318,22 @@ async def test_a_commit_whose_acknowledgement_is_lost_is_found(world: World) -> 
     """The write is committed, its answer never comes: created all the same, and once."""
     losses = [1, 2]
 
+    def lose() -> None:
+        if losses:
+            losses.pop()
+            raise OutcomeUnknown("the answer was lost")
+
     class LossyStore(MemoryWriteStore):
+        async def claim_and_lead(
+            self, writes: Sequence[Write], *, is_hasty: bool = False
+        ) -> set[UUID]:
+            led = await super().claim_and_lead(writes, is_hasty=is_hasty)
+            lose()
+            return led
+
         async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
             led = await super().lead(writes, is_hasty=is_hasty)
-            if losses:
-                losses.pop()
-                raise OutcomeUnknown("the answer was lost")
+            lose()
             return led
 
     async with world.running(store=LossyStore) as creator:

@@ -10,8 +10,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from stretto.creation.batch import TRIES_MAX
+from stretto.creation.baton import Baton
 from stretto.creation.breakers import OWNER_SECONDS_MAX, OwnerBreakers
+from stretto.creation.leads import TRIES_MAX
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
 from stretto.creation.writer import ROWS_MAX, ROWS_OF_GROUP, GroupWriter
 from stretto.domain import MEMBERS_MAX, NewGroup, UserId
@@ -35,7 +36,7 @@ from stretto.observations import (
     OwnerPaused,
 )
 from stretto.runtime.mailbox import Mailbox
-from stretto.runtime.runner import Run
+from stretto.runtime.runner import Run, Runner
 from support.clock import Clock
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ def write(number: int, *, is_claimed: bool = False, owner: str = "alice") -> Wri
 
 
 class ScriptedStore:
-    """Does what it is asked, unless `trouble` has an error for that call."""
+    """Does what it is asked, unless `trouble` has an error for that call; in two steps."""
+
+    writes_at_once = False
 
     def __init__(self, trouble: Callable[[Call], Exception | None] = lambda _: None) -> None:
         self.trouble = trouble
@@ -63,6 +66,9 @@ class ScriptedStore:
         self.is_table_locked = False
         self.fenced: set[int] = set()
         self.held: set[int] = set()
+
+    async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        raise AssertionError
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         self._called("claim", writes)
@@ -106,7 +112,9 @@ def writer_of(
     **options: Any,
 ) -> GroupWriter:
     """Return a writer that shares its breakers with no other."""
-    return GroupWriter(mailbox, store, observe, **{"breakers": OwnerBreakers(observe), **options})
+    return GroupWriter(
+        Baton(mailbox), store, observe, **{"breakers": OwnerBreakers(observe), **options}
+    )
 
 
 async def answers(
@@ -494,6 +502,31 @@ async def test_a_bug_costs_its_batch_and_not_the_writer() -> None:
     assert [("claim", [1]), ("close", []), ("claim", [2])] == store.calls[:3]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_writer_that_never_ran_gives_its_connection_back() -> None:
+    """It was opened when the service started; a bug elsewhere ended the start."""
+    store = ScriptedStore()
+    async with Runner(lambda _: None) as runner:
+        await runner.stop(writer_of(Mailbox(1), store, batch_max=1))
+    assert ("close", []) in store.calls
+
+
+async def test_a_writer_that_pauses_after_a_bug_keeps_no_other_waiting() -> None:
+    """The next batch is its sibling's."""
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    baton, breakers = Baton(mailbox), OwnerBreakers(lambda _: None)
+    first, second = (
+        GroupWriter(baton, store, lambda _: None, breakers=breakers, batch_max=1)
+        for store in (ScriptedStore(_bug_of(1)), ScriptedStore())
+    )
+    asked = [mailbox.ask(write(number)) for number in (1, 2)]
+    with pytest.raises(ZeroDivisionError):
+        await first.run_once()
+    async with asyncio.timeout(5):
+        await second.run_once()
+    assert isinstance(asked[0].exception(), OutcomeUnknown)
+    assert Led() == asked[1].result()
 
 
 def _bug_of(*numbers: int, step: str = "lead") -> Callable[[Call], Exception | None]:

@@ -17,7 +17,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from stretto.domain import UserId
 from stretto.errors import ConfigurationError, Unauthenticated
 from stretto.http.tokens.authenticator import (
-    LEEWAY_SECONDS,
     TOKEN_CHARACTERS_MAX,
     VERIFIED_SECONDS_MAX,
     Authenticator,
@@ -25,6 +24,7 @@ from stretto.http.tokens.authenticator import (
     make_token,
 )
 from stretto.http.tokens.jwks import TokenKey
+from stretto.http.tokens.times import LEEWAY_SECONDS
 from support.issuer import EC_KEY, RSA_KEY
 
 SECRET = "a secret for tests that is long enough"

@@ -46,6 +46,44 @@ async def test_another_key_under_the_same_id_ends_what_was_verified_with_the_old
         assert await known.owner(bearer(NEW, "k")) == "alice"
 
 
+@pytest.mark.parametrize("kid", ["k", None])
+@pytest.mark.parametrize("key", [NEW, RSA_KEY])
+async def test_a_new_key_under_a_known_id_is_found(key: Any, kid: str | None) -> None:
+    """Of the same kind or of another, and where tokens name none; not only once the set is old."""
+    issuer = Issuer("k")
+    async with issuer.authenticator() as known:
+        old = bearer(OLD, kid)
+        assert await known.owner(old) == "alice"
+        issuer.keys = [published(key, kid="k")]
+        issuer.now += LOOK_AGAIN_SECONDS
+        assert await known.owner(bearer(key, kid)) == "alice"
+        with pytest.raises(Unauthenticated):
+            await known.owner(old)
+    assert issuer.asked == 2
+
+
+async def test_wrong_signatures_ask_the_issuer_seldom() -> None:
+    """Anyone can make them: within the cool-down they are refused at once, and it is not asked."""
+    issuer = Issuer("k")
+    async with issuer.authenticator() as known:
+        assert await known.owner(bearer(OLD, "k")) == "alice"
+        for _ in range(20):
+            with pytest.raises(Unauthenticated, match="signature is wrong"):
+                await known.owner(bearer(NEW, "k"))
+        assert issuer.asked == 1
+        issuer.now += LOOK_AGAIN_SECONDS
+        for _ in range(20):
+            with pytest.raises(Unauthenticated, match="signature is wrong"):
+                await known.owner(bearer(NEW, "k"))
+        assert issuer.asked == 2
+        # Its trouble is not that of tokens whose key is known.
+        issuer.now += LOOK_AGAIN_SECONDS
+        issuer.status = 500
+        with pytest.raises(Unauthenticated):
+            await known.owner(bearer(NEW, "k"))
+        assert await known.owner(bearer(OLD, "k")) == "alice"
+
+
 @pytest.mark.parametrize(
     ("unusable", "key"),
     [

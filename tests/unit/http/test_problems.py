@@ -84,10 +84,15 @@ def test_a_problem_has_all_its_members(error: StrettoError) -> None:
     assert document["detail"]
 
 
-def test_the_detail_is_the_errors_docstring_unless_there_is_more_to_say() -> None:
-    """One place for each text."""
-    assert KeyMissing.__doc__ == problem(KeyMissing())["detail"]
+def test_the_detail_is_the_errors_message_unless_there_is_more_to_say() -> None:
+    """One place for each text, from which `help()` has it too."""
+    assert KeyMissing.message == KeyMissing.__doc__ == problem(KeyMissing())["detail"]
     assert problem(KeyMissing("Where is it?"))["detail"] == "Where is it?"
+
+
+def test_every_error_has_a_message_of_its_own() -> None:
+    """One that forgets it would be told as its base class is."""
+    assert [] == [kind for kind in StrettoError.__subclasses__() if "message" not in vars(kind)]
 
 
 def test_an_invalid_request_is_told_with_every_fault() -> None:

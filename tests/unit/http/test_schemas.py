@@ -183,7 +183,17 @@ PATTERNS: dict[str, tuple[str, Callable[[str], bool]]] = {
 
 
 # The patterns name none in between.
-CHARACTERS = [chr(code) for code in (*range(0x3100), *range(0xFE00, 0x10000))]
+CHARACTERS = [
+    chr(code)
+    for code in (
+        *range(0x3200),
+        *range(0xFE00, 0x10000),
+        *range(0x1BC90, 0x1BCB0),
+        *range(0x1D160, 0x1D180),
+        *range(0xDFFF0, 0xE0010),
+        *range(0xE0FF0, 0xE1010),
+    )
+]
 
 
 def differences(pattern: str, accepts: Callable[[str], bool]) -> list[str]:
@@ -202,7 +212,8 @@ def test_a_pattern_and_the_parser_accept_the_same_characters(field: str) -> None
 @pytest.mark.parametrize(
     ("field", "part"),
     [
-        ("name", r"\u2060"),
+        ("name", r"\u2800"),
+        ("name", "\U000e0fff"),
         ("name", r"-\u009f"),
         ("name", r"(?!\n)"),
         ("description", r"\u000b"),

@@ -172,7 +172,7 @@ class ClientConnection(FastPathConnection):
         super().connection_lost(exc)
         # These refer back to this object, which only the garbage collector would free then. aiohttp
         # leaves the callback of a WebSocket that was served here, and the bodies of what is queued.
-        self._data_received_cb = self._newest = None
+        self._data_received_cb = self._newest = self._on_end = None
         self._messages.clear()
 
     def end_at_answer(self) -> None:

@@ -29,7 +29,7 @@ class ConnectionLimits:
     )
     """An idle one costs about 15 KiB."""
     read_timeout_seconds: float = setting(
-        30.0, "after this long a request must have arrived in full", gt=0, le=3600
+        30.0, "after this long a request must have arrived in full", ge=0.1, le=3600
     )
     """A request that takes longer to arrive is cut off; one of 256 KiB needs 70 kbit/s."""
     write_seconds: float = 30.0

@@ -7,7 +7,8 @@ The parser reads one request at a time. So every request before bytes that canno
 answered, however TCP has cut them.
 
 The connection of a client that closes its half, or whose newest request cannot go on, closes only
-after every complete request is answered. Nothing is read behind a request that says that it is the
+after every complete request is answered; a stream of events ends then, as its client may have gone.
+Nothing is read behind a request that says that it is the
 last (`Connection: close`, HTTP/1.0; RFC 9112, 9.6), and nothing behind a declined upgrade: the
 client speaks another protocol there.
 """
@@ -25,6 +26,8 @@ from stretto.http.front.writing import BoundedWriting
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiohttp import StreamReader, web
     from aiohttp.http import RawRequestMessage
 
@@ -54,6 +57,7 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         "_is_chunked",
         "_is_last",
         "_newest",
+        "_on_end",
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
@@ -81,6 +85,8 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         """Whether nothing more is read: the connection ends once the queue is answered."""
         self._is_at_end = False
         """Whether the client has closed its half."""
+        self._on_end: Callable[[], object] | None = None
+        """Called then, by an answer that would go on for as long as the client is there."""
         self._is_last = False
         """Whether nothing can follow the newest message."""
         self._is_chunked = False
@@ -190,17 +196,24 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         self._pause_transport_reading()
 
     def eof_received(self) -> Any:
-        """Keep our half open while an answer is due; a session ends with its client."""
+        """Keep our half open while an answer is due; end one that has no end of its own."""
         if self.is_ending:
             self._leave()
             return False
-        request = self._current_request
-        is_session = request is not None and request.path == EVENTS_PATH
-        if self._upgraded or is_session or not self._owes_answers:
+        if self._upgraded or not self._owes_answers:
             return False
         self._is_at_end = True
         self._end_reading()
+        if self._on_end is not None:
+            self._on_end()
         return True
+
+    def watch_end(self, on_end: Callable[[], object]) -> None:
+        """Call back when the client closes its half, at once if it has."""
+        if self._is_at_end:
+            on_end()
+        else:
+            self._on_end = on_end
 
     async def linger(self) -> None:
         """Half-close and wait for the client, unless it has closed its own half already."""

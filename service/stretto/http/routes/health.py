@@ -15,7 +15,11 @@ async def livez(_: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """`GET /readyz`: 503 if the process stops, an actor is down or the database takes no writes."""
+    """`GET /readyz`: 503 if the process stops, or nothing can be read or written.
+
+    An actor that no request waits for, such as the relay, is named and changes nothing: another
+    instance would not mend it (ADR 0023).
+    """
     service = request.app[SERVICE]
     if service.draining.is_set() or service.creator.is_stopping:
         raise Overloaded.while_stopping()
@@ -23,7 +27,8 @@ async def readyz(request: web.Request) -> web.Response:
     if down := service.runner.down:
         raise Overloaded(f"Not running: {', '.join(down)}.", retry_after_seconds=1)
     await service.reads.ping()
-    return json_response({"status": "ready"})
+    idle = sorted(name for name, running in service.runner.up.items() if not running)
+    return json_response({"status": "ready", **({"not_running": idle} if idle else {})})
 
 
 async def metrics(request: web.Request) -> web.Response:

@@ -6,7 +6,6 @@ An error says in general words what is wrong with a token, and never repeats the
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from contextlib import AsyncExitStack
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from stretto.domain import TOKEN_SECRET_BYTES_MIN, USER_ID_CHARACTERS_MAX, UserId
 from stretto.errors import ConfigurationError, Unauthenticated
 from stretto.http.tokens.jwks import RSA_BITS_MIN, KeySet, TokenKey, algorithm_of
+from stretto.http.tokens.times import end_of
 from stretto.setting import setting
 
 if TYPE_CHECKING:
@@ -28,14 +28,9 @@ if TYPE_CHECKING:
 # The ways to verify tokens: with two of them it would be open which one counts.
 TOKEN_WAYS: Final = ("jwt_secret", "jwt_public_key", "jwks_url")
 TOKEN_CHARACTERS_MAX: Final = 8192
-# Clocks of issuer and service differ a little: so much may a token's nbf and iat lie in the future.
-# Its end has no leeway: the issuer chose it.
-LEEWAY_SECONDS: Final = 10
 # A token may have no end, or its key may be withdrawn: it is verified again after so long.
 VERIFIED_SECONDS_MAX: Final = 300.0
 VERIFIED_MAX: Final = 10_000
-# Later than any issuer's "never", and still exact enough to compare.
-_TIME_SECONDS_MAX: Final = 2.0**64
 
 # The characters of RFC 6750, 2.1; a token with any other is not parsed.
 _BEARER = re.compile(r"bearer ([A-Za-z0-9._~+/-]+=*)", re.ASCII | re.IGNORECASE)
@@ -46,6 +41,8 @@ _REFUSALS: Final[dict[type[Exception], str]] = {
     jwt.InvalidIssuerError: "The token is from another issuer (iss).",
     jwt.InvalidSignatureError: "The token's signature is wrong.",
 }
+# What a token of a key that we do not know yet looks like by a key of the same id.
+_OF_ANOTHER_KEY: Final = (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,14 +146,8 @@ class Authenticator:
         return known if is_good and self._monotonic_seconds() < known.until else None
 
     async def _verify(self, token: str) -> Verified:
-        key = self._key
-        if key is None:
-            assert self._key_set is not None, "a key set is opened by `async with`"
-            key = await self._key_set.key(_key_id(token))
-        if key is None:
-            raise Unauthenticated("The token is signed with a key that its issuer does not have.")
-        # No await from here until it is remembered: no change of the keys can come in between.
-        claims = self._read_claims(token, key)
+        # No await after this until it is remembered: no change of the keys can come in between.
+        claims = await self._verified_claims(token)
         try:
             owner = UserId(claims.get("sub"))
         except ValueError as error:
@@ -164,8 +155,28 @@ class Authenticator:
                 f"The token's subject (sub) must have 1 to {USER_ID_CHARACTERS_MAX} printable ASCII"
                 " characters, without a blank at either end."
             ) from error
-        ends_at = _end(claims, self._clock_seconds())
+        ends_at = end_of(claims, self._clock_seconds())
         return Verified(owner, self._monotonic_seconds() + VERIFIED_SECONDS_MAX, ends_at)
+
+    async def _verified_claims(self, token: str) -> dict[str, Any]:
+        """Return the claims of a token that our key, or one of the issuer's, has signed."""
+        if self._key is not None:
+            return self._read_claims(token, self._key)
+        assert self._key_set is not None, "a key set is opened by `async with`"
+        key_id = _key_id(token)
+        key = await self._key_set.key(key_id)
+        if key is None:
+            raise Unauthenticated("The token is signed with a key that its issuer does not have.")
+        try:
+            return self._read_claims(token, key)
+        except Unauthenticated as error:
+            if not isinstance(error.__cause__, _OF_ANOTHER_KEY):
+                raise
+            # An issuer need not give a new id to a new key.
+            replacement = await self._key_set.replacement(key_id, key)
+            if replacement is None:
+                raise
+        return self._read_claims(token, replacement)
 
     def _read_claims(self, token: str, key: TokenKey) -> dict[str, Any]:
         """Verify a token, except for its times; return its claims."""
@@ -176,7 +187,7 @@ class Authenticator:
                 algorithms=[key.algorithm],
                 audience=self._settings.jwt_audience or None,
                 issuer=self._settings.jwt_issuer or None,
-                # `UserId` verifies the subject, and `_end` the times: by our own rule and clock.
+                # `UserId` verifies the subject, and `end_of` the times: by our own rule and clock.
                 options={
                     "verify_sub": False,
                     "verify_exp": False,
@@ -243,38 +254,10 @@ def _key_id(token: str) -> str | None:
     return kid
 
 
-def _end(claims: dict[str, Any], now: float) -> float:
-    """Return when a token ends, in seconds since the epoch.
-
-    Raises `Unauthenticated` if it is not valid now.
-    """
-    for name in ("nbf", "iat"):
-        if (_time(claims, name) or 0) > now + LEEWAY_SECONDS:
-            raise Unauthenticated(f"The token is not valid yet ({name}).")
-    ends = _time(claims, "exp")
-    if ends is None:
-        return math.inf
-    if ends <= now:
-        raise Unauthenticated("The token has expired (exp).")
-    return ends
-
-
-def _time(claims: dict[str, Any], name: str) -> float | None:
-    """Return a claim's time, in seconds since the epoch (NumericDate in RFC 7519, 2)."""
-    if name not in claims:
-        return None
-    value = claims[name]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN fails this as well, and an integer that no float can hold.
-    if not is_number or not -_TIME_SECONDS_MAX <= value <= _TIME_SECONDS_MAX:
-        raise Unauthenticated(f"The token's claim {name} is not a time.")
-    return float(value)
-
-
 def _fixed_key(settings: TokenSettings) -> TokenKey | None:
     """Return the key of the settings; None if the issuer publishes the keys."""
     if len(settings.ways) != 1:
-        raise ConfigurationError("tokens need exactly one of a secret, a public key, a key set URL")
+        raise ConfigurationError(f"tokens need exactly one of {', '.join(TOKEN_WAYS)}")
     if settings.jwks_url:
         return None
     if settings.jwt_secret:
@@ -287,12 +270,12 @@ def _secret_key(secret: str) -> TokenKey:
         material = secret.encode()
         jwt.get_algorithm_by_name("HS256").prepare_key(material)
     except UnicodeEncodeError as error:
-        raise ConfigurationError("the token secret must be UTF-8") from error
+        raise ConfigurationError("jwt_secret must be UTF-8") from error
     except jwt.InvalidKeyError as error:
         # Anyone may know a public key: used as a secret, it would verify tokens of anyone's making.
-        raise ConfigurationError("the token secret is a PEM or SSH key") from error
+        raise ConfigurationError("jwt_secret is a PEM or SSH key") from error
     if len(material) < TOKEN_SECRET_BYTES_MIN:
-        raise ConfigurationError(f"the token secret needs at least {TOKEN_SECRET_BYTES_MIN} bytes")
+        raise ConfigurationError(f"jwt_secret needs at least {TOKEN_SECRET_BYTES_MIN} bytes")
     return TokenKey("HS256", material)
 
 
@@ -300,10 +283,10 @@ def _public_key(pem: str) -> TokenKey:
     try:
         material = load_pem_public_key(pem.encode())
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigurationError("the public key cannot be read as PEM") from error
+        raise ConfigurationError("jwt_public_key cannot be read as PEM") from error
     algorithm = algorithm_of(material)
     if algorithm is None:
         raise ConfigurationError(
-            f"the public key must be RSA of {RSA_BITS_MIN} bits or more, P-256 or Ed25519"
+            f"jwt_public_key must be RSA of {RSA_BITS_MIN} bits or more, P-256 or Ed25519"
         )
     return TokenKey(algorithm, material)

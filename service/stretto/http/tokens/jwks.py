@@ -1,8 +1,10 @@
 """The token issuer's published keys (RFC 7517), fetched when needed and kept for a while.
 
-Known keys stay in use while the issuer does not answer. A token that names an unknown key leads to
-another fetch, but seldom: forged tokens must not flood the issuer with requests. Such a token is
-refused only after a fetch that began later than the token came; until then the key may be new.
+Known keys stay in use while the issuer does not answer. A token that names an unknown key, or does not
+fit the key that it names, leads to another fetch, but seldom: forged tokens must not flood the issuer
+with requests. A token with an unknown key is refused only after a fetch that began later than the
+token came; until then the key may be new. One that does not fit a known key is far more often forged
+than new, so it is refused at once where the last fetch has just been.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
 KEPT_SECONDS: Final = 600.0
 # For so long, keys are trusted while their issuer does not answer.
 STALE_SECONDS: Final = 24 * 3600.0
-# From an answer of the issuer to the next fetch for an unknown key. Any client can cause such a
-# fetch with a token that names an unknown key; the first clients of a new key wait so long.
+# From an answer of the issuer to the next fetch for an unknown or a replaced key. Any client can
+# cause such a fetch with a token of its own making; the first clients of a new key wait so long.
 LOOK_AGAIN_SECONDS: Final = 5.0
 # The same after a failed fetch.
 COOL_DOWN_SECONDS: Final = 30.0
@@ -115,6 +117,18 @@ class KeySet:
             detail = "The token's key is not known yet; the issuer's keys are fetched again soon."
         seconds = max(1, math.ceil(self._cool_down_seconds))
         raise Overloaded(detail, retry_after_seconds=seconds) from self._failure
+
+    async def replacement(self, kid: str | None, known: TokenKey) -> TokenKey | None:
+        """Return the issuer's present key of that id; None if it is the known one.
+
+        For a token that does not fit the known key. Within the cool-down the issuer is not asked:
+        anyone can sign a token wrongly.
+        """
+        fetching = self._fetch_unless_just_tried()
+        if fetching is not None:
+            await asyncio.wait((fetching,))
+        found = self._find(kid)
+        return None if found == known else found
 
     @property
     def _age_seconds(self) -> float:

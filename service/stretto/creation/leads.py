@@ -1,0 +1,247 @@
+"""LeadWriter: leads claimed requests, retries, and says which attempts fail.
+
+What is certain is answered. What is not stays pending: it raises a `StoreError`, or its request is
+answered with one.
+
+No request harms its neighbours. What another transaction holds is answered `NotLed`: its request
+follows. A batch that fails is taken apart, whatever the error (`apart.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from stretto.creation.apart import Halves, OneByOne, _RowLocked, is_away
+from stretto.creation.ports import Led, NotLed, SettledAsFailed
+from stretto.errors import (
+    HookError,
+    HookInterrupted,
+    InDoubt,
+    Locked,
+    OutcomeUnknown,
+    Refused,
+    StoreError,
+    Transient,
+)
+from stretto.observations import ActorCrashed, WriteTrouble
+from stretto.runtime.backoff import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from uuid import UUID
+
+    from stretto.creation.breakers import OwnerBreakers
+    from stretto.creation.ports import Write, WriteRequest, WriteResult, WriteStore
+    from stretto.observations import Observer
+    from stretto.runtime.mailbox import Mailbox
+
+# The actor that writes batches, as logs and metrics name it.
+WRITER: Final = "writer"
+# A write that keeps meeting deadlocks, full disks or broken connections is left pending after this
+# many tries; its client comes back and finishes it.
+TRIES_MAX: Final = 4
+BACKOFF: Final = Backoff(0.02, 0.5)
+
+
+class LeadWriter:
+    """Leads; one statement for all where that goes through."""
+
+    def __init__(
+        self,
+        store: WriteStore,
+        mailbox: Mailbox[Write, WriteResult],
+        breakers: OwnerBreakers,
+        observe: Observer,
+    ) -> None:
+        """Take the mailbox only to see whether others wait."""
+        self._store = store
+        self._mailbox = mailbox
+        self._breakers = breakers
+        self._observe = observe
+
+    async def lead(
+        self,
+        batch: Sequence[WriteRequest],
+        started: float | None = None,
+        failed: list[StoreError] | None = None,
+    ) -> int:
+        """Lead a batch together; where that fails, each request alone. Return how many led.
+
+        `failed` has the error of a lead of this batch that was `started` before. It is taken out: an
+        error that a frame of its own traceback refers to would never be freed.
+        """
+        is_alone = len(batch) == 1
+        started = self._breakers.clock_seconds() if started is None else started
+        try:
+            retried = (OutcomeUnknown, Transient if is_alone else Locked)
+            return await self._lead_persistently(batch, retried, failed=failed)
+        except Refused:
+            return await self._lead_halves(batch, started)
+        except StoreError as error:
+            if is_alone:
+                if isinstance(error, HookError | _RowLocked) and len(self._mailbox):
+                    seconds = self._breakers.clock_seconds() - started
+                    self._breakers.charge(batch[0].message, seconds, error)
+                raise
+            # A table that all need is locked, or the database is away: alone they would fail as well.
+            may_be_table = isinstance(error, Locked) and not isinstance(error, _RowLocked)
+            if is_away(error) or (may_be_table and await self._are_tables_locked()):
+                raise
+        except Exception as error:
+            if is_alone:
+                raise
+            # A bug in judging one request: what it has left open is rolled back, or settled already.
+            await self.forget_bug(error)
+        return await self._lead_apart(batch)
+
+    async def lead_probe(self, request: WriteRequest) -> int:
+        """Lead one request alone, in haste; only a lock is waited for again."""
+        return await self._lead_persistently([request], (Locked,), is_hasty=True)
+
+    async def unlocked(self, batch: Sequence[WriteRequest]) -> set[UUID]:
+        """Return the tokens of the attempts that are ours to lead, and that no other holds."""
+        with self.reporting(batch):
+            return await self._store.unlocked([request.message for request in batch])
+
+    def one_by_one(self, batch: Sequence[WriteRequest]) -> OneByOne:
+        """Return what takes a batch apart."""
+        return OneByOne(batch, self._mailbox, self._breakers, self.forget_bug)
+
+    async def forget_bug(self, error: Exception) -> None:
+        """Report a bug that did not end the turn, and take another connection."""
+        self._observe(ActorCrashed(WRITER, error))
+        await self._store.close()
+
+    @contextmanager
+    def reporting(self, batch: Sequence[WriteRequest]) -> Iterator[None]:
+        """Report every statement that fails."""
+        try:
+            yield
+        except StoreError as error:
+            self._observe(WriteTrouble(error, len(batch)))
+            raise
+
+    async def _lead_halves(self, batch: Sequence[WriteRequest], started: float) -> int:
+        """Lead a batch of which the server, or a host's hook, has refused some: it does not say which.
+
+        A half without a refused one goes through together, so that a veto costs its neighbours a few
+        statements, and not one for each of them.
+        """
+        halves = Halves(batch, started, self._breakers)
+        led = 0
+        for part in halves:
+            try:
+                if len(part) == 1:
+                    led += await self._lead_apart(part)
+                else:
+                    led += await self._lead_persistently(part, (), is_hasty=True)
+            except Refused:
+                halves.split(part)
+            except StoreError as error:
+                if is_away(error):
+                    raise
+                led += await self._lead_apart(part)
+            except Exception as error:  # noqa: BLE001 raised again where it lasts
+                await self.forget_bug(error)
+                led += await self._lead_apart(part)
+        halves.charge()
+        return led
+
+    async def _lead_apart(self, batch: Sequence[WriteRequest]) -> int:
+        """Lead each request in haste, as its neighbours wait; what is left after too long, together."""
+        lead = partial(self._lead_persistently, is_hasty=True)
+        apart = self.one_by_one(batch)
+        return sum(
+            await apart.write(lambda each: lead([each], (Transient,)), lambda rest: lead(rest, ()))
+        )
+
+    async def _lead_persistently(
+        self,
+        batch: Sequence[WriteRequest],
+        retried: tuple[type[StoreError], ...],
+        *,
+        is_hasty: bool = False,
+        failed: list[StoreError] | None = None,
+    ) -> int:
+        """Lead, and lead again with the same tokens after one of the `retried` errors.
+
+        If the first statement may still be running, the second waits for its row locks. What the
+        first committed is no longer pending, so the fence skips it; those requests get `NotLed`,
+        follow, and find their own group. An attempt that stays locked is left out, and its request
+        follows. Another row that stays locked is waited for only while no other request waits.
+        """
+        for failures in range(TRIES_MAX):
+            is_first_of_many = len(batch) > 1 and not failures
+            try:
+                led = await self._lead_once(batch, failed, is_hasty=is_hasty or is_first_of_many)
+                break
+            except Refused as refused:
+                if len(batch) > 1:
+                    raise
+                await self._settle_as_failed(batch[0], refused)
+                return 0
+            except retried as error:
+                is_locked = isinstance(error, Locked)
+                is_of_hook = isinstance(error, HookInterrupted)
+                # An error that the server itself gives for this write, it will give again.
+                if failures == TRIES_MAX - 1 or isinstance(error, InDoubt):
+                    raise
+                if is_of_hook and (is_hasty or len(self._mailbox)):
+                    raise
+            if is_locked:
+                free = kept(batch, await self.unlocked(batch))
+                if not free:
+                    return 0
+                if len(free) == len(batch):
+                    await self._require_patience(batch, is_hasty=is_hasty)
+                batch = free
+            await asyncio.sleep(BACKOFF.seconds(failures))
+        return answered(batch, led)
+
+    async def _lead_once(
+        self, batch: Sequence[WriteRequest], failed: list[StoreError] | None, *, is_hasty: bool
+    ) -> set[UUID]:
+        """Lead in one statement, whatever comes of it; raise what it has `failed` with before."""
+        if failed:
+            raise failed.pop()
+        with self.reporting(batch):
+            return await self._store.lead([request.message for request in batch], is_hasty=is_hasty)
+
+    async def _settle_as_failed(self, request: WriteRequest, refused: Refused) -> None:
+        """Settle an attempt that the server has refused to lead.
+
+        The statement is over and rolled back, and none that carries this token can commit once the
+        attempt is failed: certain (G4).
+        """
+        with self.reporting([request]):
+            is_failed = await self._store.fail(request.message, refused.failure)
+        request.answer(SettledAsFailed(refused.failure) if is_failed else NotLed())
+
+    async def _require_patience(self, batch: Sequence[WriteRequest], *, is_hasty: bool) -> None:
+        """Raise `_RowLocked` where a row of one request, such as a host's, would keep others waiting."""
+        keeps_waiting = is_hasty or len(batch) > 1 or len(self._mailbox) > 0
+        if keeps_waiting and not await self._are_tables_locked():
+            message = "a row that the group refers to is held by another transaction"
+            raise _RowLocked(message)
+
+    async def _are_tables_locked(self) -> bool:
+        with self.reporting(()):
+            return await self._store.are_tables_locked()
+
+
+def answered(batch: Sequence[WriteRequest], led: set[UUID]) -> int:
+    """Answer a batch of which these tokens have led; return how many."""
+    for request in batch:
+        request.answer(Led() if request.message.claim_token in led else NotLed())
+    return len(led)
+
+
+def kept(batch: Sequence[WriteRequest], tokens: set[UUID]) -> list[WriteRequest]:
+    """Return the requests with these tokens; have the others follow."""
+    for request in batch:
+        if request.message.claim_token not in tokens:
+            request.answer(NotLed())
+    return [request for request in batch if request.message.claim_token in tokens]

@@ -1,0 +1,61 @@
+"""A batch of writes as the statements that claim and lead take it: an array for each column."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+
+from stretto.domain import event_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stretto.creation.ports import Write
+
+
+def attempt_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
+    """Return what a claim writes: group ids, owners, fingerprints and tokens."""
+    return (
+        [write.group_id for write in writes],
+        [write.new_group.owner for write in writes],
+        [write.fingerprint for write in writes],
+        [write.claim_token for write in writes],
+    )
+
+
+def group_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
+    """Return what a lead writes: conversations, names, descriptions, recipients and events."""
+    recipients = [(write.new_group.owner, *write.new_group.members) for write in writes]
+    return (
+        [write.conversation_id for write in writes],
+        [write.new_group.name for write in writes],
+        [write.new_group.description for write in writes],
+        [_array_literal(users) for users in recipients],
+        [event_id(write.conversation_id) for write in writes],
+        [_event_data(write) for write in writes],
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time-out in PostgreSQL's notation."""
+    return f"{seconds * 1000:.0f}ms"
+
+
+def _array_literal(users: Sequence[str]) -> str:
+    """Return a text[] in PostgreSQL's notation.
+
+    The driver cannot send arrays of arrays of different lengths; it can send a list of literals.
+    For printable ASCII a quoted element is written exactly as in JSON.
+    """
+    return "{" + orjson.dumps(users)[1:-1].decode() + "}"
+
+
+def _event_data(write: Write) -> str:
+    return orjson.dumps(
+        {
+            "owner_id": write.new_group.owner,
+            "name": write.new_group.name,
+            "members_count": 1 + len(write.new_group.members),
+        }
+    ).decode()

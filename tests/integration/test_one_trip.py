@@ -1,0 +1,185 @@
+"""Claim and lead in one round trip, on a real database: two commits, with what is seen between them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from stretto.errors import Locked, Misconfigured, OutcomeUnknown, Refused
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.write_columns import attempt_columns, group_columns
+from stretto.postgres.writes import PostgresWriteStore
+from support.both_stores import write
+from support.database import connect, lock_waiters, writes_held_up
+from support.routines import change_routine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from stretto.postgres.connections import Database
+    from support.database import Connection
+
+SEGMENT = "SELECT pg_walfile_name(pg_current_wal_insert_lsn())"
+ATTEMPTS = "SELECT status FROM attempt ORDER BY group_id"
+VETO = """CREATE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS
+          $$BEGIN RAISE EXCEPTION 'no'; END$$;
+          CREATE TRIGGER veto BEFORE INSERT ON chat_group FOR EACH ROW EXECUTE FUNCTION veto()"""
+
+
+@pytest_asyncio.fixture
+async def store(database: Database) -> AsyncIterator[PostgresWriteStore]:
+    """A writer's store."""
+    store = PostgresWriteStore(database, on_lost=lambda: None)
+    yield store
+    await store.close()
+
+
+async def statuses(connection: Connection) -> list[str]:
+    """Return the statuses of all attempts."""
+    return [row["status"] for row in await connection.fetch(ATTEMPTS)]
+
+
+@pytest.mark.parametrize(("seen", "commit"), [(["pending"], "COMMIT;"), ([], "")])
+async def test_pending_is_visible_between_the_two_commits(
+    seen: list[str], commit: str, store: PostgresWriteStore, connection: Connection
+) -> None:
+    """Followers see it while its leader writes; as one commit it would make other claims wait."""
+    await change_routine(connection, "claim_and_lead_1", "    COMMIT;", f"    {commit}")
+    ours = write("k")
+    async with writes_held_up(connection):
+        leading = asyncio.ensure_future(store.claim_and_lead([ours]))
+        await lock_waiters(connection, 1)
+        assert seen == await statuses(connection)
+    assert {ours.claim_token} == await leading
+    assert ["succeeded"] == await statuses(connection)
+
+
+async def test_a_lead_that_fails_leaves_the_claims(
+    store: PostgresWriteStore, connection: Connection
+) -> None:
+    """They are ours to lead: another statement with the same tokens goes on from there."""
+    batch = [write("a"), write("b")]
+    await connection.execute(VETO)
+    with pytest.raises(Refused):
+        await store.claim_and_lead(batch)
+    assert ["pending"] * 2 == await statuses(connection)
+    tokens = {each.claim_token for each in batch}
+    assert tokens == await store.unlocked(batch)
+    await connection.execute("DROP TRIGGER veto ON chat_group")
+    assert tokens == await store.lead(batch)
+
+
+async def test_a_claim_that_fails_leaves_nothing(
+    store: PostgresWriteStore, connection: Connection
+) -> None:
+    """Another claim of one of the keys is not committed: none of the batch is claimed."""
+    ours, free = write("a"), write("b")
+    async with connection.transaction():
+        await connection.execute(
+            """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+               VALUES ($1, 'alice', $2, gen_random_uuid())""",
+            ours.group_id,
+            ours.fingerprint,
+        )
+        with pytest.raises(Locked):
+            await store.claim_and_lead([ours, free])
+        assert set() == await store.unlocked([ours, free])
+    assert ["pending"] == await statuses(connection)
+    # The claim's time-out was not the lead's, and has gone with its transaction.
+    assert store._connection is not None
+    assert "1s" == await store._connection.fetchval("SHOW lock_timeout")
+
+
+async def test_a_backend_that_ends_between_the_commits_leaves_the_claims(
+    store: PostgresWriteStore, connection: Connection
+) -> None:
+    """The outcome is unknown; the same tokens lead on another connection."""
+    ours = write("k")
+    async with writes_held_up(connection):
+        leading = asyncio.ensure_future(store.claim_and_lead([ours]))
+        await lock_waiters(connection, 1)
+        assert store._connection is not None
+        pid = store._connection.get_server_pid()
+        await connection.execute("SELECT pg_terminate_backend($1)", pid)
+        with pytest.raises(OutcomeUnknown):
+            await leading
+    assert ["pending"] == await statuses(connection)
+    assert {ours.claim_token} == await store.lead([ours])
+
+
+async def test_a_round_trip_waits_for_the_disk_once(
+    store: PostgresWriteStore, connection: Connection
+) -> None:
+    """For its lead, whatever the size of its batch; never for its claim."""
+    rounds, counted, flushes = 10, 0, 0
+    await store.claim_and_lead([write("warm")])
+    assert store._connection is not None
+    for number in itertools.count():
+        segment = await connection.fetchval(SEGMENT)
+        before = await _flushes(store)
+        assert 32 == len(
+            await store.claim_and_lead([write(f"{number}-{key}") for key in range(32)])
+        )
+        after = await _flushes(store)
+        # Whoever fills a segment of the WAL flushes it, whoever's records are in it.
+        if segment == await connection.fetchval(SEGMENT):
+            flushes += after - before
+            counted += 1
+        if counted == rounds:
+            break
+    # The server's own WAL writer may now and then have been faster.
+    assert rounds // 2 <= flushes <= rounds
+
+
+async def _flushes(store: PostgresWriteStore) -> int:
+    assert store._connection is not None
+    await store._connection.execute("SELECT pg_stat_force_next_flush()")
+    count: int = await store._connection.fetchval(
+        """SELECT sum(fsyncs)::int FROM pg_stat_get_backend_io(pg_backend_pid())
+           WHERE object = 'wal'"""
+    )
+    return count
+
+
+async def test_inside_a_transaction_it_is_refused_and_leaves_nothing(
+    connection: Connection,
+) -> None:
+    """A hook's transaction has a lead of its own; a mistake must not claim without a commit."""
+    writes = [write("k")]
+    arguments = (*attempt_columns(writes), "1s", *group_columns(writes), "1s")
+    with pytest.raises(asyncpg.InvalidTransactionTerminationError):
+        async with connection.transaction():
+            await connection.fetchval(QUERIES["claim_and_lead"], *arguments)
+    assert [] == await statuses(connection)
+
+
+async def test_the_routines_run_where_the_search_path_leads(database_url: str) -> None:
+    """In any schema, beside another one's: they name none, and follow their caller."""
+    ours = write("k")
+    arguments = (*attempt_columns([ours]), "1s", *group_columns([ours]), "1s")
+    connection = await connect(database_url)
+    await connection.execute("CREATE SCHEMA other; CREATE TABLE other.attempt (LIKE attempt)")
+    other = await asyncpg.connect(
+        database_url, server_settings={"search_path": '"$user", stretto, other'}
+    )
+    assert [ours.claim_token] == await other.fetchval(QUERIES["claim_and_lead"], *arguments)
+    assert ["succeeded"] == await statuses(connection)
+    for each in (other, connection):
+        await each.close()
+
+
+async def test_a_role_without_the_procedure_still_writes_in_two_steps(
+    store: PostgresWriteStore, connection: Connection
+) -> None:
+    """Nothing was done: the error says that, and the two statements remain."""
+    ours = write("k")
+    await connection.execute("ALTER PROCEDURE claim_and_lead_1 RENAME TO gone")
+    with pytest.raises(Misconfigured, match="claim_and_lead_1"):
+        await store.claim_and_lead([ours])
+    assert {ours.claim_token} == await store.claim([ours])
+    assert {ours.claim_token} == await store.lead([ours])

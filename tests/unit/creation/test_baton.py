@@ -1,0 +1,151 @@
+"""One writer at a time takes what is queued; another where the first waits for the database."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+import pytest
+
+from stretto.creation.baton import BATCH_SECONDS_MAX, IDLE_SECONDS, Baton
+from stretto.creation.ports import Write, WriteResult
+from stretto.domain import NewGroup, UserId
+from stretto.runtime.mailbox import Mailbox
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from stretto.creation.ports import WriteRequest
+
+TEAM = NewGroup.parse(UserId("alice"), {"name": "Team"})
+
+
+class World:
+    """Two writers at one baton, and a clock of how long the loop has had work."""
+
+    def __init__(self, *, is_busy: bool) -> None:
+        self.mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
+        self._is_busy = is_busy
+        self.baton = Baton(self.mailbox, self._busy_seconds)
+
+    def _busy_seconds(self) -> float:
+        return asyncio.get_running_loop().time() if self._is_busy else 0.0
+
+    def ask(self, number: int) -> None:
+        """Queue a write."""
+        self.mailbox.ask(Write(UUID(int=number), uuid4(), uuid4(), TEAM, b"f" * 16, False))
+
+    def taking(self, writer: str) -> asyncio.Task[list[int]]:
+        """Have a writer take what is queued."""
+        return asyncio.create_task(self._take(writer))
+
+    async def _take(self, writer: str) -> list[int]:
+        batch: list[WriteRequest] = await self.baton.take(writer, 10, lambda _: 0, 0)
+        return [request.message.group_id.int for request in batch]
+
+
+async def test_the_holder_takes_batch_after_batch() -> None:
+    """Also when another waits: nothing is handed over while the loop works."""
+    world = World(is_busy=True)
+    world.ask(1)
+    assert [1] == await world.taking("first")
+    second = world.taking("second")
+    for number in (2, 3):
+        world.ask(number)
+        await asyncio.sleep(0)
+        world.baton.rest("first")
+        assert [number] == await world.taking("first")
+    assert not second.done()
+    second.cancel()
+
+
+async def test_what_arrives_meanwhile_is_left_to_the_holder() -> None:
+    """It would be split into batches of one."""
+    world = World(is_busy=True)
+    world.ask(1)
+    assert [1] == await world.taking("first")
+    second = world.taking("second")
+    for number in (2, 3):
+        world.ask(number)
+    await asyncio.sleep(4 * IDLE_SECONDS)
+    assert not second.done()
+    world.baton.rest("first")
+    assert [2, 3] == await world.taking("first")
+    second.cancel()
+
+
+async def test_a_process_that_idles_although_requests_wait_has_another_writer_take_them() -> None:
+    """The database is far away, or its disk is slow."""
+    world = World(is_busy=False)
+    world.ask(1)
+    assert [1] == await world.taking("first")
+    second = world.taking("second")
+    world.ask(2)
+    assert [2] == await second
+    # The first one's batch is written: the baton is the other's.
+    world.baton.rest("first")
+    first = world.taking("first")
+    await asyncio.sleep(0)
+    assert not first.done()
+    world.ask(3)
+    assert [3] == await first
+
+
+async def test_a_batch_that_hangs_keeps_no_other_waiting_however_busy_the_loop_is() -> None:
+    """A lock or a frozen server; other requests keep the loop at work."""
+    world = World(is_busy=True)
+    loop = asyncio.get_running_loop()
+    world.ask(1)
+    assert [1] == await world.taking("first")
+    began = loop.time()
+    second = world.taking("second")
+    world.ask(2)
+    assert [2] == await second
+    assert BATCH_SECONDS_MAX <= loop.time() - began
+
+
+async def test_a_holder_that_rests_is_not_judged() -> None:
+    """It waits for requests, not for the database."""
+    world = World(is_busy=False)
+    world.ask(1)
+    assert [1] == await world.taking("first")
+    world.baton.rest("first")
+    second = world.taking("second")
+    await asyncio.sleep(3 * IDLE_SECONDS)
+    world.ask(2)
+    await asyncio.sleep(0)
+    assert not second.done()
+    second.cancel()
+
+
+@pytest.mark.parametrize("is_granted", [False, True])
+async def test_a_writer_that_leaves_while_it_waits_keeps_nothing(is_granted: bool) -> None:
+    """Whether it was its turn already or not: the next one has it."""
+    world = World(is_busy=True)
+    world.ask(1)
+    assert [1] == await world.taking("first")
+    leaving, second = world.taking("leaving"), world.taking("second")
+    await asyncio.sleep(0)
+    if is_granted:
+        world.baton.pass_on("first")
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    world.baton.pass_on("leaving" if is_granted else "first")
+    world.ask(2)
+    assert [2] == await second
+
+
+async def test_passing_on_what_one_has_not_is_nothing() -> None:
+    """A writer that stops gives back what it has."""
+    world = World(is_busy=True)
+    world.ask(1)
+    assert [1] == await world.taking("first")
+    world.baton.pass_on("second")
+    second = world.taking("second")
+    world.ask(2)
+    world.baton.rest("first")
+    assert [2] == await world.taking("first")
+    world.baton.pass_on("first")
+    world.ask(3)
+    assert [3] == await second
+    await until(second.done)
