@@ -11,14 +11,16 @@ import pytest
 import pytest_asyncio
 
 from stretto.errors import Unreachable
+from stretto.events import relay as relay_module
 from stretto.events.event import BusUnavailable
 from stretto.events.lag import LOOK_SECONDS
-from stretto.events.relay import OutboxRelay, RefusalLimits, RelaySettings
+from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.observations import EventBuried
 from stretto.postgres import bus as bus_module
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
+from stretto.runtime.backoff import Backoff
 from support.clock import Clock
 from support.database import commit_event, connect, unpublished
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from stretto.postgres.connections import Database
     from support.database import Connection
 
-NO_PAUSE = RefusalLimits(tries_max=3, pause_seconds_first=0.0, pause_seconds_max=0.0)
+TRIES_MAX = 3
 LEASE_SECONDS = 30.0
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -76,9 +78,7 @@ class World:
 
     def another(self, bus: RecordingBus | None = None, batch_max: int = 100) -> OutboxRelay:
         """Return the relay of one more process."""
-        settings = RelaySettings(
-            relay_lease_seconds=LEASE_SECONDS, batch_max=batch_max, refusal=NO_PAUSE
-        )
+        settings = RelaySettings(relay_lease_seconds=LEASE_SECONDS, batch_max=batch_max)
         return OutboxRelay(self.store(), bus or self.bus, self.told.append, settings, self.clock)
 
 
@@ -234,7 +234,7 @@ async def test_a_bus_that_is_away_costs_no_try(world: World, connection: Connect
     """However long; the events go as soon as it is back."""
     ids = await commit_events(connection)
     world.bus.is_away = True
-    for _ in range(2 * NO_PAUSE.tries_max):
+    for _ in range(2 * TRIES_MAX):
         with pytest.raises(BusUnavailable):
             await world.relay.run_once()
     assert 0 == await connection.fetchval("SELECT count(*) FROM outbox_delivery")
@@ -244,13 +244,15 @@ async def test_a_bus_that_is_away_costs_no_try(world: World, connection: Connect
 
 
 async def test_an_event_refused_too_often_dies_and_can_be_retried(
-    world: World, connection: Connection
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its neighbours go on; its death says why."""
+    monkeypatch.setattr(relay_module, "TRIES_MAX", TRIES_MAX)
+    monkeypatch.setattr(relay_module, "PAUSE", Backoff(0.0, 0.0))
     bad, good = await commit_events(connection, 2)
     world.bus.reasons = {bad: "too large\0"}
     assert 2 == await world.relay.run_once()
-    for _ in range(NO_PAUSE.tries_max):
+    for _ in range(TRIES_MAX):
         world.clock.now += LOOK_SECONDS + 1
         await world.relay.run_once()
     assert [good] == world.bus.ids

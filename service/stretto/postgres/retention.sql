@@ -74,7 +74,7 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- and truncate them: those in which nothing was written for $1 days, and whose last event every
 -- reader is past. A reader that is disabled, or that no process has served for so long, does not
 -- count. $2 is now.
-SELECT slot.slot, format('LOCK TABLE %I', 'outbox_' || slot.slot) AS lock,
+SELECT slot.slot::integer AS slot, format('LOCK TABLE %I', 'outbox_' || slot.slot) AS lock,
        format('TRUNCATE %I', 'outbox_' || slot.slot) AS truncate
 FROM (SELECT coalesce($2::timestamptz, clock_timestamp()) - make_interval(days => $1) AS before)
          AS bound,
@@ -102,15 +102,15 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_sc
 -- partition as empty. Histories of which nothing is kept are forgotten.
 WITH last AS (
     SELECT history, (position::text::bigint + 1)::text::xid8 AS position FROM outbox
-    WHERE slot = $1 ORDER BY outbox.history DESC, outbox.position DESC LIMIT 1
+    WHERE slot = $1::integer ORDER BY outbox.history DESC, outbox.position DESC LIMIT 1
 ), started AS (
     UPDATE history_start SET history = last.history, position = last.position
     FROM last WHERE (last.history, last.position) > (history_start.history, history_start.position)
 ), forgotten AS (
     DELETE FROM outbox_history WHERE number < (SELECT history FROM last)
-      AND NOT EXISTS (SELECT FROM outbox WHERE history <= number AND slot <> $1)
+      AND NOT EXISTS (SELECT FROM outbox WHERE history <= number AND slot <> $1::integer)
 )
-UPDATE outbox_slot SET number = 0 WHERE slot = $1;
+UPDATE outbox_slot SET number = 0 WHERE slot = $1::integer;
 
 -- name: set_slots_back
 -- Correct times that a clock has given that was ahead: partitions are then kept longer. $1 is now.
