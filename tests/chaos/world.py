@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -158,6 +159,8 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
             [await stack.enter_async_context(WireProxy(server.dsn)) for server in servers]
             for _ in range(SERVICES)
         ]
+        # An earlier run's streams belong to another database.
+        shutil.rmtree(folder / "nats", ignore_errors=True)
         bus = await stack.enter_async_context(Bus(folder / "nats"))
         world = World(stack, bus, servers, proxies, folder / "clock")
         world.jump_clock(0)

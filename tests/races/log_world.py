@@ -117,6 +117,8 @@ class LogWorld:
         mailbox: Mailbox[Ask, Stretch] = Mailbox(100)
         self.mailbox = mailbox
         self.reader = HistoryReader(mailbox, _Store(self, "reader"), lambda _: None)
+        self._ended: list[BaseException | None] = []
+        """Why clients that should stay for ever have ended."""
         self._turn: asyncio.Task[None] | None = None
         self._looked = -1
         """The epoch at which the tail looked last."""
@@ -169,7 +171,8 @@ class LogWorld:
                 pending = self.pending.pop(number)
                 pending.answered.set_result(pending.seen)
             case ("join", _):
-                self.loop.create_task(self._stay(self.to_join.pop(0)))
+                staying = self.loop.create_task(self._stay(self.to_join.pop(0)))
+                staying.add_done_callback(self._note_end)
             case ("turn", _):
                 self._turn = self.loop.create_task(self._turn_once())
             case ("crash", _):
@@ -182,6 +185,7 @@ class LogWorld:
                     pending.answered.set_exception(Unreachable("the server has crashed"))
         self.loop.run_until_idle()
         assert not self.loop.faults, self.loop.faults[0]
+        assert not self._ended, self._ended[0]
 
     def judge(self) -> None:
         """Nothing more happens: each client has had everything, and could resume anywhere."""
@@ -233,6 +237,9 @@ class LogWorld:
         pending = Pending(owner, arguments, read, self.loop.create_future())
         self.pending.append(pending)
         return await pending.answered
+
+    def _note_end(self, staying: asyncio.Task[None]) -> None:
+        self._ended.append(staying.exception())
 
     async def _turn_once(self) -> None:
         with suppress(StoreError):

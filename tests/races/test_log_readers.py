@@ -1,16 +1,19 @@
-"""Every order in which writers, tail, history reader and clients can go: no event is missed."""
+"""Every order in which writers, tail, history reader, clients and relays can go: no event is missed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from races.log_explorer import LogAnomaly, explore_log
 from races.log_world import LogScenario, LogWorld
+from races.relay_world import RelayWorld
 from stretto.events.catch_up import CatchUp
 from stretto.events.hub import SessionHub
+from stretto.events.relay import OutboxRelay
 from stretto.events.session import Session
 from stretto.events.tail import LogTail
 from support.memory_log import MemoryLog
@@ -18,6 +21,7 @@ from support.memory_log import MemoryLog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stretto.events.log import LogPage
     from stretto.events.place import Place
 
 NEW: Final = False
@@ -39,6 +43,65 @@ def test_no_client_misses_an_event_in_any_order(name: str, record_property: Any)
     """Nor gets one twice in a session, nor could miss one by resuming anywhere."""
     found = explore_log(lambda: LogWorld(SCENARIOS[name]))
     record_property("explored", f"{name}: {found.states} states, {found.ends} ends")
+
+
+RELAYS: Final = {
+    "two relays beside a writer": partial(RelayWorld, to_come=1),
+    "a relay that is stopped for longer than its lease": partial(RelayWorld, expiries=1),
+    "a relay that is killed": partial(RelayWorld, to_come=1, kills=1),
+    "a database that crashes": partial(RelayWorld, to_come=1, crashes=1),
+}
+
+
+@pytest.mark.parametrize("name", RELAYS)
+def test_no_event_is_passed_over_by_the_relays_in_any_order(
+    name: str, record_property: Any
+) -> None:
+    """It may be published twice."""
+    found = explore_log(RELAYS[name])
+    record_property("explored", f"{name}: {found.states} states, {found.ends} ends")
+
+
+def move_on_before_publishing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay that dies in between has published nothing."""
+
+    async def hasty(relay: OutboxRelay, page: LogPage) -> int:
+        await relay._store.advance(relay._token, page.place)
+        relay._place = page.place
+        await relay._publish([logged.event for logged in page.events])
+        return 0
+
+    monkeypatch.setattr(OutboxRelay, "_publish_page", hasty)
+
+
+def take_over_at_the_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the last one has left is passed over."""
+    lease = OutboxRelay._lease
+
+    async def forgetful(relay: OutboxRelay) -> None:
+        had_none = relay._place is None
+        await lease(relay)
+        if had_none and relay._place is not None:
+            relay._place = (await relay._store.page(relay._place, 100)).place
+
+    monkeypatch.setattr(OutboxRelay, "_lease", forgetful)
+
+
+@pytest.mark.parametrize(
+    ("forget", "name"),
+    [
+        (move_on_before_publishing, "a relay that is killed"),
+        (take_over_at_the_present, "a relay that is killed"),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_without_its_guard_an_order_is_found_that_passes_over_an_event(
+    forget: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each guard is one that the explorer misses."""
+    forget(monkeypatch)
+    with pytest.raises(LogAnomaly):
+        explore_log(RELAYS[name])
 
 
 def read_before_the_tail_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,4 +262,6 @@ async def test_the_hub_stops_in_time_although_somebody_stays(
     with hub.session(ALICE, 2000):
         async with Runner(lambda _: None).running(hub):
             pass
+        async with asyncio.timeout(20):
+            await hub.close()
         assert len(hub) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from stretto.domain import UserId
@@ -11,6 +13,7 @@ from stretto.events.session import Session
 from support.log_events import logged, numbers, place
 
 EVENTS_MAX = 2
+DEADLINE_SECONDS = 20
 
 
 def event(number: int) -> OutgoingEvent:
@@ -63,3 +66,10 @@ async def test_what_a_full_queue_has_dropped_is_read_before_the_session_goes_liv
     assert not session.go_live(place(1))
     assert session.go_live(place(3))
     assert [3] == numbers(await session.take())
+
+
+async def test_a_session_that_was_closed_before_is_not_awaited(session: Session) -> None:
+    """Its stream only begins now: it ends at once."""
+    session.close(CloseCode.TOO_SLOW)
+    async with asyncio.timeout(DEADLINE_SECONDS), session.until_closed():
+        await asyncio.Event().wait()
