@@ -14,6 +14,7 @@ from uuid_utils.compat import uuid4
 
 from stretto.events.event import BusUnavailable, CommittedEvent
 from stretto.events.positions import Position
+from stretto.nats import client as client_module
 from stretto.nats import connection as connection_module
 from stretto.nats import publisher as nats_bus
 from stretto.nats import receiver as receiver_module
@@ -366,7 +367,9 @@ async def test_a_message_that_cannot_be_parsed_does_not_end_the_reading(
 ) -> None:
     """The server takes any bytes; after these the original client reads nothing more."""
     if not is_guarded:
-        monkeypatch.setattr(connection_module, "Client", nats.aio.client.Client)
+        original = nats.aio.client.Client
+        for method in ("_process_msg", "_process_headers"):
+            monkeypatch.setattr(client_module.Client, method, getattr(original, method))
     event = new_event()
     async with replica(server.url) as one:
         await publish_raw(server, subject, block)

@@ -200,7 +200,7 @@ def _nats(
 ) -> Nats | None:
     if not settings.nats_url:
         return None
-    bus = Bus(settings.nats_url, settings.nats_prefix, hub.origin)
+    bus = Bus(settings.nats_url, settings.nats_prefix, hub.origin, settings.nats)
     return make_nats(bus, hub.deliver, hub.interrupt, creator, observe)
 
 

@@ -109,6 +109,9 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
         Count("stretto_bus_trouble_total", "Times that the bus was lost or not understood."),
         Line("warning", "bus.trouble", ("cause",)),
     ),
+    observations.StreamDiffers: (
+        Line("warning", "bus.stream_differs", ("stream", "replicas", "wanted")),
+    ),
     observations.EventsMissed: (
         Count(
             "stretto_events_missed_total", "Times that sessions must resume: the bus lost events."
