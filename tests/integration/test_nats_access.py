@@ -70,8 +70,9 @@ async def connects(url: str, settings: NatsSettings | None = None) -> None:
 async def failure(url: str, settings: NatsSettings | None = None) -> str:
     """Try to connect once; return what is reported."""
     observed: list[Observation] = []
-    with pytest.raises(TryAgain):
-        await NatsConnection(url, observed.append, settings).run_once()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        with pytest.raises(TryAgain):
+            await NatsConnection(url, observed.append, settings).run_once()
     trouble = observed[-1]
     assert isinstance(trouble, BusTrouble)
     return trouble.cause

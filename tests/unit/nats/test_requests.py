@@ -17,6 +17,7 @@ from stretto.nats.requests import Unsent, acknowledged, answered
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+DEADLINE_SECONDS = 5
 NO_LEADER = ServiceUnavailableError(code=503, err_code=10008)
 NOT_LEADER = APIError(code=500, err_code=10009)
 LOST = [NatsTimeout(), NoStreamResponseError(), NO_LEADER, NOT_LEADER]
@@ -116,9 +117,9 @@ async def test_each_message_has_its_own_answer() -> None:
         return answer or await silence()
 
     messages = [Unsent(str(number), b"body", {"a": "b"}) for number in range(len(answers))]
-    assert [ACK, refusal, None, None, None, None, None] == await acknowledged(
-        link_of(publish), messages
-    )
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        found = await acknowledged(link_of(publish), messages)
+    assert [ACK, refusal, None, None, None, None, None] == found
     assert {asyncio.current_task()} == asyncio.all_tasks()
 
 
