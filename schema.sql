@@ -93,91 +93,182 @@ CREATE TABLE conversation_member (
 -- "My groups, newest first": conversation ids grow with time.
 CREATE INDEX conversation_member_by_user ON conversation_member (user_id, conversation_id);
 
--- outbox: events that were committed together with the rows that they report (G8). An event waits
--- here until the relay has published it to the bus, and is kept as history until its retention
--- ends.
+-- outbox: the log of events, each committed together with the rows that it reports (G8). A row is
+-- never updated or deleted: each reader keeps a place of its own. Whole partitions are truncated
+-- when their events are older than the retention and every reader is past them.
+--
+-- It has no key: that a group has one event follows from the statement that writes both. Its one
+-- index is the order in which it is read.
 CREATE TABLE outbox (
-    -- Follows from the group's id: however often an event is sent, it has one id.
-    event_id     uuid        PRIMARY KEY,
-    event_type   text        NOT NULL CHECK (event_type IN ('group.created')),
-    subject      uuid        NOT NULL,
-    recipients   text[]      NOT NULL CHECK (cardinality(recipients) BETWEEN 1 AND 1001),
-    payload      json        NOT NULL,
-    created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- The writing transaction. Unlike with a sequence, no reader can pass a row that is not
-    -- committed yet: everything below the oldest running transaction is either here or never will
-    -- be.
-    position     xid8        NOT NULL DEFAULT pg_current_xact_id(),
-    -- When a relay may take it next: taking postpones it by the lease, a failure by the back-off.
-    due_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
-    tries        integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
-    published_at timestamptz,
-    -- Why it is a dead letter, which is not tried again until an operator retries it.
-    dead_reason  text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
+    -- The partition; see outbox_slot.
+    slot            smallint    NOT NULL,
+    -- The order of the log: by history, then by the writing transaction. Unlike with a sequence, a
+    -- reader can know which lower numbers may still come: those of the transactions that its
+    -- snapshot lists as running.
+    history         integer     NOT NULL,
+    position        xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- Follows from the conversation's: however often an event is sent, it has one id.
+    event_id        uuid        NOT NULL,
+    -- Of the group and its conversation. The event's document repeats both; the payload does not.
+    subject         uuid        NOT NULL,
+    conversation_id uuid        NOT NULL,
+    event_type      text        NOT NULL CHECK (event_type IN ('group.created')),
+    recipients      text[]      NOT NULL CHECK (cardinality(recipients) BETWEEN 1 AND 1001),
+    payload         json        NOT NULL
+) PARTITION BY LIST (slot);
 
-    CONSTRAINT outbox_published_is_not_dead CHECK (published_at IS NULL OR dead_reason IS NULL)
-) WITH (
-    -- Every event is taken once: half-filled pages keep that update on the same page (HOT).
-    fillfactor = 50,
-    autovacuum_vacuum_scale_factor = 0.02,
-    autovacuum_analyze_scale_factor = 0.02
+-- Eight slots of a seventh of the retention each: one that is written to, and seven that are kept.
+-- Vacuum finds nothing to do in a table without updates.
+CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES IN (0)
+    WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES IN (1)
+    WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE outbox_2 PARTITION OF outbox FOR VALUES IN (2)
+    WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE outbox_3 PARTITION OF outbox FOR VALUES IN (3)
+    WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE outbox_4 PARTITION OF outbox FOR VALUES IN (4)
+    WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE outbox_5 PARTITION OF outbox FOR VALUES IN (5)
+    WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE outbox_6 PARTITION OF outbox FOR VALUES IN (6)
+    WITH (autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE outbox_7 PARTITION OF outbox FOR VALUES IN (7)
+    WITH (autovacuum_vacuum_insert_threshold = -1);
+
+CREATE INDEX outbox_by_position ON outbox (history, position);
+
+-- outbox_slot: which partition is written to, and since when: the one with the greatest number. An
+-- empty one has the number 0. Times do not decide: a clock may go back.
+CREATE TABLE outbox_slot (
+    slot     smallint    PRIMARY KEY,
+    number   bigint      NOT NULL DEFAULT 0 CHECK (number >= 0),
+    began_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+INSERT INTO outbox_slot (slot, number)
+SELECT slot, (slot = 0)::integer FROM generate_series(0, 7) AS slot;
 
--- The events that are not published yet: as small as the relay's backlog. Its first entry is the
--- position to resume from; due_at is left out, so that taking an event is a HOT update.
-CREATE INDEX outbox_waiting ON outbox (position) WHERE published_at IS NULL AND dead_reason IS NULL;
+-- outbox_history: the stretches of transaction ids that nothing has interrupted. A standby that is
+-- promoted, a server that is recovered to a point in time, and one whose files were put back give
+-- out ids again; after a restore into another database, ids have no order with those of before. All
+-- of these have another start of the server, or another table: the first write there begins a new
+-- history, which comes after all older ones. So does a plain restart, without harm.
+CREATE TABLE outbox_history (
+    number            integer     PRIMARY KEY,
+    -- Two copies of a database may both begin a history of this number.
+    id                text        NOT NULL DEFAULT left(gen_random_uuid()::text, 8),
+    server_started_at timestamptz NOT NULL,
+    table_id          text        NOT NULL,
+    -- Where it ends while it has no event.
+    position          xid8        NOT NULL DEFAULT pg_current_xact_id(),
+    began_at          timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+-- There is always a newest history. No event is in this one.
+INSERT INTO outbox_history (number, server_started_at, table_id) VALUES (0, '-infinity', '');
 
--- History is read from a position on.
-CREATE INDEX outbox_by_position ON outbox (position);
+-- outbox_server: what tells a server's start, and our tables in it, from others.
+CREATE VIEW outbox_server AS
+SELECT pg_postmaster_start_time() AS started_at,
+       concat_ws('/', (SELECT oid FROM pg_database WHERE datname = current_database()),
+                 'outbox'::regclass::oid) AS table_id;
 
--- history_start: the position from which on no event was swept. The sweeper moves its one row
--- forward in the transaction that deletes events. A session that asks for an older position is
--- refused.
+-- history_start: where the log begins: no event from here on was truncated. A client that asks for
+-- an older one is refused.
 CREATE TABLE history_start (
     is_only  boolean PRIMARY KEY DEFAULT true CHECK (is_only),
+    history  integer NOT NULL DEFAULT 0,
     position xid8    NOT NULL DEFAULT '0'
 );
 INSERT INTO history_start DEFAULT VALUES;
 
--- webhook: up to where the configured endpoint's events are enrolled, and whether it may be called.
--- The first process that has the setting inserts its one row.
-CREATE TABLE webhook (
-    is_only      boolean     PRIMARY KEY DEFAULT true CHECK (is_only),
-    -- SHA-256 of the endpoint's URL, which may contain a secret: what another endpoint has asked for,
-    -- a pause or no more events, ends when the URL changes.
-    url_digest   bytea       NOT NULL CHECK (length(url_digest) = 32),
-    -- Events that this snapshot sees are enrolled: delivered, or waiting in webhook_delivery, or
-    -- dead letters there. Unlike a position, a snapshot lists the transactions that were still
-    -- running, and waits for none.
-    seen         pg_snapshot NOT NULL DEFAULT pg_current_snapshot(),
-    -- When a process has last served it: a webhook that no process serves keeps no event from a
-    -- sweep.
-    served_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+-- outbox_present: the end of the log, behind its last visible event, and which transactions below
+-- it may still commit. Every reader's place rests on it, and on no newer transaction id: the commit
+-- of a visible event is flushed, but a crash of the server forgets asynchronous commits, and gives
+-- their ids out again.
+CREATE VIEW outbox_present AS
+SELECT newest.number AS history, bound.next_position, below.running,
+       format('%s:%s:%s', coalesce(below.running[1], bound.next_position), bound.next_position,
+              array_to_string(below.running, ','))::pg_snapshot AS seen,
+       -- The next event begins another history.
+       newest.server_started_at <> pg_postmaster_start_time() AS is_ended,
+       (SELECT json_object_agg(number, id) FROM outbox_history) AS histories,
+       history_start.history AS start_history,
+       history_start.position::text::bigint AS start_position
+FROM (SELECT * FROM outbox_history ORDER BY number DESC LIMIT 1) AS newest
+CROSS JOIN history_start
+-- OFFSET has each of them computed once.
+CROSS JOIN LATERAL (
+    SELECT greatest(
+        newest.position::text::bigint,
+        CASE WHEN history_start.history = newest.number
+             THEN history_start.position::text::bigint END,
+        (SELECT position::text::bigint + 1 FROM outbox WHERE outbox.history = newest.number
+         ORDER BY outbox.history DESC, outbox.position DESC LIMIT 1)) AS next_position
+    OFFSET 0
+) AS bound
+CROSS JOIN LATERAL (
+    SELECT ARRAY(SELECT xip::text::bigint FROM pg_snapshot_xip(pg_current_snapshot()) AS xip
+                 WHERE xip::text::bigint < bound.next_position ORDER BY xip) AS running
+    OFFSET 0
+) AS below;
+
+-- outbox_reader: how far the bus and the webhook are, and who moves them on.
+CREATE TABLE outbox_reader (
+    name          text        PRIMARY KEY CHECK (name IN ('bus', 'webhook')),
+    -- It has had every event of older histories, and each of this one that this snapshot sees.
+    -- Unlike a position, a snapshot lists the transactions that were still running, and waits for
+    -- none.
+    history       integer     NOT NULL,
+    seen          pg_snapshot NOT NULL,
+    -- The process that publishes to the bus; another one's writes change nothing.
+    token         uuid,
+    leased_until  timestamptz NOT NULL DEFAULT '-infinity',
+    -- When a process has last served it: a reader that no process serves keeps no event from being
+    -- swept.
+    served_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- SHA-256 of the webhook's URL, which may contain a secret: what another endpoint has asked
+    -- for, a pause or no more events, ends when the URL changes.
+    target_digest bytea       CHECK (length(target_digest) = 32),
     -- The end of a pause that the endpoint has asked for.
-    paused_until timestamptz NOT NULL DEFAULT '-infinity',
+    paused_until  timestamptz NOT NULL DEFAULT '-infinity',
     -- When it asked for no more events (410); it stays disabled until an operator enables it.
-    disabled_at  timestamptz
+    disabled_at   timestamptz
+) WITH (
+    -- One row, updated with every batch: many versions fit on its page (HOT).
+    fillfactor = 10,
+    autovacuum_vacuum_scale_factor = 0.02
 );
 
--- webhook_delivery: events that the endpoint still has to get, and dead letters. A delivered event
--- has no row. No foreign key: it would lock, and slow down, the outbox.
-CREATE TABLE webhook_delivery (
-    event_id    uuid        PRIMARY KEY,
-    -- When it may be taken next, as in the outbox.
-    due_at      timestamptz NOT NULL,
-    tries       integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
-    dead_reason text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
-    -- When its event was committed: the oldest row shows how far the endpoint is behind.
-    owed_since  timestamptz NOT NULL DEFAULT clock_timestamp()
+-- outbox_delivery: events that a reader's target still has to get one by one, and dead letters:
+-- what the bus has refused, and everything for the webhook's endpoint. A delivered event has no
+-- row. Each is a copy, so that no partition of the log is kept for one.
+CREATE TABLE outbox_delivery (
+    reader          text        NOT NULL,
+    -- When its event was committed: the oldest row shows how far the target is behind.
+    created_at      timestamptz NOT NULL,
+    event_id        uuid        NOT NULL,
+    subject         uuid        NOT NULL,
+    conversation_id uuid        NOT NULL,
+    event_type      text        NOT NULL,
+    recipients      text[]      NOT NULL,
+    payload         json        NOT NULL,
+    -- When it may be taken next: taking postpones it by the lease, a failure by a pause.
+    due_at          timestamptz NOT NULL,
+    tries           integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
+    -- Why it is a dead letter, which is not tried again until an operator retries it.
+    dead_reason     text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
+    PRIMARY KEY (reader, event_id)
 ) WITH (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_analyze_scale_factor = 0.02
 );
 
-CREATE INDEX webhook_delivery_due ON webhook_delivery (due_at) WHERE dead_reason IS NULL;
+CREATE INDEX outbox_delivery_due ON outbox_delivery (reader, due_at) WHERE dead_reason IS NULL;
 
-CREATE INDEX webhook_delivery_owed ON webhook_delivery (owed_since) WHERE dead_reason IS NULL;
+CREATE INDEX outbox_delivery_owed ON outbox_delivery (reader, created_at)
+    WHERE dead_reason IS NULL;
 
 -- inbox: messages that a consumer has processed, recorded in the consumer's own transaction.
 CREATE TABLE inbox (

@@ -41,7 +41,7 @@ _STATE = """
            pg_relation_size(relid) / 1e6 AS heap_mb, pg_indexes_size(relid) / 1e6 AS indexes_mb,
            n_live_tup AS live, n_dead_tup AS dead, n_tup_ins AS inserted, n_tup_del AS deleted,
            n_tup_upd AS updated, n_tup_hot_upd AS hot, autovacuum_count AS vacuums
-    FROM pg_stat_user_tables WHERE relname = ANY ('{attempt,outbox}') ORDER BY relname"""
+    FROM pg_stat_user_tables WHERE relname ~ '^(attempt|outbox_[0-7])$' ORDER BY relname"""
 
 
 async def measure(arguments: argparse.Namespace, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The parts that measure how fast one relay empties an outbox, without other load."""
+"""The parts that measure how fast one relay publishes a log, without other load."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from loadtests.bench.parts import OWNER
 
 from stretto.embedded.nats import embedded_nats
 from stretto.events.event import BUS_PREFIX
-from stretto.events.local_bus import LocalBus
-from stretto.events.positions import Origin
 from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.nats.connection import NatsConnection
 from stretto.nats.deployment import Deployment
 from stretto.nats.publisher import NatsBus
+from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database
-from stretto.postgres.outbox import PostgresOutboxStore
 from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
     from loadtests.bench.parts import Bench
 
     from stretto.events.event import CommittedEvent, EventBus
@@ -30,40 +31,49 @@ if TYPE_CHECKING:
 EVENTS = 50_000
 
 _FILL = """
-    INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-    SELECT gen_random_uuid(), 'group.created', gen_random_uuid(), $1,
-           '{"members_count": 4, "name": "Team standup", "owner_id": "user-1"}'
+    INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients, conversation_id,
+                        payload)
+    SELECT 0, 0, gen_random_uuid(), 'group.created', gen_random_uuid(), $1, uuidv7(),
+           json_build_object('members_count', 4,
+                             'name', 'Team standup', 'owner_id', 'user-1')
     FROM generate_series(1, $2)"""
 
 
-def _hear(_: CommittedEvent) -> None:
-    """Ignore the event: there are no sessions."""
+class _DeafBus:
+    """Takes every event, and does nothing with it."""
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        """Refuse nothing."""
+        del events
+        return {}
 
 
 async def relay(bench: Bench) -> Measure:
-    """Measure the local bus."""
-    return await _emptied(bench, LocalBus(_hear))
+    """Measure the relay alone."""
+    return await _published(bench, _DeafBus())
 
 
 async def relay_to_nats(bench: Bench) -> Measure:
-    """Measure NATS, which stores every event on disk, and back, as each replica receives them."""
+    """Measure NATS, which stores every event on disk."""
     with tempfile.TemporaryDirectory() as folder:
         async with embedded_nats(Path(folder)) as server, Runner(lambda _: None) as runner:
             connection = NatsConnection(server.url, lambda _: None)
-            deployment = Deployment(BUS_PREFIX, Origin("00000000"))
-            bus = NatsBus(connection, deployment, _hear, lambda: None, lambda _: None)
+            bus = NatsBus(connection, Deployment(BUS_PREFIX, "00000000"))
             runner.start(connection)
-            runner.start(bus)
-            await bus.ready()
-            return await _emptied(bench, bus)
+            return await _published(bench, bus)
 
 
-async def _emptied(bench: Bench, bus: EventBus) -> Measure:
+async def _published(bench: Bench, bus: EventBus) -> Measure:
     events = int(EVENTS * bench.scale)
     async with bench.database() as (dsn, connection), Database(dsn) as database:
-        await connection.execute(_FILL, [OWNER, *BODY["members"]], events)
+        relay = OutboxRelay(PostgresBusStore(database), bus, lambda _: None, RelaySettings())
+        # Its place is before the events.
+        await relay.open()
+        batch = relay.pace.full if relay.pace else events
+        # Each transaction is published as a whole.
+        for _ in range(0, events, int(batch)):
+            await connection.execute(_FILL, [OWNER, *BODY["members"]], int(batch))
         await connection.execute("VACUUM ANALYZE outbox")
-        relay = OutboxRelay(PostgresOutboxStore(database), bus, lambda _: None, RelaySettings())
         times_ms = []
         started = time.perf_counter()
         begun = started
@@ -71,11 +81,14 @@ async def _emptied(bench: Bench, bus: EventBus) -> Measure:
             ended = time.perf_counter()
             times_ms.append((ended - begun) * 1e3)
             begun = ended
-        waiting = await connection.fetchval(
-            "SELECT count(*) FROM outbox WHERE published_at IS NULL"
+        await relay.close()
+        left = await connection.fetchval(
+            """SELECT count(*) FROM outbox, outbox_reader AS reader
+               WHERE outbox.history = reader.history
+                 AND NOT pg_visible_in_snapshot(position, seen)"""
         )
-        if waiting:
-            message = f"{waiting} events were not relayed"
+        if left:
+            message = f"{left} events were not published"
             raise BenchError(message)
     times_ms.sort()
     return Measure(

@@ -17,11 +17,15 @@ from stretto.assembly.application import create_app
 from stretto.assembly.settings import ComponentSettings
 from stretto.events.event import CommittedEvent
 from stretto.events.hub import HubSettings
-from stretto.events.positions import Position
+from stretto.events.log import LoggedEvent
+from stretto.events.place import History
 from stretto.http.event_streams import StreamSettings
 from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
+
+# Later than all that the sessions have had.
+LATEST = History(2**31 - 1, "00000000")
 
 
 async def deliver(request: web.Request) -> web.Response:
@@ -31,8 +35,8 @@ async def deliver(request: web.Request) -> web.Response:
     envelope = orjson.dumps({"fill": "x" * int(query.get("bytes", 400))})
     began = time.monotonic()
     for _ in range(int(query.get("events", 1))):
-        event = CommittedEvent(uuid4(), users, envelope, Position(1))
-        request.app[SERVICE].hub.deliver(event)
+        event = LoggedEvent(CommittedEvent(uuid4(), users, envelope), LATEST, 1)
+        request.app[SERVICE].hub.deliver(event, "2.2147483647-00000000")
         await asyncio.sleep(0)
     return web.json_response({"began": began, "sessions": len(request.app[SERVICE].hub)})
 

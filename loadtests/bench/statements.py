@@ -24,8 +24,8 @@ INSERT INTO chat_group (group_id, owner_id, name, fingerprint, conversation_id)
     VALUES ({_ID}, 'user-1', '{BODY["name"]}', '0123456789abcdef', {_ID});
 INSERT INTO conversation_member (conversation_id, user_id, role) VALUES
     {", ".join(f"({_ID}, '{user}', '{'owner' if user == 'user-1' else 'member'}')" for user in _MEMBERS)};
-INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-    VALUES ({_ID}, 'group.created', {_ID}, '{_LITERAL}', '{_EVENT}');
+INSERT INTO outbox (slot, history, event_id, event_type, subject, conversation_id, recipients, payload)
+    VALUES (0, 0, {_ID}, 'group.created', {_ID}, {_ID}, '{_LITERAL}', '{_EVENT}');
 COMMIT;
 UPDATE attempt SET status = 'succeeded', conversation_id = {_ID}, settled_at = clock_timestamp()
     WHERE group_id = {_ID};

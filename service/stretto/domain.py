@@ -239,9 +239,13 @@ def _namespace(owner: str) -> uuid_utils.UUID:
     return uuid_utils.UUID(bytes=uuid5(NAMESPACE, owner).bytes)
 
 
-def event_id(group: UUID) -> UUID:
-    """Return the id of the group's `group.created` event, the same each time that it is sent."""
-    return uuid5(group, "group.created")
+def event_id(conversation: UUID) -> UUID:
+    """Return the id of the `group.created` event of the group with this conversation.
+
+    It is the same each time that the event is sent. A group that is created again after it was lost
+    has another conversation, so that its event has another id: equal ids mean equal content.
+    """
+    return uuid5(conversation, "group.created")
 
 
 _NAME_RULE = (

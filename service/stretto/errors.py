@@ -261,10 +261,6 @@ class Locked(Transient):
     """Another transaction held a row or a table for longer than a statement waits."""
 
 
-class LeftOver(StoreError):
-    """A row that has outlived its group blocks the write; nothing was committed or failed."""
-
-
 class HookError(StoreError):
     """The host's hook failed the write without a veto; nothing was committed."""
 

@@ -122,8 +122,10 @@ class StreamDiffers(Observation):
 
 
 @dataclass(frozen=True, slots=True)
-class EventsMissed(Observation):
-    """The bus no longer has some events: live sessions are asked to resume."""
+class PlaceLost(Observation):
+    """The log no longer has what a reader has not had: live sessions are asked to resume."""
+
+    reader: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,9 +294,11 @@ async def test_the_event_stands_in_the_outbox(api: Api, connection: Connection) 
         event["event_type"],
         event["recipients"],
     )
-    assert created["group_id"] == str(event["subject"])
+    assert created == {
+        "group_id": str(event["subject"]),
+        "conversation_id": str(event["conversation_id"]),
+    }
     assert orjson.loads(event["payload"]) == {
-        **created,
         "owner_id": "alice",
         "name": "Team",
         "members_count": 3,

@@ -15,7 +15,8 @@ from stretto.assembly.application import create_app
 from stretto.events.close_codes import CloseCode
 from stretto.events.event import CommittedEvent
 from stretto.events.hub import HubSettings
-from stretto.events.positions import Position
+from stretto.events.log import LoggedEvent
+from stretto.events.place import History
 from stretto.http.event_streams import SUBPROTOCOL, StreamSettings
 from stretto.http.tokens.authenticator import TokenSettings
 from support.api_client import SECRET, TOKEN_SECONDS, connected_api, token_of
@@ -26,7 +27,6 @@ from support.live_service import (
     LiveService,
     MuteClient,
     live_service,
-    relay_once,
     session_tasks,
 )
 from support.waiting import until
@@ -51,7 +51,7 @@ async def test_every_session_of_every_member_is_told_of_a_group(
             assert (await client.next()).keys() == {"position"}
         assert (await third.next()).id
         group = await live.create("k")
-        await relay_once(connection, live.hub)
+        await live.tail_once()
         one, two, three = await first.next(), await second.next(), await third.next()
         assert one == two == {"position": three.id, "event": three.json}
         assert ("message", "1.0", "group.created", group) == (
@@ -165,7 +165,7 @@ async def test_a_frame_that_should_not_come_closes_the_session(
         client.socket._writer.transport.write(frame)
         assert code == await client.close_code()
         await live.create("k")
-        await relay_once(connection, live.hub)
+        await live.tail_once()
         await other.next()
         assert "event" in await other.next()
     await live.emptied()
@@ -206,9 +206,10 @@ async def test_a_client_that_vanishes_is_noticed_in_a_host_that_cancels_no_handl
     await runner.cleanup()
 
 
-def large_event() -> CommittedEvent:
-    """Return an event of bob's that fills buffers."""
-    return CommittedEvent(uuid.uuid4(), ("bob",), b'{"fill":"%b"}' % (b"x" * 20_000), Position(1))
+def large_event() -> LoggedEvent:
+    """Return an event of bob's that fills buffers, and that no place of this log covers."""
+    event = CommittedEvent(uuid.uuid4(), ("bob",), b'{"fill":"%b"}' % (b"x" * 20_000))
+    return LoggedEvent(event, History(1000, "00000000"), 1)
 
 
 @pytest.mark.parametrize("headers", [UPGRADE, STREAM], ids=["WebSocket", "SSE"])
@@ -226,11 +227,11 @@ async def test_a_session_that_never_reads_is_closed_and_delays_nobody(
         async with asyncio.timeout(DEADLINE_SECONDS):
             # Until kernel and process hold no more for it, its queue stays empty.
             while len(live.hub) == 2:
-                live.hub.deliver(large_event())
+                live.hub.deliver(large_event(), "2.1000-00000000")
                 assert "event" in await reader.next()
         assert len(live.hub) == 1
         await live.create("last")
-        await relay_once(connection, live.hub)
+        await live.tail_once()
         assert "event" in await reader.next()
         metrics = (await live.api.get("/metrics")).body.decode()
         assert 'stretto_sessions_ended_total{code="4408"} 1.0' in metrics

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -11,10 +13,11 @@ import pytest
 import pytest_asyncio
 
 from stretto.domain import event_id, group_id
+from stretto.events import history_reader
 from stretto.events.close_codes import CloseCode
+from stretto.events.place import History, Place
 from stretto.events.session import Session
 from stretto.http.routes import events
-from stretto.postgres import history
 from support.api_client import TEAM, token_of
 from support.database import commit_group_event
 from support.live_service import (
@@ -25,7 +28,6 @@ from support.live_service import (
     SseClient,
     WebSocketClient,
     live_service,
-    relay_once,
 )
 from support.waiting import until
 
@@ -40,7 +42,7 @@ PAGE = 10
 @pytest_asyncio.fixture
 async def live(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveService]:
     """A running service that reads its history in small pages."""
-    monkeypatch.setattr(history, "PAGE_EVENTS", PAGE)
+    monkeypatch.setattr(history_reader, "PAGE_EVENTS", PAGE)
     async with live_service(database_url) as live:
         yield live
 
@@ -54,8 +56,8 @@ async def bookmark(live: LiveService) -> str:
 
 def next_to(position: str) -> str:
     """Return the position behind that one."""
-    number, _, origin = position.partition(".")
-    return f"{int(number) + 1}.{origin}"
+    place = Place.parse(position)
+    return str(replace(place, xmax=place.xmax + 1))
 
 
 async def test_what_was_missed_comes_first_and_then_what_happens(
@@ -65,7 +67,7 @@ async def test_what_was_missed_comes_first_and_then_what_happens(
     since = await bookmark(live)
     missed = [await live.create(f"k{number}") for number in range(3 * PAGE + 5)]
     await live.api.create("other", {"name": "Not his"}, user="mallory")
-    await relay_once(connection, live.hub)
+    await live.tail_once()
     async with live.websocket(since=since) as client, live.sse(Last_Event_ID=since) as reader:
         assert {"position": since} == await client.next()
         assert since == (await reader.next()).id
@@ -76,7 +78,7 @@ async def test_what_was_missed_comes_first_and_then_what_happens(
         assert (await client.next()).keys() == {"position"}
         assert (await reader.next()).data == ""
         last = await live.create("last")
-        await relay_once(connection, live.hub)
+        await live.tail_once()
         assert last == (await client.next())["event"]["subject"]
         assert last == (await reader.next()).json["subject"]
 
@@ -91,7 +93,7 @@ async def test_any_position_that_was_told_leads_on_from_there(
         await client.next()
         for number in range(PAGE + 3):
             groups.append(await live.create(f"k{number}"))
-            await relay_once(connection, live.hub)
+            await live.tail_once()
             told.append((await client.next())["position"])
     for number, position in enumerate(told):
         async with live.sse(Last_Event_ID=position) as reader:
@@ -99,15 +101,14 @@ async def test_any_position_that_was_told_leads_on_from_there(
             got = []
             while (block := await reader.next()).data:
                 got.append(block.json["subject"])
-            # Some may come again: other transactions of the server hold positions back.
-            assert groups[number:] == got[len(got) - len(groups[number:]) :]
+            assert groups[number:] == got
 
 
 async def test_the_header_is_newer_than_the_url(live: LiveService, connection: Connection) -> None:
     """A browser's client repeats its URL whenever it comes back."""
     old = await bookmark(live)
     await live.create("k")
-    await relay_once(connection, live.hub)
+    await live.tail_once()
     new = next_to(old)
     headers = {"Authorization": f"Bearer {token_of('bob')}", "Last-Event-ID": new}
     async with live.websocket(since=old, headers=headers) as client:
@@ -117,30 +118,31 @@ async def test_the_header_is_newer_than_the_url(live: LiveService, connection: C
 async def test_a_transaction_that_commits_late_is_not_skipped(
     live: LiveService, connection: Connection, server_url: str
 ) -> None:
-    """It stands before an event that was told already: no told position is behind it."""
+    """It stands before an event that was sent already: that one's position names its transaction."""
     since = await bookmark(live)
     late = await asyncpg.connect(server_url, server_settings={"search_path": "stretto,public"})
     transaction = late.transaction()
     await transaction.start()
     await commit_group_event(late, "late")
     early = await live.create("early")
-    await relay_once(connection, live.hub)
+    await live.tail_once()
     async with live.websocket(since=since) as client:
         await client.next()
         told = await client.next()
         assert early == told["event"]["subject"]
     await transaction.commit()
     await late.close()
-    await relay_once(connection, live.hub)
+    await live.tail_once()
     async with live.websocket(since=told["position"]) as client:
         await client.next()
-        subjects = [(await client.next())["event"]["subject"] for _ in range(2)]
-        assert {early, str(group_id("alice", "late"))} == set(subjects)
-    # The twin: the event's own position would lead past it.
+        assert str(group_id("alice", "late")) == (await client.next())["event"]["subject"]
+        assert "event" not in await client.next()
+    # The twin: a place that does not name its transaction leads past it.
     own = await connection.fetchval(
-        "SELECT max(position) FROM outbox WHERE subject::text = $1", early
+        "SELECT max(position::text::bigint) FROM outbox WHERE subject::text = $1", early
     )
-    async with live.websocket(since=f"{own}.{told['position'].partition('.')[2]}") as client:
+    past = Place(Place.parse(told["position"]).history, own)
+    async with live.websocket(since=str(past)) as client:
         await client.next()
         assert early == (await client.next())["event"]["subject"]
         assert "event" not in await client.next()
@@ -156,9 +158,9 @@ async def test_what_waited_for_the_relay_while_it_was_replayed_is_told_once(
         await client.next()
         assert missed == (await client.next())["event"]["subject"]
         assert (await client.next()).keys() == {"position"}
-        assert 1 == await relay_once(connection, live.hub)
+        assert 1 == await live.tail_once()
         following = await live.create("following")
-        await relay_once(connection, live.hub)
+        await live.tail_once()
         assert following == (await client.next())["event"]["subject"]
 
 
@@ -168,9 +170,13 @@ async def insert_events(connection: Connection, count: int, payload_bytes: int =
         """CREATE PROCEDURE pg_temp.insert_events(count integer, bytes integer) AS $$
            BEGIN
                FOR number IN 1..count LOOP
-                   INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-                   VALUES (gen_random_uuid(), 'group.created', gen_random_uuid(), '{bob}',
-                           to_json(repeat('x', bytes)));
+                   INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients,
+                                       conversation_id, payload)
+                   VALUES ((SELECT slot FROM outbox_slot AS s ORDER BY s.number DESC LIMIT 1),
+                           (SELECT max(h.number) FROM outbox_history AS h),
+                           gen_random_uuid(), 'group.created', gen_random_uuid(), '{bob}',
+                           '01a1fc83-fd4c-771a-a6fa-15ce8d4e3372',
+                           json_build_object('text', repeat('x', bytes)));
                    COMMIT;
                END LOOP;
            END $$ LANGUAGE plpgsql"""
@@ -203,44 +209,50 @@ async def ids_of(reader: WebSocketClient | SseClient, count: int) -> list[str]:
 async def test_whoever_reads_gets_all_that_was_missed_however_much(
     live: LiveService, connection: Connection, monkeypatch: pytest.MonkeyPatch, is_delivered: bool
 ) -> None:
-    """Also where the relay has been away as well, and hands all of it over meanwhile."""
-    monkeypatch.setattr(history, "PAGE_EVENTS", 500)
+    """Also where the tail is far behind as well, and delivers all of it meanwhile."""
+    monkeypatch.setattr(history_reader, "PAGE_EVENTS", 500)
     since = await bookmark(live)
-    await insert_events(connection, 5000)
-    rows = await connection.fetch("SELECT event_id FROM outbox ORDER BY position")
-    if is_delivered:
-        await connection.execute("UPDATE outbox SET published_at = clock_timestamp()")
-    async with live.websocket(since=since) as client, live.sse(Last_Event_ID=since) as reader:
+    await live.emptied()
+    async with AsyncExitStack() as stack:
+        if not is_delivered:
+            # The tail stays where the first session has joined.
+            await (await stack.enter_async_context(live.websocket("mallory"))).next()
+        await insert_events(connection, 5000)
+        rows = await connection.fetch("SELECT event_id FROM outbox ORDER BY position")
+        client = await stack.enter_async_context(live.websocket(since=since))
+        reader = await stack.enter_async_context(live.sse(Last_Event_ID=since))
         first, second = await ids_of(client, 100), await ids_of(reader, 100)
-        assert (0 if is_delivered else 5000) == await relay_once(connection, live.hub)
+        assert (0 if is_delivered else 5000) == await live.tail_once()
         missed = [str(row["event_id"]) for row in rows]
         assert missed == first + await ids_of(client, 4900)
         assert missed == second + await ids_of(reader, 4900)
         # And they are still there.
-        last = await live.create("last")
-        await relay_once(connection, live.hub)
-        assert (
-            [str(event_id(uuid.UUID(last)))] == await ids_of(client, 1) == await ids_of(reader, 1)
-        )
+        last = (await live.api.create("last", TEAM)).json
+        await live.tail_once()
+        ids = [str(event_id(uuid.UUID(last["conversation_id"])))]
+        assert ids == await ids_of(client, 1) == await ids_of(reader, 1)
 
 
 async def test_without_that_a_session_that_reads_is_found_too_slow(
     live: LiveService, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the test above shows not to happen: its queue overflows while it is told of the past."""
+    """What the test above shows not to happen: its queue overflows while it reads the past."""
     real = Session.__init__
 
     def live_at_once(self: Session, *given: Any) -> None:
         real(self, *given)
-        self.go_live()
+        self.go_live(Place(History(0, "00000000"), 0))
 
     monkeypatch.setattr(Session, "__init__", live_at_once)
     since = await bookmark(live)
-    await insert_events(connection, 1000, payload_bytes=1000)
-    async with live.websocket(since=since) as client:
-        await ids_of(client, 1)
-        await relay_once(connection, live.hub)
-        await client.close_code()
+    await live.emptied()
+    async with live.websocket("mallory") as other:
+        await other.next()
+        await insert_events(connection, 1000, payload_bytes=1000)
+        async with live.websocket(since=since) as client:
+            await ids_of(client, 1)
+            await live.tail_once()
+            await client.close_code()
     assert 1 == await found_too_slow(live)
 
 
@@ -264,9 +276,12 @@ async def test_a_position_that_is_too_old_is_told(
     """Over both ways; a browser's client is made to forget it."""
     since = await bookmark(live)
     await live.create("k")
-    await relay_once(connection, live.hub)
+    await live.tail_once()
     kept = next_to(since)
-    await connection.execute("UPDATE history_start SET position = $1", int(kept.partition(".")[0]))
+    place = Place.parse(kept)
+    await connection.execute(
+        "UPDATE history_start SET history = $1, position = $2", place.history.number, place.xmax
+    )
     async with live.websocket(since=since) as client:
         assert CloseCode.POSITION_LOST == await client.close_code()
     async with live.sse(Last_Event_ID=since) as reader:
@@ -284,9 +299,10 @@ async def test_a_position_that_is_too_old_is_told(
 
 async def test_a_position_from_elsewhere_is_told(live: LiveService) -> None:
     """Of another database, or of this one before it was set back."""
-    number, _, origin = (await bookmark(live)).partition(".")
-    for foreign in (f"{number}.00000000", f"{int(number) + 1_000_000}.{origin}"):
-        async with live.websocket(since=foreign) as client:
+    place = Place.parse(await bookmark(live))
+    elsewhere = replace(place, history=History(place.history.number, "00000000"))
+    for foreign in (elsewhere, replace(place, xmax=place.xmax + 1_000_000)):
+        async with live.websocket(since=str(foreign)) as client:
             assert CloseCode.POSITION_LOST == await client.close_code()
     await live.emptied()
 

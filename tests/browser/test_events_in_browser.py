@@ -11,7 +11,6 @@ from playwright.async_api import async_playwright
 from stretto.events.close_codes import CloseCode
 from stretto.http.event_streams import SUBPROTOCOL
 from support.api_client import token_of
-from support.live_service import LiveService, relay_once
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from playwright.async_api import Page
 
     from support.database import Connection
+    from support.live_service import LiveService
 
 # Both keep what they are told in `told`, and `end` says how it ended.
 WEBSOCKET = """([token, since]) => {
@@ -90,7 +90,7 @@ async def test_a_page_is_told_resumes_and_is_sent_away(
         await page.evaluate(client, [token_of("bob"), None])
         await told(page, 1)
         first = await live.create(f"first-{number}")
-        await relay_once(connection, live.hub)
+        await live.tail_once()
         seen = (await told(page, 2))[1]
         assert ("group.created", first) == (seen["event"]["type"], seen["event"]["subject"])
         if client is WEBSOCKET:
@@ -100,7 +100,7 @@ async def test_a_page_is_told_resumes_and_is_sent_away(
         await page.reload()
         await live.emptied()
         missed = await live.create(f"missed-{number}")
-        await relay_once(connection, live.hub)
+        await live.tail_once()
         await page.evaluate(client, [token_of("bob"), seen["position"]])
         await page.wait_for_function(
             "missed => told.some(each => each.event?.subject === missed)", arg=missed

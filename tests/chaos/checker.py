@@ -2,6 +2,9 @@
 
 Rows that contradict each other are found by `stretto check`; here they are compared with the history.
 Pure: no I/O. Each violation names its key, whose whole history is then reported.
+
+Where a failover or a restore has lost commits, a key that was not settled before may begin anew: its
+operations are judged in parts, those until the loss, and those since.
 """
 
 from __future__ import annotations
@@ -9,8 +12,11 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
+
+from chaos.event_checker import EventChecker
+from chaos.history import event_id_of, parts
+from chaos.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,14 +31,6 @@ REJECTED: Final = frozenset((400, 401, 413, 415, 429))
 SERVICE_ERRORS: Final = frozenset((500, 502, 504))
 # More of them would tell nothing new.
 VIOLATIONS_TOLD_MAX: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A guarantee that does not hold, and the key that shows it."""
-
-    key: Key | None
-    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +64,17 @@ class Checker:
         found = [
             Violation(key, what)
             for key, operations in self._operations.items()
-            for what in chain(
-                self._answers(key, operations),
-                self._order(operations),
-                self._effect(key, operations),
-            )
+            for what in self._of_key(key, operations)
         ]
-        return [*found, *self._orphans()]
+        events = EventChecker(self._history, self._rows.events, self._operations)
+        return [*found, *self._orphans(), *events.violations()]
+
+    def _of_key(self, key: Key, operations: Sequence[Operation]) -> Iterator[str]:
+        *lost, kept = parts(operations, self._history.losses)
+        for part in (*lost, kept):
+            yield from self._answers(key, part)
+            yield from self._order(part)
+        yield from self._effect(key, kept, operations)
 
     def _answers(self, key: Key, operations: Sequence[Operation]) -> Iterator[str]:
         """G1, G2: one group, told in the same bytes, and created by one request."""
@@ -112,10 +114,12 @@ class Checker:
                         if not self._allowances.attempts_lost:
                             yield f"seen as failed, then as {state}"
 
-    def _effect(self, key: Key, operations: Sequence[Operation]) -> Iterator[str]:
+    def _effect(
+        self, key: Key, kept: Sequence[Operation], operations: Sequence[Operation]
+    ) -> Iterator[str]:
         """G3 to G5, G7: the rows of a key are what its answers say, all or none."""
-        told = [operation for operation in operations if operation.state == "succeeded"]
-        failed = any(operation.state == "failed" for operation in operations)
+        told = [operation for operation in kept if operation.state == "succeeded"]
+        failed = any(operation.state == "failed" for operation in kept)
         groups = self._groups[key.group_id]
         attempt = self._attempts.get(key.group_id)
         if len(groups) > 1:
@@ -132,7 +136,7 @@ class Checker:
             yield "rejected, but there is a group"
         for group in groups:
             yield from self._parts(key, group)
-            yield from self._content(key, group, operations)
+            yield from self._content(key, group, kept, operations)
             if any(o.document.get("conversation_id") != str(group.conversation_id) for o in told):
                 yield "the group has another conversation than the one told"
 
@@ -145,7 +149,7 @@ class Checker:
         for event in events:
             members = self._rows.members.get(group.conversation_id, {})
             if (
-                event.event_id != key.event_id
+                event.event_id != event_id_of(group.conversation_id)
                 or event.recipients != set(members)
                 or event.payload.get("name") != group.name
             ):
@@ -155,9 +159,15 @@ class Checker:
         if is_open and not self._allowances.attempts_lost:
             yield "a group whose attempt has not succeeded"
 
-    def _content(self, key: Key, group: GroupRow, operations: Sequence[Operation]) -> Iterator[str]:
+    def _content(
+        self,
+        key: Key,
+        group: GroupRow,
+        kept: Sequence[Operation],
+        operations: Sequence[Operation],
+    ) -> Iterator[str]:
         """The group is what the accepted request has asked for, else what some request has."""
-        accepted = [o for o in operations if o.is_success]
+        accepted = [o for o in kept if o.is_success]
         asked = [o.body for o in accepted or operations if o.do == "create" and o.body]
         members = self._rows.members.get(group.conversation_id, {})
         meaning = (group.owner, group.name, group.description, frozenset(members))

@@ -1,7 +1,7 @@
-"""What clients have asked and were told, in the order in which it happened; kept as JSON lines.
+"""What clients asked and were answered, in the order in which it happened; kept as JSON lines.
 
 An operation is one request: invoked, then answered, or its outcome stays unknown to the client.
-Notes of faults stand between them, for those who read a violation's history.
+What sessions and the bus carried stands between them, and notes of the faults.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+from chaos.listening import Listening, Received
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 # The contract's arithmetic, done here again to check the service's own.
@@ -34,10 +37,21 @@ class Key:
         """The id that its group must have."""
         return uuid5(uuid5(NAMESPACE, self.owner), self.key)
 
-    @property
-    def event_id(self) -> UUID:
-        """The id that its event must have."""
-        return uuid5(self.group_id, "group.created")
+
+def event_id_of(conversation_id: UUID) -> UUID:
+    """Return the id that the event of a conversation's group must have."""
+    return uuid5(conversation_id, "group.created")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A stretch of the history of which the database may have lost any commit, the last ones first.
+
+    What was answered before `began` is kept; from `ended` on, what was lost is known to be lost.
+    """
+
+    began: int
+    ended: int
 
 
 @dataclass(eq=False)
@@ -84,6 +98,10 @@ class History:
 
     def __init__(self, path: Path | None = None) -> None:
         self.operations: list[Operation] = []
+        self.listenings: list[Listening] = []
+        self.published: list[Received] = []
+        """What a consumer of the bus has seen, in no order."""
+        self.losses: list[Loss] = []
         self.lines: list[dict[str, Any]] = []
         self._file = path.open("w") if path else None
 
@@ -109,9 +127,45 @@ class History:
         """Note that no answer came; the request may still have an effect, now or later."""
         self._write("unknown", op=operation.number, why=why)
 
-    def note(self, fault: str) -> None:
-        """Note a fault."""
+    def listen(self, user: str, parent: int | None = None, position: str = "") -> Listening:
+        """Note a client of a user's events: a new one, or one that resumes where another was."""
+        listening = Listening(len(self.listenings), user)
+        if parent is not None:
+            listening.follow(self.listenings[parent], position)
+        self.listenings.append(listening)
+        self._write("listen", to=listening.number, user=user, parent=parent, position=position)
+        return listening
+
+    def place(self, listening: Listening, position: str) -> None:
+        """Note a position that came alone."""
+        listening.place(len(self.lines), position)
+        self._write("position", to=listening.number, position=position)
+
+    def hear(self, listening: Listening, position: str, event: Received) -> None:
+        """Note an event, and the position that came with it."""
+        listening.hear(len(self.lines), position, event)
+        self._write("event", to=listening.number, position=position, **event.as_json())
+
+    def lose_position(self, listening: Listening) -> None:
+        """Note that a session could not resume at its position (4410)."""
+        listening.lose(len(self.lines))
+        self._write("position lost", to=listening.number)
+
+    def publish(self, events: Iterable[Received]) -> None:
+        """Note what stands on the bus."""
+        for event in events:
+            self.published.append(event)
+            self._write("published", **event.as_json())
+
+    def lose(self, began: int) -> None:
+        """Note that the database may have lost what was committed since a line."""
+        self.losses.append(Loss(began, len(self.lines)))
+        self._write("loss", began=began)
+
+    def note(self, fault: str) -> int:
+        """Note a fault; return the number of its line."""
         self._write("fault", what=fault)
+        return len(self.lines) - 1
 
     def _write(self, kind: str, **fields: Any) -> None:
         line = {"n": len(self.lines), "kind": kind, **fields}
@@ -120,9 +174,41 @@ class History:
             self._file.write(json.dumps(line) + "\n")
 
     def of(self, key: Key) -> list[dict[str, Any]]:
-        """Return all lines of a key."""
+        """Return all lines of a key, and those of the faults that have lost something."""
         numbers = {operation.number for operation in self.operations if operation.key == key}
-        return [line for line in self.lines if line.get("op") in numbers]
+        subject = str(key.group_id)
+        return [
+            line
+            for line in self.lines
+            if line.get("op") in numbers or line.get("subject") == subject or line["kind"] == "loss"
+        ]
+
+
+def parts(operations: Sequence[Operation], losses: Sequence[Loss]) -> list[list[Operation]]:
+    """Return a key's operations until each loss that it may have suffered, and those since.
+
+    A key that was settled before a loss began has lost nothing. One of which nothing was open or
+    answered in it has not, either.
+    """
+    found: list[list[Operation]] = []
+    rest = list(operations)
+    for loss in losses:
+        is_settled = any(
+            o.state in ("succeeded", "failed") and o.ended is not None and o.ended < loss.began
+            for o in rest
+        )
+        if is_settled or not any(_is_open_in(o, loss) for o in rest):
+            continue
+        found.append([o for o in rest if o.ended is not None and o.ended <= loss.ended])
+        # What was under way at the end of it belongs to neither part.
+        rest = [o for o in rest if o.began > loss.ended]
+    return [*found, rest]
+
+
+def _is_open_in(operation: Operation, loss: Loss) -> bool:
+    """Whether the operation may have had an effect, or an answer, that was lost."""
+    is_over = operation.ended is not None and operation.ended < loss.began
+    return not is_over and operation.began <= loss.ended
 
 
 def read_history(path: Path) -> History:
@@ -138,6 +224,19 @@ def read_history(path: Path) -> History:
                 history.answer(operation, line["status"], line["how"], line["text"])
             case "unknown":
                 history.unknown(history.operations[line["op"]], line["why"])
+            case "listen":
+                history.listen(line["user"], line["parent"], line["position"])
+            case "position":
+                history.place(history.listenings[line["to"]], line["position"])
+            case "event":
+                listening = history.listenings[line["to"]]
+                history.hear(listening, line["position"], Received.of_json(line))
+            case "position lost":
+                history.lose_position(history.listenings[line["to"]])
+            case "published":
+                history.publish([Received.of_json(line)])
+            case "loss":
+                history.lose(line["began"])
             case _:
                 history.note(line["what"])
     return history

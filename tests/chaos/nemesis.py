@@ -33,7 +33,10 @@ WIRE_SECONDS: Final = 1.0
 # Around the lease of half a second, on both sides.
 STOP_SECONDS: Final = (0.2, 2.0)
 # By how often they come by; a planned fault that meets none proves nothing.
-STATEMENTS: Final = ("claim", "claim", "lead", "lead", "lead", "look", "fail")
+STATEMENTS: Final = (
+    *("claim", "claim", "lead", "lead", "lead", "look", "fail"),
+    *("log_page", "log_page", "lease_bus", "advance_bus"),
+)
 CHANGES: Final = (
     "ALTER TABLE attempt ADD COLUMN IF NOT EXISTS spare text",
     "CREATE INDEX IF NOT EXISTS spare ON chat_group (name)",
@@ -87,6 +90,11 @@ class Nemesis:
             ("full disk", self._full_disk),
             ("jump clock", self._jump_clock),
             ("fail over", self._fail_over),
+            ("fail over, losing commits", self._lose),
+            ("restore", self._restore),
+            ("kill bus", self._kill_bus),
+            ("stop bus", self._stop_bus),
+            ("bus loses its tail", self._lose_tail),
         ]
         self.random.shuffle(cards)
         return cards
@@ -173,6 +181,37 @@ class Nemesis:
         # Until the standby has caught up after a restart, it is no standby.
         await self.world.primary.set_synchronous(is_synchronous=True)
         await self.world.fail_over()
+
+    async def _lose(self) -> None:
+        """Promote a standby that has fallen behind, as a recovery to a point in time does."""
+        await self.world.primary.set_synchronous(is_synchronous=True)
+        began = self.history.note("from here on, commits are lost")
+        await self.world.standby.fall_behind()
+        await self.world.primary.set_synchronous(is_synchronous=False)
+        await self._for(STOP_SECONDS)
+        await self.world.fail_over(partial(self.history.lose, began))
+
+    async def _restore(self) -> None:
+        """Restore a backup into another server, whose transactions are numbered from the start."""
+        began = self.history.note("from here on, commits are lost")
+        dump = await self.world.primary.dump()
+        await self._for(STOP_SECONDS)
+        await self.world.restore(dump, partial(self.history.lose, began))
+
+    async def _kill_bus(self) -> None:
+        await self.world.bus.kill()
+        await self._for(STOP_SECONDS)
+        await self.world.bus.start()
+
+    async def _stop_bus(self) -> None:
+        await self.world.bus.freeze()
+        await self._for(STOP_SECONDS)
+        self.world.bus.thaw()
+
+    async def _lose_tail(self) -> None:
+        copy = await self.world.bus.copy()
+        await self._for(STOP_SECONDS)
+        self.history.publish(await self.world.bus.put_back(copy))
 
     def _service(self) -> int:
         return self.random.randrange(len(self.world.services))

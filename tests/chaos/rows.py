@@ -68,10 +68,15 @@ async def read_rows(connection: Connection, retention_days: int = RETENTION_DAYS
                 GroupRow(_id(row[0]), row[1], row[2], row[3], _id(row["conversation_id"]))
             )
         for row in await connection.fetch(
-            "SELECT event_id, subject, recipients, payload FROM outbox"
+            "SELECT event_id, subject, recipients, conversation_id, payload FROM outbox"
         ):
             rows.events.append(
-                EventRow(_id(row[0]), _id(row[1]), set(row[2]), json.loads(row["payload"]))
+                EventRow(
+                    _id(row[0]),
+                    _id(row[1]),
+                    set(row[2]),
+                    {"conversation_id": str(row[3]), **json.loads(row["payload"])},
+                )
             )
         for row in await connection.fetch("SELECT group_id, status FROM attempt"):
             rows.attempts.append(AttemptRow(_id(row[0]), row[1]))

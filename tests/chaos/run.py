@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
-from chaos.checker import Allowances, Checker, Violation, report
+from chaos.checker import Allowances, Checker, report
 from chaos.clients import Clients
 from chaos.history import AGAIN, History
+from chaos.listeners import Listeners
 from chaos.nemesis import Nemesis
-from chaos.rows import read_rows
+from chaos.rows import Rows, read_rows
+from chaos.violation import Violation
 from chaos.world import World, running_world
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+# For the publisher to come to the end of the log.
+PUBLISH_SECONDS_MAX: Final = 30
 # What a service logs when it has found a bug, or a broken guarantee.
 ALARMS: Final = ("guarantee.broken", "actor.crashed")
 
@@ -38,7 +42,7 @@ class Outcome:
 
     def lines(self) -> list[str]:
         """Return the figures, a line for each."""
-        operations = self.history.operations
+        operations, clients = self.history.operations, self.history.listenings
         statuses = Counter(str(o.status or "no answer") for o in operations)
         how = Counter(o.how for o in operations if o.how)
         unknown = {o.key for o in operations if o.do == "create" and _is_unknown(o.status)}
@@ -48,6 +52,9 @@ class Outcome:
             f"answers: {_told(statuses)}",
             f"successes: {_told(how)}",
             f"keys with an unknown outcome: {len(unknown)}, settled: {len(unknown & settled)}",
+            f"events: {sum(len(each.events) for each in clients)} to {len(clients)} clients",
+            f"positions that were lost: {sum(len(each.lost) for each in clients)}",
+            f"events on the bus: {len(self.history.published)}",
             f"faults: {sum(self.faults.values())} ({_told(self.faults)})",
             f"wire faults that met a statement: {_told(self.met)}",
             f"told by the services: {_told(self.troubles)}",
@@ -67,22 +74,33 @@ async def run_chaos(
         aiohttp.ClientSession(connector=connector) as session,
     ):
         clients = Clients(world, history, random.Random(choices.random()), session)
+        listeners = Listeners(world, history, random.Random(choices.random()), session)
         nemesis = Nemesis(world, history, random.Random(choices.random()), stall_seconds)
         deadline = time.monotonic() + seconds
+        listening = asyncio.create_task(listeners.run(), name="listeners")
+        await listeners.begun()
         load = asyncio.create_task(clients.run(), name="clients")
         try:
             while not nemesis.dealt or (time.monotonic() < deadline and not load.done()):
                 await nemesis.play(nemesis.deck())
+            await _end(load)
+            violations = await _settled(world, clients, listeners, nemesis)
         finally:
-            load.cancel()
-            with suppress(asyncio.CancelledError):
-                await load
-        violations = await _settled(world, clients, nemesis)
+            await _end(load)
+            await _end(listening)
         history.close()
         return Outcome(history, violations, nemesis.dealt, nemesis.met, world.troubles())
 
 
-async def _settled(world: World, clients: Clients, nemesis: Nemesis) -> list[Violation]:
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def _settled(
+    world: World, clients: Clients, listeners: Listeners, nemesis: Nemesis
+) -> list[Violation]:
     """Let everything settle at services that remember nothing, and check what has become of it."""
     faults = [
         Violation(None, f"a service has ended by itself with {service.process.returncode}")
@@ -95,12 +113,33 @@ async def _settled(world: World, clients: Clients, nemesis: Nemesis) -> list[Vio
     connection = await world.primary.connect()
     rows = await read_rows(connection)
     await connection.close()
+    await _heard(world, listeners, rows)
     troubles = world.troubles()
     return [
         *faults,
         *(Violation(None, f"{alarm}: {troubles[alarm]}") for alarm in ALARMS if troubles[alarm]),
         *Checker(clients.history, rows, Allowances(nemesis.attempts_lost)).violations(),
     ]
+
+
+async def _heard(world: World, listeners: Listeners, rows: Rows) -> None:
+    """Give every event the time to come to every client and to the bus; then resume once more."""
+    history = listeners.history
+    history.note("every event is due")
+    due = {
+        each.user: {str(event.event_id) for event in rows.events if each.user in event.recipients}
+        for each in history.listenings
+    }
+    await listeners.settle(due)
+    await listeners.resume()
+    wanted = {str(event.event_id) for event in rows.events}
+    deadline = time.monotonic() + PUBLISH_SECONDS_MAX
+    while True:
+        history.publish(await world.bus.read())
+        is_late = time.monotonic() > deadline
+        if is_late or wanted <= {event.id for event in history.published}:
+            return
+        await asyncio.sleep(1)
 
 
 def _is_unknown(status: int | None) -> bool:

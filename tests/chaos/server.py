@@ -33,6 +33,7 @@ STOP_SECONDS: Final = 10
 # Below those that systems give to connections by themselves.
 PORTS: Final = (20_000, 32_000)
 IN_SYNC: Final = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+NO_RECEIVER: Final = "SELECT NOT EXISTS (SELECT FROM pg_stat_wal_receiver)"
 # Small, so that a few of them fill a small disk; quick to start.
 SETTINGS: Final = {
     "listen_addresses": "127.0.0.1",
@@ -113,6 +114,32 @@ class OwnServer:
         """Make a standby the primary."""
         assert await self._pg_ctl("promote", "-w", "-t", "60") == 0
 
+    async def fall_behind(self) -> None:
+        """Have a standby get nothing more: what follows is lost when it is promoted."""
+        connection = await self.connect()
+        await connection.execute("ALTER SYSTEM SET primary_conninfo = ''")
+        await connection.execute("SELECT pg_reload_conf()")
+        await until(lambda: connection.fetchval(NO_RECEIVER), READY_SECONDS)
+        await connection.close()
+
+    async def dump(self) -> Path:
+        """Return a backup, made as the runbook says."""
+        file = self.place.cluster / "stretto.dump"
+        # The server may still recover from a crash.
+        await (await self.connect()).close()
+        flags = ("--format=custom", "--schema=stretto")
+        await self._client("pg_dump", *flags, f"--file={file}", f"--dbname={self.dsn}")
+        return file
+
+    async def restore(self, file: Path) -> None:
+        """Read a backup into this server's empty database, as the runbook says."""
+        flags = ("--exit-on-error", "--no-owner", "--no-privileges")
+        await self._client("pg_restore", *flags, f"--dbname={self.dsn}", str(file))
+
+    async def _client(self, program: str, *arguments: str) -> None:
+        code, output = await asyncio.to_thread(self.place.run, program, *arguments)
+        assert code == 0, output
+
     async def _pg_ctl(self, *arguments: str | Path) -> int:
         run = self.place.run
         code, _ = await asyncio.to_thread(run, "pg_ctl", "-D", self.place.cluster, *arguments)
@@ -150,8 +177,8 @@ def dsn_of(*servers: OwnServer) -> str:
 
 
 @asynccontextmanager
-async def own_server(**settings: str) -> AsyncIterator[OwnServer]:
-    """Run a new server with our tables, and remove it afterwards."""
+async def own_server(*, has_tables: bool = True, **settings: str) -> AsyncIterator[OwnServer]:
+    """Run a new server, and remove it afterwards; its database has our tables, or is empty."""
     async with _placed() as server:
         server.settings |= settings
         await asyncio.to_thread(prepare_cluster, server.place)
@@ -159,9 +186,10 @@ async def own_server(**settings: str) -> AsyncIterator[OwnServer]:
         admin = await asyncpg.connect(server.dsn.replace(f"/{NAME}?", "/postgres?"))
         await admin.execute(f"CREATE DATABASE {NAME}")
         await admin.close()
-        connection = await server.connect()
-        await migrate(connection, "stretto")
-        await connection.close()
+        if has_tables:
+            connection = await server.connect()
+            await migrate(connection, "stretto")
+            await connection.close()
         yield server
 
 

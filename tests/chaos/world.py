@@ -1,9 +1,10 @@
-"""Everything that a chaos run runs: a primary and its standby, proxies, and two services."""
+"""Everything that a chaos run runs: a primary and its standby, a bus, proxies, and two services."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,15 +15,20 @@ from urllib.parse import urlsplit
 import orjson
 
 import chaos
+from chaos.bus import Bus
 from chaos.server import OwnServer, own_server, standby_of
 from chaos.wire_proxy import WireProxy
+from support.command_process import stretto
 from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
-    import signal
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 SERVICES: Final = 2
+# What a killed or stopped publisher had taken is published soon.
+PUBLISHER: Final = {"RELAY_LEASE_SECONDS": "1"}
+# A service notices a dead server at once; then it forgets what that one may have lost.
+NOTICE_SECONDS: Final = 0.5
 # A request for a group of this name is refused by the database, always: its attempt fails.
 POISON: Final = "poison"
 VETO: Final = f"""
@@ -37,6 +43,7 @@ class World:
     """What is running now. A service reaches each of the two database servers by a proxy of its own."""
 
     stack: AsyncExitStack
+    bus: Bus
     servers: list[OwnServer]
     proxies: list[list[WireProxy]]
     clock: Path
@@ -48,6 +55,11 @@ class World:
     def primary(self) -> OwnServer:
         """The server that takes writes."""
         return self.servers[self.primary_at]
+
+    @property
+    def standby(self) -> OwnServer:
+        """The server that follows it."""
+        return self.servers[1 - self.primary_at]
 
     def proxy(self, service: int) -> WireProxy:
         """Return what stands between a service and the primary."""
@@ -69,7 +81,8 @@ class World:
         login, _, _ = urlsplit(self.primary.dsn).netloc.rpartition("@")
         hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
         dsn = urlsplit(self.primary.dsn)._replace(netloc=f"{login}@{hosts}").geturl()
-        service = await self.stack.enter_async_context(ServiceProcess({"DATABASE_URL": dsn}))
+        settings = {"DATABASE_URL": dsn, "NATS_URL": self.bus.url, **PUBLISHER}
+        service = await self.stack.enter_async_context(ServiceProcess(settings))
         if number is not None and number < len(self.services):
             self.ended.append(self.services[number])
             self.services[number] = service
@@ -83,15 +96,38 @@ class World:
         await self.services[number].exited()
         await self.start_service(number)
 
-    async def fail_over(self) -> None:
+    async def fail_over(self, on_death: Callable[[], object] = lambda: None) -> None:
         """Kill the primary, make its standby the primary, and give that one a standby."""
         dying, self.primary_at = self.primary, 1 - self.primary_at
         await dying.kill()
+        await asyncio.sleep(NOTICE_SECONDS)
+        on_death()
         await self.primary.promote()
+        await self._follow()
+
+    async def restore(self, dump: Path, on_death: Callable[[], object]) -> None:
+        """Lose both servers, and restore a backup into a new one, as the runbook says."""
+        for service in self.services:
+            service.signal(signal.SIGTERM)
+        await asyncio.gather(*(service.exited() for service in self.services))
+        for server in self.servers:
+            await server.kill()
+        on_death()
+        restored = await self.stack.enter_async_context(own_server(has_tables=False))
+        await restored.restore(dump)
+        self.servers[self.primary_at] = restored
+        await self._follow()
+        adopted = await stretto("bus", "--adopt", DATABASE_URL=restored.dsn, NATS_URL=self.bus.url)
+        assert adopted[0] == 0, adopted
+        await asyncio.gather(*(self.start_service(number) for number in range(SERVICES)))
+
+    async def _follow(self) -> None:
+        """Give the primary a new standby, and lead the services to both."""
         place = 1 - self.primary_at
         self.servers[place] = await self.stack.enter_async_context(standby_of(self.primary))
         for proxies in self.proxies:
-            proxies[place].retarget(self.servers[place].dsn)
+            for proxy, server in zip(proxies, self.servers, strict=True):
+                proxy.retarget(server.dsn)
         await self.primary.set_synchronous(is_synchronous=True)
 
     def troubles(self) -> Counter[str]:
@@ -122,7 +158,8 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
             [await stack.enter_async_context(WireProxy(server.dsn)) for server in servers]
             for _ in range(SERVICES)
         ]
-        world = World(stack, servers, proxies, folder / "clock")
+        bus = await stack.enter_async_context(Bus(folder / "nats"))
+        world = World(stack, bus, servers, proxies, folder / "clock")
         world.jump_clock(0)
         before = os.environ.get("PYTHONPATH", "")
         # In front of what a caller has set, which may lead to the code that is under test.

@@ -9,8 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from chaos.checker import Allowances, Checker, Violation, report
-from chaos.history import History, Key, read_history
+from chaos.checker import Allowances, Checker, report
+from chaos.history import History, Key, event_id_of, read_history
+from chaos.listening import Listening, Received
 from chaos.rows import AttemptRow, EventRow, GroupRow, Rows, read_rows
 from stretto.postgres.check import Violation as RowViolation
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from chaos.violation import Violation
     from support.api_client import Api
     from support.database import Connection
 
@@ -36,11 +38,21 @@ def looked_up(status: str, conversation: UUID | None = None) -> str:
     return json.dumps({"status": status, "conversation_id": conversation and str(conversation)})
 
 
+def received(key: Key = KEY, conversation: UUID = CONVERSATION, digest: str = "0") -> Received:
+    """Return the event of a group, as a client receives it."""
+    return Received(str(event_id_of(conversation)), str(key.group_id), digest)
+
+
+EVENT = received()
+
+
 class Run:
-    """An honest run: one key created, one failed, one rejected."""
+    """An honest run: one key created, one failed, one rejected; alice hears of her group."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.history = History(path)
+        self.listening = self.history.listen("alice")
+        self.history.place(self.listening, "1.a")
         self.tell(None, do="create")
         self.tell(201, text(), "created")
         self.tell(422, body={**BODY, "name": "Another"})
@@ -50,11 +62,15 @@ class Run:
         self.tell(410, key=FAILED)
         self.tell(400, key=REJECTED, body={})
         self.history.note("kill")
+        self.history.hear(self.listening, "2.a", EVENT)
+        self.history.publish([EVENT])
+        self.resumed = self.history.listen("alice", 0, "1.a")
+        self.history.hear(self.resumed, "2.a", EVENT)
         payload = {"conversation_id": str(CONVERSATION), "name": "Team"}
         people = {"alice", "bob", "carol"}
         self.rows = Rows(
             groups=[GroupRow(KEY.group_id, "alice", "Team", "us", CONVERSATION)],
-            events=[EventRow(KEY.event_id, KEY.group_id, people, payload)],
+            events=[EventRow(event_id_of(CONVERSATION), KEY.group_id, people, payload)],
             attempts=[
                 AttemptRow(KEY.group_id, "succeeded"),
                 AttemptRow(FAILED.group_id, "failed"),
@@ -83,6 +99,10 @@ class Run:
         """Return what the checker finds."""
         return Checker(self.history, self.rows, Allowances(attempts_lost)).violations()
 
+    def hear(self, event: Received) -> None:
+        """Have alice's first client be sent an event."""
+        self.history.hear(self.listening, "3.a", event)
+
 
 def second_group(key: Key, name: str = "Team") -> Callable[[Run], None]:
     """Return what adds a whole second group."""
@@ -97,6 +117,12 @@ def second_group(key: Key, name: str = "Team") -> Callable[[Run], None]:
 def failed_then(status: int, body: str = "", do: str = "lookup") -> Callable[[Run], None]:
     """Return what unsays a failure."""
     return lambda run: run.tell(status, body, key=FAILED, do=do)
+
+
+def forget_event(listening: Listening) -> None:
+    """Take back that a client was sent its event."""
+    listening.events.clear()
+    listening.known.clear()
 
 
 PLANTS: list[tuple[str, Callable[[Run], object]]] = [
@@ -157,6 +183,19 @@ PLANTS: list[tuple[str, Callable[[Run], object]]] = [
         "an event of",
         lambda run: run.rows.events.append(EventRow(OTHER, OTHER, {"alice"}, {})),
     ),
+    ("names two contents", lambda run: run.hear(received(digest="1"))),
+    ("names two contents", lambda run: run.history.publish([received(digest="1")])),
+    ("is not in the database", lambda run: run.hear(received(conversation=OTHER))),
+    ("is not in the database", lambda run: run.history.publish([received(conversation=OTHER)])),
+    ("an event of", lambda run: run.hear(received(Key("bob", "k"), OTHER))),
+    ("never came to client 0", lambda run: forget_event(run.listening)),
+    ("never came to client 1", lambda run: forget_event(run.resumed)),
+    (
+        "never came to client 2",
+        lambda run: run.history.listen("alice", 0, "1.a"),
+    ),
+    ("never published", lambda run: run.history.published.clear()),
+    ("position was lost", lambda run: run.history.lose_position(run.listening)),
     ("an attempt of", lambda run: run.rows.attempts.append(AttemptRow(OTHER, "pending"))),
 ]
 
@@ -198,6 +237,72 @@ def test_lost_attempts_are_forgiven_where_they_were_truncated(
     assert [] != run.violations(attempts_lost=True)
 
 
+def lost_again(run: Run, *, since: int) -> None:
+    """Lose what was committed since a line; then create the group of the key once more."""
+    run.history.lose(since)
+    run.tell(201, text(conversation=OTHER), "created")
+    event = received(conversation=OTHER)
+    run.hear(event)
+    run.history.hear(run.resumed, "1.b", event)
+    run.history.publish([event])
+    (group,), (row,) = run.rows.groups, run.rows.events
+    run.rows.members[OTHER] = run.rows.members.pop(CONVERSATION)
+    group.conversation_id = row.payload["conversation_id"] = OTHER
+    row.event_id = event_id_of(OTHER)
+
+
+def test_a_key_that_lost_its_group_in_a_failover_may_begin_anew() -> None:
+    """Its first group's event was sent, and the second one's is another."""
+    run = Run()
+    lost_again(run, since=0)
+    assert [] == run.violations()
+
+
+@pytest.mark.parametrize(
+    ("what", "plant"),
+    [
+        # It was answered before anything could be lost.
+        ("answers differ", lambda run: lost_again(run, since=len(run.history.lines))),
+        ("is not in the database", lambda run: lost_again(run, since=len(run.history.lines))),
+        ("answers differ", lambda run: again_after_loss(run, text())),
+        ("never came to client", lambda run: again_after_loss(run, forgetting=True)),
+        ("another conversation than the one told", lambda run: again_after_loss(run, rows=False)),
+    ],
+)
+def test_a_loss_excuses_nothing_else(what: str, plant: Callable[[Run], object]) -> None:
+    """What was answered before it, and what was answered after it, must still hold."""
+    run = Run()
+    plant(run)
+    assert [violation for violation in run.violations() if what in violation.what]
+
+
+def again_after_loss(
+    run: Run, answer: str = "", *, forgetting: bool = False, rows: bool = True
+) -> None:
+    """Lose the group and create it once more; then break what holds since."""
+    before = run.rows.groups[0].conversation_id
+    lost_again(run, since=0)
+    if answer:
+        run.tell(201, answer, "replayed")
+    if forgetting:
+        forget_event(run.listening)
+    if not rows:
+        run.rows.groups[0].conversation_id = before
+
+
+def test_a_position_may_be_lost_with_the_history_that_it_names() -> None:
+    """Only where something was lost between its sending and its use; then nothing older is due."""
+    run = Run()
+    forget_event(run.listening)
+    began = run.history.note("from here on, commits are lost")
+    run.history.lose_position(run.listening)
+    run.history.lose(began)
+    run.history.place(run.listening, "1.b")
+    assert [] == run.violations()
+    run.history.lose_position(run.listening)
+    assert [v for v in run.violations() if "position was lost" in v.what]
+
+
 def test_requests_that_overlapped_may_be_told_in_any_order() -> None:
     """Only what was answered before a request began binds it."""
     run = Run()
@@ -221,7 +326,7 @@ def test_a_kept_history_reads_as_it_was(tmp_path: Path) -> None:
 
 
 DAMAGES = [
-    ("DELETE FROM outbox", "a group without its event"),
+    ("TRUNCATE outbox", "a group without its event"),
     ("DELETE FROM conversation_member WHERE role = 'member'", "not what was asked for"),
     ("DELETE FROM attempt", "attempt has not succeeded"),
     ("DELETE FROM chat_group", "acknowledged, but there is no group"),
@@ -241,6 +346,9 @@ async def test_damage_in_a_real_database_is_found(
     for reply in replies:
         run.tell(reply.status, reply.body.decode(), reply.headers["Idempotency-Status"])
     run.rows = await read_rows(connection)
+    run.history.publish(
+        Received(str(event.event_id), str(event.subject), "") for event in run.rows.events
+    )
     assert [] == run.violations()
     await connection.execute(damage)
     run.rows = await read_rows(connection)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.domain import IdempotencyKey, UserId, event_id, group_id
+from stretto.domain import event_id
 from stretto.nats.deployment import MARK
-from support.database import undelivered
+from support.database import commit_event, unpublished
 from support.nats_process import DEADLINE_SECONDS, OURS, deployment_of, nats_client
 from support.topology import Topology, delivered, observed
 from support.waiting import until
@@ -31,9 +31,7 @@ DUPLICATES_SECONDS = 0.1
 
 def events_of(topology: Topology) -> set[str]:
     """Return the ids of the events of all groups whose creation was acknowledged."""
-    return {
-        str(event_id(group_id(UserId("alice"), IdempotencyKey(key)))) for key in topology.created
-    }
+    return {str(event_id(conversation)) for conversation in topology.created.values()}
 
 
 async def test_nats_is_killed_time_and_again_while_groups_are_created(
@@ -45,10 +43,10 @@ async def test_nats_is_killed_time_and_again_while_groups_are_created(
         for number in range(3):
             await topology.create(f"before-{number}")
             await topology.server.kill()
-            # Creations go on: these wait in the outbox.
+            # Creations go on: these wait in the log.
             for away in range(5):
                 await topology.create(f"away-{number}-{away}")
-            assert 5 <= await undelivered(connection)
+            assert 5 <= await unpublished(connection)
             await topology.server.start()
     events = await delivered(connection)
     assert events_of(topology) == events
@@ -86,17 +84,17 @@ async def forgetful_stream(topology: Topology, database_url: str) -> AsyncIterat
         yield client
 
 
-async def hold_marks(connection: Connection) -> None:
-    """Keep every relay from marking what it has published, until its connection ends."""
+async def hold_place(connection: Connection) -> None:
+    """Keep every relay from moving on past what it has published, until its connection ends."""
     await connection.execute(
         """CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
            'BEGIN PERFORM pg_sleep(3600); RETURN NEW; END';
-           CREATE TRIGGER hold BEFORE UPDATE OF published_at ON outbox
-           FOR EACH ROW EXECUTE FUNCTION hold()"""
+           CREATE TRIGGER hold BEFORE UPDATE OF seen ON outbox_reader FOR EACH ROW
+           WHEN (OLD.seen::text <> NEW.seen::text) EXECUTE FUNCTION hold()"""
     )
 
 
-async def let_marks_go(connection: Connection) -> None:
+async def let_place_go(connection: Connection) -> None:
     """End what is held, which rolls it back."""
     await connection.execute(
         """SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
@@ -106,7 +104,7 @@ async def let_marks_go(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize(("copies", "is_killed"), [(2, True), (1, False)])
-async def test_a_relay_killed_between_publishing_and_marking_repeats_the_event_under_its_id(
+async def test_a_relay_killed_between_publishing_and_moving_on_repeats_the_event_under_its_id(
     topology: Topology,
     connection: Connection,
     database_url: str,
@@ -119,13 +117,13 @@ async def test_a_relay_killed_between_publishing_and_marking_repeats_the_event_u
         heard = await client.subscribe(OURS.event_subject)
         await client.flush()
         if is_killed:
-            await hold_marks(connection)
+            await hold_place(connection)
         await topology.create("k")
         message = await heard.next_msg(DEADLINE_SECONDS)
         if is_killed:
             await topology.kill(first)
-            await let_marks_go(connection)
-            assert 1 == await undelivered(connection)
+            await let_place_go(connection)
+            assert 1 == await unpublished(connection)
             await topology.replica()
         (event,) = await delivered(connection)
         assert message.headers is not None
@@ -141,28 +139,25 @@ async def test_a_stream_knows_the_second_copy_again(
     first = await topology.replica()
     await topology.create("first")
     await delivered(connection)
-    await hold_marks(connection)
+    await hold_place(connection)
     async with nats_client(topology.server.url) as client:
         heard = await client.subscribe(OURS.event_subject)
         await client.flush()
         await topology.create("k")
         copy = await heard.next_msg(DEADLINE_SECONDS)
         await topology.kill(first)
-        await let_marks_go(connection)
+        await let_place_go(connection)
         await topology.replica()
         again = await heard.next_msg(DEADLINE_SECONDS)
         assert copy.headers is not None
         assert again.headers is not None
-        # Where to resume may be a later place by now.
-        for part in (copy.headers, again.headers):
-            del part["Stretto-Resume-From"]
         assert (copy.headers, copy.data) == (again.headers, again.data)
     events = await delivered(connection)
     assert events_of(topology) == events
     assert Counter(events) == Counter(await observed(topology.server))
 
 
-async def test_relays_are_killed_with_their_marks_time_and_again(
+async def test_relays_are_killed_before_they_move_on_time_and_again(
     topology: Topology, connection: Connection, database_url: str
 ) -> None:
     """Under load; every copy beyond the first has the id of an event that is there."""
@@ -171,10 +166,10 @@ async def test_relays_are_killed_with_their_marks_time_and_again(
         async with topology.load():
             for number in range(2):
                 await topology.create(f"before-{number}")
-                await hold_marks(connection)
+                await hold_place(connection)
                 await topology.create(f"held-{number}")
                 await topology.kill(replicas.pop(0))
-                await let_marks_go(connection)
+                await let_place_go(connection)
                 replicas.append(await topology.replica())
         events = await delivered(connection)
         assert events_of(topology) == events
@@ -188,14 +183,10 @@ async def test_an_event_without_its_group_would_be_noticed(
     """The counts above can fail: the consumer sees what nobody has created."""
     await topology.replica()
     await topology.create("k")
-    await connection.execute(
-        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-           SELECT gen_random_uuid(), event_type, gen_random_uuid(), recipients, payload
-           FROM outbox"""
-    )
+    await commit_event(connection)
 
-    async def is_delivered() -> bool:
-        return not await undelivered(connection)
+    async def is_published() -> bool:
+        return not await unpublished(connection)
 
-    await until(is_delivered)
+    await until(is_published)
     assert events_of(topology) < set(await observed(topology.server))

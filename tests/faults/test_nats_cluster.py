@@ -21,6 +21,7 @@ from uuid_utils.compat import uuid4
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.events.relay import RelaySettings
 from stretto.nats import connection as connection_module
 from stretto.nats import requests
 from stretto.nats.access import NatsSettings
@@ -62,7 +63,12 @@ async def cluster(tmp_path: Path) -> AsyncIterator[NatsCluster]:
 
 def settings(cluster: NatsCluster, replicas: int = SERVERS) -> ComponentSettings:
     """Return those of a replica of ours."""
-    return ComponentSettings(nats_url=cluster.url, nats=NatsSettings(nats_replicas=replicas))
+    return ComponentSettings(
+        nats_url=cluster.url,
+        nats=NatsSettings(nats_replicas=replicas),
+        # Longer than any election: the end of a lease would end a wait as well.
+        relay=RelaySettings(relay_lease_seconds=60),
+    )
 
 
 @asynccontextmanager

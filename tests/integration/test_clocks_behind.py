@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import pytest_asyncio
 
-from stretto.events.outbox import PAUSE_SECONDS_MAX
-from stretto.postgres.outbox import PostgresOutboxStore
-from stretto.webhook.rules import PutOff
+from stretto.events.delivery import PutOff
+from stretto.postgres.bus import PostgresBusStore
 from stretto.webhook.store import PostgresWebhookStore
+from support.database import commit_event
 from support.webhook_receiver import URL_DIGEST
 
 if TYPE_CHECKING:
@@ -27,56 +27,44 @@ LEASE_SECONDS: Final = 30.0
 MICROSECOND: Final = timedelta(microseconds=1)
 
 
-async def commit_event(connection: Connection, due_at: datetime, tries: int = 0) -> UUID:
-    """Commit an event that is due at that time."""
-    id_ = uuid.uuid4()
-    await connection.execute(
-        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload, due_at, tries)
-           VALUES ($1, 'group.created', $1, '{alice}', '{}', $2, $3)""",
-        id_,
-        due_at,
-        tries,
-    )
-    return id_
-
-
-@pytest.mark.parametrize(
-    ("tries", "seconds_max"), [(0, LEASE_SECONDS), (1, PAUSE_SECONDS_MAX), (5, PAUSE_SECONDS_MAX)]
-)
-async def test_an_event_that_is_due_later_than_it_can_be_is_due(
-    tries: int, seconds_max: float, database: Database, connection: Connection
+async def test_a_lease_of_the_bus_that_no_clock_of_ours_has_given_is_over(
+    database: Database,
 ) -> None:
-    """A lease or a pause of this clock's is waited for, and one lease more."""
-    store = PostgresOutboxStore(database, lambda: NOW)
-    latest = NOW + timedelta(seconds=LEASE_SECONDS + seconds_max)
-    await commit_event(connection, latest, tries)
-    assert [] == await store.take(10, LEASE_SECONDS)
-    beyond = await commit_event(connection, latest + MICROSECOND, tries)
-    taken = [event.event_id for event in await store.take(10, LEASE_SECONDS)]
-    assert [beyond] == taken
-    # Its lease is of this clock now.
-    assert [] == await store.take(10, LEASE_SECONDS)
+    """A lease of this clock's is waited for, and one lease more: processes read it in any order."""
+    ahead = NOW + timedelta(seconds=LEASE_SECONDS)
+    one = PostgresBusStore(database, lambda: ahead)
+    other = PostgresBusStore(database, lambda: NOW)
+    await one.open()
+    assert await one.lease(uuid.uuid4(), LEASE_SECONDS)
+    assert None is await other.lease(uuid.uuid4(), LEASE_SECONDS)
+    ahead += MICROSECOND
+    token = uuid.uuid4()
+    assert None is await one.lease(token, LEASE_SECONDS)
+    ahead = NOW + timedelta(days=1)
+    assert await one.lease(token, LEASE_SECONDS)
+    assert await other.lease(uuid.uuid4(), LEASE_SECONDS)
 
 
-async def test_a_lease_longer_than_any_pause_is_waited_for_as_well(
+async def test_a_refused_event_goes_back_with_the_clock(
     database: Database, connection: Connection
 ) -> None:
-    """Also by an event that has been tried."""
-    store = PostgresOutboxStore(database, lambda: NOW)
-    lease_seconds = 2 * PAUSE_SECONDS_MAX
-    await commit_event(connection, NOW + timedelta(seconds=2 * lease_seconds), tries=1)
-    assert [] == await store.take(10, lease_seconds)
-    assert 1 == len(await store.take(10, LEASE_SECONDS))
-
-
-async def test_a_relay_that_read_the_clock_before_another_takes_nothing_from_it(
-    database: Database, connection: Connection
-) -> None:
-    """Statements that run side by side read it in any order; the lease is the other's."""
-    await commit_event(connection, NOW)
-    ahead = PostgresOutboxStore(database, lambda: NOW + timedelta(seconds=5))
-    assert 1 == len(await ahead.take(10, LEASE_SECONDS))
-    assert [] == await PostgresOutboxStore(database, lambda: NOW).take(10, LEASE_SECONDS)
+    """It is due as long after now as it was before; by a minute, nothing is moved."""
+    now = NOW
+    token = uuid.uuid4()
+    store = PostgresBusStore(database, lambda: now)
+    await store.open()
+    place = await store.lease(token, LEASE_SECONDS)
+    assert place is not None
+    event = await commit_event(connection)
+    page = await store.page(place, 10)
+    await store.refuse(dict.fromkeys(page.events, "no"))
+    await store.settle([], [PutOff(event, 600.0, is_try=True)])
+    due_at = "SELECT due_at FROM outbox_delivery"
+    for behind, moved in ((timedelta(minutes=1), timedelta(0)), (timedelta(days=3),) * 2):
+        now = NOW - behind
+        await connection.execute("UPDATE outbox_reader SET served_at = $1", NOW)
+        assert await store.lease(token, LEASE_SECONDS)
+        assert NOW - moved + timedelta(minutes=10) == await connection.fetchval(due_at)
 
 
 class Webhook:
@@ -90,7 +78,8 @@ class Webhook:
     async def take(self) -> list[UUID]:
         """Enrol and take; return what was due."""
         await self.store.enrol(10)
-        return [delivery.event_id for delivery in await self.store.take(10, LEASE_SECONDS)]
+        taken = await self.store.take(10, LEASE_SECONDS)
+        return [delivery.event.event_id for delivery in taken]
 
     async def column(self, table: str, column: str) -> datetime:
         """Return a time from a table of one row."""
@@ -103,7 +92,7 @@ async def webhook(database: Database, connection: Connection) -> Webhook:
     """A webhook that is served, with one event, which is leased."""
     webhook = Webhook(database, connection)
     await webhook.store.open(URL_DIGEST)
-    event = await commit_event(connection, NOW)
+    event = await commit_event(connection)
     assert [event] == await webhook.take()
     return webhook
 
@@ -119,8 +108,8 @@ async def test_a_delivery_goes_back_with_the_clock(
     wait = timedelta(seconds=seconds or LEASE_SECONDS)
     webhook.now = NOW - timedelta(days=3)
     assert [] == await webhook.take()
-    assert webhook.now + wait == await webhook.column("webhook_delivery", "due_at")
-    assert webhook.now == await webhook.column("webhook", "served_at")
+    assert webhook.now + wait == await webhook.column("outbox_delivery", "due_at")
+    assert webhook.now == await webhook.column("outbox_reader", "served_at")
     webhook.now += wait
     assert [event] == await webhook.take()
 
@@ -130,16 +119,16 @@ async def test_a_pause_of_the_endpoint_goes_back_with_the_clock(webhook: Webhook
     await webhook.store.pause(3600)
     webhook.now = NOW - timedelta(days=3)
     assert [] == await webhook.take()
-    assert webhook.now + timedelta(hours=1) == await webhook.column("webhook", "paused_until")
+    assert webhook.now + timedelta(hours=1) == await webhook.column("outbox_reader", "paused_until")
 
 
 async def test_a_clock_that_is_behind_by_a_minute_moves_nothing(webhook: Webhook) -> None:
     """Statements of two processes that run at once read it in any order."""
-    due_at = await webhook.column("webhook_delivery", "due_at")
+    due_at = await webhook.column("outbox_delivery", "due_at")
     webhook.now = NOW - timedelta(minutes=1)
     assert [] == await webhook.take()
-    assert due_at == await webhook.column("webhook_delivery", "due_at")
-    assert NOW == await webhook.column("webhook", "served_at")
+    assert due_at == await webhook.column("outbox_delivery", "due_at")
+    assert NOW == await webhook.column("outbox_reader", "served_at")
     webhook.now -= MICROSECOND
     await webhook.take()
-    assert due_at > await webhook.column("webhook_delivery", "due_at")
+    assert due_at > await webhook.column("outbox_delivery", "due_at")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,7 +20,6 @@ from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import ConfigurationError
 from stretto.events.event import BusUnavailable, CommittedEvent
-from stretto.events.positions import Position
 from stretto.nats import connection as connection_module
 from stretto.nats import deployment as deployment_module
 from stretto.nats import publisher as nats_bus
@@ -29,6 +27,8 @@ from stretto.nats.command_streams import provide_command_streams
 from stretto.nats.connection import NatsConnection
 from stretto.nats.deployment import MARK, Deployment, ForeignStream, adopt, provide_stream
 from stretto.nats.publisher import NatsBus
+from stretto.postgres.connections import Database
+from stretto.postgres.log import origin
 from stretto.postgres.migrate import migrate
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
@@ -52,12 +52,10 @@ if TYPE_CHECKING:
 
     from nats.aio.client import Client
 
-    from stretto.events.session import Session
     from stretto.nats.connection import Link
     from stretto.observations import Observation
     from support.database import Connection
 
-BOB = UserId("bob")
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
 THEIRS = Deployment("stretto", "ffffffff")
 
@@ -66,7 +64,6 @@ THEIRS = Deployment("stretto", "ffffffff")
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again soon: nothing here is as slow as a network."""
     monkeypatch.setattr(connection_module, "RETRY", Backoff(0.02, 0.02))
-    monkeypatch.setattr(nats_bus, "RETRY", Backoff(0.02, 0.02))
     monkeypatch.setattr(nats_bus, "START_SECONDS", DEADLINE_SECONDS)
 
 
@@ -84,16 +81,20 @@ async def other_url(database_url: str) -> AsyncIterator[str]:
         yield url
 
 
-async def conversation_heard(session: Session) -> str:
-    """Return the conversation of the first event that a session is sent."""
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        (outgoing, *_) = await session.take()
-    return str(orjson.loads(outgoing.event.envelope)["data"]["conversation_id"])
+async def conversations_in(client: Client, stream: str, count: int) -> set[str]:
+    """Return the conversations of a stream's events, once there are so many."""
+
+    async def are_there() -> bool:
+        return len(await stored(client, stream)) >= count
+
+    await until(are_there, DEADLINE_SECONDS)
+    documents = [orjson.loads(message.data) for message in await stored(client, stream)]
+    return {document["data"]["conversation_id"] for document in documents}
 
 
 def new_event() -> CommittedEvent:
     """Return an event that was never sent."""
-    return CommittedEvent(uuid4(), ("alice",), b"{}", Position(1))
+    return CommittedEvent(uuid4(), ("alice",), b"{}")
 
 
 async def groups(url: str) -> int:
@@ -107,34 +108,30 @@ async def groups(url: str) -> int:
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
-async def test_members_hear_of_groups_of_their_own_deployment_alone(
+async def test_consumers_hear_of_groups_of_their_own_deployment_alone(
     server: NatsProcess,
+    client: Client,
     database_url: str,
     other_url: str,
     is_guarded: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With one prefix and no mark, the other's event comes, and keeps one's own away."""
+    """With one prefix and no mark, the events of both stand in one stream."""
     if not is_guarded:
         monkeypatch.setattr(deployment_module, "_require_mark", lambda *_: None)
     prefixes = ("one", "two" if is_guarded else "one")
-    told, made = [], []
+    made = []
     async with AsyncExitStack() as stack:
-        components = [
-            await stack.enter_async_context(
-                open_component(url, settings=ComponentSettings(nats_url=server.url, nats_prefix=p))
-            )
-            for url, p in zip((database_url, other_url), prefixes, strict=True)
-        ]
-        sessions = [
-            stack.enter_context(component.hub.session(BOB, math.inf)) for component in components
-        ]
-        for component, session in zip(components, sessions, strict=True):
-            session.go_live()
+        for url, prefix in zip((database_url, other_url), prefixes, strict=True):
+            settings = ComponentSettings(nats_url=server.url, nats_prefix=prefix)
+            component = await stack.enter_async_context(open_component(url, settings=settings))
             answer = await component.creator.create(IdempotencyKey("k"), TEAM)
-            made.append(str(answer.group.conversation_id))
-            told.append(await conversation_heard(session))
-    assert made == told if is_guarded else [made[0], made[0]] == told
+            made.append({str(answer.group.conversation_id)})
+        heard = [
+            await conversations_in(client, f"{prefix}_events", 1 if is_guarded else 2)
+            for prefix in prefixes
+        ]
+    assert made == heard if is_guarded else [set().union(*made)] * 2 == heard
 
 
 async def test_commands_make_a_group_in_their_own_deployment_alone(
@@ -219,7 +216,7 @@ async def test_a_stream_without_our_mark_is_refused_until_it_is_adopted(
     told: list[Observation] = []
     runner, connection = Runner(told.append), NatsConnection(server.url, told.append)
     async with runner.running(connection):
-        bus = NatsBus(connection, OURS, lambda _: None, lambda: None, told.append)
+        bus = NatsBus(connection, OURS)
         with pytest.raises(ForeignStream, match=f"the stream {name} "):
             await bus.ready()
         link = await connection.linked()
@@ -234,9 +231,8 @@ async def test_a_stream_without_our_mark_is_refused_until_it_is_adopted(
         assert [] == await adopt(link, OURS)
         after = (await jetstream.stream_info(name)).config
         assert (60, before.subjects) == (after.max_age, after.subjects)
-        async with runner.running(bus):
-            await bus.ready()
-            assert {} == await bus.publish([new_event()])
+        await bus.ready()
+        assert {} == await bus.publish([new_event()])
     assert (await jetstream.stream_info(OURS.event_stream)).state.messages == 1
 
 
@@ -374,7 +370,7 @@ async def test_two_schemas_of_one_database_are_two_deployments(
             asyncpg.create_pool(
                 database_url, min_size=0, server_settings={"search_path": f"public,{schema}"}
             ) as pool,
-            open_component(pool=pool) as component,
+            Database(pool=pool) as database,
         ):
-            origins.add(component.hub.origin)
+            origins.add(await origin(database))
     assert len(origins) == 2

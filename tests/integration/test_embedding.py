@@ -39,7 +39,7 @@ NEW_GROUP: Final = stretto.NewGroup.parse(stretto.UserId("alice"), TEAM)
 async def pool_of(dsn: str, search_path: str = "stretto,public") -> AsyncIterator[Pool]:
     """Open a pool as a host has one; closing waits for every connection."""
     async with asyncpg.create_pool(
-        dsn, min_size=0, max_size=WRITERS + 2, server_settings={"search_path": search_path}
+        dsn, min_size=0, max_size=WRITERS + 3, server_settings={"search_path": search_path}
     ) as pool:
         yield pool
 

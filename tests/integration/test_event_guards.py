@@ -1,11 +1,12 @@
-"""What keeps events from being doubled and from being passed over, each guard with and without it."""
+"""What keeps events from being passed over, each guard with and without it."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
-from uuid import UUID
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -14,83 +15,70 @@ from stretto.domain import UserId
 from stretto.events.catch_up import CatchUp
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
 from stretto.events.hub import HubSettings, SessionHub
-from stretto.events.local_bus import LocalBus
-from stretto.events.outgoing import OutgoingEvent
-from stretto.events.positions import ClientPosition, Cursor, Position
-from stretto.events.relay import OutboxRelay, RelaySettings
-from stretto.postgres import history, outbox
+from stretto.events.place import Place, Present
+from stretto.events.tail import LogTail
+from stretto.postgres import log
+from stretto.postgres.connections import Lane
+from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.tail import PostgresTail
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
-from support.database import commit_event, connect, lock_waiters
+from support.database import commit_event, connect
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-    from types import ModuleType
+    from collections.abc import AsyncIterator
 
-    from stretto.events.event import CommittedEvent
-    from stretto.events.history import PastEvent
+    from stretto.events.outgoing import OutgoingEvent
+    from stretto.events.session import Session
     from stretto.postgres.connections import Database
     from support.database import Connection
 
 BOB = UserId("bob")
 
 
-class CountingBus:
-    """Counts what it is given."""
-
-    def __init__(self) -> None:
-        self.ids: list[UUID] = []
-
-    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
-        self.ids += [event.event_id for event in events]
-        return {}
-
-
 class World:
-    """A relay, a hub and a reader of history on one database, each step by step."""
+    """A tail, a hub and a reader of history on one database, each step by step."""
 
-    def __init__(self, database: Database, hub: SessionHub) -> None:
-        self.hub = hub
-        self.relay = relay_of(database, LocalBus(hub.deliver))
+    def __init__(self, database: Database) -> None:
+        self.hub = SessionHub(HubSettings(), lambda _: None)
+        self.tail = LogTail(PostgresTail(database, uuid4()), self.hub, lambda _: None)
+        self.store = PostgresLogStore(partial(database.connection, Lane.HISTORY))
         self._asks: Mailbox[Ask, Stretch] = Mailbox(10)
-        store = history.PostgresHistoryStore(database)
-        self.reader = HistoryReader(self._asks, store, hub.origin, lambda _: None)
+        self._reader = HistoryReader(self._asks, self.store, lambda _: None)
 
     @asynccontextmanager
-    async def session(self, since: str | None = None) -> AsyncIterator[tuple[str, list[str]]]:
-        """Be connected as bob; yields the position and the ids of all that he has missed."""
-        bookmark = None if since is None else ClientPosition.parse(since)
+    async def session(
+        self, since: str | None = None
+    ) -> AsyncIterator[tuple[str, list[str], Session]]:
+        """Be connected as bob; yields the position, the ids of all that was missed, the session."""
+        place = None if since is None else Place.parse(since)
         with self.hub.session(BOB, 1e12) as session:
-            replay = CatchUp(self._asks, session, self.hub.origin, bookmark)
-            reading = asyncio.create_task(Run(self.reader, lambda _: None).turns())
-            position = await replay.begin()
+            await self.tail.run_once()
+            catch_up = CatchUp(self._asks, session, self.hub, place)
+            reading = asyncio.create_task(Run(self._reader, lambda _: None).turns())
+            await catch_up.begin()
+            position = catch_up.position
             missed: list[OutgoingEvent] = []
-            while (stretch := await replay.next()) is not None:
+            while (stretch := await catch_up.next()) is not None:
                 missed += stretch
             reading.cancel()
-            self.live = session
-            place = missed[-1].position if missed else position
-            yield place, [str(each.event_id) for each in missed]
+            last = missed[-1].position if missed else position
+            yield last, [str(each.event.event_id) for each in missed], session
 
-    async def told(self) -> OutgoingEvent:
-        """Relay, and return what bob's session is told live."""
-        assert 1 == await self.relay.run_once()
-        (outgoing,) = await self.live.take()
+    async def live(self, session: Session) -> OutgoingEvent:
+        """Follow the log, and return what the session gets live."""
+        await self.tail.run_once()
+        (outgoing,) = await session.take()
         return outgoing
 
 
-def relay_of(database: Database, bus: LocalBus | CountingBus) -> OutboxRelay:
-    """Return a relay that runs when the test says."""
-    store = outbox.PostgresOutboxStore(database)
-    return OutboxRelay(store, bus, lambda _: None, RelaySettings())
-
-
 @pytest_asyncio.fixture
-async def world(database: Database) -> World:
+async def world(database: Database) -> AsyncIterator[World]:
     """A world of its own."""
-    origin = await history.PostgresHistoryStore(database).origin()
-    return World(database, SessionHub(origin, HubSettings(), lambda _: None))
+    world = World(database)
+    yield world
+    await world.tail.close()
 
 
 @asynccontextmanager
@@ -107,135 +95,120 @@ async def bobs_event(connection: Connection) -> str:
     return str(await commit_event(connection, ("bob",)))
 
 
-def without(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, *cut: str) -> None:
-    """Take a guard out of a statement: each text is replaced by the next one."""
-    statement = QUERIES[name]
-    for old, new in zip(cut[::2], cut[1::2], strict=True):
-        assert old in statement
-        statement = statement.replace(old, new)
-    monkeypatch.setattr(module, "QUERIES", {**QUERIES, name: statement})
+@pytest.fixture
+def _unnamed(monkeypatch: pytest.MonkeyPatch, is_guarded: bool) -> None:
+    """Without the guard, no place names the transactions that were running."""
+    if is_guarded:
+        return
+    real = log._present
+
+    def present(row: dict[str, Any]) -> Present:
+        return real({**row, "running": []})
+
+    monkeypatch.setattr(log, "_present", present)
 
 
+@pytest.mark.usefixtures("_unnamed")
 @pytest.mark.parametrize("is_guarded", [True, False])
-async def test_relays_that_take_at_the_same_moment_share_the_events(
-    is_guarded: bool, database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_position_sent_live_is_not_beyond_what_commits_late(
+    is_guarded: bool, world: World, connection: Connection, database_url: str
 ) -> None:
-    """Both are at work before either has its lease; without the row lock both publish all."""
-    if not is_guarded:
-        without(monkeypatch, outbox, "take", "FOR UPDATE SKIP LOCKED", "")
-    bus = CountingBus()
-    one, other = relay_of(database, bus), relay_of(database, bus)
-    watch = await connect(database_url)
-    ids = [await bobs_event(watch) for _ in range(3)]
-    async with beside(database_url) as holder:
-        # Whoever is at this row waits, but passes over what another one has.
-        await holder.execute("SELECT FROM outbox WHERE event_id = $1 FOR UPDATE", ids[0])
-        taking = asyncio.gather(one.run_once(), other.run_once())
-        if is_guarded:
-            # Who gets which is their race: one of them both rows, or each of them one.
-            assert 2 == sum(await taking)
-        else:
-            await lock_waiters(watch, 2)
-    assert (2 if is_guarded else 6) == sum(await taking)
-    assert (1 if is_guarded else 0) == await one.run_once()
-    assert sorted(ids * (1 if is_guarded else 2)) == sorted(map(str, bus.ids))
-    await watch.close()
-
-
-@pytest.mark.parametrize("is_guarded", [True, False])
-async def test_a_place_told_live_is_not_behind_what_commits_late(
-    is_guarded: bool,
-    world: World,
-    connection: Connection,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The relay tells where all is certain; by the event's own position the late one is skipped."""
-    if not is_guarded:
-        place, own = (
-            "position,\n          resume_position",
-            "position,\n  outbox.position AS resume_position",
-        )
-        without(monkeypatch, outbox, "take", place, own)
-    async with world.session() as (_, missed), beside(database_url) as late:
+    """It names the transaction that was running; else the late event is passed over."""
+    async with world.session() as (_, missed, session), beside(database_url) as late:
         assert [] == missed
         late_id = await bobs_event(late)
         early_id = await bobs_event(connection)
-        told = await world.told()
-        assert early_id == str(told.event_id)
-    assert 1 == await world.relay.run_once()
-    async with world.session(told.position) as (_, missed):
-        assert is_guarded == (late_id in missed)
-        assert early_id in missed
+        sent = await world.live(session)
+        assert early_id == str(sent.event.event_id)
+    async with world.session(sent.position) as (_, missed, _):
+        assert ([late_id] if is_guarded else []) == missed
 
 
+@pytest.mark.usefixtures("_unnamed")
 @pytest.mark.parametrize("is_guarded", [True, False])
-async def test_a_place_told_from_history_is_not_behind_what_commits_late(
-    is_guarded: bool,
-    world: World,
-    connection: Connection,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+async def test_what_commits_late_is_delivered_live(
+    is_guarded: bool, world: World, connection: Connection, database_url: str
 ) -> None:
-    """The oldest transaction that ran when the replay began bounds it; without that it is skipped."""
-    if not is_guarded:
+    """The tail's own place names the transaction, too."""
+    async with world.session() as (_, _, session):
+        async with beside(database_url) as late:
+            late_id = await bobs_event(late)
+            await bobs_event(connection)
+            await world.live(session)
+        await world.tail.run_once()
+        live = [str(each.event.event_id) for each in await session.take()] if len(session) else []
+        assert ([late_id] if is_guarded else []) == live
 
-        def as_it_stands(self: HistoryReader, past: PastEvent, _: object) -> OutgoingEvent:
-            return OutgoingEvent(past.event, self._origin)
 
-        monkeypatch.setattr(HistoryReader, "_outgoing", as_it_stands)
-    async with world.session() as (since, _):
+@pytest.mark.usefixtures("_unnamed")
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_position_sent_from_history_is_not_beyond_what_commits_late(
+    is_guarded: bool, world: World, connection: Connection, database_url: str
+) -> None:
+    """The same for what a session catches up on."""
+    async with world.session() as (since, _, _):
         pass
     async with beside(database_url) as late:
         late_id = await bobs_event(late)
         early_id = await bobs_event(connection)
-        async with world.session(since) as (place, missed):
+        async with world.session(since) as (position, missed, _):
             assert [early_id] == missed
-    async with world.session(place) as (_, missed):
-        assert ([late_id, early_id] if is_guarded else [early_id]) == missed
+    async with world.session(position) as (_, missed, _):
+        assert ([late_id] if is_guarded else []) == missed
 
 
+@pytest.mark.usefixtures("_unnamed")
 @pytest.mark.parametrize("is_guarded", [True, False])
-async def test_the_first_place_of_a_session_is_not_behind_what_commits_late(
-    is_guarded: bool,
-    world: World,
-    connection: Connection,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+async def test_the_first_position_of_a_session_is_not_beyond_what_commits_late(
+    is_guarded: bool, world: World, connection: Connection, database_url: str
 ) -> None:
-    """Who leaves without an event resumes there; at the newest transaction it would be skipped."""
-    if not is_guarded:
-        oldest, newest = "least(pg_snapshot_xmin(snapshot)", "least(pg_snapshot_xmax(snapshot)"
-        without(monkeypatch, history, "history_bounds", oldest, newest)
+    """A client that leaves without an event resumes there."""
     async with beside(database_url) as late:
         late_id = await bobs_event(late)
         # A newer transaction has ended already.
-        await connection.execute("SELECT pg_current_xact_id()")
-        async with world.session() as (place, missed):
+        await bobs_event(connection)
+        async with world.session() as (position, missed, _):
             assert [] == missed
-    assert 1 == await world.relay.run_once()
-    async with world.session(place) as (_, missed):
+    async with world.session(position) as (_, missed, _):
         assert ([late_id] if is_guarded else []) == missed
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
-async def test_a_full_page_of_others_events_is_not_the_end_of_history(
-    is_guarded: bool, database: Database, connection: Connection, monkeypatch: pytest.MonkeyPatch
+async def test_a_full_page_of_others_events_is_not_the_end_of_the_log(
+    is_guarded: bool, world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last event comes whoever it is for; without that the scan would take it for the end."""
+    """Its last event comes whoever it is for: the place after it is where the next page begins."""
+    last = "OR number = (SELECT max(number) FROM page)"
+    assert last in QUERIES["log_page"]
     if not is_guarded:
-        without(monkeypatch, history, "history_page", " OR number = $4", "")
-    monkeypatch.setattr(history, "PAGE_EVENTS", 3)
-    others = [await bobs_event(connection) for _ in range(3)]
+        statement = QUERIES["log_page"].replace(last, "")
+        monkeypatch.setattr(log, "QUERIES", {**QUERIES, "log_page": statement})
+    begin = await world.store.present()
+    for _ in range(3):
+        await commit_event(connection, ("alice",))
     own = await bobs_event(connection)
-    await connection.execute(
-        "UPDATE outbox SET recipients = '{alice}' WHERE event_id = ANY ($1)", others
-    )
-    store = history.PostgresHistoryStore(database)
-    page = await store.page(Cursor(Position(0), UUID(int=0)), [BOB])
-    assert is_guarded == (page.end is not None)
-    if page.end is not None:
-        assert others[2:] == [str(past.event.event_id) for past in page.events]
-        rest = await store.page(page.end, [BOB])
-        assert [own] == [str(past.event.event_id) for past in rest.events]
-        assert rest.end is None
+    if not is_guarded:
+        with pytest.raises(IndexError):
+            await world.store.page(begin, 3, [BOB])
+        return
+    page = await world.store.page(begin, 3, [BOB])
+    assert page.is_full
+    rest = await world.store.page(page.place, 3, [BOB])
+    assert ([own], False) == ([str(each.event.event_id) for each in rest.events], rest.is_full)
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_page_never_ends_within_a_transaction(
+    is_guarded: bool, world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No place lies within one: the rest of its events would be passed over."""
+    if not is_guarded:
+        statement = QUERIES["log_page"].replace("FETCH FIRST $4 ROWS WITH TIES", "LIMIT $4")
+        monkeypatch.setattr(log, "QUERIES", {**QUERIES, "log_page": statement})
+    begin = await world.store.present()
+    async with connection.transaction():
+        ids = [await bobs_event(connection) for _ in range(3)]
+    first = await world.store.page(begin, 2)
+    rest = await world.store.page(first.place, 2)
+    found = [str(each.event.event_id) for each in (*first.events, *rest.events)]
+    assert is_guarded == (sorted(ids) == sorted(found))

@@ -1,4 +1,4 @@
-"""Dead letters as an operator meets them: told by `stretto events`, replayed, and heard at last."""
+"""Dead letters as an operator meets them: listed by `stretto events`, retried, and published."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
-from stretto.events.outbox import RefusalLimits
-from stretto.events.relay import OutboxRelay, RelaySettings
+from stretto.assembly.opening import open_component
+from stretto.events.delivery import PutOff
+from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database
-from stretto.postgres.outbox import PostgresOutboxStore
-from support.api_client import Api, connected_api, token_of
 from support.command_process import stretto
 from support.database import commit_group_event
-from support.service_process import ServiceProcess
 from support.webhook_receiver import URL_DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
     from uuid import UUID
-
-    import aiohttp
 
     from stretto.events.event import CommittedEvent
     from support.database import Connection
@@ -29,27 +24,24 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 20
 
 
-class RefusingBus:
-    """Refuses everything, for a reason."""
-
-    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
-        return {event.event_id: "larger than 7 bytes" for event in events}
-
-
 async def bury(database_url: str, connection: Connection, keys: Sequence[str]) -> list[UUID]:
     """Have the events of alice's groups die; return their ids in the order of their making."""
-    ids = [await commit_group_event(connection, key) for key in keys]
-    settings = RelaySettings(refusal=RefusalLimits(tries_max=1))
     async with Database(database_url) as database:
-        relay = OutboxRelay(PostgresOutboxStore(database), RefusingBus(), lambda _: None, settings)
-        assert len(keys) == await relay.run_once()
-        assert 0 == await relay.run_once()
+        store = PostgresBusStore(database)
+        place = await store.present()
+        ids = [await commit_group_event(connection, key) for key in keys]
+        page = await store.page(place, len(keys))
+        await store.refuse(dict.fromkeys(page.events, "larger than 7 bytes"))
+        reason = "larger than 7 bytes"
+        await store.settle([], [PutOff(id_, is_try=True, dead_reason=reason) for id_ in ids])
     return ids
 
 
 async def dead(connection: Connection) -> set[UUID]:
     """Return the dead letters."""
-    rows = await connection.fetch("SELECT event_id FROM outbox WHERE dead_reason IS NOT NULL")
+    rows = await connection.fetch(
+        "SELECT event_id FROM outbox_delivery WHERE dead_reason IS NOT NULL"
+    )
     return {row["event_id"] for row in rows}
 
 
@@ -64,7 +56,7 @@ async def test_dead_letters_are_listed_with_their_reasons(
     assert (0, "2 dead letters") == (code, total)
     for id_, letter in zip(ids, letters, strict=True):
         assert letter.startswith(f"{id_} group.created of ")
-        assert letter.endswith(", 1 tries: larger than 7 bytes")
+        assert letter.endswith(", 2 tries: larger than 7 bytes")
     assert set(ids) == await dead(connection)
 
 
@@ -91,46 +83,29 @@ async def test_what_is_no_id_is_told(database_url: str) -> None:
     assert "valid UUID" in errors
 
 
-async def test_a_replayed_event_is_heard_under_its_id(
+class ListeningBus:
+    """Says which events were published."""
+
+    def __init__(self) -> None:
+        self.ids: set[UUID] = set()
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        self.ids |= {event.event_id for event in events}
+        return {}
+
+
+async def test_a_retried_event_is_published_under_its_id(
     database_url: str, connection: Connection
 ) -> None:
-    """By a member who is connected, and by one who resumes from behind the event's old place."""
-    ids = {str(id_) for id_ in await bury(database_url, connection, ("a", "b"))}
-    async with (
-        ServiceProcess({"DATABASE_URL": database_url}) as service,
-        connected_api(service.url) as api,
-    ):
-        async with session(api) as away:
-            since = (await away.receive_json())["position"]
-        async with session(api) as socket:
-            await socket.receive_json()
-            code, output, _ = await stretto("events", "--retry-all", DATABASE_URL=database_url)
-            assert (0, "2 events will be tried again\n") == (code, output)
-            assert ids == await heard(socket, len(ids))
-        async with session(api, since) as back:
-            assert ids == await heard(back, len(ids))
-    assert set() == await dead(connection)
-
-
-def session(
-    api: Api, since: str = ""
-) -> AbstractAsyncContextManager[aiohttp.ClientWebSocketResponse]:
-    """Connect as bob."""
-    return api.session.ws_connect(
-        api.url + "/v1/events",
-        params={"since": since},
-        headers={"Authorization": f"Bearer {token_of('bob')}"},
-    )
-
-
-async def heard(socket: aiohttp.ClientWebSocketResponse, count: int) -> set[str]:
-    """Return the ids of the next events."""
-    ids: set[str] = set()
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while len(ids) < count:
-            if event := (await socket.receive_json()).get("event"):
-                ids.add(event["id"])
-    return ids
+    """Once the bus takes it."""
+    ids = set(await bury(database_url, connection, ("a", "b")))
+    bus = ListeningBus()
+    async with asyncio.timeout(DEADLINE_SECONDS), open_component(database_url, bus=bus):
+        code, output, _ = await stretto("events", "--retry-all", DATABASE_URL=database_url)
+        assert (0, "2 events will be tried again\n") == (code, output)
+        while not ids <= bus.ids:
+            await asyncio.sleep(0.05)
+    assert 0 == await connection.fetchval("SELECT count(*) FROM outbox_delivery")
 
 
 async def test_a_pause_of_the_webhook_is_shown_and_ended(
@@ -138,17 +113,21 @@ async def test_a_pause_of_the_webhook_is_shown_and_ended(
 ) -> None:
     """With what was put off meanwhile; a second time there is nothing to end."""
     await connection.execute(
-        "INSERT INTO webhook (url_digest, paused_until) VALUES ($1, '2999-01-02 03:04:05Z')",
+        """INSERT INTO outbox_reader (name, history, seen, target_digest, paused_until)
+           SELECT 'webhook', history, seen, $1, '2999-01-02 03:04:05Z' FROM outbox_present""",
         URL_DIGEST,
     )
     await connection.execute(
-        """INSERT INTO webhook_delivery (event_id, due_at)
-           VALUES (gen_random_uuid(), clock_timestamp() + interval '1 day')"""
+        """INSERT INTO outbox_delivery (reader, event_id, event_type, subject, conversation_id,
+                                        recipients, payload, created_at, due_at)
+           VALUES ('webhook', gen_random_uuid(), 'group.created', gen_random_uuid(),
+                   gen_random_uuid(), '{a}', '{}', clock_timestamp(),
+                   clock_timestamp() + interval '1 day')"""
     )
     _, output, _ = await stretto("events", DATABASE_URL=database_url)
     assert "the webhook is paused until 2999-01-02 03:04:05" in output
     _, output, _ = await stretto("events", "--enable-webhook", DATABASE_URL=database_url)
     assert "the webhook is enabled\nno dead letters\n" == output
-    assert await connection.fetchval("SELECT due_at <= clock_timestamp() FROM webhook_delivery")
+    assert await connection.fetchval("SELECT due_at <= clock_timestamp() FROM outbox_delivery")
     _, output, _ = await stretto("events", "--enable-webhook", DATABASE_URL=database_url)
     assert output.startswith("the webhook was not disabled or paused\n")

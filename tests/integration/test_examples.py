@@ -135,7 +135,7 @@ async def test_webhook_takes_what_is_signed_and_nothing_else(
         )
         async with connected_api(service.url) as api:
             created = (await api.create("k")).json
-            event = str(event_id(UUID(created["group_id"])))
+            event = str(event_id(UUID(created["conversation_id"])))
             assert (await receiver.stdout.readline()).decode().startswith("(Press")
             line = (await receiver.stdout.readline()).decode()
             assert line.startswith(f'{event}: {{"specversion"')

@@ -173,7 +173,7 @@ async def test_a_pool_whose_callback_fails_is_a_database_that_is_away(
         asyncpg.create_pool(
             database_url,
             min_size=0,
-            max_size=4,
+            max_size=5,
             server_settings={"search_path": "stretto", "application_name": "broken pool"},
             **options,
         ) as pool,

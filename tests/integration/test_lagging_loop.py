@@ -18,6 +18,7 @@ from stretto.errors import Unreachable
 from stretto.events.history_reader import Ask
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.connections import Database
+from stretto.postgres.log import PostgresLogStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,13 +53,14 @@ async def read_everything(component: Component, key: IdempotencyKey) -> list[obj
     """Have many ask at once, as when many clients come back; return what each is told."""
     created = group_id(ALICE, key)
     reads = component.reads
+    present = await PostgresLogStore(component.database.upkeep).present()
     return await asyncio.gather(
         *(component.lookup.look_up(ALICE, key, 0) for _ in range(LOOKS)),
         *(reads.groups.group_of_member(created, ALICE) for _ in range(LOOKS)),
         *(reads.groups.groups_of_member(ALICE, None, 10) for _ in range(30)),
         *(reads.groups.members_of_group(ALICE, created, None, 10) for _ in range(30)),
         *(reads.ping() for _ in range(30)),
-        *(component.history.ask(Ask(ALICE, None, None)) for _ in range(LOOKS)),
+        *(component.history.ask(Ask(ALICE, present)) for _ in range(LOOKS)),
         return_exceptions=True,
     )
 

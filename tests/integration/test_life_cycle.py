@@ -26,17 +26,14 @@ from stretto.creation.attempt import AnswerStatus
 from stretto.creation.creator import Answer
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId
 from stretto.events.close_codes import CloseCode
-from stretto.events.event import BusUnavailable, CommittedEvent
 from stretto.events.history_reader import Ask
-from stretto.events.hub import SessionHub
-from stretto.events.positions import Origin, Position
 from stretto.nats import connection as connection_module
-from stretto.nats import publisher as nats_bus
 from stretto.nats.commands import CommandConsumer, CommandSettings
 from stretto.nats.opening import Bus, Nats, make_nats
 from stretto.observations import ActorCrashed, ActorRestarted, RowsSwept
 from stretto.postgres.connections import Database
-from stretto.postgres.history import PostgresHistoryStore
+from stretto.postgres.log import PostgresLogStore
+from stretto.postgres.queries import QUERIES
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.memory import GROWTH_BYTES_MIN, GarbageCollector, MemoryTrimmer
@@ -54,6 +51,7 @@ if TYPE_CHECKING:
 
     from stretto.assembly.component import Component
     from stretto.domain import UserId as User
+    from stretto.events.event import CommittedEvent
     from support.database import Connection
 
     Load = Callable[["Stage"], Coroutine[Any, Any, object]]
@@ -160,12 +158,11 @@ class HostsPool:
 class Stage:
     """Parts of which nothing runs, and what a round needs to load one of them."""
 
-    def __init__(self, database: Database, connection: Connection, history: Any) -> None:
+    def __init__(self, database: Database, connection: Connection) -> None:
         self.seen = Seen()
         self.runner = Runner(self.seen.add)
         self.connection = connection
         self.database = database
-        self.history = history
         self.pool: Any = HostsPool(self.seen)
         self.client: Any = None
         self.nats: Nats | None = None
@@ -175,29 +172,27 @@ class Stage:
     async def build(self, name: str, url: str) -> None:
         """Make new parts, and pick the actor of that name."""
         outside: Any = Outside(self.seen)
-        origin = await self.history.origin()
-        hub = SessionHub(origin, ComponentSettings().hub, self.seen.add)
         self.component = component = put_together(
             Inputs(
                 self.database,
                 self.pool,
+                OURS.database,
                 self.runner,
-                self.history,
                 outside,
                 outside,
                 None,
                 self.seen.add,
             ),
-            hub,
             ComponentSettings(writers=1),
         )
         actors: list[Actor] = [
             *component.writers,
             *component.reads.readers,
             component.history_reader,
-            component.relay,
+            component.tail,
+            component.announcer,
             component.sweeper,
-            hub,
+            component.hub,
             GarbageCollector(),
             MemoryTrimmer(
                 itertools.count(step=GROWTH_BYTES_MIN).__next__, lambda: self.seen.add(Trim())
@@ -205,19 +200,18 @@ class Stage:
         ]
         if component.pool_watch is not None:
             actors.append(component.pool_watch)
+        if component.relay is not None:
+            await component.relay.open()
+            actors.append(component.relay)
         if component.webhook is not None:
             await component.webhook.open()
             actors.append(component.webhook)
         if url:
-            bus = Bus(url, "stretto", Origin(OURS.database))
-            nats = make_nats(bus, self._deliver, lambda: None, outside, self.seen.add)
+            nats = make_nats(Bus(url, "stretto", OURS.database), outside, self.seen.add)
             commands = CommandConsumer(nats.connection, OURS, outside, self.seen.add, SOON_AGAIN)
             self.nats = replace(nats, commands=commands)
-            actors += [self.nats.connection, self.nats.events, self.nats.commands]
+            actors += [self.nats.connection, self.nats.commands]
         (self.actor,) = (actor for actor in actors if actor.name == name)
-
-    def _deliver(self, event: CommittedEvent) -> None:
-        self.seen.add(("delivered", event.event_id))
 
 
 async def create(stage: Stage) -> None:
@@ -226,8 +220,33 @@ async def create(stage: Stage) -> None:
 
 
 async def ask_history(stage: Stage) -> None:
-    """Ask where history stands."""
-    await stage.component.history.ask(Ask(ALICE, None, None))
+    """Ask what has come since a place."""
+    present = await PostgresLogStore(stage.database.upkeep).present()
+    await stage.component.history.ask(Ask(ALICE, present))
+
+
+async def follow(stage: Stage) -> None:
+    """Have a session join, commit an event, and wait until it is delivered."""
+    with stage.component.hub.session(ALICE, 1e12) as session:
+        assert session.go_live(await stage.component.hub.followed())
+        event_id = await commit_event(stage.connection)
+        stage.actor.wake()
+        while event_id not in [each.event.event_id for each in await session.take()]:
+            pass
+
+
+async def announce(stage: Stage) -> None:
+    """Have an announcement heard."""
+    heard = asyncio.Event()
+    channel = await stage.connection.fetchval(QUERIES["announcements"])
+
+    def hear(*_: object) -> None:
+        heard.set()
+
+    await stage.connection.add_listener(channel, hear)
+    stage.actor.wake()
+    await heard.wait()
+    await stage.connection.remove_listener(channel, hear)
 
 
 async def relay(stage: Stage) -> None:
@@ -297,19 +316,6 @@ async def link(stage: Stage) -> None:
     await stage.nats.connection.linked()
 
 
-async def receive(stage: Stage) -> None:
-    """Publish an event, and wait until it comes back."""
-    assert stage.nats is not None
-    event = CommittedEvent(uuid.uuid4(), ("alice",), b"{}", Position(1))
-    await stage.nats.events.ready()
-    while True:
-        with suppress(BusUnavailable):
-            await stage.nats.events.publish([event])
-            break
-        await stage.nats.connection.linked()
-    await stage.seen.until(lambda seen: ("delivered", event.event_id) in seen)
-
-
 async def command(stage: Stage) -> None:
     """Send a command, and wait until its group is asked for."""
     key = uuid.uuid4().hex
@@ -331,6 +337,8 @@ LOADS: dict[str, Load] = {
     ),
     "reader of health": lambda s: s.component.reads.ping(),
     "history reader": ask_history,
+    "log tail": follow,
+    "announcer": announce,
     "relay": relay,
     "sweeper": sweep,
     "webhook": send,
@@ -339,17 +347,16 @@ LOADS: dict[str, Load] = {
     "garbage collector": collect,
     "memory trimmer": trim,
     "nats connection": link,
-    "nats receiver": receive,
     "commands": command,
 }
-ON_NATS = ("nats connection", "nats receiver", "commands")
+ON_NATS = ("nats connection", "commands")
 
 
 @pytest_asyncio.fixture
 async def stage(database_url: str, connection: Connection) -> AsyncIterator[Stage]:
     """A stage on a database of this test's."""
     async with Database(database_url) as database:
-        yield Stage(database, connection, PostgresHistoryStore(database))
+        yield Stage(database, connection)
 
 
 @asynccontextmanager
@@ -422,7 +429,6 @@ async def test_an_actor_is_started_loaded_crashed_and_stopped_fifty_times(
     """It runs again after each crash, and leaves nothing behind."""
     monkeypatch.setattr(connection_module, "RETRY", AT_ONCE)
     monkeypatch.setattr(connection_module, "NEXT_SERVER_SECONDS", 0.001)
-    monkeypatch.setattr(nats_bus, "RETRY", AT_ONCE)
     gc.collect()
     async with bus_for(stage, name, tmp_path) as url:
         for number in range(ROUNDS):
@@ -478,13 +484,14 @@ async def test_all_is_started_and_stopped_in_the_order_of_the_list(
                 pass
     readers = [name for name in LOADS if name.startswith("reader of")]
     order = [
-        *("nats connection", "nats receiver", "relay", "sweeper", "webhook"),
+        *("nats connection", "relay", "sweeper", "webhook"),
         *("reader of attempts", "reader of groups", "reader of lists", "reader of members"),
-        *("reader of health", "writer", "writer", "history reader", "session hub", "commands"),
+        *("reader of health", "announcer", "writer", "writer", "history reader", "log tail"),
+        *("session hub", "commands"),
     ]
     assert order == started
     assert [
-        *("commands", "session hub", "history reader", "writer", "writer", *readers),
-        *("relay", "sweeper", "webhook", "nats receiver", "nats connection"),
+        *("commands", "session hub", "history reader", "log tail", "writer", "writer", *readers),
+        *("sweeper", "announcer", "relay", "webhook", "nats connection"),
     ] == stopped
     assert [] == [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("stretto ")]

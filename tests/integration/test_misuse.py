@@ -221,7 +221,7 @@ async def test_a_pool_has_room_for_every_component_that_shares_it(
         async with stretto.open_component(pool=pool, settings=SETTINGS) as one:
             if missing:
                 words = (
-                    rf"{size} connections, .* need 4 and this one 4 more .* to {size + 1} at least"
+                    rf"{size} connections, .* need 5 and this one 5 more .* to {size + 1} at least"
                 )
                 with pytest.raises(stretto.ConfigurationError, match=words):
                     async with stretto.open_component(pool=pool, settings=SETTINGS):

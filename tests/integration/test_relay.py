@@ -1,4 +1,4 @@
-"""The relay on a real outbox: what is committed is handed over, whoever dies in between (G8)."""
+"""The relay on a real log: what is committed is published, whoever dies in between (G8)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING
 
 import orjson
 import pytest
+import pytest_asyncio
 
 from stretto.errors import Unreachable
+from stretto.events import relay as relay_module
 from stretto.events.event import BusUnavailable
-from stretto.events.lag import Lag
-from stretto.events.outbox import RefusalLimits
+from stretto.events.lag import LOOK_SECONDS
 from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.observations import EventBuried
-from stretto.postgres.outbox import PostgresOutboxStore, dead_letters, retry_dead_letters
-from support.database import commit_event, connect, undelivered
-from support.waiting import until
+from stretto.postgres import bus as bus_module
+from stretto.postgres.bus import PostgresBusStore
+from stretto.postgres.deliveries import dead_letters, retry_dead_letters
+from stretto.postgres.queries import QUERIES
+from stretto.runtime.backoff import Backoff
+from support.clock import Clock
+from support.database import commit_event, connect, unpublished
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,8 +33,9 @@ if TYPE_CHECKING:
     from stretto.postgres.connections import Database
     from support.database import Connection
 
-NO_PAUSE = RefusalLimits(tries_max=3, pause_seconds_first=0.0)
-NO_LEASE_SECONDS = 0.0
+TRIES_MAX = 3
+LEASE_SECONDS = 30.0
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 class RecordingBus:
@@ -56,14 +62,32 @@ class RecordingBus:
         }
 
 
-def relay_of(
-    database: Database, bus: RecordingBus, *, lease_seconds: float = 30.0, batch_max: int = 100
-) -> OutboxRelay:
-    """Return a relay that pauses for nobody."""
-    settings = RelaySettings(
-        relay_lease_seconds=lease_seconds, batch_max=batch_max, refusal=NO_PAUSE
-    )
-    return OutboxRelay(PostgresOutboxStore(database), bus, lambda _: None, settings)
+class World:
+    """Relays of several processes on one log; their clock and the database's are the test's."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.clock = Clock(0.0)
+        self.bus = RecordingBus()
+        self.told: list[Observation] = []
+        self.relay = self.another()
+
+    def store(self) -> PostgresBusStore:
+        """Return the store of one more process."""
+        return PostgresBusStore(self._database, lambda: NOW + timedelta(seconds=self.clock.now))
+
+    def another(self, bus: RecordingBus | None = None, batch_max: int = 100) -> OutboxRelay:
+        """Return the relay of one more process."""
+        settings = RelaySettings(relay_lease_seconds=LEASE_SECONDS, batch_max=batch_max)
+        return OutboxRelay(self.store(), bus or self.bus, self.told.append, settings, self.clock)
+
+
+@pytest_asyncio.fixture
+async def world(database: Database) -> World:
+    """A world whose bus has begun before the first event."""
+    world = World(database)
+    await world.relay.open()
+    return world
 
 
 async def commit_events(connection: Connection, count: int = 1) -> list[UUID]:
@@ -71,23 +95,16 @@ async def commit_events(connection: Connection, count: int = 1) -> list[UUID]:
     return [await commit_event(connection) for _ in range(count)]
 
 
-async def oldest_running(connection: Connection) -> int:
-    """Return the least transaction that still runs anywhere on the server, or the next one."""
-    oldest: int = await connection.fetchval("SELECT pg_snapshot_xmin(pg_current_snapshot())")
-    return oldest
-
-
 async def test_a_committed_event_is_published_once_in_its_envelope(
-    database: Database, connection: Connection
+    world: World, connection: Connection
 ) -> None:
     """CloudEvents 1.0, with the stable id."""
     (event_id,) = await commit_events(connection)
-    bus = RecordingBus()
-    relay = relay_of(database, bus)
-    assert [1, 0] == [await relay.run_once(), await relay.run_once()]
-    (event,) = bus.events
+    assert [1, 0] == [await world.relay.run_once(), await world.relay.run_once()]
+    (event,) = world.bus.events
     envelope = orjson.loads(event.envelope)
     assert envelope.pop("time").endswith("+00:00")
+    assert envelope["data"].pop("conversation_id")
     assert {
         "specversion": "1.0",
         "id": str(event_id),
@@ -98,58 +115,88 @@ async def test_a_committed_event_is_published_once_in_its_envelope(
         "data": {"name": "Team"},
     } == envelope
     assert ("alice", "bob") == event.recipients
+    assert 0 == await unpublished(connection)
 
 
-async def test_relays_share_the_work(database: Database, connection: Connection) -> None:
-    """No event is published by two of them while the leases run."""
+async def test_a_relay_begins_with_what_commits_after_its_first_start(
+    database: Database, connection: Connection
+) -> None:
+    """Not with all that there ever was; a later start goes on where the last one was."""
+    await commit_events(connection)
+    world = World(database)
+    await world.relay.open()
+    ids = await commit_events(connection)
+    await world.another().open()
+    await world.relay.run_once()
+    assert ids == world.bus.ids
+
+
+async def test_one_of_many_relays_publishes(world: World, connection: Connection) -> None:
+    """Every event once, in the order of the log."""
     ids = await commit_events(connection, 60)
-    bus = RecordingBus()
-    relays = [relay_of(database, bus, batch_max=7) for _ in range(3)]
+    relays = [world.another(batch_max=7) for _ in range(3)]
     while any(await asyncio.gather(*(relay.run_once() for relay in relays))):
         pass
-    assert sorted(ids) == sorted(bus.ids)
-    assert 0 == await undelivered(connection)
+    assert ids == world.bus.ids
+    assert 0 == await unpublished(connection)
 
 
-@pytest.mark.parametrize(("times", "lease_seconds"), [(1, 30.0), (2, NO_LEASE_SECONDS)])
-async def test_a_lease_that_runs_out_while_publishing_only_repeats_the_event(
-    times: int, lease_seconds: float, database: Database, connection: Connection
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_a_relay_that_dies_is_replaced_when_its_lease_is_over(
+    world: World, connection: Connection, is_dead: bool
 ) -> None:
-    """Another relay takes it then, and not before."""
+    """What it had published without moving on is published again: twice rather than never."""
     ids = await commit_events(connection)
-    bus, other_bus = RecordingBus(), RecordingBus()
-    store = PostgresOutboxStore(database)
-    other = relay_of(database, other_bus)
-    taken = await store.take(10, lease_seconds)
-    await bus.publish(taken)
-    await other.run_once()
-    await store.mark(bus.ids)
-    assert ids * times == bus.ids + other_bus.ids
-    assert 0 == await undelivered(connection)
+
+    async def die() -> None:
+        raise asyncio.CancelledError
+
+    other_bus = RecordingBus()
+    other = world.another(other_bus)
+    if is_dead:
+        world.bus.meanwhile = die
+        world.relay.close = die  # type: ignore[method-assign]
+        with pytest.raises(asyncio.CancelledError):
+            await world.relay.run_once()
+    else:
+        await world.relay.run_once()
+    world.clock.now = LEASE_SECONDS - 1
+    assert 0 == await other.run_once()
+    world.clock.now = LEASE_SECONDS + 1
+    assert int(is_dead) == await other.run_once()
+    assert (ids, ids * is_dead) == (world.bus.ids, other_bus.ids)
 
 
-@pytest.mark.parametrize(("expected", "dies"), [(2, True), (1, False)])
-async def test_a_relay_that_dies_before_it_marks_leaves_the_event_to_the_next(
-    expected: int, dies: bool, database: Database, connection: Connection
+@pytest.mark.parametrize("is_fenced", [True, False])
+async def test_a_relay_that_is_stopped_beyond_its_lease_moves_nothing(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch, is_fenced: bool
 ) -> None:
-    """Twice with one id rather than never."""
-    ids = await commit_events(connection)
-    bus = RecordingBus()
-    store = PostgresOutboxStore(database)
-    taken = await store.take(10, NO_LEASE_SECONDS)
-    await bus.publish(taken)
-    if not dies:
-        await store.mark(ids)
-    await relay_of(database, bus).run_once()
-    assert ids * expected == bus.ids
+    """Another one is farther by then; without the fence, the place would go back behind it."""
+    first = await commit_events(connection)
+    if not is_fenced:
+        statements = QUERIES
+        unfenced = statements["advance_bus"].replace("token = $1", "$1::uuid IS NOT NULL")
+        monkeypatch.setattr(bus_module, "QUERIES", {**statements, "advance_bus": unfenced})
+    other = world.another()
+
+    async def be_stopped() -> None:
+        world.bus.meanwhile = None
+        world.clock.now += LEASE_SECONDS + 1
+        second.extend(await commit_events(connection))
+        assert 2 == await other.run_once()
+
+    second: list[UUID] = []
+    world.bus.meanwhile = be_stopped
+    await world.relay.run_once()
+    assert first * 2 + second == sorted(world.bus.ids, key=(first + second).index)
+    assert (0 if is_fenced else 1) == await unpublished(connection)
 
 
 async def test_no_transaction_is_open_while_the_bus_works(
-    database: Database, connection: Connection
+    world: World, connection: Connection
 ) -> None:
     """A slow bus keeps no snapshot and no lock."""
     await commit_events(connection)
-    bus = RecordingBus()
     open_ones: list[int] = []
 
     async def look() -> None:
@@ -160,210 +207,135 @@ async def test_no_transaction_is_open_while_the_bus_works(
                    AND backend_type = 'client backend'"""
             )
         )
-        await connection.execute("UPDATE outbox SET payload = '{}'")
+        await connection.execute("UPDATE outbox_reader SET paused_until = '-infinity'")
 
-    bus.meanwhile = look
-    await relay_of(database, bus).run_once()
+    world.bus.meanwhile = look
+    await world.relay.run_once()
     assert [0] == open_ones
 
 
-async def test_an_event_that_commits_late_stands_behind_every_told_position(
-    database: Database, connection: Connection, database_url: str
+async def test_an_event_that_commits_late_is_published(
+    world: World, connection: Connection, database_url: str
 ) -> None:
-    """Its transaction began before that of a published event; resuming does not pass it."""
+    """Its transaction began before that of a published event; the place names it."""
     late = await connect(database_url)
-    transaction = late.transaction()
-    await transaction.start()
-    (late_id,) = await commit_events(late)
-    (early_id,) = await commit_events(connection)
-    bus = RecordingBus()
-    await relay_of(database, bus).run_once()
-    await transaction.commit()
+    async with late.transaction():
+        (late_id,) = await commit_events(late)
+        (early_id,) = await commit_events(connection)
+        assert 1 == await world.relay.run_once()
     await late.close()
-    (event,) = bus.events
-    assert early_id == event.event_id
-    rows = await connection.fetch("SELECT event_id, position FROM outbox")
-    positions = {row["event_id"]: row["position"] for row in rows}
-    # The twin: the event's own position would have lost the late one.
-    assert event.position <= positions[late_id] < positions[early_id]
+    await world.relay.close()
+    world.clock.now += LEASE_SECONDS
+    assert 1 == await world.another().run_once()
+    assert [early_id, late_id] == world.bus.ids
 
 
-async def test_an_event_under_way_holds_the_resume_position_back(
-    database: Database, connection: Connection
-) -> None:
-    """What another relay still has on lease may come yet; once marked it holds back nothing."""
-    store = PostgresOutboxStore(database)
-    first = await commit_events(connection)
-    (held,) = await store.take(10, 30.0)
-    await commit_events(connection)
-    position = await connection.fetchval("SELECT position FROM outbox WHERE event_id = $1", *first)
-    # Other tests' transactions hold the place back as well.
-
-    async def is_free() -> bool:
-        return bool(await oldest_running(connection) > position)
-
-    await until(is_free)
-    (event,) = await store.take(10, 30.0)
-    assert position == event.position >= held.position
-    await store.mark(first)
-    await commit_events(connection)
-    (third,) = await store.take(10, 30.0)
-    assert third.position > position
-
-
-async def test_a_bus_that_is_away_costs_no_try_and_no_lease(
-    database: Database, connection: Connection
-) -> None:
+async def test_a_bus_that_is_away_costs_no_try(world: World, connection: Connection) -> None:
     """However long; the events go as soon as it is back."""
     ids = await commit_events(connection)
-    bus = RecordingBus()
-    relay = relay_of(database, bus)
-    bus.is_away = True
-    for _ in range(2 * NO_PAUSE.tries_max):
+    world.bus.is_away = True
+    for _ in range(2 * TRIES_MAX):
         with pytest.raises(BusUnavailable):
-            await relay.run_once()
-    assert 0 == await connection.fetchval("SELECT tries FROM outbox")
-    bus.is_away = False
-    assert 1 == await relay.run_once()
-    assert ids == bus.ids
+            await world.relay.run_once()
+    assert 0 == await connection.fetchval("SELECT count(*) FROM outbox_delivery")
+    world.bus.is_away = False
+    assert 1 == await world.relay.run_once()
+    assert ids == world.bus.ids
 
 
-async def test_an_event_refused_too_often_dies_and_can_be_replayed(
-    database: Database, connection: Connection
+async def test_an_event_refused_too_often_dies_and_can_be_retried(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its neighbours go on; its death says why; its replay stands at the end of history."""
+    """Its neighbours go on; its death says why."""
+    monkeypatch.setattr(relay_module, "TRIES_MAX", TRIES_MAX)
+    monkeypatch.setattr(relay_module, "PAUSE", Backoff(0.0, 0.0))
     bad, good = await commit_events(connection, 2)
-    bus = RecordingBus()
-    bus.reasons = {bad: "too large\0"}
-    told: list[Observation] = []
-    relay = relay_of(database, bus)
-    relay._observe = told.append
-    for _ in range(NO_PAUSE.tries_max):
-        assert await relay.run_once() > 0
-    assert 0 == await relay.run_once()
-    assert [good] == bus.ids
-    assert [EventBuried(bad, "too large\0")] == [e for e in told if isinstance(e, EventBuried)]
+    world.bus.reasons = {bad: "too large\0"}
+    assert 2 == await world.relay.run_once()
+    for _ in range(TRIES_MAX):
+        world.clock.now += LOOK_SECONDS + 1
+        await world.relay.run_once()
+    assert [good] == world.bus.ids
+    buried = [each for each in world.told if isinstance(each, EventBuried)]
+    assert [EventBuried(bad, "too large\0")] == buried
     (letter,) = await dead_letters(connection, 10)
     assert (bad, 3, "too large") == (letter["event_id"], letter["tries"], letter["dead_reason"])
-    old = await connection.fetchval("SELECT max(position) FROM outbox")
     assert 0 == await retry_dead_letters(connection, [good])
     assert 1 == await retry_dead_letters(connection, None)
-    assert old < await connection.fetchval("SELECT position FROM outbox WHERE event_id = $1", bad)
-    bus.reasons = {}
-    assert 1 == await relay.run_once()
-    assert [good, bad] == bus.ids
-
-
-async def test_a_refused_event_waits_longer_each_time(
-    database: Database, connection: Connection
-) -> None:
-    """And at random within the half of it."""
-    (event_id,) = await commit_events(connection)
-    store = PostgresOutboxStore(database)
-    limits = RefusalLimits(pause_seconds_first=100, pause_seconds_max=300)
-    pauses = []
-    for _ in range(4):
-        assert set() == await store.refuse({event_id: ""}, limits)
-        pauses.append(
-            await connection.fetchval(
-                "SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM outbox"
-            )
-        )
-    for pause, longest in zip(pauses, (100, 200, 300, 300), strict=True):
-        assert longest / 2 - 10 < pause <= longest
-
-
-async def test_refused_events_do_not_come_back_together(
-    database: Database, connection: Connection
-) -> None:
-    """Refused in one statement, each is put off by a time of its own, within half of the pause."""
-    ids = await commit_events(connection, 50)
-    now = datetime(2030, 1, 1, tzinfo=UTC)
-    store = PostgresOutboxStore(database, lambda: now)
-    limits = RefusalLimits(pause_seconds_first=100, pause_seconds_max=300)
-    await store.refuse(dict.fromkeys(ids, "no"), limits)
-    pauses = {
-        (row["due_at"] - now).total_seconds()
-        for row in await connection.fetch("SELECT due_at FROM outbox")
-    }
-    assert len(pauses) > 25
-    assert min(pauses) >= 50
-    assert max(pauses) <= 100
-    assert max(pauses) - min(pauses) > 10
+    world.bus.reasons = {}
+    world.clock.now += LOOK_SECONDS
+    await world.relay.run_once()
+    assert [good, bad] == world.bus.ids
+    assert 0 == await unpublished(connection)
 
 
 async def test_the_lag_is_the_age_of_the_oldest_event_that_is_not_on_the_bus(
-    database: Database, connection: Connection
+    world: World, connection: Connection
 ) -> None:
-    """Leased or put off, it is owed still; what is published or dead is not."""
-    now = datetime(2030, 1, 1, tzinfo=UTC)
-    store = PostgresOutboxStore(database, lambda: now)
+    """Refused, it is owed still; what is published or dead is not."""
+    store = world.store()
     assert await store.oldest_seconds() is None
     ids = await commit_events(connection, 3)
     for event_id, minutes in zip(ids, (30, 20, 10), strict=True):
         await connection.execute(
             "UPDATE outbox SET created_at = $1 WHERE event_id = $2",
-            now - timedelta(minutes=minutes),
+            NOW - timedelta(minutes=minutes),
             event_id,
         )
     assert 30 * 60 == await store.oldest_seconds()
-    assert ids[:1] == [event.event_id for event in await store.take(1, 3600)]
-    assert 30 * 60 == await store.oldest_seconds()
-    await store.mark(ids[:1])
+    world.bus.reasons = {ids[1]: "no"}
+    relay = world.another(batch_max=2)
+    assert 2 == await relay.run_once()
+    assert 30 * 60 == relay.lag.seconds
     assert 20 * 60 == await store.oldest_seconds()
-    await store.refuse({ids[1]: "no"}, RefusalLimits(tries_max=2))
-    assert 20 * 60 == await store.oldest_seconds()
-    await store.refuse({ids[1]: "no"}, RefusalLimits(tries_max=2))
-    assert 10 * 60 == await store.oldest_seconds()
-    relay = relay_of(database, RecordingBus())
-    relay._store = store
-    relay.lag = Lag(store.oldest_seconds)
     assert 1 == await relay.run_once()
-    assert 10 * 60 <= relay.lag.seconds
+    await connection.execute("UPDATE outbox_delivery SET dead_reason = 'no'")
     assert await store.oldest_seconds() is None
 
 
-async def test_a_relay_that_is_cancelled_while_publishing_gives_its_events_back(
-    database: Database, connection: Connection
+async def test_a_relay_that_is_cancelled_while_publishing_gives_its_lease_back(
+    world: World, connection: Connection
 ) -> None:
-    """The next one need not wait for the lease."""
+    """The next one need not wait for its end."""
     ids = await commit_events(connection)
-    bus = RecordingBus()
     publishing = asyncio.Event()
 
     async def hang() -> None:
         publishing.set()
         await asyncio.Event().wait()
 
-    bus.meanwhile = hang
-    task = asyncio.create_task(relay_of(database, bus).run_once())
+    world.bus.meanwhile = hang
+    task = asyncio.create_task(world.relay.run_once())
     await publishing.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     other_bus = RecordingBus()
-    assert 1 == await relay_of(database, other_bus).run_once()
+    assert 1 == await world.another(other_bus).run_once()
     assert ids == other_bus.ids
 
 
-async def test_taking_is_a_hot_update(database: Database, connection: Connection) -> None:
-    """It touches no index."""
+async def test_publishing_leaves_no_dead_row_in_the_log(
+    world: World, connection: Connection, database: Database
+) -> None:
+    """Only the reader's row changes."""
     await commit_events(connection, 20)
-    await PostgresOutboxStore(database).take(20, 30.0)
+    await world.relay.run_once()
     await connection.execute("SELECT pg_stat_force_next_flush()")
-    async with database.upkeep() as taker:
-        await taker.execute("SELECT pg_stat_force_next_flush()")
+    async with database.upkeep() as reader:
+        await reader.execute("SELECT pg_stat_force_next_flush()")
     row = await connection.fetchrow(
-        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox'"
+        "SELECT sum(n_tup_upd) AS updated, sum(n_tup_del) AS deleted, sum(n_dead_tup) AS dead"
+        " FROM pg_stat_user_tables WHERE relname ~ '^outbox_[0-7]$'"
     )
     assert row is not None
-    assert 20 == row["n_tup_upd"] == row["n_tup_hot_upd"]
+    assert (0, 0, 0) == (row["updated"], row["deleted"], row["dead"])
 
 
 async def test_without_its_tables_the_relay_says_that_the_database_is_away(
-    database: Database, connection: Connection
+    world: World, connection: Connection
 ) -> None:
     """It is a store's error, after which it tries again."""
-    await connection.execute("DROP TABLE outbox")
+    await connection.execute("DROP TABLE outbox_reader CASCADE")
     with pytest.raises(Unreachable):
-        await relay_of(database, RecordingBus()).run_once()
+        await world.relay.run_once()

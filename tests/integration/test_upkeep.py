@@ -14,11 +14,9 @@ from stretto.creation.attempt import AnswerStatus
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.postgres import retention
 from stretto.postgres.check import VIOLATIONS_MAX, check_database
-from stretto.postgres.connections import Database
-from stretto.postgres.history import PostgresHistoryStore
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.retention import Retention, RetentionSweeper, sweep, sweepable
-from support.database import connect, lock_waiters
+from support.database import connect, lock_waiters, pend
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -90,12 +88,15 @@ async def create(component: Component, key: str) -> UUID:
         ("event without a group", "UPDATE outbox SET subject = gen_random_uuid()"),
         (
             "more than one event of a kind",
-            """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-               SELECT gen_random_uuid(), event_type, subject, recipients, payload FROM outbox""",
+            """INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients,
+                                   conversation_id, payload)
+               SELECT slot, history, gen_random_uuid(), event_type, subject, recipients,
+                      conversation_id, payload
+               FROM outbox""",
         ),
         (
             "event tells of another conversation than its group",
-            "UPDATE outbox SET payload = '{}'",
+            "UPDATE outbox SET conversation_id = gen_random_uuid()",
         ),
         (
             "event without its owner among the recipients",
@@ -162,41 +163,57 @@ async def swept(connection: Connection, now: datetime) -> dict[str, int]:
     return await sweep(lambda: nullcontext(connection), RETENTION, now, lambda *_: None)
 
 
-async def test_only_what_is_settled_and_past_its_retention_is_swept(
+async def test_only_what_is_past_its_retention_is_swept(
     component: Component, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the given clock, range by range; what is pending, undelivered or dead stays, however old."""
+    """By the given clock, range by range; a delivery that a served reader has to make stays."""
     monkeypatch.setattr("stretto.postgres.retention.RANGE_BLOCKS", 1)
+    early = datetime.now(UTC) + timedelta(days=RETENTION_DAYS) - timedelta(minutes=10)
+    late = early + timedelta(minutes=20)
     for number in range(40):
         await create(component, f"k{number}")
     await connection.execute(
-        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, claimed_at)
-           VALUES (gen_random_uuid(), 'alice', '0123456789abcdef', gen_random_uuid(), '2020-01-01');
-           INSERT INTO inbox (consumer, message_id) VALUES ('c', gen_random_uuid())"""
+        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+           VALUES (gen_random_uuid(), 'alice', '0123456789abcdef', gen_random_uuid());
+           INSERT INTO inbox (consumer, message_id) VALUES ('c', gen_random_uuid());
+           INSERT INTO outbox_reader (name, history, seen) SELECT 'bus', history, seen
+           FROM outbox_present;
+           INSERT INTO outbox_delivery (reader, event_id, event_type, subject, conversation_id,
+                                        recipients, payload, created_at, due_at, dead_reason)
+           SELECT reader, event_id, event_type, subject, conversation_id, recipients, payload,
+                  created_at, created_at, reason
+           FROM outbox, (VALUES ('bus', NULL), ('webhook', NULL), ('webhook ', 'dead'))
+                    AS delivery (reader, reason)
+           WHERE event_id = (SELECT event_id FROM outbox LIMIT 1)"""
     )
-    component.relay.stop()
-    await connection.execute("UPDATE outbox SET published_at = clock_timestamp()")
-    kept = await connection.fetch(
-        """UPDATE outbox SET published_at = NULL, dead_reason = dead
-           FROM (SELECT event_id, CASE WHEN row_number() OVER () = 1 THEN 'dead' END AS dead
-                 FROM outbox LIMIT 2) AS chosen
-           WHERE outbox.event_id = chosen.event_id RETURNING outbox.event_id"""
-    )
-    early = datetime.now(UTC) + timedelta(days=RETENTION_DAYS) - timedelta(minutes=10)
-    late = early + timedelta(minutes=20)
-    nothing = {"attempt": 0, "outbox": 0, "inbox": 0}
+    await connection.execute("UPDATE outbox_reader SET served_at = $1", late)
+    nothing = {"attempt": 0, "inbox": 0, "outbox_delivery": 0, "outbox": 0}
     assert nothing == await sweepable(connection, RETENTION, early)
     assert nothing == await swept(connection, early)
-    expected = {"attempt": 40, "outbox": 38, "inbox": 1}
+    expected = {"attempt": 41, "inbox": 1, "outbox_delivery": 2, "outbox": 0}
     assert expected == await sweepable(connection, RETENTION, late)
     assert expected == await swept(connection, late)
-    assert "pending" == await connection.fetchval("SELECT status FROM attempt")
-    assert {row["event_id"] for row in kept} == {
-        row["event_id"] for row in await connection.fetch("SELECT event_id FROM outbox")
-    }
+    assert "bus" == await connection.fetchval("SELECT reader FROM outbox_delivery")
     component.creator.forget()
     answer = await component.creator.create(IdempotencyKey("k0"), TEAM)
     assert answer.status is AnswerStatus.HEALED
+
+
+async def test_a_pending_attempt_goes_unless_a_leader_holds_it(
+    component: Component, connection: Connection, database_url: str
+) -> None:
+    """Whoever retries claims its key again; the leader that comes back is fenced."""
+    held, left = await pend(connection, "held"), await pend(connection, "left")
+    future = datetime.now(UTC) + timedelta(days=2 * RETENTION_DAYS)
+    leader = await connect(database_url)
+    async with leader.transaction():
+        await leader.execute("SELECT FROM attempt WHERE group_id = $1 FOR UPDATE", held)
+        assert 1 == (await swept(connection, future))["attempt"]
+        assert held == await connection.fetchval("SELECT group_id FROM attempt")
+    await leader.close()
+    answer = await component.creator.create(IdempotencyKey("left"), TEAM)
+    assert (left, AnswerStatus.CREATED) == (answer.group.group_id, answer.status)
+    assert set() == await violations(connection)
 
 
 async def partition(connection: Connection, table: str, key: str) -> None:
@@ -219,18 +236,19 @@ async def test_partitioned_tables_are_swept_as_counted(
 ) -> None:
     """A parent has no blocks of its own; all the rest works on it as on a plain table."""
     monkeypatch.setattr(retention, "RANGE_BLOCKS", range_blocks)
-    for table, key in (("attempt", "group_id"), ("outbox", "event_id"), ("inbox", "message_id")):
+    for table, key in (("attempt", "group_id"), ("inbox", "message_id")):
         await partition(connection, table, key)
     async with open_component(database_url) as component:
         for number in range(100):
             await create(component, f"k{number}")
-        component.relay.stop()
     await connection.execute(
-        """UPDATE outbox SET published_at = clock_timestamp();
+        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
+           SELECT gen_random_uuid(), 'alice', '0123456789abcdef', gen_random_uuid()
+           FROM generate_series(1, 100);
            INSERT INTO inbox SELECT 'c', gen_random_uuid() FROM generate_series(1, 100)"""
     )
     future = datetime.now(UTC) + timedelta(days=2 * RETENTION_DAYS)
-    expected = {"attempt": 100, "outbox": 100, "inbox": 100}
+    expected = {"attempt": 200, "inbox": 100, "outbox_delivery": 0, "outbox": 0}
     assert expected == await sweepable(connection, RETENTION, future)
     assert expected == await swept(connection, future)
     assert dict.fromkeys(expected, 0) == await sweepable(connection, RETENTION, future)
@@ -258,85 +276,6 @@ async def test_a_range_is_as_large_in_all_partitions_together(
     )
     assert 100_000 == sum(batches)
     assert -(-size["blocks"] // expected) == len(batches)
-
-
-async def test_history_starts_behind_what_was_swept(
-    component: Component, connection: Connection
-) -> None:
-    """Who resumes before it can be told so; what is younger is all there."""
-    assert 0 == await connection.fetchval(QUERIES["history_start"])
-    await create(component, "old")
-    await connection.execute("UPDATE outbox SET published_at = '2020-01-01'")
-    last = await connection.fetchval("SELECT position FROM outbox")
-    await create(component, "young")
-    assert 1 == (await swept(connection, datetime.now(UTC)))["outbox"]
-    assert last + 1 == await connection.fetchval(QUERIES["history_start"])
-    assert last < await connection.fetchval("SELECT min(position) FROM outbox")
-
-
-async def test_a_check_misses_no_event_that_was_swept(
-    component: Component, connection: Connection
-) -> None:
-    """Whatever its own retention says: the sweep may have had a shorter one."""
-    old = await create(component, "old")
-    await connection.execute("UPDATE outbox SET published_at = '2020-01-01'")
-    assert 1 == (await swept(connection, datetime.now(UTC)))["outbox"]
-    assert set() == await violations(connection)
-    # The twin: what came after the sweep is missed, with events behind it or without.
-    young = await create(component, "young")
-    await create(component, "kept")
-    # As after a restore: its row is of a later transaction.
-    await connection.execute("UPDATE chat_group SET name = name WHERE group_id = $1", old)
-    assert set() == await violations(connection)
-    await connection.execute("DELETE FROM outbox WHERE subject <> $1", young)
-    await connection.execute("UPDATE outbox SET position = '1' WHERE subject = $1", young)
-    assert {"group without its event"} == await violations(connection)
-    await connection.execute("DELETE FROM outbox")
-    report = await check_database(connection, RETENTION_DAYS)
-    assert 3 == len(report.violations)
-
-
-async def test_the_start_of_history_never_goes_back(
-    component: Component, connection: Connection
-) -> None:
-    """An event that was delivered late is swept late, although it stands before others."""
-    await create(component, "first")
-    await create(component, "second")
-    first, second = [
-        row["position"] for row in await connection.fetch("SELECT position FROM outbox ORDER BY 1")
-    ]
-    assert first < second
-    for position in (second, first):
-        await connection.execute(
-            "UPDATE outbox SET published_at = '2020-01-01' WHERE position = $1", position
-        )
-        await connection.execute(
-            "UPDATE outbox SET published_at = clock_timestamp() WHERE position < $1", position
-        )
-        assert 1 == (await swept(connection, datetime.now(UTC)))["outbox"]
-        assert second + 1 == await connection.fetchval(QUERIES["history_start"])
-
-
-@pytest.mark.parametrize("is_numbered_anew", [True, False])
-async def test_history_begins_anew_on_another_server(
-    is_numbered_anew: bool, component: Component, connection: Connection, database_url: str
-) -> None:
-    """A start that this server has not counted to is the one of the server before it."""
-    await create(component, "k")
-    own = await connection.fetchval("SELECT position FROM outbox")
-    if not is_numbered_anew:
-        await connection.execute("UPDATE outbox SET position = '1000000000'")
-    await connection.execute("UPDATE history_start SET position = '1000000000'")
-    async with Database(database_url) as database:
-        await PostgresHistoryStore(database).open()
-    start = await connection.fetchval(QUERIES["history_start"])
-    now = await connection.fetchval("SELECT pg_snapshot_xmax(pg_current_snapshot())")
-    assert own == start if is_numbered_anew else start <= now < 1_000_000_000
-    # The twin: a start of its own stays.
-    await connection.execute("UPDATE history_start SET position = $1", now)
-    async with Database(database_url) as database:
-        await PostgresHistoryStore(database).open()
-    assert now == await connection.fetchval(QUERIES["history_start"])
 
 
 @pytest.mark.parametrize(("expected", "is_busy"), [(0, True), (1, False)])
@@ -376,7 +315,7 @@ async def test_of_two_replicas_sweepers_one_works_at_a_time(
         )
         statement = QUERIES["sweep_attempts"].replace(lock, "true")
         assert statement != QUERIES["sweep_attempts"]
-        monkeypatch.setattr(retention, "QUERIES", {**QUERIES, "sweep_attempts": statement})
+        monkeypatch.setattr(retention, "STATEMENTS", {**retention.STATEMENTS, "attempt": statement})
     await create(component, "k")
     future = datetime.now(UTC) + timedelta(days=2 * RETENTION_DAYS)
     swept_at: list[str] = []

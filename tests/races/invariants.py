@@ -146,5 +146,5 @@ def _judge_parts(rows: Tables, group: GroupRecord) -> None:
     wanted = {(asked.owner, "owner"), *((user, "member") for user in asked.members)}
     assert conversation in rows.conversations, "G5: no conversation"
     assert members == wanted, "G5: other members than asked for"
-    assert event_id(group.group_id) in rows.events, "G8: no event"
+    assert event_id(group.conversation_id) in rows.events, "G8: no event"
     assert asked.fingerprint() == group.fingerprint, "a group under another body's fingerprint"

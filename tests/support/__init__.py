@@ -3,7 +3,7 @@
 | a service under test | |
 |---|---|
 | `api_client` | a client of the contract; `api_for` serves a database in this process |
-| `live_service` | a service whose sessions are under test, and a stand-in for the relay |
+| `live_service` | a service whose sessions are under test, and whose tail reads when a test says so |
 | `service_process` | a real `stretto serve` process |
 | `command_process` | the command `stretto`: its output, its errors and its exit code |
 | `topology` | replicas, relays and members on one NATS, under load |
@@ -36,6 +36,8 @@
 | `memory_store` | the protocol's stores over an in-memory database |
 | `both_stores` | one view of the stores in memory and of PostgreSQL's |
 | `hooked_stores` | writers' stores whose leads run a hook |
+| `memory_log` | the log of events in memory: commits in any order, crashes, promotions |
+| `log_events` | events and places of a log for tests of its readers |
 
 | time, log and waiting | |
 |---|---|

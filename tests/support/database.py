@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import asyncpg
+from uuid_utils.compat import uuid7
 
 from stretto.domain import event_id, group_id
 from stretto.postgres.check import check_database
@@ -69,10 +70,26 @@ async def groups(connection: Connection) -> int:
     return count
 
 
-async def undelivered(connection: Connection) -> int:
-    """Count the events that wait for the relay."""
-    count: int = await connection.fetchval("SELECT count(*) FROM outbox WHERE published_at IS NULL")
+async def unpublished(connection: Connection) -> int:
+    """Count the events that the bus still has to get: beyond its reader's place, or refused once."""
+    count: int = await connection.fetchval(
+        """SELECT (SELECT count(*) FROM outbox
+                   LEFT JOIN outbox_reader AS reader ON reader.name = 'bus'
+                   WHERE (outbox.history < reader.history
+                          OR (outbox.history = reader.history
+                              AND pg_visible_in_snapshot(position, seen))) IS NOT TRUE)
+                + (SELECT count(*) FROM outbox_delivery
+                   WHERE reader = 'bus' AND dead_reason IS NULL)"""
+    )
     return count
+
+
+async def pass_over(connection: Connection) -> None:
+    """Have the bus's reader take every event for published, as one does that waits for no answer."""
+    await connection.execute(
+        "UPDATE outbox_reader SET (history, seen) = ((SELECT max(number) FROM outbox_history),"
+        " pg_current_snapshot()) WHERE name = 'bus'"
+    )
 
 
 async def sound(connection: Connection) -> bool:
@@ -81,29 +98,32 @@ async def sound(connection: Connection) -> bool:
 
 
 async def commit_event(
-    connection: Connection, recipients: tuple[str, ...] = ("alice", "bob")
+    connection: Connection,
+    recipients: tuple[str, ...] = ("alice", "bob"),
+    *,
+    event_id: uuid.UUID | None = None,
+    subject: uuid.UUID | None = None,
 ) -> uuid.UUID:
-    """Commit an event, in the transaction that is open or in one of its own; return its id."""
-    id_ = uuid.uuid4()
+    """Commit an event, in the transaction that is open or in one of its own; return its id.
+
+    In the newest history and in the slot that is written to, as a lead does.
+    """
+    event_id = event_id or uuid.uuid4()
     await connection.execute(
-        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-           VALUES ($1, 'group.created', $1, $2, '{"name": "Team"}')""",
-        id_,
-        recipients,
+        """INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients,
+                               conversation_id, payload)
+           VALUES ((SELECT slot FROM outbox_slot ORDER BY number DESC LIMIT 1),
+                   (SELECT max(number) FROM outbox_history),
+                   $1, 'group.created', $2, $3, $4, '{"name": "Team"}')""",
+        *(event_id, subject or event_id, recipients, uuid7()),
     )
-    return id_
+    return event_id
 
 
 async def commit_group_event(connection: Connection, key: str) -> uuid.UUID:
     """Commit the event of a group of alice's, and not the group; return the event's id."""
     id_ = group_id("alice", key)
-    await connection.execute(
-        """INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-           VALUES ($1, 'group.created', $2, '{alice,bob}', '{}')""",
-        event_id(id_),
-        id_,
-    )
-    return event_id(id_)
+    return await commit_event(connection, event_id=event_id(id_), subject=id_)
 
 
 async def pend(

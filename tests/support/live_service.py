@@ -1,4 +1,4 @@
-"""A service whose sessions are under test, and a stand-in for the relay that feeds them."""
+"""A service whose sessions are under test, and whose tail reads only when a test has it read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ import orjson
 
 from stretto.assembly.application import create_app
 from stretto.assembly.settings import ComponentSettings
-from stretto.events.event import CommittedEvent
-from stretto.events.positions import Position
-from stretto.events.relay import OutboxRelay
+from stretto.events.tail import LogTail
 from stretto.http.event_streams import StreamSettings
 from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
-from stretto.postgres.outbox import envelope
 from support.api_client import SECRET, TEAM, Api, connected_api, token_of
 from support.waiting import until
 
@@ -31,8 +28,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from stretto.events.hub import HubSettings, SessionHub
-    from support.database import Connection
 
+_read = LogTail.run_once
 # Nothing here takes as long: a session that hangs must not hang the suite.
 DEADLINE_SECONDS = 20
 STREAM = {"Accept": "text/event-stream"}
@@ -146,6 +143,17 @@ class LiveService:
         """Create a group of alice, bob and carol; return its id."""
         return str((await self.api.create(key, TEAM)).json["group_id"])
 
+    async def tail_once(self) -> int:
+        """Deliver all that has committed, as the tail does; return how many events that were."""
+        if self.hub.place is None or not self.hub:
+            return 0
+        runs = self.app[SERVICE].runner._runs
+        tail = next(actor for actor in runs if isinstance(actor, LogTail))
+        with patch.object(self.hub, "deliver", wraps=self.hub.deliver) as deliver:
+            while await _read(tail):
+                pass
+        return deliver.call_count
+
     async def emptied(self) -> None:
         """Wait until nobody is connected and no task of a session is left."""
         await until(lambda: not (len(self.hub) or session_tasks()))
@@ -194,8 +202,8 @@ async def live_service(
         settings=settings,
         streams=streams or StreamSettings(),
     )
-    # The tests relay, step by step.
-    with patch.object(OutboxRelay, "run_once", _at_rest):
+    # The tests have it read, step by step.
+    with patch.object(LogTail, "run_once", _at_rest):
         async with (
             serving(app, host="127.0.0.1", port=0) as port,
             connected_api(f"http://127.0.0.1:{port}") as api,
@@ -203,29 +211,7 @@ async def live_service(
             yield LiveService(api, app)
 
 
-async def _at_rest(_: OutboxRelay) -> int:
-    """Relay nothing."""
-    return 0
-
-
-async def relay_once(connection: Connection, hub: SessionHub) -> int:
-    """Deliver what waits in the outbox, as the relay does; return how many events that were."""
-    rows = await connection.fetch(
-        """SELECT *, least(pg_snapshot_xmin(pg_current_snapshot()), (
-               SELECT min(position) FROM outbox WHERE published_at IS NULL)) AS resume_from
-           FROM outbox WHERE published_at IS NULL ORDER BY position, event_id"""
-    )
-    for row in rows:
-        hub.deliver(
-            CommittedEvent(
-                row["event_id"],
-                tuple(row["recipients"]),
-                envelope(row),
-                Position(row["resume_from"]),
-            )
-        )
-    await connection.execute(
-        "UPDATE outbox SET published_at = clock_timestamp() WHERE event_id = ANY($1)",
-        [row["event_id"] for row in rows],
-    )
-    return len(rows)
+async def _at_rest(tail: LogTail) -> int:
+    """Find the place at which the first session begins, and read nothing from there on."""
+    hub = tail._hub
+    return 0 if hub and hub.place is not None else await _read(tail)

@@ -17,7 +17,7 @@ from nats.js.errors import NoStreamResponseError
 from stretto.embedded.nats import nats_program
 from stretto.nats.deployment import Deployment
 from stretto.postgres.connections import Database
-from stretto.postgres.history import PostgresHistoryStore
+from stretto.postgres.log import origin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -107,7 +107,7 @@ async def nats_client(url: str) -> AsyncIterator[Client]:
 async def deployment_of(database_url: str, prefix: str = OURS.prefix) -> Deployment:
     """Return what a service with this database goes by on NATS."""
     async with Database(database_url) as database:
-        return Deployment(prefix, await PostgresHistoryStore(database).origin())
+        return Deployment(prefix, await origin(database))
 
 
 async def stored(client: Client, stream: str) -> list[Msg]:

@@ -7,12 +7,14 @@ import itertools
 import signal
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import aiohttp
 import orjson
 
 from stretto.postgres.check import check_database
 from support.api_client import connected_api, token_of
+from support.database import unpublished
 from support.live_service import SseClient
 from support.nats_process import OURS, nats_client, stored
 from support.waiting import until
@@ -102,15 +104,15 @@ class Topology:
         self.server = server
         self._database_url = database_url
         self.urls: list[str] = []
-        self.created: set[str] = set()
-        """The keys whose creation was acknowledged."""
+        self.created: dict[str, UUID] = {}
+        """The conversations of the keys whose creation was acknowledged."""
         self._loads = itertools.count()
 
     async def replica(self) -> ServiceProcess:
         """Start a replica."""
         service = await self._start_service(
             NATS_URL=self.server.url,
-            # What a killed replica had taken is sent soon.
+            # Soon after a publisher was killed, another one goes on.
             RELAY_LEASE_SECONDS="1",
         )
         self.urls.append(service.url)
@@ -146,7 +148,7 @@ class Topology:
                     async with connected_api(url) as api:
                         reply = await api.create(key, TEAM)
                         if reply.status == 201:
-                            self.created.add(key)
+                            self.created[key] = UUID(reply.json["conversation_id"])
                             return
                         assert reply.status in (409, 503), reply.body
                 await asyncio.sleep(0.01)
@@ -172,9 +174,12 @@ class Topology:
 
 
 async def delivered(connection: Connection) -> set[str]:
-    """Wait until the outbox is empty; return the events of all committed groups."""
-    is_empty = "SELECT count(*) = 0 FROM outbox WHERE published_at IS NULL"
-    await until(lambda: connection.fetchval(is_empty), DEADLINE_SECONDS)
+    """Wait until every event is published; return the events of all committed groups."""
+
+    async def is_published() -> bool:
+        return not await unpublished(connection)
+
+    await until(is_published, DEADLINE_SECONDS)
     assert [] == (await check_database(connection, retention_days=30)).violations
     rows = await connection.fetch(
         "SELECT event_id FROM outbox JOIN chat_group ON group_id = outbox.subject"

@@ -134,7 +134,7 @@ def _gauges(component: Component) -> dict[str, tuple[str, Callable[[], int]]]:
         "stretto_sessions": ("Live sessions.", lambda: len(component.hub)),
         "stretto_relay_lag_seconds": (
             "Age of the oldest event that is not on the bus yet.",
-            lambda: round(component.relay.lag.seconds),
+            lambda: round(component.relay.lag.seconds) if component.relay else 0,
         ),
         "stretto_webhook_lag_seconds": (
             "Age of the oldest event that the webhook's endpoint still has to get.",

@@ -1,20 +1,20 @@
 """Component: what runs, and the order in which it starts and stops.
 
-Start: connections, bus, relay, sweeper, webhook, readers, writers, history reader, hub, commands,
-the watch of a host's pool, then the HTTP server. Stop, the other way round:
+Start: connections, bus, relay, sweeper, webhook, readers, announcer, writers, history reader, log
+tail, hub, commands, the watch of a host's pool, then the HTTP server. Stop, the other way round:
 
 1. the service drains: `/readyz` is 503, all else is served, and each connection ends with its next
    answer (for `STRETTO_DRAIN_SECONDS`; `server.py`);
 2. the server stops listening, and closes the connections on which no request has come;
 3. no more commands are taken; those under way are settled and acknowledged (bounded);
 4. the hub closes its sessions (1001) and waits until they have gone (bounded);
-5. the history reader stops; sessions that still ask are answered with an error;
+5. history reader and log tail stop; sessions that still ask are answered with an error;
 6. the creator rejects new requests and lets its flights finish (bounded);
 7. the mailbox closes: what is still queued is answered with an error;
 8. the watch of a host's pool ends, and the writers give their connections back; a write that is
    still under way is cut off;
 9. the readers stop; what still waits for them is answered with an error;
-10. relay, sweeper and webhook stop; events that were being sent are given back;
+10. relay, sweeper, webhook and announcer stop; what they hold on lease is given back;
 11. the bus closes;
 12. the pool closes, unless it is the host's;
 13. the server waits until all that was read is answered (bounded), and closes the connections that
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from stretto.events.history_reader import Ask, HistoryReader, Stretch
     from stretto.events.hub import SessionHub
     from stretto.events.relay import OutboxRelay
+    from stretto.events.tail import Announcer, LogTail
     from stretto.nats.opening import Nats
     from stretto.postgres.connections import Database
     from stretto.postgres.hosts_pool import PoolWatch
@@ -62,7 +63,10 @@ class Component:
     mailbox: Mailbox[Write, WriteResult]
     hub: SessionHub
     history: Mailbox[Ask, Stretch]
-    relay: OutboxRelay
+    tail: LogTail
+    announcer: Announcer
+    relay: OutboxRelay | None
+    """None without a bus."""
     webhook: WebhookSender | None
     sweeper: RetentionSweeper
     history_reader: HistoryReader
@@ -84,20 +88,25 @@ class Component:
         start = self.runner.start
         if self.nats is not None:
             start(self.nats.connection)
-            start(self.nats.events)
             await self.nats.events.ready()
-        start(self.relay)
+        if self.relay is not None:
+            # Before the first request. Where the server takes no writes yet, there is none.
+            with suppress(StoreError):
+                await self.relay.open()
+            start(self.relay)
         start(self.sweeper)
         if self.webhook is not None:
             await self.webhook.open()
             start(self.webhook)
         for reader in self.reads.readers:
             start(reader, is_vital=True)
+        start(self.announcer)
         for writer, store in zip(self.writers, self.write_stores, strict=True):
             with suppress(StoreError):
                 await store.open()
             start(writer, is_vital=True)
         start(self.history_reader, is_vital=True)
+        start(self.tail, is_vital=True)
         start(self.hub)
         if self.nats is not None:
             start(self.nats.commands)
@@ -109,17 +118,18 @@ class Component:
 
         Also where the start has not come to its end.
         """
-        stop, nats, webhook = self.runner.stop, self.nats, self.webhook
+        stop, nats = self.runner.stop, self.nats
+        readers = [each for each in (self.relay, self.webhook) if each is not None]
         steps: tuple[Callable[[], Awaitable[None]], ...] = (
             partial(stop, *([nats.commands] if nats else [])),  # 3
             partial(stop, self.hub),  # 4
-            partial(stop, self.history_reader),  # 5
+            partial(stop, self.history_reader, self.tail),  # 5
             self.creator.stop,  # 6
             self._close_mailbox,  # 7
             partial(stop, *([self.pool_watch] if self.pool_watch else []), *self.writers),  # 8
             partial(stop, *self.reads.readers),  # 9
-            partial(stop, self.relay, self.sweeper, *([webhook] if webhook else [])),  # 10
-            partial(stop, *([nats.events, nats.connection] if nats else [])),  # 11
+            partial(stop, self.sweeper, self.announcer, *readers),  # 10
+            partial(stop, *([nats.connection] if nats else [])),  # 11
         )
         async with AsyncExitStack() as stack:
             for step in reversed(steps):

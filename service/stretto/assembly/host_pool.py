@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection, Pool
 
-# Beside the writers', which are kept for good: one for reads, one for relay, sweeper and webhook.
-POOL_SPARE_MIN: Final = 2
+# Beside the writers', which are kept for good: one for reads, one for relay, sweeper and webhook, one
+# that the log tail keeps while there are sessions.
+POOL_SPARE_MIN: Final = 3
 # How many connections of a pool the components that run on it need. The pool cannot say which of
 # its connections a component has, and a count of those in use would include the host's own.
 _needed: Final[dict[Pool, int]] = {}

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from stretto.assembly.component import Component
+from stretto.assembly.host_bus import HostsBus
 from stretto.assembly.host_options import (
     guarded,
     require_bus,
@@ -30,18 +33,19 @@ from stretto.creation.reads import Reads
 from stretto.creation.writer import GroupWriter
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
 from stretto.events.hub import SessionHub
-from stretto.events.local_bus import LocalBus
 from stretto.events.relay import OutboxRelay
+from stretto.events.tail import Announcer, LogTail
 from stretto.nats.opening import Bus, make_nats
 from stretto.observations import ConnectionLost, Observation
 from stretto.postgres.attempts import PostgresAttemptStore
-from stretto.postgres.connections import Database
+from stretto.postgres.bus import PostgresBusStore
+from stretto.postgres.connections import Database, Lane
 from stretto.postgres.groups import PostgresGroupStore
-from stretto.postgres.history import PostgresHistoryStore
 from stretto.postgres.hosts_pool import PoolWatch
-from stretto.postgres.outbox import PostgresOutboxStore
+from stretto.postgres.log import PostgresLogStore, origin
 from stretto.postgres.readiness import Readiness
 from stretto.postgres.retention import RetentionSweeper, sweep
+from stretto.postgres.tail import PostgresTail
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
@@ -54,7 +58,6 @@ if TYPE_CHECKING:
 
     from stretto.creation.ports import Write, WriteResult
     from stretto.events.event import EventBus
-    from stretto.nats.opening import Nats
     from stretto.observations import Observer
     from stretto.postgres.driver_connection import Pool
     from stretto.postgres.hook import OnCreate
@@ -76,8 +79,8 @@ async def open_component(
 ) -> AsyncIterator[Component]:
     """Run the component on a database of its own connections, or on a host's pool.
 
-    A host's pool needs `settings.writers` connections for good and two for short reads, for each
-    component that shares it, and a search_path that leads to the tables. Close it after this.
+    A host's pool needs `settings.writers` connections for good and three others, for each component
+    that shares it, and a search_path that leads to the tables. Close it after this.
 
     Raises `TypeError` and `ConfigurationError` for what cannot work, such as names on NATS that are
     another deployment's, and `Unreachable` when the database does not answer.
@@ -97,12 +100,10 @@ async def open_component(
         endpoint = None
         if settings.webhook.webhook_url:
             endpoint = await stack.enter_async_context(WebhookEndpoint(settings.webhook))
-        history = PostgresHistoryStore(database)
-        await history.open()
-        hub = SessionHub(await history.origin(), settings.hub, observe)
         component = put_together(
-            Inputs(database, pool, runner, history, endpoint, bus, on_create, observe),
-            hub,
+            Inputs(
+                database, pool, await origin(database), runner, endpoint, bus, on_create, observe
+            ),
             settings,
         )
         await stack.enter_async_context(component.creator)
@@ -117,15 +118,16 @@ class Inputs:
 
     database: Database
     pool: Pool | None
+    origin: str
+    """Identifies the database."""
     runner: Runner
-    history: PostgresHistoryStore
     endpoint: WebhookEndpoint | None
     bus: EventBus | None
     on_create: OnCreate | None
     observe: Observer
 
 
-def put_together(inputs: Inputs, hub: SessionHub, settings: ComponentSettings) -> Component:
+def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     """Put the parts together; nothing runs yet."""
     database, observe = inputs.database, inputs.observe
 
@@ -145,22 +147,39 @@ def put_together(inputs: Inputs, hub: SessionHub, settings: ComponentSettings) -
         settings.mailbox_max, lambda write: write.new_group.owner
     )
     creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe)
-    nats = _nats(settings, hub, creator, observe)
-    relay = OutboxRelay(
-        PostgresOutboxStore(database),
-        inputs.bus or (nats.events if nats else LocalBus(hub.deliver)),
-        observe,
-        settings.relay,
-    )
+    nats = None
+    if settings.nats_url:
+        nats = make_nats(
+            Bus(settings.nats_url, settings.nats_prefix, inputs.origin, settings.nats),
+            creator,
+            observe,
+        )
+    bus: EventBus | None = nats.events if nats else None
+    if inputs.bus is not None:
+        bus = HostsBus(inputs.bus)
+    relay = None
+    if bus is not None:
+        relay = OutboxRelay(PostgresBusStore(database), bus, observe, settings.relay)
     webhook = None
     if inputs.endpoint is not None:
         webhook = WebhookSender(PostgresWebhookStore(database), inputs.endpoint, observe)
-    # The readers of the outbox, which a writer wakes.
-    wakes = [each.wake for each in (relay, webhook) if each is not None]
+    hub = SessionHub(settings.hub, observe)
+    tail_store = PostgresTail(database, uuid4())
+    tail = LogTail(
+        tail_store,
+        hub,
+        observe,
+        is_unheard=database.is_shared,
+        # The webhook is not among them: whichever process has written wakes its own sender.
+        others=[relay.wake] if relay else [],
+    )
+    announcer = Announcer(tail_store.announce)
+    # The readers of the log, which a writer wakes.
+    wakes = [each.wake for each in (tail, announcer, relay, webhook) if each is not None]
     breakers = OwnerBreakers(observe)
     pool_watch = None
     if inputs.pool is not None:
-        releases = [store.release for store in write_stores]
+        releases = [tail_store.close, *(store.release for store in write_stores)]
         pool_watch = PoolWatch(inputs.pool.is_closing, releases)
     asks: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max)
     return Component(
@@ -171,12 +190,16 @@ def put_together(inputs: Inputs, hub: SessionHub, settings: ComponentSettings) -
         mailbox=mailbox,
         hub=hub,
         history=asks,
+        tail=tail,
+        announcer=announcer,
         relay=relay,
         webhook=webhook,
         sweeper=RetentionSweeper(
             lambda progress: sweep(database.upkeep, settings.retention, None, progress), observe
         ),
-        history_reader=HistoryReader(asks, inputs.history, hub.origin, observe),
+        history_reader=HistoryReader(
+            asks, PostgresLogStore(partial(database.connection, Lane.HISTORY)), observe
+        ),
         writers=[
             GroupWriter(
                 mailbox,
@@ -193,15 +216,6 @@ def put_together(inputs: Inputs, hub: SessionHub, settings: ComponentSettings) -
         nats=nats,
         runner=inputs.runner,
     )
-
-
-def _nats(
-    settings: ComponentSettings, hub: SessionHub, creator: GroupCreator, observe: Observer
-) -> Nats | None:
-    if not settings.nats_url:
-        return None
-    bus = Bus(settings.nats_url, settings.nats_prefix, hub.origin, settings.nats)
-    return make_nats(bus, hub.deliver, hub.interrupt, creator, observe)
 
 
 def _component_settings(

@@ -29,8 +29,8 @@ class ComponentSettings:
     creator: CreatorSettings = field(default_factory=CreatorSettings)
     nats_url: str = setting(
         "",
-        "NATS servers that carry events and commands, comma-separated; embedded: one of"
-        " our own; empty: none, events stay in their process",
+        "NATS servers that events are published to and commands taken from, comma-separated;"
+        " embedded: one of our own; empty: none; sessions need none",
         is_secret=True,
     )
     nats_prefix: str = setting(

@@ -11,7 +11,7 @@ from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import opened, run
 from stretto.config import read_settings
 from stretto.nats.opening import Bus, describe_streams
-from stretto.postgres.history import PostgresHistoryStore
+from stretto.postgres.log import origin
 from stretto.provision import bus_place
 
 
@@ -37,9 +37,8 @@ def bus(
 
     async def work() -> None:
         async with opened(settings) as database, bus_place(settings) as nats_url:
-            origin = await PostgresHistoryStore(database).origin()
             component = settings.component
-            place = Bus(nats_url, component.nats_prefix, origin, component.nats)
+            place = Bus(nats_url, component.nats_prefix, await origin(database), component.nats)
             for line in await describe_streams(place, is_adopting=adopt, is_resizing=resize):
                 stdout.print(line)
 

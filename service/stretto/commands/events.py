@@ -12,7 +12,7 @@ from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import connected, run
 from stretto.config import read_settings
 from stretto.errors import NotFound
-from stretto.postgres.outbox import dead_letters, retry_dead_letters
+from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.webhook.store import disabled_at, enable, paused_until
 
 # As many as an operator can read.

@@ -12,8 +12,8 @@ from stretto.commands.console import stderr, stdout
 from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import connected, run
 from stretto.config import read_settings
+from stretto.postgres.retention import PARTITIONS, sweepable
 from stretto.postgres.retention import sweep as sweep_database
-from stretto.postgres.retention import sweepable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +26,8 @@ def sweep(
 ) -> None:
     """Delete what is past its retention.
 
-    Settled attempts, delivered events, the inbox. The attempts' keys still find their groups.
+    Old attempts, whole partitions of the log of events, dead letters, the inbox. The attempts' keys
+    still find their groups.
     """
     settings = read_settings(database_url=database_url, data_dir=data_dir)
     retention = settings.component.retention
@@ -52,4 +53,7 @@ def sweep(
 
 
 def _rows(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{rows} of {table}" for table, rows in counts.items())
+    return ", ".join(
+        f"{count} {'partitions ' if table == PARTITIONS else ''}of {table}"
+        for table, count in counts.items()
+    )

@@ -1,4 +1,4 @@
-"""Events on their way from the outbox to their recipients: what relay, bus and hub agree on.
+"""Events on their way from the log to their recipients: what relay, bus and hub agree on.
 
 An event is published at least once, always under the same id: a consumer with effects deduplicates
 by it (G8).
@@ -13,16 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from stretto.events.positions import Position
-
 # Of an event's envelope, on every way out.
 CONTENT_TYPE: Final = "application/cloudevents+json"
 # The prefix of a deployment's names on the bus: one token of a subject.
 BUS_PREFIX_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}"
 BUS_PREFIX: Final = "stretto"
-# After so many events, a bus lets the sessions' tasks run. It is fewer than a session's queue
-# holds, so that a burst does not close a session whose client reads.
-TURN_EVENTS: Final = 64
 
 
 class BusUnavailable(Exception):
@@ -38,12 +33,10 @@ class CommittedEvent:
     """The users whose sessions get the event."""
     envelope: bytes
     """A CloudEvents 1.0 document as JSON; `id` is the event's id."""
-    position: Position
-    """The client's position after this event: no event before it can still come."""
 
 
 class EventBus(Protocol):
-    """Carries events to the hub of every replica, in this process or over a network."""
+    """Carries events to other consumers; the service itself reads the log and needs no bus."""
 
     async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
         """Publish the events; return the reasons of those that were refused, by event id.

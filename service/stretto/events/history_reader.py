@@ -1,4 +1,4 @@
-"""HistoryReader: reads what sessions have missed, one scan for many of them.
+"""HistoryReader: reads what sessions have missed, one scan of the log for many of them.
 
 All sessions that wait for history at one moment share a scan: thousands of clients that reconnect
 after a restart cost a few statements. A session asks page by page, at its client's pace: a slow
@@ -6,38 +6,37 @@ client delays only itself, and holds nothing meanwhile.
 
 A failed read is tried again for as long as clients can be expected to wait. If sessions were closed
 for a passing failure, all of them would reconnect and read more than before.
-
-There is no gap between history and live events: the session joins the hub *before* it first asks.
-An event that commits after a page's snapshot is published after it, so it comes live; an event that
-committed before is in the page. The session sends an event that comes both ways once. If more
-events come live meanwhile than its queue holds, it drops them and reads history once more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+import operator
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Final
 
 from stretto.errors import InternalError, Overloaded, StoreError
 from stretto.events.outgoing import OutgoingEvent
-from stretto.events.positions import Cursor, PositionLost
+from stretto.events.place import PositionLost
 from stretto.observations import UpkeepTrouble
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Envelope, Mailbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from stretto.domain import UserId
-    from stretto.events.history import HistoryBounds, HistoryPage, HistoryStore, PastEvent
-    from stretto.events.positions import Origin, Position
+    from stretto.events.log import LogPage, LogStore
+    from stretto.events.place import Place
     from stretto.observations import Observer
 
 # Sessions that share a scan; more of them wait for the next one.
 ASKS_MAX: Final = 1000
+# A statement of a few milliseconds, whatever the filter: rows are counted before it.
+PAGE_EVENTS: Final = 500
 # A batch whose read fails is read again for so long: clients wait for an answer about as long.
 RETRY_SECONDS_MAX: Final = 10.0
 BACKOFF: Final = Backoff(0.05, 1.0)
@@ -45,26 +44,23 @@ BACKOFF: Final = Backoff(0.05, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A session asks for the next stretch of its history, or for the bounds alone."""
+    """A session asks for the next stretch of its history."""
 
     user: UserId
-    after: Cursor | None
-    bounds: HistoryBounds | None
-    """Those of this round's first page; None when the session asks for that page."""
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What a session has missed, up to `end`."""
+    """What a session has missed, up to `place`."""
 
-    events: Sequence[tuple[OutgoingEvent, PastEvent]]
-    """Each as it is sent, and as it was read."""
-    end: Cursor | None
-    bounds: HistoryBounds
+    events: Sequence[OutgoingEvent]
+    place: Place
+    is_end: bool
+    """Whether nothing more was visible."""
 
 
 _Request = Envelope[Ask, Stretch]
-Read = TypeVar("Read")
 
 
 class HistoryReader(Actor):
@@ -72,17 +68,10 @@ class HistoryReader(Actor):
 
     backoff = BACKOFF
 
-    def __init__(
-        self,
-        mailbox: Mailbox[Ask, Stretch],
-        store: HistoryStore,
-        origin: Origin,
-        observe: Observer,
-    ) -> None:
+    def __init__(self, mailbox: Mailbox[Ask, Stretch], log: LogStore, observe: Observer) -> None:
         super().__init__("history reader")
         self._mailbox = mailbox
-        self._store = store
-        self._origin = origin
+        self._log = log
         self._observe = observe
         self._retry_until = 0.0
         """On the loop's clock, for the batch that is being read."""
@@ -98,7 +87,9 @@ class HistoryReader(Actor):
         self._retry_until = asyncio.get_running_loop().time() + RETRY_SECONDS_MAX
         unanswered: Exception = Overloaded.while_stopping()
         try:
-            await self._answer(batch)
+            waiting = batch
+            while waiting:
+                waiting = await self._read_page(waiting)
         except StoreError as error:
             unanswered = error
         except Exception:
@@ -109,46 +100,32 @@ class HistoryReader(Actor):
                 request.fail(unanswered)
         return len(batch)
 
-    async def _answer(self, batch: Sequence[_Request]) -> None:
-        # Bounds before rows: so the rows are certain to hold every event before the bounds.
-        bounds = await self._retried(self._store.bounds)
-        waiting = []
-        for request in batch:
-            if request.message.after is None:
-                request.answer(Stretch((), None, bounds))
-            elif request.message.after.position > bounds.next:
-                # The position is from a database that was ahead of this one.
-                request.fail(PositionLost())
-            else:
-                waiting.append(request)
-        while waiting:
-            waiting = await self._read_page(waiting, bounds)
-
-    async def _read_page(
-        self, waiting: Sequence[_Request], bounds: HistoryBounds
-    ) -> list[_Request]:
-        """Read a page from the lowest cursor on; return the requests that begin beyond it."""
-        users = sorted({request.message.user for request in waiting})
-        start = min(map(_after, waiting))
-        page = await self._retried(lambda: self._store.page(start, users))
+    async def _read_page(self, waiting: list[_Request]) -> list[_Request]:
+        """Read a page from the lowest place on; return the requests that begin beyond it."""
+        begin = reduce(operator.and_, (request.message.place for request in waiting))
+        page = await self._page(begin, sorted({request.message.user for request in waiting}))
         served: list[_Request] = []
         beyond: list[_Request] = []
         for request in waiting:
-            is_served = page.end is None or _after(request) < page.end
-            (served if is_served else beyond).append(request)
-        events = self._events_of(page, served, bounds)
+            place = request.message.place
+            try:
+                page.present.require(place)
+            except PositionLost as error:
+                request.fail(error)
+                continue
+            is_beyond = page.is_full and place | page.place == place
+            (beyond if is_beyond else served).append(request)
+        events = _events_of(page, served)
         for request in served:
-            if _after(request).position < page.start:
-                request.fail(PositionLost())
-            else:
-                request.answer(Stretch(events[id(request)], page.end, bounds))
+            place = request.message.place | page.place
+            request.answer(Stretch(events[id(request)], place, not page.is_full))
         return beyond
 
-    async def _retried(self, read: Callable[[], Awaitable[Read]]) -> Read:
-        """Read, and after a failure read again, until `_retry_until`."""
+    async def _page(self, begin: Place, users: Sequence[UserId]) -> LogPage:
+        """Read a page, and after a failure read again, until `_retry_until`."""
         for failures in itertools.count():
             try:
-                return await read()
+                return await self._log.page(begin, PAGE_EVENTS, users)
             except StoreError as error:
                 self._observe(UpkeepTrouble(self.name, error))
                 if asyncio.get_running_loop().time() >= self._retry_until:
@@ -156,35 +133,17 @@ class HistoryReader(Actor):
             await asyncio.sleep(BACKOFF.seconds(failures))
         raise AssertionError  # the loop ends only by a return or a raise
 
-    def _events_of(
-        self, page: HistoryPage, served: Sequence[_Request], bounds: HistoryBounds
-    ) -> dict[int, list[tuple[OutgoingEvent, PastEvent]]]:
-        """Return each request's events, by the request's `id`; an event is encoded once for all."""
-        events: dict[int, list[tuple[OutgoingEvent, PastEvent]]] = {id(each): [] for each in served}
-        requests_of: dict[str, list[_Request]] = {}
-        settled = bounds.settled
-        for request in served:
-            requests_of.setdefault(request.message.user, []).append(request)
-            if request.message.bounds is not None:
-                settled = min(settled, request.message.bounds.settled)
-        for past in page.events:
-            outgoing = self._outgoing(past, settled)
-            for user in requests_of.keys() & past.event.recipients:
-                for request in requests_of[user]:
-                    if past.cursor > _after(request):
-                        events[id(request)].append((outgoing, past))
-        return events
 
-    def _outgoing(self, past: PastEvent, settled: Position) -> OutgoingEvent:
-        """Return the event with a position from which a client misses nothing.
-
-        A transaction that was running when the catch-up began may commit later with a lower
-        position. Never give a client a position beyond the oldest such transaction.
-        """
-        position = min(past.event.position, settled)
-        return OutgoingEvent(replace(past.event, position=position), self._origin)
-
-
-def _after(request: _Request) -> Cursor:
-    assert request.message.after is not None
-    return request.message.after
+def _events_of(page: LogPage, served: Sequence[_Request]) -> dict[int, list[OutgoingEvent]]:
+    """Return each request's events, by the request's `id`; an event is encoded once for all."""
+    events: dict[int, list[OutgoingEvent]] = {id(request): [] for request in served}
+    requests_of: dict[str, list[_Request]] = {}
+    for request in served:
+        requests_of.setdefault(request.message.user, []).append(request)
+    for logged, position in page.numbered():
+        outgoing = OutgoingEvent(logged, position)
+        for user in requests_of.keys() & logged.event.recipients:
+            for request in requests_of[user]:
+                if not outgoing.is_covered_by(request.message.place):
+                    events[id(request)].append(outgoing)
+    return events

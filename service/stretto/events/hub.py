@@ -1,7 +1,7 @@
 """SessionHub: the live sessions of one process, by user, and which of them get an event.
 
-Delivering is synchronous and waits for no session. The hub does no I/O and reads no database; the
-`HistoryReader` reads what a session has missed.
+Delivering is synchronous and waits for no session. The hub does no I/O and reads no database: the
+`LogTail` brings what commits from now on, the `HistoryReader` what a session has missed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import Overloaded, RateLimited
+from stretto.errors import Overloaded, RateLimited, Unreachable
 from stretto.events.close_codes import CloseCode
 from stretto.events.outgoing import OutgoingEvent
 from stretto.events.session import Session
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from stretto.domain import UserId
-    from stretto.events.event import CommittedEvent
-    from stretto.events.positions import Origin
+    from stretto.events.log import LoggedEvent
+    from stretto.events.place import Place
     from stretto.observations import Observer
 
 # A token's end is noticed at most this late.
@@ -36,8 +36,11 @@ TICK_SECONDS: Final = 1.0
 SESSION_SECONDS_MAX: Final = 24 * 3600.0
 # For the clients to close their sessions; then the process stops without waiting for them.
 STOP_SECONDS: Final = 3.0
+# For the log to be read, after the first session has joined: clients wait about as long.
+FOLLOW_SECONDS: Final = 10.0
 # A user with too many sessions must end one; a full process has room when clients go elsewhere.
 RETRY_AFTER_SECONDS: Final = 5
+_UNFOLLOWED: Final = "the log of events could not be read in time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +69,11 @@ class SessionHub(Actor):
 
     def __init__(
         self,
-        origin: Origin,
         settings: HubSettings,
         observe: Observer,
         clock_seconds: Callable[[], float] = time.time,
     ) -> None:
         super().__init__("session hub")
-        self._origin = origin
         self._settings = settings
         self._observe = observe
         self._clock_seconds = clock_seconds
@@ -81,6 +82,10 @@ class SessionHub(Actor):
         self._count = 0
         self._empty = asyncio.Event()
         self._empty.set()
+        self.on_join: Callable[[], None] = lambda: None
+        """Is called when the first session joins."""
+        self._place: Place | None = None
+        self._placed = asyncio.Event()
 
     @property
     def stop_seconds(self) -> float:
@@ -91,9 +96,29 @@ class SessionHub(Actor):
         return self._count
 
     @property
-    def origin(self) -> Origin:
-        """The database whose events these are."""
-        return self._origin
+    def place(self) -> Place | None:
+        """The place in the log that was reached: what it does not cover comes to every session."""
+        return self._place
+
+    def move(self, place: Place | None) -> None:
+        """Move on, before what lies between is delivered; None: the log is not followed."""
+        self._place = place
+        if place is None:
+            self._placed.clear()
+        else:
+            self._placed.set()
+
+    async def followed(self) -> Place:
+        """Wait until the log is followed, and return the place; raises `Unreachable`, `Overloaded`.
+
+        Whoever reads the log after this misses nothing between the read and what comes live.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FOLLOW_SECONDS):
+                await self._placed.wait()
+        if self._place is not None:
+            return self._place
+        raise Overloaded.while_stopping() if self.is_stopping else Unreachable(_UNFOLLOWED)
 
     @contextmanager
     def session(self, user: UserId, ends_at: float) -> Iterator[Session]:
@@ -118,19 +143,21 @@ class SessionHub(Actor):
         self._sessions.setdefault(user, {})[session] = None
         self._count += 1
         self._empty.clear()
+        if self._place is None:
+            self.on_join()
         try:
             yield session
         finally:
             session.close(CloseCode.CLIENT_LEFT)
             self._remove(session)
 
-    def deliver(self, event: CommittedEvent) -> None:
+    def deliver(self, logged: LoggedEvent, position: str) -> None:
         """Queue an event for the sessions of its recipients, without waiting for any of them."""
         outgoing: OutgoingEvent | None = None
         sessions = 0
-        for user in event.recipients:
+        for user in logged.event.recipients:
             for session in self._sessions.get(user, ()):
-                outgoing = outgoing or OutgoingEvent(event, self._origin)
+                outgoing = outgoing or OutgoingEvent(logged, position)
                 session.offer(outgoing)
                 sessions += 1
         if sessions:
@@ -147,6 +174,7 @@ class SessionHub(Actor):
     def stop(self) -> None:
         """Accept no more sessions and close all there are. Idempotent."""
         super().stop()
+        self._placed.set()
         for session in self._all():
             session.close(CloseCode.GOING_AWAY)
 

@@ -34,11 +34,15 @@ class Lag:
         """The age of the oldest waiting event; 0 if there is none."""
         return 0.0 if self._waiting_since is None else self._clock_seconds() - self._waiting_since
 
-    async def look(self) -> None:
-        """Ask the store, if `LOOK_SECONDS` have passed. Raises a `StoreError`."""
+    async def look(self) -> bool:
+        """Ask the store, if `LOOK_SECONDS` have passed; return whether it said that an event waits.
+
+        Raises a `StoreError`.
+        """
         if self._clock_seconds() < self._due_at:
-            return
+            return False
         age = await self._oldest_seconds()
         now = self._clock_seconds()
         self._due_at = now + LOOK_SECONDS
         self._waiting_since = None if age is None else now - age
+        return age is not None

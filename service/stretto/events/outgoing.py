@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stretto.events.positions import ClientPosition
-
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from uuid import UUID
 
     from stretto.events.event import CommittedEvent
-    from stretto.events.positions import Origin
+    from stretto.events.log import LoggedEvent
+    from stretto.events.place import Place
 
 
 class OutgoingEvent:
     """An event for any number of sessions, encoded once per transport (WebSocket, SSE)."""
 
-    __slots__ = ("_encoded", "event", "position")
+    __slots__ = ("_encoded", "_logged", "position")
 
-    def __init__(self, event: CommittedEvent, origin: Origin) -> None:
-        self.event = event
-        self.position = str(ClientPosition(event.position, origin))
+    def __init__(self, logged: LoggedEvent, position: str) -> None:
+        self._logged = logged
+        self.position = position
+        """What the client sends to resume behind this event."""
         self._encoded: dict[Callable[[OutgoingEvent], bytes], bytes] = {}
 
     @property
-    def event_id(self) -> UUID:
-        """The event's id."""
-        return self.event.event_id
+    def event(self) -> CommittedEvent:
+        """The event itself."""
+        return self._logged.event
+
+    def is_covered_by(self, place: Place) -> bool:
+        """Whether a reader at this place has had the event."""
+        return place.covers(self._logged.history.number, self._logged.position)
 
     def encoded(self, encode: Callable[[OutgoingEvent], bytes]) -> bytes:
         """Return the event as `encode` returns it, encoded on first use."""

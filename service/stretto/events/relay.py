@@ -1,36 +1,48 @@
-"""OutboxRelay: moves committed events from the outbox to the bus, at least once each (G8).
+"""OutboxRelay: publishes the log of events to the bus, each event at least once (G8).
 
-It leases a batch, publishes it, and marks what was published: three steps, and no transaction is
-open while the bus works. If anything fails in between, the lease ends and this or another relay
-publishes the events again. An event's tries count only refusals: while the bus is unavailable, the
-relay waits without end and counts nothing against the events.
+It follows the log from a place that the database keeps, page by page: read, publish, move on. One
+process at a time has the lease to do so. A relay that is killed loses it after a while; one that
+was stopped for longer finds that it cannot move the place any more: events are then published
+twice, and none is passed over. No transaction is open while the bus works.
 
-The relay does not know who receives events, and decides nothing about their content.
+What the bus refuses becomes a delivery of its own, which is tried again and does not hold up the
+others. While the bus is unavailable, the relay waits without end and counts nothing against the
+events. The relay does not know who receives events, and decides nothing about their content.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
 from stretto.errors import StoreError
+from stretto.events.delivery import PutOff
 from stretto.events.event import BusUnavailable
 from stretto.events.lag import Lag
-from stretto.events.outbox import RefusalLimits
-from stretto.observations import EventBuried, EventsRelayed, Observer
+from stretto.events.place import PositionLost
+from stretto.observations import EventBuried, EventsRelayed, Observer, PlaceLost
 from stretto.runtime.actor import Actor, Pace
+from stretto.runtime.backoff import Backoff
 from stretto.setting import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
+    from stretto.events.delivery import Delivery
     from stretto.events.event import CommittedEvent, EventBus
-    from stretto.events.outbox import OutboxStore
+    from stretto.events.log import BusStore, LogPage
+    from stretto.events.place import Place
+
+# The lease is renewed so many times before it would end: a process that lags keeps it.
+RENEWALS: Final = 3
+# Of an event that the bus refuses: an operator has about 15 minutes to repair the cause.
+TRIES_MAX: Final = 12
+PAUSE: Final = Backoff(1.0, 600.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,29 +50,29 @@ class RelaySettings:
     """How much a relay publishes at once, and how often."""
 
     relay_lease_seconds: float = setting(
-        30.0, "after this long another relay may send an event", ge=1, le=3600
+        5.0, "after this long another relay takes over from one that has died", ge=1, le=3600
     )
-    """Longer than a bus takes; a batch that takes longer is published twice."""
+    """A batch that takes the bus longer is published again."""
     batch_max: int = 256
     """Events per statement: a few milliseconds of work."""
     gather_seconds: float = 0.005
     """How long a wake-up waits for more events: ten cost the two statements of one."""
     poll_seconds: float = 1.0
-    """How often to look without a wake-up: for refused events, and those of dead replicas."""
-    refusal: RefusalLimits = field(default_factory=RefusalLimits)
+    """How often to look without a wake-up: for refused events, and for a lease that has ended."""
 
 
 class OutboxRelay(Actor):
-    """One of any number of relays that share an outbox."""
+    """One of any number of relays, of which one publishes."""
 
     failures = (BusUnavailable, StoreError)
 
     def __init__(
         self,
-        store: OutboxStore,
+        store: BusStore,
         bus: EventBus,
         observe: Observer,
         settings: RelaySettings,
+        clock_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__("relay")
         self.pace = Pace(
@@ -72,66 +84,121 @@ class OutboxRelay(Actor):
         self._bus = bus
         self._observe = observe
         self._settings = settings
-        self.lag = Lag(store.oldest_seconds)
+        self._clock_seconds = clock_seconds
+        self._token = uuid4()
+        self._is_open = False
+        self._place: Place | None = None
+        """None without the lease."""
+        self._lease_due_at = clock_seconds()
+        self.lag = Lag(store.oldest_seconds, clock_seconds)
+
+    async def open(self) -> None:
+        """Begin with the next commit, unless a process has begun before. Raises a `StoreError`."""
+        if not self._is_open:
+            await self._store.open()
+            self._is_open = True
 
     async def run_once(self) -> int:
-        """Relay one batch; return how many events it had.
+        """Publish one page; return how many events it had, or a full batch if there is more.
 
-        Raises `BusUnavailable` or a `StoreError`; a later batch then has the events again.
+        Raises `BusUnavailable` or a `StoreError`; a later turn then has the events again.
         """
         started = time.perf_counter()
-        await self.lag.look()
-        events = await self._store.take(
+        await self.open()
+        is_late = await self.lag.look()
+        if self._clock_seconds() >= self._lease_due_at:
+            await self._lease()
+        if self._place is None:
+            return 0
+        if is_late:
+            await self._publish_refused()
+        page = await self._store.page(self._place, self._settings.batch_max)
+        try:
+            page.present.require(self._place)
+        except PositionLost:
+            # It was swept, since no relay had run for as long as events are kept.
+            self._observe(PlaceLost(self.name))
+            self._place = page.present.first
+            return self._settings.batch_max
+        if page.events:
+            refused = await self._publish_page(page)
+            seconds = time.perf_counter() - started
+            self._observe(EventsRelayed(len(page.events) - refused, refused, seconds))
+        else:
+            self._place = page.place
+        return self._settings.batch_max if page.is_full else len(page.events)
+
+    async def close(self) -> None:
+        """Give the lease back: another relay goes on at once."""
+        if self._place is not None:
+            self._place = None
+            with suppress(StoreError):
+                await self._store.give_back(self._token)
+
+    async def _lease(self) -> None:
+        """Take the lease or renew it; another relay may have it."""
+        if self._place is not None:
+            await self._store.advance(self._token, self._place)
+        seconds = self._settings.relay_lease_seconds
+        self._place = await self._store.lease(self._token, seconds)
+        is_ours = self._place is not None
+        pause = seconds / RENEWALS if is_ours else self._settings.poll_seconds
+        self._lease_due_at = self._clock_seconds() + pause
+
+    async def _publish_page(self, page: LogPage) -> int:
+        """Publish and move on; return how many events were refused."""
+        reasons = await self._publish([logged.event for logged in page.events])
+        if reasons:
+            await self._store.refuse(
+                {
+                    logged: reasons[logged.event.event_id]
+                    for logged in page.events
+                    if logged.event.event_id in reasons
+                }
+            )
+        is_ours = await self._store.advance(self._token, page.place)
+        # If it is not, the relay that has it publishes these events again.
+        self._place = page.place if is_ours else None
+        return len(reasons)
+
+    async def _publish_refused(self) -> None:
+        """Publish events that were refused before and are due."""
+        deliveries = await self._store.take(
             self._settings.batch_max, self._settings.relay_lease_seconds
         )
-        if not events:
-            return 0
-        reasons = await self._publish(events)
-        published = [event.event_id for event in events if event.event_id not in reasons]
-        if published:
-            await self._store.mark(published)
-        if reasons:
-            for event_id in await self._store.refuse(reasons, self._settings.refusal):
-                self._observe(EventBuried(event_id, reasons[event_id]))
-        seconds = time.perf_counter() - started
-        self._observe(EventsRelayed(len(published), len(reasons), seconds))
-        return len(events)
+        if not deliveries:
+            return
+        started = time.perf_counter()
+        reasons = await self._publish([delivery.event for delivery in deliveries])
+        put_off = [
+            _put_off(delivery, reasons[delivery.event.event_id])
+            for delivery in deliveries
+            if delivery.event.event_id in reasons
+        ]
+        sent = [each.event.event_id for each in deliveries if each.event.event_id not in reasons]
+        await self._store.settle(sent, put_off)
+        for each in put_off:
+            if each.dead_reason is not None:
+                self._observe(EventBuried(each.event_id, each.dead_reason))
+        self._observe(EventsRelayed(len(sent), len(put_off), time.perf_counter() - started))
 
     async def _publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
-        """Publish within the lease; end the lease if that fails."""
+        """Publish within the time of a lease; give the lease back if that fails.
+
+        Another process may be able to reach the bus.
+        """
         try:
             async with asyncio.timeout(self._settings.relay_lease_seconds):
-                reasons: object = await self._bus.publish(events)
+                return await self._bus.publish(events)
         except (BusUnavailable, TimeoutError, asyncio.CancelledError) as error:
-            with suppress(StoreError):
-                await self._store.release([event.event_id for event in events])
+            await self.close()
+            self._lease_due_at = self._clock_seconds()
             if isinstance(error, TimeoutError):
                 raise BusUnavailable("no answer within the lease") from error
             raise
-        return _checked(reasons, {event.event_id for event in events})
 
 
-def _checked(reasons: object, event_ids: Collection[UUID]) -> dict[UUID, str]:
-    """Return the reasons of refused events; raises `TypeError` for an answer that breaks the contract.
-
-    Whether any event was published is then unknown: the lease ends, and they are published again.
-    An id that is none of theirs, such as a text, would leave a refused event marked as published.
-    """
-    if isinstance(reasons, Mapping):
-        refused = dict(reasons)
-        odd = [
-            each
-            for each in refused.items()
-            if each[0] not in event_ids or not isinstance(each[1], str)
-        ]
-        if not odd:
-            return {event_id: str.__str__(reason) for event_id, reason in refused.items()}
-        kinds = " and ".join(repr(type(each)) for each in odd[0])
-        found = f"a mapping with {kinds}, or with the id of another event"
-    else:
-        found = repr(type(reasons))
-    message = (
-        "the bus must return the reasons of refused events by their ids from `publish`,"
-        f" and {{}} where none was refused, not {found}"
-    )
-    raise TypeError(message)
+def _put_off(delivery: Delivery, reason: str) -> PutOff:
+    dead_reason = reason if delivery.tries + 1 >= TRIES_MAX else None
+    seconds = PAUSE.seconds(delivery.tries + 1)
+    return PutOff(delivery.event.event_id, seconds, is_try=True, dead_reason=dead_reason)

@@ -1,7 +1,7 @@
 """One client's live session: the events that wait for it, and why it has ended. It does no I/O.
 
 States: catching up (events gather while the client gets what it has missed), live, closed. A
-session that catches up drops its queue when it overflows: history holds the same events, and they
+session that catches up drops its queue when it overflows: the log holds the same events, and they
 are read from there. A live session whose queue overflows is closed as too slow.
 
 The task that sends to the client waits for events with `take`, inside `until_closed`; all other
@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from stretto.events.close_codes import CloseCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-    from uuid import UUID
 
     from stretto.domain import UserId
     from stretto.events.outgoing import OutgoingEvent
-
-# Ids of events that were sent from history and may still come live, as after an outage of the bus.
-# Of more events than that, some are sent twice.
-SENT_IDS_MAX: Final = 10_000
+    from stretto.events.place import Place
 
 
 class Session:
@@ -35,10 +31,9 @@ class Session:
         "_arrived",
         "_events_max",
         "_has_overflowed",
-        "_is_live",
+        "_live_from",
         "_queue",
         "_scope",
-        "_sent",
         "close_code",
         "ends_at",
         "user",
@@ -50,11 +45,9 @@ class Session:
         """When its token ends, in seconds since the epoch."""
         self.close_code: CloseCode | None = None
         self._events_max = events_max
-        # By id, so that an event that comes twice waits once; in the order of arrival.
-        self._queue: dict[UUID, OutgoingEvent] = {}
-        self._sent: set[UUID] = set()
-        """Ids of events that were sent from history and may still come live."""
-        self._is_live = False
+        self._queue: list[OutgoingEvent] = []
+        self._live_from: Place | None = None
+        """What the client has had when it went live; None while it catches up."""
         self._has_overflowed = False
         self._arrived = asyncio.Event()
         self._scope: asyncio.Timeout | None = None
@@ -66,41 +59,36 @@ class Session:
         """Queue an event for the client. Never blocks: no client delays another."""
         if self.close_code is not None:
             return
-        if outgoing.event_id in self._sent:
-            self._sent.discard(outgoing.event_id)
+        if self._live_from is not None and outgoing.is_covered_by(self._live_from):
             return
-        if len(self._queue) >= self._events_max and outgoing.event_id not in self._queue:
-            if self._is_live:
+        if len(self._queue) >= self._events_max:
+            if self._live_from is not None:
                 self.close(CloseCode.TOO_SLOW)
                 return
             self._queue.clear()
             self._has_overflowed = True
-        self._queue[outgoing.event_id] = outgoing
+        self._queue.append(outgoing)
         self._arrived.set()
 
-    def note_sent(self, outgoing: OutgoingEvent, *, is_under_way: bool) -> None:
-        """Note that the client gets this event from history: do not send it live as well."""
-        waited = self._queue.pop(outgoing.event_id, None) is not None
-        if is_under_way and not waited and len(self._sent) < SENT_IDS_MAX:
-            self._sent.add(outgoing.event_id)
+    def go_live(self, place: Place) -> bool:
+        """End the catch-up, which has come to this place; if the queue overflowed, it is not over.
 
-    def go_live(self) -> bool:
-        """End the catch-up and return whether it is over; if the queue overflowed, it is not.
-
-        History must then be read again. A read that begins after this call finds every event that
-        the queue drops after this call.
+        Return whether it is. Else the log must be read again, from this place on: a read that
+        begins after this call finds every event that the queue has dropped before it.
         """
-        self._is_live = not self._has_overflowed
-        self._has_overflowed = False
-        return self._is_live
+        if self._has_overflowed:
+            self._has_overflowed = False
+            return False
+        self._live_from = place
+        self._queue = [each for each in self._queue if not each.is_covered_by(place)]
+        return True
 
     async def take(self) -> Sequence[OutgoingEvent]:
         """Wait until events are queued; return all of them, in order."""
         while not self._queue:
             self._arrived.clear()
             await self._arrived.wait()
-        events = tuple(self._queue.values())
-        self._queue.clear()
+        events, self._queue = self._queue, []
         return events
 
     def close(self, code: CloseCode) -> None:
@@ -109,7 +97,6 @@ class Session:
             return
         self.close_code = code
         self._queue.clear()
-        self._sent.clear()
         self._interrupt()
 
     @asynccontextmanager

@@ -12,11 +12,7 @@ from stretto.observations import BusTrouble
 from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stretto.creation.creator import GroupCreator
-    from stretto.events.event import CommittedEvent
-    from stretto.events.positions import Origin
     from stretto.nats.commands import CommandConsumer
     from stretto.nats.connection import NatsConnection
     from stretto.nats.publisher import NatsBus
@@ -28,7 +24,7 @@ ANSWER_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Nats:
-    """The actors that a process runs for NATS."""
+    """What a process has for NATS: its connection, the bus of events, the commands."""
 
     connection: NatsConnection
     events: NatsBus
@@ -41,18 +37,12 @@ class Bus:
 
     url: str
     prefix: str
-    origin: Origin
+    origin: str
     settings: NatsSettings = field(default_factory=NatsSettings)
 
 
-def make_nats(
-    bus: Bus,
-    deliver: Callable[[CommittedEvent], None],
-    on_gap: Callable[[], None],
-    creator: GroupCreator,
-    observe: Observer,
-) -> Nats:
-    """Return the actors to run."""
+def make_nats(bus: Bus, creator: GroupCreator, observe: Observer) -> Nats:
+    """Return the parts to run."""
     # nats-py is an extra: a service without a bus runs without it.
     from stretto.nats.commands import CommandConsumer  # noqa: PLC0415
     from stretto.nats.connection import NatsConnection  # noqa: PLC0415
@@ -63,7 +53,7 @@ def make_nats(
     connection = NatsConnection(bus.url, observe, bus.settings)
     return Nats(
         connection,
-        NatsBus(connection, deployment, deliver, on_gap, observe),
+        NatsBus(connection, deployment),
         CommandConsumer(connection, deployment, creator, observe),
     )
 

@@ -16,11 +16,11 @@ WHERE (status = 'succeeded' AND (chat_group.group_id IS NULL
 LIMIT $1;
 
 -- name: check_groups
--- G5: groups that lack a part. The event may be gone once it was published and swept: it is missing
--- only if the group is younger than the retention, $2 days, and behind the start of history. The
--- retention may have been another one at the sweep, and a restored group has a later transaction
--- than its event had. So a group counts as behind that start by its own transaction and, where an
--- event there is kept, by its time. $3 is now.
+-- G5: groups that lack a part. The event may be gone once it was truncated: it is missing only if
+-- the group is younger than the retention, $2 days, and behind the start of history. The retention
+-- may have been another one then, and a restored group has a later transaction than its event had.
+-- So a group counts as behind that start by the time of the first event that is kept, and, where
+-- the start is of the newest history, by its own transaction. $3 is now.
 SELECT group_id,
        CASE WHEN conversation.conversation_id IS NULL THEN 'group without its conversation'
             WHEN conversation.kind <> 'group' THEN 'conversation of another kind'
@@ -31,20 +31,22 @@ LEFT JOIN conversation USING (conversation_id)
 LEFT JOIN conversation_member AS owner
     ON owner.conversation_id = chat_group.conversation_id
    AND owner.user_id = chat_group.owner_id AND owner.role = 'owner'
-LEFT JOIN outbox ON outbox.subject = chat_group.group_id
+LEFT JOIN (SELECT DISTINCT subject FROM outbox) AS event ON event.subject = chat_group.group_id
 CROSS JOIN (
-    SELECT position::text::bigint AS first_transaction,
+    SELECT position = '0' AS is_whole,
+           history_start.history = (SELECT max(number) FROM outbox_history) AS is_newest,
+           position::text::bigint AS first_transaction,
            pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next_transaction,
-           (SELECT created_at FROM outbox WHERE position >= history_start.position
-            ORDER BY position LIMIT 1) AS first_at
+           (SELECT created_at FROM outbox ORDER BY history, position LIMIT 1) AS first_at
     FROM history_start
-) AS history
+) AS start
 WHERE conversation.conversation_id IS NULL OR conversation.kind <> 'group' OR owner.user_id IS NULL
-   OR (outbox.event_id IS NULL AND chat_group.created_at
+   OR (event.subject IS NULL AND chat_group.created_at
        > coalesce($3::timestamptz, clock_timestamp()) - make_interval(days => $2)
-       AND (first_transaction = 0
-            OR next_transaction - age(chat_group.xmin) >= first_transaction
-            AND chat_group.created_at >= coalesce(first_at, '-infinity')))
+       AND (is_whole
+            OR is_newest AND next_transaction - age(chat_group.xmin) >= first_transaction
+               AND chat_group.created_at >= coalesce(first_at, '-infinity')
+            OR NOT is_newest AND chat_group.created_at >= first_at))
 LIMIT $1;
 
 -- name: check_conversations
@@ -57,19 +59,22 @@ LIMIT $1;
 
 -- name: check_events
 -- G5, G8: events without a group, a second one of the same kind, or one whose content contradicts
--- its group. The members may have changed since, so only the owner is compared.
+-- its group. The log may still have the event of a group that was deleted and created again: it
+-- tells of another conversation, beside the event of the present one. The members may have changed
+-- since, so only the owner is compared.
 SELECT subject AS group_id,
-       CASE WHEN chat_group.group_id IS NULL THEN 'event without a group'
+       CASE WHEN owner_id IS NULL THEN 'event without a group'
             WHEN events_count > 1 THEN 'more than one event of a kind'
-            WHEN payload ->> 'conversation_id' IS DISTINCT FROM chat_group.conversation_id::text
-                THEN 'event tells of another conversation than its group'
+            WHEN has_own IS NOT TRUE THEN 'event tells of another conversation than its group'
             ELSE 'event without its owner among the recipients' END AS what
-FROM (SELECT *, count(*) OVER (PARTITION BY subject, event_type) AS events_count FROM outbox)
-    AS event
-LEFT JOIN chat_group ON chat_group.group_id = event.subject
-WHERE chat_group.group_id IS NULL OR events_count > 1
-   OR payload ->> 'conversation_id' IS DISTINCT FROM chat_group.conversation_id::text
-   OR NOT chat_group.owner_id = ANY (event.recipients)
+FROM (SELECT subject, recipients, owner_id,
+             count(*) OVER (PARTITION BY subject, event_type, outbox.conversation_id)
+                 AS events_count,
+             bool_or(outbox.conversation_id = chat_group.conversation_id)
+                 OVER (PARTITION BY subject) AS has_own
+      FROM outbox LEFT JOIN chat_group ON chat_group.group_id = subject) AS event
+WHERE owner_id IS NULL OR events_count > 1 OR has_own IS NOT TRUE
+   OR NOT owner_id = ANY (recipients)
 LIMIT $1;
 
 -- name: allow_scans

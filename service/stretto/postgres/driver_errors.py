@@ -15,7 +15,6 @@ import asyncpg
 from stretto.errors import (
     Failure,
     InDoubt,
-    LeftOver,
     Locked,
     Misconfigured,
     OutcomeUnknown,
@@ -60,9 +59,6 @@ _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
 _ENCODING_STATES: Final = ("22021", "22P05")
 _NOT_NULL: Final = "23502"
 _CONSTRAINT_CLASS: Final = "23"
-# An event that has outlived its group: its id follows from the group's. The request itself is
-# valid.
-_LEFT_OVER: Final = ("23505", "outbox", "outbox_pkey")
 # The server's detail adds to the message here, and quotes no row: why it takes no connections, what
 # became of the database, which limit was met.
 _DETAILED_CLASSES: Final = ("3D", "53", "55", "57P")
@@ -86,11 +82,6 @@ def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
         return Locked(cause)
     if state.startswith(_TRANSIENT_CLASSES) or state == READ_ONLY_STATE:
         return Transient(cause)
-    if (state, error.table_name, error.constraint_name) == _LEFT_OVER:
-        message = (
-            "an event of a deleted group is still in the outbox; delete it, or wait for its sweep"
-        )
-        return LeftOver(message)
     # What the driver cannot encode was not judged by the server.
     if is_answer and _is_refusal(error, state):
         where = f" ({error.constraint_name})" if error.constraint_name else ""

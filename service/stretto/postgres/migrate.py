@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection
 
 # The version of the first release. Lower numbers were never released: no migration starts there.
-FIRST_NUMBER: Final = 6
+FIRST_NUMBER: Final = 7
 # The key of the advisory lock, which no other program should use: "stretto" as a number.
 _LOCK: Final = int.from_bytes(b"stretto", "big")
 # The lock of another runner is waited for this long, whatever the connection's lock_timeout. The
@@ -39,6 +39,9 @@ _START_ANEW: Final = (
     "use the stretto that made it, or an empty database (embedded: another STRETTO_DATA_DIR)"
 )
 
+# Partitions of the log of events.
+SLOTS: Final = 8
+
 # What the service's statements do with each table; a role needs no more.
 PRIVILEGES: Final = MappingProxyType(
     {
@@ -48,11 +51,17 @@ PRIVILEGES: Final = MappingProxyType(
         "conversation_member": "SELECT, INSERT",
         "history_start": "SELECT, UPDATE",
         "inbox": "SELECT, INSERT, DELETE",
-        "outbox": "SELECT, INSERT, UPDATE, DELETE",
+        "outbox": "SELECT, INSERT",
+        "outbox_delivery": "SELECT, INSERT, UPDATE, DELETE",
+        "outbox_history": "SELECT, INSERT, UPDATE, DELETE",
+        "outbox_present": "SELECT",
+        "outbox_reader": "SELECT, INSERT, UPDATE",
+        "outbox_server": "SELECT",
+        "outbox_slot": "SELECT, UPDATE",
         "schema_version": "SELECT",
-        "webhook": "SELECT, INSERT, UPDATE",
-        "webhook_delivery": "SELECT, INSERT, UPDATE, DELETE",
     }
+    # A sweep truncates whole partitions.
+    | {f"outbox_{slot}": "TRUNCATE" for slot in range(SLOTS)}
 )
 
 

@@ -1,10 +1,12 @@
 """RetentionSweeper deletes what is past its retention, in batches short enough to delay no request.
 
-Three tables are swept: settled attempts (a group outlives its attempt, and its key still finds it),
-published events, and the inbox. None has an index on its age, which would make every write more
-expensive: a sweep reads each table once, block range by block range. Each range is a short
-transaction under a lock that ends with it, so that of all replicas' sweepers one works at a time,
-also behind PgBouncer.
+Three tables are swept: old attempts (a group outlives its attempt, and its key still finds it), the
+inbox, and deliveries that no one waits for. None has an index on its age, which would make every
+write more expensive: a sweep reads each table once, block range by block range. Each range is a
+short transaction under a lock that ends with it, so that of all replicas' sweepers one works at a
+time, also behind PgBouncer.
+
+The log of events is kept in partitions by time, which are truncated whole.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+import asyncpg
 
 from stretto.errors import StoreError
 from stretto.observations import RowsSwept
@@ -23,15 +28,24 @@ from stretto.setting import setting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
-    from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
     from stretto.observations import Observer
     from stretto.postgres.driver_connection import Connection
+    from stretto.postgres.log import Acquire
 
-    Acquire: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
     Progress: TypeAlias = Callable[[str, int], object]
 
+# The statement that sweeps a range of each table.
+STATEMENTS: Final = MappingProxyType(
+    {
+        "attempt": QUERIES["sweep_attempts"],
+        "inbox": QUERIES["sweep_inbox"],
+        "outbox_delivery": QUERIES["sweep_deliveries"],
+    }
+)
+# Beside the tables: how many partitions of the log were truncated.
+PARTITIONS: Final = "outbox"
 # A sweep reads the tables once. What it deletes is days old, so there is no hurry.
 SWEEP_SECONDS: Final = 600.0
 # A few thousand rows at most, and a few milliseconds.
@@ -42,6 +56,9 @@ TURN_SECONDS: Final = 0.05
 # that took long, on a busy disk, is followed by a longer rest, up to a bound.
 REST_RATIO: Final = 9.0
 REST_SECONDS_MAX: Final = 1.0
+# Each partition of the log holds a seventh of what is kept, so that a sweep truncates one at a time.
+# A read that is under way is waited for no longer: all others queue behind the truncation.
+TRUNCATION_LOCK_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +66,21 @@ class Retention:
     """For how long rows of each swept table are kept."""
 
     retention_days: int = setting(
-        30, "how long settled attempts and the inbox are kept", ge=1, le=3650
+        30, "how long attempts, the inbox and dead letters are kept", ge=1, le=3650
     )
-    """Attempts since they were settled, messages since a consumer has processed them."""
-    event_retention_days: int = setting(7, "how long published events are kept", ge=1, le=3650)
-    """Events since they were published: a session can resume from no older position."""
+    """Attempts since they were settled, or claimed; messages since a consumer has processed them."""
+    event_retention_days: int = setting(7, "how long events are kept", ge=1, le=3650)
+    """At least, since they were committed: a session can resume from no older position."""
 
 
 async def sweepable(
     connection: Connection, retention: Retention, now: datetime | None
 ) -> dict[str, int]:
-    """Return how many rows of each table a sweep would delete."""
-    row = await connection.fetchrow(
-        QUERIES["sweepable_rows"], retention.retention_days, retention.event_retention_days, now
-    )
+    """Return how many rows of each table a sweep would delete, and how many partitions."""
+    row = await connection.fetchrow(QUERIES["sweepable_rows"], retention.retention_days, now)
+    slots = await connection.fetch(QUERIES["sweepable_slots"], retention.event_retention_days, now)
     assert row is not None
-    return dict(row)
+    return {**row, PARTITIONS: len(slots)}
 
 
 async def sweep(
@@ -79,12 +95,10 @@ async def sweep(
 
     While another sweeper works, this one ends, or waits if it is patient.
     """
-    deleted = {"attempt": 0, "outbox": 0, "inbox": 0}
-    for table, statement, days in (
-        ("attempt", QUERIES["sweep_attempts"], retention.retention_days),
-        ("outbox", QUERIES["sweep_events"], retention.event_retention_days),
-        ("inbox", QUERIES["sweep_inbox"], retention.retention_days),
-    ):
+    deleted = dict.fromkeys((*STATEMENTS, PARTITIONS), 0)
+    deleted[PARTITIONS] = await _sweep_log(acquire, retention.event_retention_days, now)
+    progress(PARTITIONS, deleted[PARTITIONS])
+    for table, statement in STATEMENTS.items():
         async with acquire() as connection:
             size = await connection.fetchrow(QUERIES["table_blocks"], table)
         assert size is not None
@@ -95,7 +109,7 @@ async def sweep(
             started = time.perf_counter()
             async with acquire() as connection:
                 places = (first, 0), (first + step, 0)
-                row = await connection.fetchrow(statement, *places, days, now)
+                row = await connection.fetchrow(statement, *places, retention.retention_days, now)
             assert row is not None
             if row["is_ours"]:
                 first += step
@@ -108,6 +122,44 @@ async def sweep(
             else:
                 return deleted
     return deleted
+
+
+async def _sweep_log(acquire: Acquire, days: int, now: datetime | None) -> int:
+    """Truncate partitions whose events are too old; begin the next one if it is time.
+
+    A partition that is being read is left to the next sweep.
+    """
+    async with acquire() as connection:
+        await connection.execute(QUERIES["set_slots_back"], now)
+        slots = await connection.fetch(QUERIES["sweepable_slots"], days, now)
+    truncated = 0
+    for slot in slots:
+        async with acquire() as connection:
+            try:
+                truncated += await _truncate(connection, slot, days, now)
+            except asyncpg.LockNotAvailableError:
+                break
+    async with acquire() as connection:
+        await connection.execute(QUERIES["begin_slot"], days, now)
+    return truncated
+
+
+async def _truncate(
+    connection: Connection, slot: asyncpg.Record, days: int, now: datetime | None
+) -> bool:
+    """Truncate a partition, unless another sweeper works."""
+    async with connection.transaction():
+        timeout = f"{TRUNCATION_LOCK_SECONDS * 1000:.0f}ms"
+        if not await connection.fetchval(QUERIES["begin_truncation"], timeout):
+            return False
+        await connection.execute(slot["lock"])
+        # Once more, now that nothing can be written to it.
+        left = await connection.fetch(QUERIES["sweepable_slots"], days, now)
+        if slot["slot"] not in {each["slot"] for each in left}:
+            return False
+        await connection.execute(QUERIES["empty_slot"], slot["slot"])
+        await connection.execute(slot["truncate"])
+    return True
 
 
 class _Stopped(Exception):

@@ -12,52 +12,29 @@ FROM (SELECT to_regclass($1) AS relid
 -- name: sweep_attempts
 -- Delete the attempts in a range of the table ($1 to $2) that were settled more than $3 days ago,
 -- unless another sweeper works. No index leads to them: one on settled_at would make every
--- settlement more expensive. $4 is now. Needs no durability: what a crash brings back is deleted
--- again.
+-- settlement more expensive. A pending one that was claimed so long ago is deleted, too, unless a
+-- leader holds its row: whoever retries claims its key again, the claim token fences a leader that
+-- comes back, and the group's primary key guards G1. $4 is now. Needs no durability: what a crash
+-- brings back is deleted again.
 WITH turn AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
                AS is_ours,
+           coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3) AS before,
            set_config('synchronous_commit', 'off', true)
+), abandoned AS MATERIALIZED (
+    SELECT group_id FROM attempt
+    WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
+      AND status = 'pending' AND claimed_at < (SELECT before FROM turn)
+    FOR UPDATE SKIP LOCKED
 ), swept AS (
     DELETE FROM attempt
     WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
-      AND settled_at < coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
+      AND settled_at < (SELECT before FROM turn)
     RETURNING true
+), freed AS (
+    DELETE FROM attempt WHERE group_id IN (SELECT group_id FROM abandoned) RETURNING true
 )
-SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
-
--- name: sweep_events
--- The same for events that were published more than $3 days ago; history then starts behind them.
--- What the webhook still has to send stays, unless it is disabled, or no process has served it for
--- so long.
-WITH webhook_live AS MATERIALIZED (
-    SELECT seen FROM webhook
-    WHERE disabled_at IS NULL
-      AND served_at >= coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
-), turn AS MATERIALIZED (
-    SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
-               AS is_ours,
-           set_config('synchronous_commit', 'off', true)
-), swept AS (
-    DELETE FROM outbox
-    WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
-      AND published_at < coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
-      AND NOT EXISTS (
-          SELECT FROM webhook_live
-          WHERE NOT pg_visible_in_snapshot(outbox.position, seen) OR EXISTS (
-              SELECT FROM webhook_delivery AS delivery
-              WHERE delivery.event_id = outbox.event_id AND delivery.dead_reason IS NULL))
-    RETURNING event_id, position
-), forgotten AS (
-    DELETE FROM webhook_delivery AS delivery USING swept
-    WHERE delivery.event_id = swept.event_id AND EXISTS (SELECT FROM webhook)
-), started AS (
-    UPDATE history_start
-    SET position = (gone.last::text::bigint + 1)::text::xid8
-    FROM (SELECT max(position) AS last FROM swept) AS gone
-    WHERE gone.last >= history_start.position
-)
-SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
+SELECT is_ours, (SELECT count(*) FROM swept) + (SELECT count(*) FROM freed) AS rows FROM turn;
 
 -- name: sweep_inbox
 -- The same for messages that a consumer processed more than $3 days ago.
@@ -73,19 +50,96 @@ WITH turn AS MATERIALIZED (
 )
 SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 
+-- name: sweep_deliveries
+-- The same for events more than $3 days old that are dead letters, or whose reader is disabled or
+-- was not served by any process for so long.
+WITH turn AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
+               AS is_ours,
+           coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3) AS before,
+           set_config('synchronous_commit', 'off', true)
+), swept AS (
+    DELETE FROM outbox_delivery AS delivery
+    WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
+      AND created_at < (SELECT before FROM turn)
+      AND (dead_reason IS NOT NULL OR NOT EXISTS (
+          SELECT FROM outbox_reader, turn
+          WHERE name = delivery.reader AND disabled_at IS NULL AND served_at >= before))
+    RETURNING true
+)
+SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
+
+-- name: sweepable_slots
+-- Read which partitions of the log may be truncated, the oldest first, and the statements that lock
+-- and truncate them: those in which nothing was written for $1 days, and whose last event every
+-- reader is past. A reader that is disabled, or that no process has served for so long, does not
+-- count. $2 is now.
+SELECT slot.slot, format('LOCK TABLE %I', 'outbox_' || slot.slot) AS lock,
+       format('TRUNCATE %I', 'outbox_' || slot.slot) AS truncate
+FROM (SELECT coalesce($2::timestamptz, clock_timestamp()) - make_interval(days => $1) AS before)
+         AS bound,
+     (SELECT *, lead(began_at) OVER (ORDER BY number) AS ended_at FROM outbox_slot
+      WHERE number > 0) AS slot
+WHERE ended_at < before
+  AND NOT EXISTS (
+      SELECT FROM outbox_reader AS reader
+      CROSS JOIN LATERAL (
+          SELECT history, position FROM outbox WHERE outbox.slot = slot.slot
+          ORDER BY history DESC, position DESC LIMIT 1
+      ) AS last
+      WHERE disabled_at IS NULL AND served_at >= before
+        AND (last.history, last.position) >= (reader.history, pg_snapshot_xmin(reader.seen)))
+ORDER BY number;
+
+-- name: begin_truncation
+-- Ask whether this sweeper may work, and have it wait for a lock for $1 at most: every read of the
+-- log queues behind a lock that waits.
+SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0)),
+       set_config('lock_timeout', $1, true);
+
+-- name: empty_slot
+-- Have the log begin behind the last event of a partition $1, which is truncated next, and mark the
+-- partition as empty. Histories of which nothing is kept are forgotten.
+WITH last AS (
+    SELECT history, (position::text::bigint + 1)::text::xid8 AS position FROM outbox
+    WHERE slot = $1 ORDER BY outbox.history DESC, outbox.position DESC LIMIT 1
+), started AS (
+    UPDATE history_start SET history = last.history, position = last.position
+    FROM last WHERE (last.history, last.position) > (history_start.history, history_start.position)
+), forgotten AS (
+    DELETE FROM outbox_history WHERE number < (SELECT history FROM last)
+      AND NOT EXISTS (SELECT FROM outbox WHERE history <= number AND slot <> $1)
+)
+UPDATE outbox_slot SET number = 0 WHERE slot = $1;
+
+-- name: set_slots_back
+-- Correct times that a clock has given that was ahead: partitions are then kept longer. $1 is now.
+UPDATE outbox_slot SET began_at = now
+FROM (SELECT coalesce($1::timestamptz, clock_timestamp()) AS now) AS clock
+WHERE began_at > now + interval '1 minute';
+
+-- name: begin_slot
+-- Write to the next partition once the present one is a seventh of $1 days old, if one is empty and
+-- no other sweeper works. $2 is now.
+UPDATE outbox_slot
+SET number = present.number + 1, began_at = now
+FROM (SELECT number, began_at FROM outbox_slot ORDER BY number DESC LIMIT 1) AS present,
+     (SELECT coalesce($2::timestamptz, clock_timestamp()) AS now) AS clock
+WHERE slot = (SELECT slot FROM outbox_slot WHERE number = 0 ORDER BY slot LIMIT 1)
+  AND present.began_at < now - make_interval(days => $1) / 7
+  AND pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0));
+
 -- name: sweepable_rows
--- Count what a sweep would delete. $1 is the retention in days, $2 that of events, $3 now.
+-- Count what a sweep would delete besides partitions of the log. $1 is the retention in days, $2
+-- now.
 SELECT (SELECT count(*) FROM attempt
-        WHERE settled_at < moment.now - make_interval(days => $1)) AS attempt,
-       (SELECT count(*) FROM outbox
-        WHERE published_at < moment.now - make_interval(days => $2)
-          AND NOT EXISTS (
-              SELECT FROM webhook
-              WHERE disabled_at IS NULL AND served_at >= moment.now - make_interval(days => $2)
-                AND (NOT pg_visible_in_snapshot(outbox.position, seen) OR EXISTS (
-                    SELECT FROM webhook_delivery AS delivery
-                    WHERE delivery.event_id = outbox.event_id
-                      AND delivery.dead_reason IS NULL)))) AS outbox,
-       (SELECT count(*) FROM inbox
-        WHERE received_at < moment.now - make_interval(days => $1)) AS inbox
-FROM (SELECT coalesce($3::timestamptz, clock_timestamp()) AS now) AS moment;
+        WHERE coalesce(settled_at, claimed_at) < bound.before) AS attempt,
+       (SELECT count(*) FROM inbox WHERE received_at < bound.before) AS inbox,
+       (SELECT count(*) FROM outbox_delivery AS delivery
+        WHERE created_at < bound.before
+          AND (dead_reason IS NOT NULL OR NOT EXISTS (
+              SELECT FROM outbox_reader
+              WHERE name = delivery.reader AND disabled_at IS NULL
+                AND served_at >= bound.before))) AS outbox_delivery
+FROM (SELECT coalesce($2::timestamptz, clock_timestamp()) - make_interval(days => $1) AS before)
+         AS bound;

@@ -165,7 +165,7 @@ class PostgresWriteStore:
         connection = await self._database.acquire()
         try:
             with watchdog(connection, CONNECT_SECONDS):
-                server: str = await connection.fetchval(QUERIES["server"])
+                server = await _enter_server(connection)
         except BaseException as error:
             terminate(connection)
             await self._database.release(connection)
@@ -232,6 +232,16 @@ def _has_foreign_transaction(connection: Connection) -> bool:
     return not is_lost(connection) and connection.is_in_transaction()
 
 
+async def _enter_server(connection: Connection) -> str:
+    """Return which server this is; begin a history of events where the newest is another's."""
+    row = await connection.fetchrow(QUERIES["server"])
+    assert row is not None
+    if row["is_elsewhere"]:
+        await connection.execute(QUERIES["begin_history"], row["number"])
+    server: str = row["server"]
+    return server
+
+
 async def _is_same_backend(connection: Connection) -> bool:
     """Whether the connection still leads to the server process that it was opened to.
 
@@ -257,7 +267,7 @@ async def _lead(connection: Connection, writes: Sequence[Write], lock_seconds: f
         [write.new_group.name for write in writes],
         [write.new_group.description for write in writes],
         [_array_literal(users) for users in recipients],
-        [event_id(write.group_id) for write in writes],
+        [event_id(write.conversation_id) for write in writes],
         [_event_data(write) for write in writes],
         _milliseconds(lock_seconds),
     )
@@ -280,8 +290,6 @@ def _array_literal(users: Sequence[str]) -> str:
 def _event_data(write: Write) -> str:
     return orjson.dumps(
         {
-            "group_id": write.group_id,
-            "conversation_id": write.conversation_id,
             "owner_id": write.new_group.owner,
             "name": write.new_group.name,
             "members_count": 1 + len(write.new_group.members),

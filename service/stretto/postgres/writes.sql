@@ -50,9 +50,25 @@ WITH write AS (
     SELECT conversation_id, user_id,
            CASE WHEN user_id = owner_id THEN 'owner' ELSE 'member' END
     FROM settled, unnest(recipients) AS user_id
+), log_end AS MATERIALIZED (
+    -- A pooler may have changed to a promoted server under a living connection.
+    SELECT (SELECT slot FROM outbox_slot ORDER BY number DESC LIMIT 1) AS slot, newest.number,
+           newest.server_started_at = pg_postmaster_start_time() AS goes_on
+    FROM (SELECT number, server_started_at FROM outbox_history ORDER BY number DESC LIMIT 1)
+        AS newest
+), begun AS (
+    INSERT INTO outbox_history (number, server_started_at, table_id)
+    SELECT number + 1, (SELECT started_at FROM outbox_server), (SELECT table_id FROM outbox_server)
+    FROM log_end WHERE NOT goes_on
+    -- Another lead may have begun it meanwhile.
+    ON CONFLICT (number) DO UPDATE SET number = EXCLUDED.number
+    RETURNING number
 ), new_event AS (
-    INSERT INTO outbox (event_id, event_type, subject, recipients, payload)
-    SELECT event_id, 'group.created', group_id, recipients, payload FROM settled
+    INSERT INTO outbox (slot, history, event_id, subject, conversation_id, event_type, recipients,
+                        payload)
+    SELECT slot, coalesce(begun.number, log_end.number), event_id, group_id, conversation_id,
+           'group.created', recipients, payload
+    FROM settled CROSS JOIN log_end LEFT JOIN begun ON true
 )
 SELECT claim_token FROM settled;
 
@@ -84,9 +100,20 @@ RETURNING claim_token;
 
 -- name: server
 -- Identify the server and its last start: a promoted standby has another start, and so has a
--- restored primary.
-SELECT system_identifier || '/' || extract(epoch FROM pg_postmaster_start_time())
-FROM pg_control_system();
+-- restored primary. Also read the number of the newest history, and whether it was begun elsewhere.
+SELECT system_identifier || '/' || extract(epoch FROM here.started_at) AS server, newest.number,
+       (newest.server_started_at, newest.table_id) <> (here.started_at, here.table_id)
+           AS is_elsewhere
+FROM pg_control_system(), outbox_server AS here,
+     (SELECT * FROM outbox_history ORDER BY number DESC LIMIT 1) AS newest;
+
+-- name: begin_history
+-- Begin a history behind the one of the number $1, unless another process has done so. It waits for
+-- no standby: it reports no event.
+INSERT INTO outbox_history (number, server_started_at, table_id)
+SELECT $1::integer + 1, started_at, table_id
+FROM outbox_server, set_config('synchronous_commit', 'local', true)
+ON CONFLICT DO NOTHING;
 
 -- name: backend
 -- Read which process of the server the connection leads to.

@@ -112,11 +112,13 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
     observations.StreamDiffers: (
         Line("warning", "bus.stream_differs", ("stream", "replicas", "wanted")),
     ),
-    observations.EventsMissed: (
+    observations.PlaceLost: (
         Count(
-            "stretto_events_missed_total", "Times that sessions must resume: the bus lost events."
+            "stretto_places_lost_total",
+            "Times that the log no longer had what a reader had not had.",
+            ("reader",),
         ),
-        Line("warning", "bus.events_missed"),
+        Line("warning", "log.place_lost", ("reader",)),
     ),
     observations.CommandHandled: (
         Count("stretto_commands_total", "Commands from the bus, by how each ended.", ("outcome",)),
@@ -128,9 +130,7 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
             ("result",),
             ("delivered", "refused"),
         ),
-        Measure(
-            "stretto_relay_seconds", "From taking a batch to its last mark.", "seconds", SECONDS
-        ),
+        Measure("stretto_relay_seconds", "From reading a page to moving on.", "seconds", SECONDS),
     ),
     observations.EventBuried: (
         Count("stretto_events_dead_total", "Events that became dead letters."),

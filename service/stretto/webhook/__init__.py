@@ -1,1 +1,1 @@
-"""The outbox's second reader: every event, sent to one HTTP endpoint."""
+"""A reader of the log of events: every event, sent to one HTTP endpoint."""

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from stretto.errors import ConfigurationError
+from stretto.events.delivery import DeliveryStore, PutOff
 from stretto.setting import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from uuid import UUID
+
+    from stretto.events.delivery import Delivery
 
 PREFIX: Final = "whsec_"
 SECRET_BYTES_MIN: Final = 24
@@ -123,16 +126,6 @@ def sign(secrets: Sequence[bytes], event_id: str, timestamp: int, body: bytes) -
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """An event on its way to the endpoint, on lease."""
-
-    event_id: UUID
-    body: bytes
-    tries: int
-    """How many tries have failed."""
-
-
-@dataclass(frozen=True, slots=True)
 class Answered:
     """The endpoint has answered."""
 
@@ -205,28 +198,18 @@ def judge(answer: Answer) -> Verdict:
             return Failed(f"answered {status}")
 
 
-@dataclass(frozen=True, slots=True)
-class PutOff:
-    """A delivery that failed: when to try again, or why it is a dead letter."""
-
-    event_id: UUID
-    seconds: float = 0.0
-    is_try: bool = False
-    dead_reason: str | None = None
-
-
 def put_off(delivery: Delivery, verdict: Failed | Throttled | Gone) -> PutOff:
     """Return when a failed delivery is tried again, or why it is not."""
     match verdict:
         case Throttled(seconds):
-            return PutOff(delivery.event_id, seconds)
+            return PutOff(delivery.event.event_id, seconds)
         case Gone():
-            return PutOff(delivery.event_id)
+            return PutOff(delivery.event.event_id)
         case Failed(reason) if delivery.tries >= len(RETRY_SECONDS):
-            return PutOff(delivery.event_id, is_try=True, dead_reason=reason)
+            return PutOff(delivery.event.event_id, is_try=True, dead_reason=reason)
         case Failed():
             pause = RETRY_SECONDS[delivery.tries] * random.uniform(1, 1 + JITTER_RATIO_MAX)
-            return PutOff(delivery.event_id, pause, is_try=True)
+            return PutOff(delivery.event.event_id, pause, is_try=True)
 
 
 class Endpoint(Protocol):
@@ -243,8 +226,11 @@ class Endpoint(Protocol):
         """Whether it would not be called now, because none of its addresses is public."""
 
 
-class WebhookStore(Protocol):
-    """Short statements, each a transaction of its own; each raises `Unreachable`."""
+class WebhookStore(DeliveryStore, Protocol):
+    """Short statements, each a transaction of its own; each raises `Unreachable`.
+
+    None is taken while the endpoint is paused or disabled.
+    """
 
     async def open(self, url_digest: bytes) -> None:
         """Begin with the next commit, unless a process has begun before.
@@ -254,15 +240,6 @@ class WebhookStore(Protocol):
 
     async def enrol(self, events_max: int) -> int:
         """Create deliveries for the next events, whole transactions only; return how many."""
-
-    async def take(self, deliveries_max: int, lease_seconds: float) -> Sequence[Delivery]:
-        """Lease due deliveries; none while the endpoint is paused or disabled."""
-
-    async def oldest_seconds(self) -> float | None:
-        """Return the age of the oldest event that is not delivered yet, if there is one."""
-
-    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
-        """Delete the deliveries that were sent; put off the others."""
 
     async def pause(self, seconds: float) -> None:
         """Send nothing for `seconds`, from any replica."""

@@ -1,6 +1,6 @@
 """WebhookSender: sends committed events to the webhook's endpoint, each at least once (G8).
 
-It reads the outbox itself, independently of the bus: neither can delay the other. Events are
+It reads the log itself, independently of the bus: neither can delay the other. Events are
 enrolled as deliveries, leased, sent concurrently, and settled when their answers come. No
 connection and no transaction is held while the endpoint works. If a sender dies, the others take
 its deliveries after the lease.
@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import StoreError
+from stretto.events.delivery import PutOff
 from stretto.events.lag import Lag
 from stretto.observations import (
     ActorCrashed,
@@ -22,11 +23,12 @@ from stretto.observations import (
     WebhookTried,
 )
 from stretto.runtime.actor import Actor, Pace
-from stretto.webhook.rules import Blocked, Gone, PutOff, Sent, Throttled, Unanswered, judge, put_off
+from stretto.webhook.rules import Blocked, Gone, Sent, Throttled, Unanswered, judge, put_off
 
 if TYPE_CHECKING:
+    from stretto.events.delivery import Delivery
     from stretto.observations import Observer
-    from stretto.webhook.rules import Answer, Delivery, Endpoint, WebhookStore
+    from stretto.webhook.rules import Answer, Endpoint, WebhookStore
 
 # Requests under way in a process: one that hangs occupies one slot and does not delay the others.
 UNDER_WAY_MAX: Final = 32
@@ -95,7 +97,7 @@ class WebhookSender(Actor):
 
     async def _send(self, delivery: Delivery) -> Answer:
         try:
-            return await self._endpoint.send(delivery.event_id, delivery.body)
+            return await self._endpoint.send(delivery.event.event_id, delivery.event.envelope)
         except Exception as error:  # noqa: BLE001 the delivery must be settled anyway
             self._observe(ActorCrashed("webhook", error))
             return Unanswered("a fault in stretto, which its log describes")
@@ -115,7 +117,9 @@ class WebhookSender(Actor):
         pauses = [verdict.seconds for _, _, verdict in done if isinstance(verdict, Throttled)]
         if pauses:
             await self._store.pause(max(pauses))
-        sent = [delivery.event_id for _, delivery, verdict in done if isinstance(verdict, Sent)]
+        sent = [
+            delivery.event.event_id for _, delivery, verdict in done if isinstance(verdict, Sent)
+        ]
         others = [put_off(each, why) for _, each, why in done if not isinstance(why, Sent)]
         await self._store.settle(sent, others)
         for task, _, verdict in done:
@@ -137,7 +141,7 @@ class WebhookSender(Actor):
         if not self._under_way:
             return
         _, unanswered = await asyncio.wait(self._under_way, timeout=STOP_SECONDS)
-        given_back = [PutOff(self._under_way.pop(task).event_id) for task in unanswered]
+        given_back = [PutOff(self._under_way.pop(task).event.event_id) for task in unanswered]
         for task in unanswered:
             task.cancel()
         await asyncio.gather(*unanswered, return_exceptions=True)

@@ -70,7 +70,7 @@ class Tables:
             groups=self.groups + groups,
             conversations=self.conversations | {group.conversation_id for group in groups},
             members=self.members | {member for group in groups for member in _members(group)},
-            events=self.events | {event_id(group.group_id) for group in groups},
+            events=self.events | {event_id(group.conversation_id) for group in groups},
         )
 
     def counts(self) -> tuple[int, ...]:

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from stretto.domain import UserId
 from stretto.events.hub import HubSettings, SessionHub
-from stretto.events.positions import Origin
 from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:
     import pytest
 
-ORIGIN = Origin("0a1b2c3d")
 USERS = [UserId("alice"), UserId("alice"), UserId("bob")]
 
 
@@ -23,7 +21,7 @@ async def test_the_stop_waits_until_the_last_session_has_left(
 ) -> None:
     """And ends right then."""
     monkeypatch.setattr("stretto.events.hub.STOP_SECONDS", 1000)
-    hub = SessionHub(ORIGIN, HubSettings(), lambda _: None)
+    hub = SessionHub(HubSettings(), lambda _: None)
     runner = Runner(lambda _: None)
     runner.start(hub)
     stacks = [ExitStack() for _ in USERS]
@@ -46,7 +44,7 @@ async def test_a_hub_without_sessions_stops_at_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("stretto.events.hub.STOP_SECONDS", 1000)
     async with asyncio.timeout(20):
         for sessions in (0, 1):
-            hub = SessionHub(ORIGIN, HubSettings(), lambda _: None)
+            hub = SessionHub(HubSettings(), lambda _: None)
             async with Runner(lambda _: None).running(hub):
                 for _ in range(sessions):
                     with hub.session(USERS[0], 1e12):

@@ -1,116 +1,306 @@
+"""The relay, with a store and a bus of the test's own: its lease, its place, refused events."""
+
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
-from uuid import UUID
 
 import pytest
 
 from stretto.errors import Unreachable
-from stretto.events.event import BusUnavailable, CommittedEvent
-from stretto.events.local_bus import LocalBus
-from stretto.events.positions import Position
-from stretto.events.relay import OutboxRelay, RelaySettings
-from stretto.observations import ActorCrashed, ActorRestarted, EventsRelayed, UpkeepTrouble
+from stretto.events.delivery import Delivery, PutOff
+from stretto.events.event import BusUnavailable
+from stretto.events.lag import LOOK_SECONDS
+from stretto.events.log import LogPage
+from stretto.events.relay import PAUSE, RENEWALS, TRIES_MAX, OutboxRelay, RelaySettings
+from stretto.observations import (
+    ActorCrashed,
+    ActorRestarted,
+    EventBuried,
+    EventsRelayed,
+    PlaceLost,
+    UpkeepTrouble,
+)
 from stretto.runtime.runner import Run, wait_until
+from support.clock import Clock
+from support.log_events import logged, place, present
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
+    from uuid import UUID
 
-    from stretto.events.outbox import RefusalLimits
+    from stretto.domain import UserId
+    from stretto.events.event import CommittedEvent
+    from stretto.events.log import LoggedEvent
+    from stretto.events.place import Place
     from stretto.observations import Observation
 
-ONE = CommittedEvent(UUID(int=1), ("alice",), b"{}", Position(1))
-TWO = CommittedEvent(UUID(int=2), ("alice",), b"{}", Position(2))
+ONE, TWO = logged(1), logged(2)
 # Never in a test's time: what happens is due to a wake-up.
 NO_POLL = RelaySettings(poll_seconds=3600)
 DEADLINE_SECONDS = 10
 
 
 class ScriptedStore:
-    """An outbox whose first takings fail as the test says."""
+    """A log, and the row of its reader, in memory. The first reads fail as the test says."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
-        self.waiting: list[CommittedEvent] = []
-        self.marked: list[UUID] = []
+        self.events: list[LoggedEvent] = []
+        self.start = 0
+        self.place: Place = place(1)
+        self.token: UUID | None = None
+        self.leases = 0
+        self.refused: list[tuple[UUID, str]] = []
+        self.due: list[Delivery] = []
+        self.sent: list[UUID] = []
+        self.put_off: list[PutOff] = []
         self.looked = asyncio.Event()
 
-    async def take(self, events_max: int, lease_seconds: float) -> list[CommittedEvent]:
+    async def open(self) -> None:
+        pass
+
+    async def lease(self, token: UUID, seconds: float) -> Place | None:
+        self.leases += 1
+        self.token = self.token or token
+        return self.place if self.token == token else None
+
+    async def advance(self, token: UUID, place: Place) -> bool:
+        if token == self.token:
+            self.place = place
+        return token == self.token
+
+    async def give_back(self, token: UUID) -> None:
+        if token == self.token:
+            self.token = None
+
+    async def present(self) -> Place:
+        raise AssertionError
+
+    async def page(
+        self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
+    ) -> LogPage:
         if self.errors:
             raise self.errors.pop(0)
-        taken, self.waiting = self.waiting, []
         self.looked.set()
-        return taken
+        end = self.events[-1].position + 1 if self.events else 1
+        now = present(end, start=self.start)
+        rows = [each for each in self.events if not begin.covers(1, each.position)]
+        is_full, rows = len(rows) >= events_max, rows[:events_max]
+        after = now.after(begin, rows[-1].history, rows[-1].position) if is_full else now.place
+        return LogPage(begin, rows, after, now, is_full)
 
     async def oldest_seconds(self) -> float | None:
-        return None
+        return 1.0 if self.due else None
 
-    async def mark(self, event_ids: Collection[UUID]) -> None:
-        self.marked += event_ids
+    async def take(self, deliveries_max: int, lease_seconds: float) -> Sequence[Delivery]:
+        due, self.due = self.due, []
+        return due
 
-    async def release(self, event_ids: Collection[UUID]) -> None:
-        raise AssertionError
+    async def refuse(self, reasons: Mapping[LoggedEvent, str]) -> None:
+        self.refused += [(each.event.event_id, reason) for each, reason in reasons.items()]
 
-    async def refuse(self, reasons: Mapping[UUID, str], limits: RefusalLimits) -> set[UUID]:
-        raise AssertionError
+    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
+        self.sent += sent
+        self.put_off += put_off
+
+
+class Bus:
+    """Records what is published, and answers as the test says."""
+
+    def __init__(self, reasons: Any = None) -> None:
+        self.reasons = {} if reasons is None else reasons
+        self.error: Exception | None = None
+        self.published: list[int] = []
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.published += [event.event_id.int for event in events]
+        return self.reasons
+
+
+class World:
+    """A relay, its store and its bus."""
+
+    def __init__(self, *errors: Exception, settings: RelaySettings = NO_POLL) -> None:
+        self.store, self.bus, self.clock = ScriptedStore(*errors), Bus(), Clock()
+        self.told: list[Observation] = []
+        self.settings = settings
+        self.relay = self.another()
+
+    def another(self) -> OutboxRelay:
+        """Return a relay of another process."""
+        return OutboxRelay(self.store, self.bus, self.told.append, self.settings, self.clock)
+
+
+async def test_events_are_published_in_order_and_the_place_moves_behind_them() -> None:
+    """A batch at a time; a full one leaves work."""
+    world = World(settings=RelaySettings(batch_max=2))
+    world.store.events = [logged(n) for n in range(1, 4)]
+    assert [2, 1, 0] == [await world.relay.run_once() for _ in range(3)]
+    assert [1, 2, 3] == world.bus.published
+    assert place(4) == world.store.place
+    assert [2, 1] == [each.delivered for each in world.told if isinstance(each, EventsRelayed)]
+
+
+async def test_one_relay_publishes_and_another_takes_over() -> None:
+    """At once if the first one stops; else when its lease is over."""
+    world = World()
+    other = world.another()
+    world.store.events = [ONE]
+    assert [1, 0] == [await world.relay.run_once(), await other.run_once()]
+    world.store.events = [ONE, TWO]
+    world.clock.now += world.settings.poll_seconds
+    assert 0 == await other.run_once()
+    await world.relay.close()
+    world.clock.now += world.settings.poll_seconds
+    assert 1 == await other.run_once()
+    assert [1, 2] == world.bus.published
+
+
+@pytest.mark.parametrize("is_fenced", [True, False])
+async def test_a_relay_that_was_stopped_for_longer_than_its_lease_moves_nothing(
+    is_fenced: bool,
+) -> None:
+    """Its events are published twice; without the fence, the place would go back."""
+    world = World()
+    world.store.events = [ONE]
+    publish = world.bus.publish
+
+    async def stopped(events: Sequence[CommittedEvent]) -> Any:
+        # While it publishes, its lease ends, and another one publishes this event and the next.
+        world.bus.publish = publish  # type: ignore[method-assign]
+        world.store.token = None
+        world.store.events = [ONE, TWO]
+        assert 2 == await other.run_once()
+        if not is_fenced:
+            world.store.token = world.relay._token
+        return await publish(events)
+
+    other = world.another()
+    await world.relay._lease()
+    world.bus.publish = stopped  # type: ignore[method-assign]
+    await world.relay.run_once()
+    assert [1, 2, 1] == world.bus.published
+    assert is_fenced == (place(3) == world.store.place)
+    world.clock.now += 1000
+    world.store.token = other._token
+    assert 0 == await world.relay.run_once()
+    assert world.relay._place is None
+
+
+async def test_the_lease_is_renewed_before_it_ends() -> None:
+    """And not at every turn."""
+    world = World()
+    seconds = world.settings.relay_lease_seconds
+    for _ in range(3):
+        await world.relay.run_once()
+    assert 1 == world.store.leases
+    world.clock.now += seconds / RENEWALS
+    await world.relay.run_once()
+    assert 2 == world.store.leases
+
+
+@pytest.mark.parametrize("error", [BusUnavailable(), TimeoutError()])
+async def test_a_relay_that_cannot_publish_gives_the_lease_back(error: Exception) -> None:
+    """Another process may reach the bus; nothing counts against the events."""
+    world = World()
+    world.store.events = [ONE]
+    world.bus.error = error
+    with pytest.raises(BusUnavailable):
+        await world.relay.run_once()
+    assert (None, place(1), []) == (world.store.token, world.store.place, world.store.refused)
+    world.bus.error = None
+    assert 1 == await world.another().run_once()
+
+
+async def test_a_place_that_was_swept_goes_on_where_the_log_begins() -> None:
+    """No relay had run for as long as events are kept; the operator learns of it."""
+    world = World()
+    world.store.start = 5
+    world.store.events = [logged(7)]
+    assert NO_POLL.batch_max == await world.relay.run_once()
+    assert 1 == await world.relay.run_once()
+    assert PlaceLost("relay") == world.told[0]
+    assert [7] == world.bus.published
+
+
+async def test_an_event_that_is_refused_holds_up_no_other_one() -> None:
+    """It becomes a delivery, which is tried again for itself."""
+    world = World()
+    world.store.events = [ONE, TWO]
+    world.bus.reasons = {ONE.event.event_id: "too large"}
+    assert 2 == await world.relay.run_once()
+    assert [(ONE.event.event_id, "too large")] == world.store.refused
+    assert place(3) == world.store.place
+    world.bus.reasons = {}
+    world.store.due = [Delivery(ONE.event, 1)]
+    world.clock.now += LOOK_SECONDS
+    await world.relay.run_once()
+    assert [ONE.event.event_id] == world.store.sent
+    assert [1, 2, 1] == world.bus.published
+
+
+async def test_an_event_that_is_refused_too_often_is_a_dead_letter() -> None:
+    """Before that, its pauses grow."""
+    world = World()
+    world.bus.reasons = {ONE.event.event_id: "too large"}
+    for tries in (1, TRIES_MAX - 1):
+        world.clock.now += LOOK_SECONDS
+        world.store.due = [Delivery(ONE.event, tries)]
+        await world.relay.run_once()
+    second, last = world.store.put_off
+    assert PAUSE.seconds_first <= second.seconds < last.seconds <= PAUSE.seconds_max
+    assert (None, "too large") == (second.dead_reason, last.dead_reason)
+    assert second.is_try
+    assert EventBuried(ONE.event.event_id, "too large") in world.told
 
 
 async def test_a_wake_up_wakes_the_relay_and_stop_ends_it() -> None:
     """Without waiting for the next poll."""
-    store, delivered = ScriptedStore(), asyncio.Event()
-    relay = OutboxRelay(store, LocalBus(lambda _: delivered.set()), lambda _: None, NO_POLL)
-    task = asyncio.create_task(Run(relay, lambda _: None).turns())
+    world = World()
+    task = asyncio.create_task(Run(world.relay, lambda _: None).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
-        await store.looked.wait()
-        store.waiting.append(ONE)
-        assert not delivered.is_set()
-        relay.wake()
-        await delivered.wait()
-        relay.stop()
+        await world.store.looked.wait()
+        world.store.events.append(ONE)
+        assert [] == world.bus.published
+        world.relay.wake()
+        await until(lambda: world.bus.published)
+        world.relay.stop()
         await task
-    assert [ONE.event_id] == store.marked
+    assert (place(2), None) == (world.store.place, world.store.token)
 
 
-async def test_events_that_follow_a_wake_up_closely_are_taken_with_it() -> None:
+async def test_events_that_follow_a_wake_up_closely_are_published_with_it() -> None:
     """Whoever creates one group after the other pays two statements for many events."""
-    store, delivered, gathered = ScriptedStore(), asyncio.Event(), asyncio.Event()
-    batches: list[int] = []
+    world, gathered = World(), asyncio.Event()
     pauses: list[float] = []
-
-    def deliver(event: CommittedEvent) -> None:
-        if event is TWO:
-            delivered.set()
 
     async def wait(event: asyncio.Event, seconds: float) -> bool:
         if seconds == NO_POLL.poll_seconds:
             return await wait_until(event, seconds)
         pauses.append(seconds)
-        store.looked.set()
+        world.store.looked.set()
         return await gathered.wait()
 
-    def observe(event: Observation) -> None:
-        assert isinstance(event, EventsRelayed)
-        batches.append(event.delivered)
-
-    relay = OutboxRelay(store, LocalBus(deliver), observe, NO_POLL)
-    task = asyncio.create_task(Run(relay, lambda _: None, wait).turns())
+    task = asyncio.create_task(Run(world.relay, lambda _: None, wait).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
-        await store.looked.wait()
-        store.looked.clear()
-        store.waiting.append(ONE)
-        relay.wake()
-        await store.looked.wait()
-        store.waiting.append(TWO)
-        relay.wake()
+        await world.store.looked.wait()
+        world.store.looked.clear()
+        world.store.events.append(ONE)
+        world.relay.wake()
+        await world.store.looked.wait()
+        world.store.events.append(TWO)
+        world.relay.wake()
         gathered.set()
-        await delivered.wait()
-        relay.stop()
+        await until(lambda: len(world.bus.published) == 2)
+        world.relay.stop()
         await task
     assert NO_POLL.gather_seconds == pauses[0]
-    assert [2] == batches
+    assert [2] == [each.delivered for each in world.told if isinstance(each, EventsRelayed)]
 
 
 @pytest.mark.parametrize(
@@ -123,92 +313,35 @@ async def test_events_that_follow_a_wake_up_closely_are_taken_with_it() -> None:
 )
 async def test_no_error_ends_the_relay(expected: list[type[Observation]], error: Exception) -> None:
     """It is told, and the next turn comes."""
-    store = ScriptedStore(error)
+    world = World(error)
     told: list[Observation] = []
-    relay = OutboxRelay(store, LocalBus(lambda _: None), lambda _: None, NO_POLL)
-    task = asyncio.create_task(Run(relay, told.append).turns())
+    task = asyncio.create_task(Run(world.relay, told.append).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
-        await store.looked.wait()
-        relay.stop()
+        await world.store.looked.wait()
+        world.relay.stop()
         await task
     assert expected == [type(event) for event in told]
 
 
-@pytest.mark.parametrize("moment", ["take", "publish", "mark"])
+@pytest.mark.parametrize("moment", ["page", "publish", "advance"])
 async def test_a_wake_up_during_a_turn_leads_to_another_turn(moment: str) -> None:
-    """At any moment of it: what it is about may be newer than what the turn has taken."""
-    store = ScriptedStore()
-    bus = LocalBus(lambda _: None)
-    relay = OutboxRelay(store, bus, lambda _: None, NO_POLL)
-    owner: object = bus if moment == "publish" else store
+    """At any moment of it: what it is about may be newer than what the turn has read."""
+    world = World()
+    owner: object = world.bus if moment == "publish" else world.store
     waking = getattr(owner, moment)
 
     async def wake(*arguments: Any) -> Any:
         result = await waking(*arguments)
-        if not store.waiting and store.looked.is_set() and TWO.event_id not in store.marked:
-            store.waiting.append(TWO)
-            relay.wake()
+        if TWO not in world.store.events:
+            world.store.events.append(TWO)
+            world.relay.wake()
         return result
 
-    store.waiting.append(ONE)
+    world.store.events.append(ONE)
     with patch.object(owner, moment, wake):
-        task = asyncio.create_task(Run(relay, lambda _: None).turns())
+        task = asyncio.create_task(Run(world.relay, lambda _: None).turns())
         async with asyncio.timeout(DEADLINE_SECONDS):
-            await until(lambda: TWO.event_id in store.marked)
-            relay.stop()
+            await until(lambda: 2 in world.bus.published)
+            world.relay.stop()
             await task
-    assert [ONE.event_id, TWO.event_id] == store.marked[:2]
-
-
-class RefusingStore(ScriptedStore):
-    """Records what was refused."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refused: dict[UUID, str] = {}
-
-    async def refuse(self, reasons: Mapping[UUID, str], limits: RefusalLimits) -> set[UUID]:
-        self.refused |= reasons
-        return set()
-
-
-async def relayed(reasons: object) -> tuple[list[UUID], dict[UUID, str]]:
-    """Relay two events over a bus that answers so; return what was marked and what was refused."""
-
-    class Bus:
-        async def publish(self, _: object) -> Any:
-            return reasons
-
-    store = RefusingStore()
-    store.waiting += [ONE, TWO]
-    try:
-        await OutboxRelay(store, Bus(), lambda _: None, NO_POLL).run_once()
-    except TypeError as error:
-        assert "must return the reasons of refused events by their ids" in str(error)  # noqa: PT017
-        assert ([], {}) == (store.marked, store.refused)
-        raise
-    return store.marked, store.refused
-
-
-@pytest.mark.parametrize(
-    "reasons",
-    [
-        None,
-        [],
-        {str(ONE.event_id): "too large"},
-        {UUID(int=7): "another's"},
-        {ONE.event_id: None},
-        {ONE.event_id: ValueError("too large")},
-        {ONE.event_id: "too large", TWO.event_id: b"too large"},
-    ],
-)
-async def test_a_bus_that_breaks_its_contract_has_published_nothing(reasons: object) -> None:
-    """Nothing is marked: a refused event would be lost, and nobody would know."""
-    with pytest.raises(TypeError):
-        await relayed(reasons)
-
-
-async def test_a_refusal_by_id_and_reason_is_one() -> None:
-    """The twin: the other event is published."""
-    assert ([TWO.event_id], {ONE.event_id: "no"}) == await relayed({ONE.event_id: "no"})
-    assert ([ONE.event_id, TWO.event_id], {}) == await relayed({})
+    assert [1, 2] == world.bus.published

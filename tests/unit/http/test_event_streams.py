@@ -7,28 +7,24 @@ import socket
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
-from uuid import UUID
 
 import pytest
 
 from stretto.config import read_settings
 from stretto.events.close_codes import CloseCode
-from stretto.events.event import CommittedEvent
 from stretto.events.outgoing import OutgoingEvent
-from stretto.events.positions import Origin, Position
 from stretto.http.event_streams import (
     UNACKNOWLEDGED_SECONDS,
     _bounded,
     sse_chunk,
     websocket_message,
 )
+from support.log_events import logged, place
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-EVENT = OutgoingEvent(
-    CommittedEvent(UUID(int=1), ("alice",), b'{"id":"1"}', Position(7)), Origin("0a1b2c3d")
-)
+EVENT = OutgoingEvent(logged(7), str(place(8)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no such option")
@@ -52,8 +48,8 @@ async def test_a_client_that_has_vanished_is_given_up_soon() -> None:
 
 def test_both_forms_carry_the_same_event_and_position() -> None:
     """The event is what it is on the bus; the position stands beside it."""
-    assert websocket_message(EVENT) == b'{"position":"7.0a1b2c3d","event":{"id":"1"}}'
-    assert sse_chunk(EVENT) == b'id: 7.0a1b2c3d\ndata: {"id":"1"}\n\n'
+    assert websocket_message(EVENT) == b'{"position":"8.1-0a1b2c3d","event":{}}'
+    assert sse_chunk(EVENT) == b"id: 8.1-0a1b2c3d\ndata: {}\n\n"
 
 
 @pytest.mark.parametrize("code", CloseCode)

@@ -22,7 +22,7 @@ from stretto.domain import (
     UserId,
 )
 from stretto.errors import KeyInvalid, RequestInvalid
-from stretto.events.positions import ClientPosition
+from stretto.events.place import Place
 from stretto.http.routes import groups
 
 if TYPE_CHECKING:
@@ -131,20 +131,34 @@ def test_the_schema_and_the_parser_accept_the_same_keys(field: str) -> None:
     assert [expected] * 2 == [schema.is_valid(field) for schema in KEYS]
 
 
-@given(st.one_of(text, st.from_regex(r"[0-9]{1,21}\.[0-9a-f]{7,9}")))
-@example("18446744073709551615.00000000")
-@example("1.00000000\n")
+@given(
+    st.one_of(
+        text,
+        st.from_regex(r"[0-9]{1,21}(~[0-9]{1,21}){0,3}\.[0-9]{1,11}-[0-9a-f]{7,9}"),
+        st.from_regex(r"1[0-9]{6}(~[0-9]{1,3}){0,34}\.[0-9]-[0-9a-f]{8}", fullmatch=True),
+    )
+)
+@example("18446744073709551615.2147483647-00000000")
+@example("18446744073709551616.1-00000000")
+@example("1.2147483648-00000000")
+@example("7~7.1-00000000")
+@example("7~8.1-00000000")
+@example("7~0.1-00000000")
+@example("1.1-00000000\n")
 def test_the_schema_and_the_parser_accept_the_same_positions(position: str) -> None:
-    """But for numbers of more than 64 bits, which no pattern can tell."""
+    """But for numbers that are too large, which no pattern can tell."""
     try:
-        ClientPosition.parse(position)
+        Place.parse(position)
     except ValueError:
         is_accepted = False
     else:
         is_accepted = True
-    number = position.partition(".")[0]
-    is_too_large = number.isascii() and number.isdigit() and int(number) >= 2**64
-    assert is_accepted == (POSITION.is_valid(position) and not is_too_large)
+    is_valid = POSITION.is_valid(position)
+    if is_valid:
+        xmax, *distances, number = map(int, re.split(r"[~.]", position.partition("-")[0]))
+        is_possible = all(0 < distance <= xmax for distance in distances)
+        is_valid = is_possible and xmax < 2**64 and number < 2**31
+    assert is_valid == is_accepted
 
 
 # With how the parser reads what the pattern is of.

@@ -9,6 +9,8 @@ from uuid import UUID
 import pytest
 
 from stretto.errors import Unreachable
+from stretto.events.delivery import Delivery
+from stretto.events.event import CommittedEvent
 from stretto.observations import (
     ActorCrashed,
     ActorRestarted,
@@ -17,16 +19,23 @@ from stretto.observations import (
     WebhookTried,
 )
 from stretto.runtime.runner import Run
-from stretto.webhook.rules import Answered, Delivery, NotCalled
+from stretto.webhook.rules import Answered, NotCalled
 from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from stretto.events.delivery import PutOff
     from stretto.observations import Observation
-    from stretto.webhook.rules import Answer, PutOff
+    from stretto.webhook.rules import Answer
 
-ONE = Delivery(UUID(int=1), b"{}", 0)
+
+def delivery_of(number: int) -> Delivery:
+    """Return the first try of an event with that number."""
+    return Delivery(CommittedEvent(UUID(int=number), (), b"{}"), 0)
+
+
+ONE = delivery_of(1)
 DEADLINE_SECONDS = 10
 
 
@@ -110,7 +119,7 @@ async def test_no_error_of_the_store_ends_the_sending(
         await store.settled.wait()
         sender.stop()
         await running
-    assert [ONE.event_id] == store.sent
+    assert [ONE.event.event_id] == store.sent
     assert [*expected, WebhookTried] == [type(event) for event in told]
 
 
@@ -122,7 +131,7 @@ async def test_a_fault_in_the_sending_fails_the_delivery_alone() -> None:
     await sender.answered()
     await sender.run_once()
     (put,) = store.others
-    assert (ONE.event_id, True) == (put.event_id, put.is_try)
+    assert (ONE.event.event_id, True) == (put.event_id, put.is_try)
     assert [ActorCrashed, WebhookTried] == [type(event) for event in told]
 
 
@@ -137,7 +146,7 @@ class FullStore(ScriptedStore):
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
         assert 0 < deliveries_max <= UNDER_WAY_MAX
-        return [Delivery(UUID(int=next(self.numbers)), b"{}", 0) for _ in range(deliveries_max)]
+        return [delivery_of(next(self.numbers)) for _ in range(deliveries_max)]
 
     async def enrol(self, events_max: int) -> int:
         self.enrolments += 1
@@ -207,7 +216,7 @@ async def test_an_answer_wakes_the_sender() -> None:
             await store.settled.wait()
             sender.stop()
             await running
-    assert [ONE.event_id] == store.sent
+    assert [ONE.event.event_id] == store.sent
 
 
 async def test_a_wake_up_during_a_turn_leads_to_another_turn() -> None:
@@ -230,7 +239,7 @@ async def test_a_wake_up_during_a_turn_leads_to_another_turn() -> None:
             await store.settled.wait()
             sender.stop()
             await running
-    assert [ONE.event_id] == store.sent
+    assert [ONE.event.event_id] == store.sent
 
 
 async def test_an_address_that_is_not_called_is_reported_once_until_it_is_called() -> None:

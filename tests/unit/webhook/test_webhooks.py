@@ -7,6 +7,8 @@ from uuid import UUID
 
 import pytest
 
+from stretto.events.delivery import Delivery, PutOff
+from stretto.events.event import CommittedEvent
 from stretto.webhook.rules import (
     JITTER_RATIO_MAX,
     RETRY_SECONDS,
@@ -15,11 +17,9 @@ from stretto.webhook.rules import (
     Answer,
     Answered,
     Blocked,
-    Delivery,
     Failed,
     Gone,
     NotCalled,
-    PutOff,
     Sent,
     Throttled,
     Unanswered,
@@ -30,6 +30,11 @@ from stretto.webhook.rules import (
     put_off,
     sign,
 )
+
+
+def delivery_of(tries: int) -> Delivery:
+    """Return an event that has failed so often."""
+    return Delivery(CommittedEvent(UUID(int=1), (), b""), tries)
 
 
 def secret_of(size: int) -> str:
@@ -98,11 +103,7 @@ def test_a_pause_is_drawn_from_the_schedule_to_a_fifth_more(
     """What failed together does not come back together."""
     monkeypatch.setattr("random.uniform", lambda low, high: low + draw * (high - low))
     put = put_off(
-        Delivery(
-            UUID(int=1),
-            b"",
-            1,
-        ),
+        delivery_of(1),
         Failed("x"),
     )
     assert RETRY_SECONDS[1] * ratio == put.seconds
@@ -111,10 +112,10 @@ def test_a_pause_is_drawn_from_the_schedule_to_a_fifth_more(
 def test_what_fails_is_put_off_by_the_schedule_until_it_dies() -> None:
     """With some chance, so that not all of them come back together."""
     for tries, pause in enumerate(RETRY_SECONDS):
-        put = put_off(Delivery(UUID(int=1), b"", tries), Failed("x"))
+        put = put_off(delivery_of(tries), Failed("x"))
         assert (True, None) == (put.is_try, put.dead_reason)
         assert pause <= put.seconds <= pause * (1 + JITTER_RATIO_MAX)
-    last = Delivery(UUID(int=1), b"", len(RETRY_SECONDS))
+    last = delivery_of(len(RETRY_SECONDS))
     assert PutOff(UUID(int=1), is_try=True, dead_reason="x") == put_off(last, Failed("x"))
     # What is no fault of the event's costs it nothing, however often.
     assert PutOff(UUID(int=1), 7.0) == put_off(last, Throttled(7.0))

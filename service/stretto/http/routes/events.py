@@ -22,7 +22,7 @@ from stretto.errors import (
 )
 from stretto.events.catch_up import CatchUp
 from stretto.events.close_codes import CloseCode
-from stretto.events.positions import ClientPosition, PositionLost
+from stretto.events.place import Place, PositionLost
 from stretto.http.event_streams import SUBPROTOCOL, ServerSentEvents, WebSocketStream
 from stretto.http.requests import read_query
 from stretto.http.service import SERVICE
@@ -48,18 +48,17 @@ async def open_session(request: web.Request) -> web.StreamResponse:
     token = await service.authenticator.verify(_authorization(request))
     query = read_query(request, "since")
     stream = _stream(request, service.streams)
-    client_position = _client_position(request, query)
-    # Join the hub before reading history: what commits from now on comes live.
+    place = _client_place(request, query)
+    # Join the hub before reading the log: what commits from now on comes live.
     with service.hub.session(token.owner, token.ends_at) as session:
-        catch_up = CatchUp(service.history, session, service.hub.origin, client_position)
+        catch_up = CatchUp(service.history, session, service.hub, place)
         try:
-            position = await catch_up.begin()
+            await catch_up.begin()
         except PositionLost:
             session.close(CloseCode.POSITION_LOST)
-            position = ""
         try:
             async with stream.opened(request, session):
-                await _serve(stream, session, catch_up, position)
+                await _serve(stream, session, catch_up)
                 assert session.close_code is not None
                 await stream.close(session.close_code)
         except ConnectionError as error:
@@ -68,19 +67,19 @@ async def open_session(request: web.Request) -> web.StreamResponse:
     return stream.response
 
 
-async def _serve(stream: EventStream, session: Session, catch_up: CatchUp, position: str) -> None:
+async def _serve(stream: EventStream, session: Session, catch_up: CatchUp) -> None:
     """Send the missed events, then live ones, until the session is closed."""
     if session.close_code is not None:
         return
     try:
         async with session.until_closed():
-            await stream.send_position(position)
+            await stream.send_position(catch_up.position)
             while (missed := await catch_up.next()) is not None:
                 for outgoing in missed:
                     await _send_missed(stream, outgoing)
             if catch_up.is_resumption:
                 # Every missed event has been sent.
-                await stream.send_position(catch_up.present)
+                await stream.send_position(catch_up.position)
             while True:
                 await _send_next(stream, session)
     except ConnectionError:
@@ -187,14 +186,14 @@ def _authorization(request: web.Request) -> str | None:
     return fields[0] if fields else None
 
 
-def _client_position(request: web.Request, query: Mapping[str, str]) -> ClientPosition | None:
-    """Return the client's position. A browser reconnects with its old URL: the header is newer."""
+def _client_place(request: web.Request, query: Mapping[str, str]) -> Place | None:
+    """Return where the client's position leads. A browser reconnects with its old URL: the header is newer."""
     header = request.headers.get("Last-Event-ID")
     position = header or query.get("since")
     if not position:
         return None
     try:
-        return ClientPosition.parse(position)
+        return Place.parse(position)
     except ValueError as error:
         name = "Last-Event-ID" if header else "since"
         invalid = ParameterError(name, "is no position that was given out here")

@@ -1,0 +1,48 @@
+"""Deliveries: events that a reader's target still has to get, one by one, or that are dead letters.
+
+A reader of the log goes on when its target refuses an event, or is slow to take it. The event then
+waits as a delivery, a copy of its own, until it is sent or is a dead letter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from uuid import UUID
+
+    from stretto.events.event import CommittedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An event on its way to the reader's target, on lease."""
+
+    event: CommittedEvent
+    tries: int
+    """How many tries have failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutOff:
+    """A delivery that failed: when to try again, or why it is a dead letter."""
+
+    event_id: UUID
+    seconds: float = 0.0
+    is_try: bool = False
+    dead_reason: str | None = None
+
+
+class DeliveryStore(Protocol):
+    """Short statements, each a transaction of its own; each raises `Unreachable`."""
+
+    async def take(self, deliveries_max: int, lease_seconds: float) -> Sequence[Delivery]:
+        """Lease due deliveries, the longest due first; a synchronous standby has their events."""
+
+    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
+        """Delete the deliveries that were sent; put off the others."""
+
+    async def oldest_seconds(self) -> float | None:
+        """Return the age of the oldest event that the target has not got yet, if there is one."""

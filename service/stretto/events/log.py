@@ -1,0 +1,101 @@
+"""The log of events: a page of it, and what its readers need of the database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Protocol
+
+from stretto.events.delivery import DeliveryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from uuid import UUID
+
+    from stretto.domain import UserId
+    from stretto.events.event import CommittedEvent
+    from stretto.events.place import History, Place, Present
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """An event, and where it lies in the log."""
+
+    event: CommittedEvent
+    history: History
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """What one read has returned: whole transactions, in the order of the log."""
+
+    begin: Place
+    events: Sequence[LoggedEvent]
+    """Those of other users than were asked for may be left out."""
+    place: Place
+    """Where the reader is after the page: after its last transaction if it is full, else the present."""
+    present: Present
+    is_full: bool
+    """Whether there may be more."""
+
+    def numbered(self) -> Iterator[tuple[LoggedEvent, str]]:
+        """Yield each event with the position that its clients get.
+
+        A client that has got one event of a transaction may still have to get another one. So only
+        the last one of the page's transaction carries the place after it.
+        """
+        place, position = self.begin, str(self.begin)
+        for transaction, events in groupby(self.events, lambda each: (each.history, each.position)):
+            *others, last = events
+            yield from ((event, position) for event in others)
+            place = self.present.after(place, *transaction)
+            position = str(place)
+            yield last, position
+
+
+class LogStore(Protocol):
+    """Reads the log; each call is one statement and raises `Unreachable`."""
+
+    async def present(self) -> Place:
+        """Return the place that covers every event that is visible now."""
+
+    async def page(
+        self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
+    ) -> LogPage:
+        """Return the next events, once a synchronous standby has them; whole transactions.
+
+        It may leave out events of other users. The caller checks the place: `page.present.require`.
+        """
+
+
+class TailStore(LogStore, Protocol):
+    """The same over a connection of its own, on which the log's writers are heard."""
+
+    async def listen(self, on_announced: Callable[[], None]) -> None:
+        """Open the connection, unless it is open; call back when another process has written."""
+
+    async def close(self) -> None:
+        """Close the connection; raises nothing. Idempotent."""
+
+
+class BusStore(LogStore, DeliveryStore, Protocol):
+    """The bus's reader: its place, of which one process at a time has the lease.
+
+    Commits asynchronously: what a crash undoes is published again.
+    """
+
+    async def open(self) -> None:
+        """Begin at the present, unless the reader has begun before."""
+
+    async def lease(self, token: UUID, seconds: float) -> Place | None:
+        """Take or renew the lease; None while another process has it."""
+
+    async def advance(self, token: UUID, place: Place) -> bool:
+        """Move to a place; False where the lease is another's by now, and nothing was moved."""
+
+    async def give_back(self, token: UUID) -> None:
+        """End the lease, if it is ours."""
+
+    async def refuse(self, reasons: Mapping[LoggedEvent, str]) -> None:
+        """Make deliveries of events that the bus has refused once; before `advance`."""

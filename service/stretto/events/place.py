@@ -1,0 +1,164 @@
+"""Places in the log of events: what a reader has had of it.
+
+The log is ordered by history, then by position. A position is the id of the transaction that wrote
+an event, so it does not show the order of commits: an event may become visible after others with
+higher positions. A place therefore names the transactions below its end that were still running.
+
+A history is a stretch of transaction ids that nothing interrupts. A promotion, or a restore into
+another server, begins a new one, since ids go back there. So does a crash: ids of asynchronous
+commits that were not flushed are given out again. Every place therefore ends right behind an event
+that was visible, whose commit was flushed, and never at the newest id.
+
+This module does no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Transactions in a place's text, which must fit into a header and a URL. Where more were running,
+# the text ends at the next one: what a client has had of the rest is sent again.
+RUNNING_MAX: Final = 32
+# An xid8 has 64 bits, the number of a history 31.
+_POSITION_MAX: Final = 2**64 - 1
+_NUMBER_MAX: Final = 2**31 - 1
+_TEXT: Final = re.compile(
+    rf"([0-9]{{1,20}})((?:~[0-9]{{1,20}}){{0,{RUNNING_MAX}}})\.([0-9]{{1,10}})-([0-9a-f]{{8}})",
+    re.ASCII,
+)
+
+
+class PositionLost(Exception):
+    """The place is older than the log that is kept, or of a history that is not this database's."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class History:
+    """A stretch of transaction ids; the number orders histories."""
+
+    number: int
+    id: str
+    """Eight hexadecimal digits: copies of a database may number different histories alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a reader has had: all of the older histories, and of this one what `covers` says."""
+
+    history: History
+    xmax: int
+    """Positions from here on are not covered."""
+    running: tuple[int, ...] = ()
+    """Positions below `xmax` that are not covered, in order: their transactions may still commit."""
+
+    def covers(self, number: int, position: int) -> bool:
+        """Whether a reader that is here has had the events of this history and transaction."""
+        if number != self.history.number:
+            return number < self.history.number
+        return position < self.xmax and position not in self.running
+
+    def __or__(self, other: Place) -> Place:
+        """Return the place that covers what either of the two covers."""
+        if self.history != other.history:
+            return max(self, other, key=_number)
+        number = self.history.number
+        running = (
+            each
+            for each in {*self.running, *other.running}
+            if not self.covers(number, each) and not other.covers(number, each)
+        )
+        return Place(self.history, max(self.xmax, other.xmax), tuple(sorted(running)))
+
+    def __and__(self, other: Place) -> Place:
+        """Return the place that covers what both of the two cover."""
+        if self.history != other.history:
+            return min(self, other, key=_number)
+        xmax = min(self.xmax, other.xmax)
+        return Place(self.history, xmax, _below(xmax, {*self.running, *other.running}))
+
+    def __str__(self) -> str:
+        """Return the position that a client keeps: it covers no more than this place."""
+        xmax, running = self.xmax, self.running
+        if len(running) > RUNNING_MAX:
+            xmax, running = running[RUNNING_MAX], running[:RUNNING_MAX]
+        parts = [str(xmax), *(str(xmax - position) for position in running)]
+        return f"{'~'.join(parts)}.{self.history.number}-{self.history.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Parse a client's position; raise `ValueError` for one that stretto cannot have sent."""
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            raise ValueError(text)
+        xmax, number = int(found[1]), int(found[3])
+        running = sorted({xmax - int(distance) for distance in found[2].split("~")[1:]})
+        is_possible = not running or (running[0] >= 0 and running[-1] < xmax)
+        if not is_possible or xmax > _POSITION_MAX or number > _NUMBER_MAX:
+            raise ValueError(text)
+        return cls(History(number, found[4]), xmax, tuple(running))
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What one statement saw of the log."""
+
+    history: History
+    """The newest one."""
+    end: int
+    """One more than the greatest position of a visible event of it; its own beginning, if none."""
+    running: tuple[int, ...]
+    """The transactions that were running, in order."""
+    histories: Mapping[int, str]
+    """The ids of all histories, by their numbers."""
+    start: tuple[int, int]
+    """History's number and position from which on no event was swept."""
+    is_ended: bool = False
+    """Whether the server would begin another history with its next event: it was promoted."""
+
+    @property
+    def place(self) -> Place:
+        """Where a reader is that has had everything that was visible."""
+        return Place(self.history, self.end, _below(self.end, self.running))
+
+    @property
+    def first(self) -> Place:
+        """Where a reader is that has had nothing of what is kept."""
+        number, position = max(self.start, (min(self.histories), 0))
+        return Place(History(number, self.histories[number]), position)
+
+    def after(self, begin: Place, history: History, position: int) -> Place:
+        """Return where a reader is that began at `begin` and has had all up to this transaction."""
+        xmax, running = position + 1, set[int]()
+        if history == begin.history:
+            xmax = max(xmax, begin.xmax)
+            running.update(each for each in begin.running if each > position)
+        if history == self.history:
+            # No transaction of an older history runs any more.
+            running.update(_below(xmax, self.running))
+        return Place(history, xmax, tuple(sorted(running)))
+
+    def require(self, place: Place) -> None:
+        """Raise `PositionLost` unless the log has all that the place does not cover.
+
+        A place beyond the end of a history that has ended is fine: what it has had besides was lost,
+        and nothing is added there. If the history goes on, its ids have gone back unnoticed.
+        """
+        is_known = self.histories.get(place.history.number) == place.history.id
+        lowest = place.history.number, min(place.running, default=place.xmax)
+        is_newest = place.history == self.history and not self.is_ended
+        is_ahead = is_newest and place.xmax > self.end
+        if not is_known or lowest < self.start or is_ahead:
+            raise PositionLost
+
+
+def _number(place: Place) -> int:
+    return place.history.number
+
+
+def _below(xmax: int, positions: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(position for position in positions if position < xmax))

@@ -1,0 +1,146 @@
+"""LogTail: follows the log of events for the live sessions of this process.
+
+It is woken by this process's own writers and by the announcements of others; what neither tells is
+found by looking. It keeps its place in memory, since sessions end with their process. While there
+are no sessions it reads nothing, and holds no connection unless another reader needs to hear of
+announcements.
+
+A read that fails is repeated from the same place. A place that is lost, as when the log was swept
+beyond it, ends all sessions: their clients resume, and learn what cannot be had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from stretto.errors import StoreError
+from stretto.events.place import PositionLost
+from stretto.observations import PlaceLost
+from stretto.runtime.actor import Actor, Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from stretto.events.hub import SessionHub
+    from stretto.events.log import LoggedEvent, TailStore
+    from stretto.observations import Observer
+
+# How often to look for what was not announced: an announcement is lost with its process.
+LOOK_SECONDS: Final = 1.0
+# The same where announcements are not heard: a pooler's sessions cannot listen.
+LOOK_SECONDS_UNHEARD: Final = 0.05
+# How long a wake-up waits for more events: one read of ten costs as much as one of one.
+GATHER_SECONDS: Final = 0.005
+# A statement of a few milliseconds.
+PAGE_EVENTS: Final = 500
+# After so many events, the sessions' tasks run. It is fewer than a session's queue holds, so that a
+# burst does not close a session whose client reads.
+TURN_EVENTS: Final = 64
+# Announcements within this time are one: each takes a lock that all of the server's share.
+ANNOUNCE_SECONDS: Final = 0.01
+
+
+class LogTail(Actor):
+    """Delivers what commits from now on to the hub; a turn is one page."""
+
+    failures = (StoreError,)
+
+    def __init__(
+        self,
+        log: TailStore,
+        hub: SessionHub,
+        observe: Observer,
+        *,
+        is_unheard: bool = False,
+        others: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """Take what wakes other readers that need to hear of announcements, sessions or not."""
+        super().__init__("log tail")
+        self.pace = Pace(
+            seconds=LOOK_SECONDS_UNHEARD if is_unheard else LOOK_SECONDS,
+            gather_seconds=GATHER_SECONDS,
+            full=PAGE_EVENTS,
+        )
+        self._log = log
+        self._hub = hub
+        self._observe = observe
+        self._others = others
+        self._undelivered: deque[tuple[LoggedEvent, str]] = deque()
+        hub.on_join = self.wake
+
+    async def run_once(self) -> int:
+        """Read a page and deliver it; return `PAGE_EVENTS` if there may be more.
+
+        Raises a `StoreError`; the next turn then reads the same page.
+        """
+        # Of a turn that was cancelled.
+        await self._deliver()
+        if not self._hub:
+            self._hub.move(None)
+        if not self._hub and not self._others:
+            await self._log.close()
+            return 0
+        try:
+            await self._log.listen(self._on_announced)
+            return await self._read() if self._hub else 0
+        except StoreError:
+            await self._log.close()
+            raise
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        await self._log.close()
+
+    def _on_announced(self) -> None:
+        self.wake()
+        for wake in self._others:
+            wake()
+
+    async def _read(self) -> int:
+        place = self._hub.place
+        if place is None:
+            self._hub.move(await self._log.present())
+            return 0
+        page = await self._log.page(place, PAGE_EVENTS)
+        try:
+            page.present.require(place)
+        except PositionLost:
+            self._observe(PlaceLost(self.name))
+            self._hub.interrupt()
+            self._hub.move(page.present.place)
+            return 0
+        self._undelivered.extend(page.numbered())
+        # Before the delivery: a session that joins during it gets what comes after this page.
+        self._hub.move(page.place)
+        await self._deliver()
+        return PAGE_EVENTS if page.is_full else 0
+
+    async def _deliver(self) -> None:
+        delivered = 0
+        while self._undelivered:
+            self._hub.deliver(*self._undelivered.popleft())
+            delivered += 1
+            if delivered % TURN_EVENTS == 0:
+                await asyncio.sleep(0)
+
+
+class Announcer(Actor):
+    """Announces to other processes that this one has written; a turn is one announcement.
+
+    Never in a writing transaction: a commit that announces waits for every other one that does.
+    """
+
+    failures = (StoreError,)
+    # Only a wake-up makes work; one announcement too many does no harm.
+    pace = Pace(seconds=3600.0, gather_seconds=ANNOUNCE_SECONDS, rests_first=True)
+
+    def __init__(self, announce: Callable[[], Awaitable[None]]) -> None:
+        super().__init__("announcer")
+        self._announce = announce
+
+    async def run_once(self) -> int:
+        """Announce. Raises a `StoreError`; the next turn then announces."""
+        await self._announce()
+        return 1

@@ -1,0 +1,73 @@
+"""The bus's place in the log, and the events that it has refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from stretto.events.place import History, Place
+from stretto.postgres.deliveries import PostgresDeliveryStore
+from stretto.postgres.log import PostgresLogStore
+from stretto.postgres.queries import QUERIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+    from stretto.events.log import LoggedEvent
+    from stretto.postgres.connections import Database
+
+READER: Final = "bus"
+# Between the first refusal of an event and its second try.
+REFUSED_SECONDS: Final = 1.0
+
+
+class PostgresBusStore(PostgresLogStore, PostgresDeliveryStore):
+    """A `BusStore`."""
+
+    def __init__(
+        self, database: Database, now: Callable[[], datetime | None] = lambda: None
+    ) -> None:
+        PostgresLogStore.__init__(self, database.upkeep)
+        PostgresDeliveryStore.__init__(self, database, READER, now)
+
+    async def open(self) -> None:
+        """Have the bus's reader begin at the present, unless it has begun before."""
+        async with self._database.upkeep() as connection:
+            await connection.execute(QUERIES["open_reader"], READER)
+
+    async def lease(self, token: UUID, seconds: float) -> Place | None:
+        """Take or renew the lease; None while another process has it."""
+        async with self._database.upkeep() as connection:
+            row = await connection.fetchrow(QUERIES["lease_bus"], token, seconds, self._now())
+        if row is None:
+            return None
+        # A history that is not kept has no id: no place in it is one of the log.
+        history = History(row["history"], row["history_id"] or "")
+        return Place(history, row["xmax"], tuple(map(int, row["running"])))
+
+    async def advance(self, token: UUID, place: Place) -> bool:
+        """Move to a place; False where the lease is another's by now, and nothing was moved."""
+        running = ",".join(map(str, place.running))
+        seen = f"{min(place.running, default=place.xmax)}:{place.xmax}:{running}"
+        async with self._database.upkeep() as connection:
+            return bool(
+                await connection.fetchval(QUERIES["advance_bus"], token, place.history.number, seen)
+            )
+
+    async def give_back(self, token: UUID) -> None:
+        """End the lease, if it is ours."""
+        async with self._database.upkeep() as connection:
+            await connection.execute(QUERIES["give_back_bus"], token)
+
+    async def refuse(self, reasons: Mapping[LoggedEvent, str]) -> None:
+        """Make deliveries of events that the bus has refused once; before `advance`."""
+        async with self._database.upkeep() as connection:
+            await connection.execute(
+                QUERIES["refuse_events"],
+                [logged.history.number for logged in reasons],
+                [str(logged.position) for logged in reasons],
+                [logged.event.event_id for logged in reasons],
+                REFUSED_SECONDS,
+                self._now(),
+            )

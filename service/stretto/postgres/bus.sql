@@ -1,0 +1,66 @@
+-- The bus's place in the log, which one process at a time moves on.
+
+-- name: open_reader
+-- Have a reader $1 begin at the present, unless it has begun before.
+INSERT INTO outbox_reader (name, history, seen)
+SELECT $1, history, seen FROM outbox_present
+WHERE NOT EXISTS (SELECT FROM outbox_reader WHERE name = $1)
+ON CONFLICT DO NOTHING;
+
+-- name: lease_bus
+-- Lease the bus's place to the process $1 for $2 seconds, unless another one has it. $3 is now. A
+-- lease that ends later than this clock could have given it was given by another clock, before a
+-- failover, and is over. If the clock has gone back, due times go back by the same amount: by how
+-- far `served_at` lies in the future. Needs no durability: a crash gives the lease back.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($3::timestamptz, clock_timestamp()) AS now,
+           make_interval(secs => $2) AS lease,
+           set_config('synchronous_commit', 'off', true)
+), free AS MATERIALIZED (
+    SELECT name, CASE WHEN served_at > now + interval '1 minute' THEN served_at - now
+                      ELSE '0' END AS set_back
+    FROM outbox_reader, clock
+    WHERE name = 'bus'
+      AND (token IS NULL OR token = $1 OR leased_until <= now OR leased_until > now + 2 * lease)
+    FOR UPDATE OF outbox_reader SKIP LOCKED
+), moved AS (
+    UPDATE outbox_delivery SET due_at = due_at - set_back
+    FROM free WHERE reader = name AND set_back > '0'
+)
+UPDATE outbox_reader
+SET token = $1, leased_until = now + lease, served_at = now
+FROM clock, free
+WHERE outbox_reader.name = free.name
+RETURNING history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
+          pg_snapshot_xmax(seen) AS xmax,
+          ARRAY(SELECT xip::text FROM pg_snapshot_xip(seen) AS xip) AS running;
+
+-- name: advance_bus
+-- Move the bus's place to history $2 and snapshot $3, if the process $1 still has the lease. Needs
+-- no durability: what a crash undoes is published again.
+UPDATE outbox_reader
+SET history = $2, seen = $3::text::pg_snapshot
+FROM set_config('synchronous_commit', 'off', true)
+WHERE name = 'bus' AND token = $1
+RETURNING true;
+
+-- name: give_back_bus
+-- End the lease of the process $1.
+UPDATE outbox_reader
+SET token = NULL, leased_until = '-infinity'
+FROM set_config('synchronous_commit', 'off', true)
+WHERE name = 'bus' AND token = $1;
+
+-- name: refuse_events
+-- Make deliveries of events that the bus has refused once: their histories $1, positions $2 and ids
+-- $3. They are tried again after $4 seconds; $5 is now. The place moves on after this commit, so
+-- that a crash undoes this only together with that.
+INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, event_type,
+                             recipients, payload, due_at, tries)
+SELECT 'bus', created_at, event_id, subject, conversation_id, event_type, recipients, payload,
+       coalesce($5::timestamptz, clock_timestamp()) + make_interval(secs => $4), 1
+FROM set_config('synchronous_commit', 'off', true),
+     unnest($1::integer[], $2::text[], $3::uuid[]) AS refused (history, position, event_id)
+JOIN outbox USING (history, event_id)
+WHERE outbox.position = refused.position::xid8
+ON CONFLICT DO NOTHING;

@@ -1,0 +1,81 @@
+"""What waits for a reader's target event by event, and dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stretto.events.delivery import Delivery
+from stretto.postgres.log import committed_event
+from stretto.postgres.queries import QUERIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    import asyncpg
+
+    from stretto.events.delivery import PutOff
+    from stretto.postgres.connections import Database
+    from stretto.postgres.driver_connection import Connection
+
+
+class PostgresDeliveryStore:
+    """A `DeliveryStore`. Commits without a flush: what a crash undoes is done again."""
+
+    def __init__(
+        self, database: Database, reader: str, now: Callable[[], datetime | None] = lambda: None
+    ) -> None:
+        self._database = database
+        self._reader = reader
+        self._now = now
+
+    async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
+        """Lease due deliveries; none while the target is paused or disabled."""
+        async with self._database.upkeep() as connection:
+            rows = await connection.fetch(
+                QUERIES["take_deliveries"],
+                self._reader,
+                deliveries_max,
+                lease_seconds,
+                self._now(),
+            )
+        return [Delivery(committed_event(row), row["tries"]) for row in rows]
+
+    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
+        """Delete the deliveries that were sent; put off the others."""
+        async with self._database.upkeep() as connection:
+            await connection.execute(
+                QUERIES["settle_deliveries"],
+                self._reader,
+                list(sent),
+                [each.event_id for each in put_off],
+                [each.seconds for each in put_off],
+                [each.is_try for each in put_off],
+                [each.dead_reason and _storable(each.dead_reason) for each in put_off],
+                self._now(),
+            )
+
+    async def oldest_seconds(self) -> float | None:
+        """Return the age of the oldest event that the target has not got yet, if there is one."""
+        async with self._database.upkeep() as connection:
+            age: float | None = await connection.fetchval(
+                QUERIES["oldest_owed"], self._reader, self._now()
+            )
+        return age
+
+
+async def dead_letters(connection: Connection, limit: int) -> list[asyncpg.Record]:
+    """Return the dead letters, the oldest first."""
+    return await connection.fetch(QUERIES["dead_letters"], limit)
+
+
+async def retry_dead_letters(connection: Connection, event_ids: Sequence[UUID] | None) -> int:
+    """Have dead letters tried again, all of them if no id is given; return how many there were."""
+    return len(await connection.fetch(QUERIES["retry_dead_letters"], event_ids))
+
+
+def _storable(reason: str) -> str:
+    """Return the reason that a target gave as text that the database takes."""
+    printable = reason.encode(errors="replace").decode().replace("\0", "")
+    return printable or "refused without a reason"

@@ -1,0 +1,75 @@
+-- Events that wait for a reader's target one by one, and dead letters.
+
+-- name: take_deliveries
+-- Lease up to $2 due deliveries of the reader $1 for $3 seconds, if its target may be called. $4 is
+-- now. Needs no durability: a lease that is lost in a crash only makes its deliveries due sooner.
+-- But where there is a synchronous standby, the commit waits for it: no event is told that a
+-- failover loses.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($4::timestamptz, clock_timestamp()) AS now,
+           set_config('synchronous_commit',
+                      CASE WHEN current_setting('synchronous_standby_names') = '' THEN 'off'
+                           ELSE current_setting('synchronous_commit') END, true)
+), due AS MATERIALIZED (
+    SELECT event_id
+    FROM outbox_delivery AS delivery
+    WHERE reader = $1 AND dead_reason IS NULL AND due_at <= (SELECT now FROM clock)
+      AND (SELECT disabled_at IS NULL AND paused_until <= now FROM outbox_reader, clock
+           WHERE name = $1)
+    ORDER BY due_at
+    LIMIT $2
+    FOR UPDATE OF delivery SKIP LOCKED
+)
+UPDATE outbox_delivery AS delivery
+SET due_at = clock.now + make_interval(secs => $3)
+FROM due, clock
+WHERE reader = $1 AND delivery.event_id = due.event_id
+RETURNING delivery.event_id, subject, conversation_id, event_type, recipients, payload, tries;
+
+-- name: settle_deliveries
+-- Delete the deliveries of the reader $1 that were sent ($2). Put the others ($3) off by $4
+-- seconds, count those that were tries ($5), and dead-letter those that have a reason ($6). $7 is
+-- now. Needs no durability: what a crash undoes is sent again.
+WITH sent AS (
+    DELETE FROM outbox_delivery WHERE reader = $1 AND event_id = ANY ($2::uuid[])
+)
+UPDATE outbox_delivery AS delivery
+SET due_at = coalesce($7::timestamptz, clock_timestamp()) + make_interval(secs => seconds),
+    tries = tries + is_try::integer, dead_reason = left(reason, 1024)
+FROM set_config('synchronous_commit', 'off', true),
+     unnest($3::uuid[], $4::float8[], $5::boolean[], $6::text[])
+         AS answer (event_id, seconds, is_try, reason)
+WHERE reader = $1 AND delivery.event_id = answer.event_id AND dead_reason IS NULL;
+
+-- name: oldest_owed
+-- Read the age in seconds of the oldest event that the target of the reader $1 has not got yet,
+-- whether it waits as a delivery or is beyond the reader's place; null where there is none, no row
+-- where the target is disabled. $2 is now.
+SELECT extract(epoch FROM coalesce($2::timestamptz, clock_timestamp()) - least(
+    (SELECT created_at FROM outbox_delivery
+     WHERE outbox_delivery.reader = $1 AND dead_reason IS NULL
+     ORDER BY created_at LIMIT 1),
+    (SELECT min(created_at) FROM outbox
+     WHERE outbox.history = reader.history
+       AND position = ANY (ARRAY(SELECT pg_snapshot_xip(reader.seen)))),
+    (SELECT created_at FROM outbox
+     WHERE (outbox.history, position) >= (reader.history, pg_snapshot_xmax(reader.seen))
+     ORDER BY outbox.history, position LIMIT 1)))::float8
+FROM outbox_reader AS reader
+WHERE name = $1 AND disabled_at IS NULL;
+
+-- name: dead_letters
+-- Read the first $1 dead letters, of the bus or of the webhook's endpoint, the oldest first.
+SELECT event_id, event_type, subject, created_at, tries,
+       CASE reader WHEN 'bus' THEN '' ELSE reader || ': ' END || dead_reason AS dead_reason
+FROM outbox_delivery
+WHERE dead_reason IS NOT NULL
+ORDER BY created_at, event_id
+LIMIT $1;
+
+-- name: retry_dead_letters
+-- Have dead letters tried again: those of the ids $1, or all if null.
+UPDATE outbox_delivery
+SET dead_reason = NULL, tries = 0, due_at = clock_timestamp()
+WHERE dead_reason IS NOT NULL AND ($1::uuid[] IS NULL OR event_id = ANY ($1))
+RETURNING event_id;

@@ -1,0 +1,130 @@
+"""The log of events: pages of it, and the document that is published of an event."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from stretto.events.event import CommittedEvent
+from stretto.events.log import LoggedEvent, LogPage
+from stretto.events.place import History, Place, Present
+from stretto.postgres.connections import Database, Lane
+from stretto.postgres.queries import QUERIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from typing import TypeAlias
+
+    import asyncpg
+
+    from stretto.domain import UserId
+    from stretto.postgres.driver_connection import Connection
+
+    Acquire: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
+
+SOURCE: Final = "urn:stretto"
+# Most events are for one of more users than this: comparing would cost more than sending.
+FILTERED_USERS_MAX: Final = 64
+_ORIGIN_CHARACTERS: Final = 8
+
+
+class PostgresLogStore:
+    """Reads of the log over any connection; each raises `Unreachable` if `acquire` does."""
+
+    def __init__(self, acquire: Acquire) -> None:
+        self._acquire = acquire
+
+    async def present(self) -> Place:
+        """Return the place that covers every event that is visible now."""
+        async with self._acquire() as connection:
+            row = await connection.fetchrow(QUERIES["log_present"])
+        assert row is not None
+        return _present(orjson.loads(row["present"])).place
+
+    async def page(
+        self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
+    ) -> LogPage:
+        """Return the next events, once a synchronous standby has them; whole transactions.
+
+        It may leave out events of other users. The caller checks the place: `page.present.require`.
+        """
+        wanted = users if users is not None and len(users) <= FILTERED_USERS_MAX else None
+        async with self._acquire() as connection:
+            first, *rows = await connection.fetch(
+                QUERIES["log_page"],
+                begin.history.number,
+                begin.xmax,
+                "{" + ",".join(map(str, begin.running)) + "}",
+                events_max,
+                wanted,
+            )
+        present = _present(orjson.loads(first["present"]))
+        events = [
+            LoggedEvent(
+                committed_event(row),
+                History(row["history"], present.histories[row["history"]]),
+                row["position"],
+            )
+            for row in rows
+        ]
+        place = present.place
+        if first["is_full"]:
+            place = present.after(begin, events[-1].history, events[-1].position)
+        return LogPage(begin, events, place, present, first["is_full"])
+
+
+async def origin(database: Database) -> str:
+    """Return what tells this database from others, on a bus that they may share."""
+    async with database.connection(Lane.HISTORY) as connection:
+        identity: str = await connection.fetchval(QUERIES["origin"])
+    return hashlib.sha256(identity.encode()).hexdigest()[:_ORIGIN_CHARACTERS]
+
+
+def committed_event(row: asyncpg.Record) -> CommittedEvent:
+    """Return an event of the log, or of a delivery."""
+    return CommittedEvent(row["event_id"], tuple(row["recipients"]), envelope(row))
+
+
+def envelope(row: asyncpg.Record) -> bytes:
+    """Return a row as a CloudEvents 1.0 document in JSON: the same bytes on every way out.
+
+    Equal ids must mean equal content: a write whose outcome was unknown may have been committed
+    twice, once by a server that was lost. So the time is not the row's: it is the one in the
+    conversation's id (RFC 9562, UUIDv7), from which the event's id follows.
+    """
+    milliseconds = row["conversation_id"].int >> 80
+    return orjson.dumps(
+        {
+            "specversion": "1.0",
+            "id": str(row["event_id"]),
+            "source": SOURCE,
+            "type": row["event_type"],
+            "subject": str(row["subject"]),
+            "time": datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(
+                timespec="milliseconds"
+            ),
+            "datacontenttype": "application/json",
+            "data": {
+                "group_id": str(row["subject"]),
+                "conversation_id": str(row["conversation_id"]),
+                **orjson.loads(row["payload"]),
+            },
+        }
+    )
+
+
+def _present(row: dict[str, Any]) -> Present:
+    histories = {int(number): name for number, name in row["histories"].items()}
+    number = row["history"]
+    return Present(
+        History(number, histories[number]),
+        row["next_position"],
+        tuple(row["running"]),
+        histories,
+        (row["start_history"], row["start_position"]),
+        row["is_ended"],
+    )

@@ -1,0 +1,47 @@
+-- The log of events, read from a place on.
+
+-- name: origin
+-- Identify this database: the cluster's id (shared by physical copies), database name, schema. The
+-- schema is the one of the tables, which need not be the first of a host's search_path.
+SELECT system_identifier || '/' || current_database() || '/' || nspname
+FROM pg_control_system(), pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE pg_class.oid = to_regclass('attempt');
+
+-- name: log_present
+-- Read the end of the log.
+SELECT row_to_json(outbox_present) AS present FROM outbox_present;
+
+-- name: log_page
+-- Read the events that a place (history $1, end $2, running $3) does not cover: those whose
+-- transactions were still running, then the next $4 (and the rest of the last one's transaction).
+-- Of these only events for the users $5, and the last one; all, if null. The first row is the
+-- present, and says whether there may be more. All partitions are locked before the statement has
+-- its snapshot, so that a partition is not truncated between the two.
+-- After a restart events can be seen that a synchronous standby still lacks. Where there is one,
+-- they are returned only after the standby has them: the message's commit waits for it.
+WITH found AS (
+    SELECT * FROM outbox
+    WHERE history = $1::integer AND position = ANY ($3::text::xid8[])
+    UNION ALL
+    (SELECT * FROM outbox
+     WHERE (history, position) >= ($1::integer, $2::xid8)
+     ORDER BY history, position
+     FETCH FIRST $4 ROWS WITH TIES)
+), page AS MATERIALIZED (
+    SELECT *, row_number() OVER (ORDER BY history, position, event_id) AS number FROM found
+)
+SELECT row_to_json(outbox_present) AS present,
+       (SELECT count(*) FROM page WHERE (history, position) >= ($1::integer, $2::xid8)) >= $4
+           AS is_full,
+       CASE WHEN current_setting('synchronous_standby_names') <> '' AND EXISTS (SELECT FROM page)
+            THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at,
+       NULL AS history, NULL AS position, NULL AS event_id, NULL AS subject,
+       NULL AS conversation_id, NULL AS event_type, NULL AS recipients, NULL AS payload,
+       NULL AS number
+FROM outbox_present
+UNION ALL
+SELECT NULL, NULL, NULL, history, position, event_id, subject, conversation_id, event_type,
+       recipients, payload, number
+FROM page
+WHERE $5::text[] IS NULL OR recipients && $5::text[] OR number = (SELECT max(number) FROM page)
+ORDER BY number NULLS FIRST;

@@ -1,0 +1,259 @@
+"""The log of events is kept by time: partitions that every reader is past are truncated whole."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import pytest
+
+from stretto.events.place import PositionLost
+from stretto.postgres.bus import PostgresBusStore
+from stretto.postgres.check import check_database
+from stretto.postgres.log import PostgresLogStore
+from stretto.postgres.migrate import SLOTS
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.retention import PARTITIONS, TRUNCATION_LOCK_SECONDS, Retention, sweep
+from support.database import commit_event, connect, lock_waiters
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from stretto.events.place import Place
+    from stretto.postgres.connections import Database
+    from support.database import Connection
+
+RETENTION: Final = Retention(30, 7)
+START: Final = datetime.now(UTC)
+
+
+async def swept(connection: Connection, days: float) -> int:
+    """Sweep so many days after the start; return how many partitions were truncated."""
+    now = START + timedelta(days=days)
+    deleted = await sweep(lambda: nullcontext(connection), RETENTION, now, lambda *_: None)
+    return deleted[PARTITIONS]
+
+
+async def kept(connection: Connection) -> list[UUID]:
+    """Return the ids of the events that are kept, in their order."""
+    rows = await connection.fetch("SELECT event_id FROM outbox ORDER BY history, position")
+    return [row["event_id"] for row in rows]
+
+
+def store_on(connection: Connection) -> PostgresLogStore:
+    """Return the log as this connection reads it."""
+    return PostgresLogStore(lambda: nullcontext(connection))
+
+
+async def resumed(store: PostgresLogStore, place: Place) -> list[UUID]:
+    """Return the events that a place does not cover; raises `PositionLost`."""
+    page = await store.page(place, 1000)
+    page.present.require(place)
+    return [logged.event.event_id for logged in page.events]
+
+
+async def test_a_partition_goes_once_its_last_event_is_past_the_retention(
+    connection: Connection,
+) -> None:
+    """What is younger is all there; whoever resumes before the start learns it."""
+    store = store_on(connection)
+    beginning = await store.present()
+    await commit_event(connection)
+    old = await store.present()
+    assert 0 == await swept(connection, 1.1)
+    young = await commit_event(connection)
+    assert 0 == await swept(connection, 8)
+    assert 1 == await swept(connection, 8.2)
+    assert [young] == await kept(connection) == await resumed(store, old)
+    with pytest.raises(PositionLost):
+        await resumed(store, beginning)
+    # It is empty, and may be written to again.
+    assert 0 == await swept(connection, 8.3)
+
+
+async def test_the_end_of_the_log_is_known_when_all_of_it_is_truncated(
+    connection: Connection,
+) -> None:
+    """Or a place at the end would count as one of a server that was ahead."""
+    store = store_on(connection)
+    await commit_event(connection)
+    end = await store.present()
+    for days in (1.1, 8.2):
+        await swept(connection, days)
+    assert [] == await kept(connection) == await resumed(store, end)
+    assert end.xmax == (await store.present()).xmax
+
+
+@pytest.mark.parametrize(
+    ("expected", "state"),
+    [
+        (0, "served_at = '{now}'"),
+        (1, "served_at = '{now}'::timestamptz - interval '8 days'"),
+        (1, "served_at = '{now}', disabled_at = '{now}'"),
+        (1, "served_at = '{now}', (history, seen) = (SELECT history, seen FROM outbox_present)"),
+    ],
+)
+async def test_a_served_reader_keeps_what_it_has_not_had(
+    expected: int, state: str, database: Database, connection: Connection
+) -> None:
+    """Not one that is past it, is disabled, or was served by no process for so long."""
+    await PostgresBusStore(database).open()
+    await commit_event(connection)
+    await swept(connection, 1.1)
+    now = START + timedelta(days=9)
+    await connection.execute(f"UPDATE outbox_reader SET {state.format(now=now)}")
+    assert expected == await swept(connection, 9)
+
+
+async def test_a_reader_that_waits_for_a_late_commit_keeps_its_partition(
+    database: Database, connection: Connection, database_url: str
+) -> None:
+    """Its place lies beyond the partition's last event, but one before it is still to come."""
+    store = PostgresBusStore(database)
+    await store.open()
+    late = await connect(database_url)
+    transaction = late.transaction()
+    await transaction.start()
+    await late.execute("SELECT pg_current_xact_id()")
+    await commit_event(connection)
+    token = uuid4()
+    assert await store.lease(token, 60)
+    assert await store.advance(token, await store.present())
+    await swept(connection, 1.1)
+    await connection.execute("UPDATE outbox_reader SET served_at = $1", START + timedelta(days=9))
+    assert 0 == await swept(connection, 9)
+    await transaction.commit()
+    await late.close()
+    assert await store.advance(token, await store.present())
+    assert 1 == await swept(connection, 9)
+
+
+async def test_a_partition_that_is_read_is_left_to_the_next_sweep(
+    connection: Connection, database_url: str
+) -> None:
+    """All other reads wait behind a truncation: it gives up soon."""
+    await commit_event(connection)
+    await swept(connection, 1.1)
+    reader = await connect(database_url)
+    async with reader.transaction():
+        await reader.fetch("SELECT FROM outbox")
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        assert 0 == await swept(connection, 9)
+        assert TRUNCATION_LOCK_SECONDS <= loop.time() - started < 20 * TRUNCATION_LOCK_SECONDS
+    assert 1 == await swept(connection, 9)
+    await reader.close()
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_read_that_a_truncation_has_held_up_knows_of_it(
+    is_guarded: bool, connection: Connection, database_url: str
+) -> None:
+    """Rows and start are of one snapshot, taken after the lock; of an older one, a gap goes unseen."""
+    store = store_on(connection)
+    beginning = await store.present()
+    await commit_event(connection)
+    await swept(connection, 1.1)
+    slots = await connection.fetch(QUERIES["sweepable_slots"], 7, START + timedelta(days=9))
+    (slot,) = slots
+    sweeper = await connect(database_url)
+    reader = await connect(database_url)
+    if not is_guarded:
+        await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_snapshot()")
+    async with sweeper.transaction():
+        await sweeper.execute(slot["lock"])
+        await sweeper.execute(QUERIES["empty_slot"], slot["slot"])
+        await sweeper.execute(slot["truncate"])
+        reading = asyncio.create_task(resumed(store_on(reader), beginning))
+        await lock_waiters(connection, 1)
+    if is_guarded:
+        with pytest.raises(PositionLost):
+            await reading
+    else:
+        assert [] == await reading
+    await sweeper.close()
+    await reader.close()
+
+
+async def test_partitions_are_used_in_turn(connection: Connection) -> None:
+    """A year of daily events in eight of them: at least a week is kept, never much more."""
+    days = 0.0
+    committed: dict[UUID, float] = {}
+    numbers = set()
+    while days < 365:
+        await swept(connection, days)
+        committed[await commit_event(connection)] = days
+        ages = [days - committed[event_id] for event_id in await kept(connection)]
+        assert min(days, 7) - 0.9 <= max(ages) <= 9.5
+        numbers.add(await connection.fetchval("SELECT max(number) FROM outbox_slot"))
+        days += 0.8
+    assert len(numbers) > 100
+    used = await connection.fetchval("SELECT count(*) FROM outbox_slot WHERE number > 0")
+    assert used <= SLOTS
+
+
+async def test_a_clock_that_was_ahead_does_not_stop_the_sweep(connection: Connection) -> None:
+    """Times of the future are corrected; what they bound is kept for a retention from now on."""
+    await commit_event(connection)
+    await swept(connection, 1000)
+    assert 0 == await swept(connection, 1.1)
+    assert 1 == await swept(connection, 8.2)
+    assert [] == await kept(connection)
+
+
+async def test_a_history_of_which_nothing_is_kept_is_forgotten(connection: Connection) -> None:
+    """Each restart of the server begins one: a position of an old one is refused anyway."""
+    await commit_event(connection)
+    await swept(connection, 1.1)
+    await connection.execute(QUERIES["begin_history"], 0)
+    await commit_event(connection)
+    await swept(connection, 8.2)
+    numbers = "SELECT array_agg(number ORDER BY number) FROM outbox_history"
+    assert [0, 1] == await connection.fetchval(numbers)
+    await commit_event(connection)
+    await swept(connection, 15.3)
+    assert [1] == await connection.fetchval(numbers)
+
+
+async def test_a_check_misses_no_event_that_was_truncated(connection: Connection) -> None:
+    """Twin: of a group that was created after the start of the log, it is missed."""
+
+    async def violations() -> set[str]:
+        report = await check_database(connection, 30)
+        return {violation.what for violation in report.violations}
+
+    async def add_group() -> UUID:
+        id_ = uuid4()
+        await connection.execute(
+            """WITH conversation AS (INSERT INTO conversation VALUES ($1) RETURNING *), member AS (
+                   INSERT INTO conversation_member SELECT conversation_id, 'alice', 'owner'
+                   FROM conversation)
+               INSERT INTO chat_group (group_id, owner_id, name, fingerprint, conversation_id)
+               SELECT $1, 'alice', 'Team', '0123456789abcdef', conversation_id FROM conversation""",
+            id_,
+        )
+        return id_
+
+    async def add_event(id_: UUID) -> None:
+        await commit_event(connection, subject=id_)
+        await connection.execute("UPDATE outbox SET conversation_id = $1 WHERE subject = $1", id_)
+
+    old = await add_group()
+    await add_event(old)
+    for days in (1.1, 8.2):
+        await swept(connection, days)
+    assert [] == await kept(connection)
+    assert set() == await violations()
+    young = await add_group()
+    assert {"group without its event"} == await violations()
+    await add_event(young)
+    # As after a restore: its row is of a later transaction.
+    await connection.execute("UPDATE chat_group SET name = name WHERE group_id = $1", old)
+    assert set() == await violations()
+    await connection.execute(QUERIES["begin_history"], 0)
+    assert set() == await violations()
+    await add_group()
+    assert {"group without its event"} == await violations()

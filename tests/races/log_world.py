@@ -1,0 +1,302 @@
+"""A log, one process that follows it, and its clients, in a world where nothing happens by itself.
+
+The process runs the real tail, hub, sessions, catch-up and history reader. Their statements wait
+until somebody takes a step: `steps()` lists all that may happen next, `take()` lets one of it happen
+and everybody react. A step is one of
+
+- commit: of a transaction that runs, in any order;
+- join: a client opens a session: one that is new, or one that has missed everything;
+- turn: the tail begins a turn, if it could find something new;
+- see: a statement gets its snapshot, and its result is on its way;
+- hear: the result arrives;
+- crash: the server crashes; statements that were not answered fail. Its last asynchronous commit is
+  forgotten, whose id the next transaction gets.
+
+An event goes to all clients. They come back at once, where they were, when their session is closed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from races.stepped_loop import SteppedLoop
+from stretto.domain import UserId
+from stretto.errors import StoreError, Unreachable
+from stretto.events.catch_up import CatchUp
+from stretto.events.history_reader import Ask, HistoryReader, Stretch
+from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.place import Place
+from stretto.events.tail import LogTail
+from stretto.runtime.mailbox import Mailbox
+from support.memory_log import MemoryLog, page_of
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from stretto.events.log import LogPage
+    from stretto.events.outgoing import OutgoingEvent
+
+ALICE: Final = UserId("alice")
+# An overflow needs one event more, of which a page may have two.
+QUEUE_MAX: Final = 1
+FOR_EVER: Final = float("inf")
+
+Step = tuple[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogScenario:
+    """What is explored."""
+
+    transactions: tuple[int, ...] = (1, 1)
+    """How many events each has; one without any commits asynchronously."""
+    clients: tuple[bool, ...] = (False,)
+    """Whether each begins at the present, or has missed everything."""
+    crashes: int = 0
+    after_crash: tuple[int, ...] = ()
+    """The transactions that begin after a crash, in the place of those that ran."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A statement on its way."""
+
+    owner: str
+    arguments: tuple[object, ...]
+    read: Callable[[], Any]
+    answered: asyncio.Future[Any]
+    seen: Any = None
+
+
+@dataclass(slots=True)
+class Client:
+    """What one client was sent: in all, and in its present session."""
+
+    number: int
+    position: str | None
+    first: Place | None = None
+    sent: list[tuple[str, frozenset[int]]] = field(default_factory=list)
+    """Each position, with all that had come by then."""
+    heard: list[int] = field(default_factory=list)
+    heard_in_session: list[int] = field(default_factory=list)
+    catch_up: CatchUp | None = None
+    session: Any = None
+
+    def place(self, position: str) -> None:
+        """Take a position."""
+        self.position = position
+        self.first = self.first or Place.parse(position)
+        self.sent.append((position, frozenset(self.heard)))
+
+    def hear(self, outgoing: OutgoingEvent) -> None:
+        """Take an event."""
+        event = outgoing.event.event_id.int
+        assert event not in self.heard_in_session, "an event came twice"
+        self.heard.append(event)
+        self.heard_in_session.append(event)
+        self.place(outgoing.position)
+
+
+class LogWorld:
+    """Everything in one state."""
+
+    def __init__(self, scenario: LogScenario) -> None:
+        self.scenario = scenario
+        self.loop = SteppedLoop()
+        self.log = MemoryLog()
+        self.epoch = 0
+        """Grows with whatever a reader could notice."""
+        self.pending: list[Pending] = []
+        self.crashes_left = scenario.crashes
+        self.hub = SessionHub(HubSettings(session_events_max=QUEUE_MAX), lambda _: None, lambda: 0)
+        self.tail = LogTail(cast("Any", _Store(self, "tail")), self.hub, lambda _: None)
+        mailbox: Mailbox[Ask, Stretch] = Mailbox(100)
+        self.mailbox = mailbox
+        self.reader = HistoryReader(mailbox, _Store(self, "reader"), lambda _: None)
+        self._turn: asyncio.Task[None] | None = None
+        self._looked = -1
+        """The epoch at which the tail looked last."""
+        self._begin(scenario.transactions)
+        begin = str(self.log.look().place)
+        self.clients = [
+            Client(number, begin if has_missed else None)
+            for number, has_missed in enumerate(scenario.clients)
+        ]
+        for client in self.clients:
+            if client.position is not None:
+                client.first = Place.parse(client.position)
+        self.to_join = list(self.clients)
+        self.loop.run(self._read_on())
+
+    def _begin(self, transactions: Sequence[int]) -> None:
+        for events in transactions:
+            position = self.log.begin()
+            for _ in range(events):
+                self.log.write(position, ALICE)
+
+    def steps(self) -> list[Step]:
+        """Return all that may happen next."""
+        steps: list[Step] = [("commit", position) for position in sorted(self.log.running)]
+        steps += [
+            ("see" if pending.seen is None else "hear", number)
+            for number, pending in enumerate(self.pending)
+        ]
+        if self.to_join:
+            steps.append(("join", self.to_join[0].number))
+        is_at_rest = self._turn is None or self._turn.done()
+        if is_at_rest and self.hub and (self.hub.place is None or self._looked != self.epoch):
+            steps.append(("turn", 0))
+        if self.crashes_left:
+            steps.append(("crash", 0))
+        return steps
+
+    def take(self, step: Step) -> None:
+        """Let one thing happen, and everybody react to it."""
+        match step:
+            case ("commit", position):
+                self.log.commit(position)
+                self.epoch += 1
+            case ("see", number):
+                pending = self.pending[number]
+                pending.seen = pending.read()
+                if pending.owner == "tail":
+                    self._looked = self.epoch
+            case ("hear", number):
+                pending = self.pending.pop(number)
+                pending.answered.set_result(pending.seen)
+            case ("join", _):
+                self.loop.create_task(self._stay(self.to_join.pop(0)))
+            case ("turn", _):
+                self._turn = self.loop.create_task(self._turn_once())
+            case ("crash", _):
+                self.crashes_left -= 1
+                self.log.crash(0)
+                self._begin(self.scenario.after_crash)
+                self.epoch += 1
+                failed, self.pending = self.pending, []
+                for pending in failed:
+                    pending.answered.set_exception(Unreachable("the server has crashed"))
+        self.loop.run_until_idle()
+        assert not self.loop.faults, self.loop.faults[0]
+
+    def judge(self) -> None:
+        """Nothing more happens: each client has had everything, and could resume anywhere."""
+        for client in self.clients:
+            assert client.first is not None, "a session never began"
+            due = {
+                event.event.event_id.int
+                for event in self.log.events
+                if not client.first.covers(event.history.number, event.position)
+            }
+            missed = due - {*client.heard}
+            assert not missed, f"client {client.number} was never sent {missed}"
+            for position, had in client.sent:
+                page = page_of(self.log, Place.parse(position), 1000)
+                missed = due - had - {event.event.event_id.int for event in page.events}
+                assert not missed, f"whoever resumes at {position} is never sent {missed}"
+
+    def key(self) -> object:
+        """Return all that tells this state from another one."""
+        clients = [
+            (
+                client.position,
+                tuple(client.sent),
+                tuple(client.heard_in_session),
+                client.session
+                and (
+                    [each.event.event_id.int for each in client.session._queue],
+                    client.session._live_from,
+                    client.session._has_overflowed,
+                    client.session.close_code,
+                ),
+                client.catch_up and (client.catch_up._place, client.catch_up._is_end),
+            )
+            for client in self.clients
+        ]
+        pending = [(each.owner, each.arguments, _likeness(each.seen)) for each in self.pending]
+        commits = [(commit.position, len(commit.events)) for commit in self.log.commits]
+        log = commits, sorted(self.log.running), self.crashes_left
+        is_at_rest = self._turn is None or self._turn.done()
+        tail = self.hub.place, is_at_rest, self._looked == self.epoch
+        return repr((clients, pending, log, tail, len(self.to_join), len(self.hub)))
+
+    def end(self) -> None:
+        """Stop everything."""
+        self.loop.is_dead = True
+
+    async def ask(self, owner: str, arguments: tuple[object, ...], read: Callable[[], Any]) -> Any:
+        """Send a statement, and wait for its answer."""
+        pending = Pending(owner, arguments, read, self.loop.create_future())
+        self.pending.append(pending)
+        return await pending.answered
+
+    async def _turn_once(self) -> None:
+        with suppress(StoreError):
+            await self.tail.run_once()
+
+    async def _read_on(self) -> None:
+        while True:
+            await self.reader.run_once()
+
+    async def _stay(self, client: Client) -> None:
+        for _ in itertools.count():
+            client.heard_in_session = []
+            with suppress(StoreError):
+                await self._listen(client)
+
+    async def _listen(self, client: Client) -> None:
+        place = None if client.position is None else Place.parse(client.position)
+        with self.hub.session(ALICE, FOR_EVER) as client.session:
+            client.catch_up = CatchUp(self.mailbox, client.session, self.hub, place)
+            await client.catch_up.begin()
+            async with client.session.until_closed():
+                client.place(client.catch_up.position)
+                while (missed := await client.catch_up.next()) is not None:
+                    for outgoing in missed:
+                        client.hear(outgoing)
+                client.place(client.catch_up.position)
+                while True:
+                    for outgoing in await client.session.take():
+                        client.hear(outgoing)
+
+
+class _Store:
+    """The log as a part of the process reads it: a connection is always there."""
+
+    def __init__(self, world: LogWorld, owner: str) -> None:
+        self._world = world
+        self._owner = owner
+
+    async def listen(self, on_announced: Callable[[], None]) -> None:
+        """Nothing is announced: the tail looks whenever it could find something."""
+
+    async def close(self) -> None:
+        """Nothing is kept."""
+
+    async def present(self) -> Place:
+        """Return the place that covers what is visible."""
+        world = self._world
+        place: Place = await world.ask(self._owner, (), lambda: world.log.look().place)
+        return place
+
+    async def page(
+        self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
+    ) -> LogPage:
+        """Return a page."""
+        world = self._world
+        arguments = begin, events_max
+        page: LogPage = await world.ask(
+            self._owner, arguments, lambda: page_of(world.log, *arguments, users)
+        )
+        return page
+
+
+def _likeness(seen: Any) -> object:
+    """Return what tells the results of two statements apart."""
+    if seen is None or isinstance(seen, Place):
+        return seen
+    return seen.place, [event.event.event_id.int for event in seen.events]

@@ -1,0 +1,127 @@
+"""Every order in which writers, tail, history reader and clients can go: no event is missed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from races.log_explorer import LogAnomaly, explore_log
+from races.log_world import LogScenario, LogWorld
+from stretto.events.catch_up import CatchUp
+from stretto.events.hub import SessionHub
+from stretto.events.session import Session
+from stretto.events.tail import LogTail
+from support.memory_log import MemoryLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.events.place import Place
+
+NEW: Final = False
+HAS_MISSED: Final = True
+
+SCENARIOS: Final = {
+    "a new client beside two writers": LogScenario(),
+    "a client that resumes beside two writers": LogScenario(clients=(HAS_MISSED,)),
+    "two clients beside two writers": LogScenario(clients=(NEW, HAS_MISSED)),
+    "a transaction with two events": LogScenario(transactions=(2, 1), clients=(HAS_MISSED,)),
+    "a crash that forgets a transaction id": LogScenario(
+        transactions=(1, 0), clients=(NEW,), crashes=1, after_crash=(1,)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_client_misses_an_event_in_any_order(name: str, record_property: Any) -> None:
+    """Nor gets one twice in a session, nor could miss one by resuming anywhere."""
+    found = explore_log(lambda: LogWorld(SCENARIOS[name]))
+    record_property("explored", f"{name}: {found.states} states, {found.ends} ends")
+
+
+def read_before_the_tail_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What commits between the catch-up and the tail's first look comes neither way."""
+
+    async def begin(catch_up: CatchUp) -> None:
+        assert catch_up._place is not None
+        catch_up._stretch = await catch_up._ask(catch_up._place)
+
+    monkeypatch.setattr(CatchUp, "begin", begin)
+
+
+def send_what_both_ways_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event of the catch-up that waits in the queue comes twice."""
+
+    def go_live(session: Session, place: Place) -> bool:
+        session._live_from = place
+        return True
+
+    monkeypatch.setattr(Session, "go_live", go_live)
+
+
+def forget_an_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the queue has dropped is not read again."""
+    go_live = Session.go_live
+
+    def blind(session: Session, place: Place) -> bool:
+        session._has_overflowed = False
+        return go_live(session, place)
+
+    monkeypatch.setattr(Session, "go_live", blind)
+
+
+def follow_from_the_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tail that begins anew with every turn loses what lies between."""
+    run_once = LogTail.run_once
+
+    async def forgetful(tail: LogTail) -> int:
+        tail._hub.move(None)
+        await run_once(tail)
+        return await run_once(tail)
+
+    monkeypatch.setattr(LogTail, "run_once", forgetful)
+
+
+def join_after_the_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that gets no live events while it catches up."""
+    deliver = SessionHub.deliver
+
+    def unless_catching_up(hub: SessionHub, *event: Any) -> None:
+        waiting = {
+            user: {s: None for s in sessions if s._live_from is not None}
+            for user, sessions in hub._sessions.items()
+        }
+        sessions, hub._sessions = hub._sessions, waiting
+        deliver(hub, *event)
+        hub._sessions = sessions
+
+    monkeypatch.setattr(SessionHub, "deliver", unless_catching_up)
+
+
+def rest_on_the_newest_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be that of an asynchronous commit, which a crash forgets."""
+    look = MemoryLog.look
+    monkeypatch.setattr(MemoryLog, "look", lambda log: replace(look(log), end=log.next_id))
+
+
+@pytest.mark.parametrize(
+    ("forget", "name"),
+    [
+        (read_before_the_tail_has_its_place, "a client that resumes beside two writers"),
+        (send_what_both_ways_brought, "a client that resumes beside two writers"),
+        (forget_an_overflow, "a client that resumes beside two writers"),
+        (follow_from_the_present, "a new client beside two writers"),
+        (join_after_the_read, "a client that resumes beside two writers"),
+        (rest_on_the_newest_id, "a crash that forgets a transaction id"),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_without_its_guard_an_order_is_found_that_goes_wrong(
+    forget: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each guard is one that the explorer misses."""
+    forget(monkeypatch)
+    with pytest.raises(LogAnomaly):
+        explore_log(lambda: LogWorld(SCENARIOS[name]))

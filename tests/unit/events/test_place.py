@@ -1,0 +1,177 @@
+"""Places in the log: what they cover, and what clients keep of them."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto.events.log import LogPage
+from stretto.events.place import RUNNING_MAX, History, Place, PositionLost, Present
+from support.log_events import HISTORY, logged, place, present
+
+NEXT = History(2, "11111111")
+POSITIONS = range(12)
+
+
+def covered(where: Place) -> set[tuple[int, int]]:
+    """Return what a place covers, of a few positions in each history."""
+    return {each for each in product((0, 1, 2, 3), POSITIONS) if where.covers(*each)}
+
+
+@st.composite
+def places(draw: st.DrawFn) -> Place:
+    """Draw a place of a small log."""
+    xmax = draw(st.integers(0, 10))
+    running = draw(st.sets(st.integers(0, max(0, xmax - 1)))) if xmax else set[int]()
+    return place(xmax, *sorted(running), history=draw(st.sampled_from([HISTORY, NEXT])))
+
+
+def test_a_place_covers_older_histories_and_what_had_ended_before_it() -> None:
+    """A transaction that ran may still commit."""
+    where = place(8, 3, 5)
+    assert {(0, n) for n in POSITIONS} | {(1, n) for n in (0, 1, 2, 4, 6, 7)} == covered(where)
+
+
+@given(one=places(), other=places())
+def test_or_covers_what_either_covers_and_and_what_both_cover(one: Place, other: Place) -> None:
+    """Exactly."""
+    assert covered(one) | covered(other) == covered(one | other)
+    assert covered(one) & covered(other) == covered(one & other)
+
+
+@given(where=places())
+def test_a_place_survives_the_way_to_a_client_and_back(where: Place) -> None:
+    """As text."""
+    assert where == Place.parse(str(where))
+
+
+def test_a_position_is_readable() -> None:
+    """Its end, how far below it others were running, the history."""
+    assert "763~5~2.1-0a1b2c3d" == str(place(763, 758, 761))
+    assert place(763, 758, 761) == Place.parse("763~2~5.1-0a1b2c3d")
+
+
+@given(running=st.sets(st.integers(0, 199), max_size=60))
+def test_the_text_is_bounded_and_covers_no_more_than_the_place(running: set[int]) -> None:
+    """Where more transactions were running than it can name, it ends at the next one."""
+    where = place(200, *sorted(running))
+    told = Place.parse(str(where))
+    assert len(told.running) <= RUNNING_MAX
+    assert all(where.covers(1, n) for n in range(201) if told.covers(1, n))
+    assert len(running) > RUNNING_MAX or told == where
+
+
+@pytest.mark.parametrize("text", ["", "7", "7.", ".1-0a1b2c3d", "7.0a1b2c3d", "7.1-0A1B2C3D", "7.1-0a1b2c3", "7.1-0a1b2c3d4", "-7.1-0a1b2c3d", "\u0667.1-0a1b2c3d", f"{2**64}.1-0a1b2c3d", "7.1-0a1b2c3d\n", "7~0.1-0a1b2c3d", "7~8.1-0a1b2c3d", "7~.1-0a1b2c3d", f"7.{2**31}-0a1b2c3d", "99" + "~1" * (RUNNING_MAX + 1) + ".1-0a1b2c3d"])  # fmt: skip
+def test_what_was_never_sent_is_no_position(text: str) -> None:
+    """It is a fault of the client's program, not of time."""
+    with pytest.raises(ValueError, match=r"^"):
+        Place.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("is_lost", "where"),
+    [
+        (False, place(10)),
+        (False, place(9, 5)),
+        (True, place(9, 4)),
+        (True, place(4)),
+        (True, place(11)),
+        (True, place(9, history=History(1, "ffffffff"))),
+        (True, place(9, history=NEXT)),
+        (True, place(9, history=History(0, "0a1b2c3d"))),
+    ],
+)
+def test_a_place_is_lost_if_the_log_cannot_go_on_from_there(is_lost: bool, where: Place) -> None:
+    """Swept, in part or whole; of another database; ahead of this one."""
+    try:
+        present(10, start=5).require(where)
+    except PositionLost:
+        assert is_lost
+    else:
+        assert not is_lost
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_a_place_beyond_the_end_of_a_history_that_has_ended_is_kept(is_ended: bool) -> None:
+    """A failover has lost what it has had besides; whatever comes is of another history."""
+    ended = Present(HISTORY, 10, (), {1: HISTORY.id}, (1, 0), is_ended=is_ended)
+    begun = Present(NEXT, 3, (), {1: HISTORY.id, 2: NEXT.id}, (1, 0))
+    begun.require(place(13))
+    if is_ended:
+        ended.require(place(13))
+    else:
+        with pytest.raises(PositionLost):
+            ended.require(place(13))
+
+
+@pytest.mark.parametrize(
+    ("expected", "start"),
+    [(place(5), (1, 5)), (place(0), (0, 0)), (place(3, history=NEXT), (2, 3))],
+)
+def test_the_first_place_is_where_the_log_begins(expected: Place, start: tuple[int, int]) -> None:
+    """Whichever history that is in."""
+    assert expected == Present(NEXT, 9, (), {1: HISTORY.id, 2: NEXT.id}, start).first
+
+
+def test_the_present_rests_on_the_last_visible_event() -> None:
+    """Newer transactions may be forgotten in a crash, and their ids given out again."""
+    assert place(10, 4) == present(10, 4, 10, 12).place
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[set[int], Place, set[int], set[int]]:
+    """Draw transactions with events: visible at a first moment, its place, visible later, running."""
+    transactions = draw(st.sets(st.integers(1, 10)))
+    before = draw(st.sets(st.sampled_from(sorted(transactions)))) if transactions else set()
+    end = max(before, default=0) + 1
+    running = {n for n in transactions if n < end and n not in before}
+    later = before | (
+        draw(st.sets(st.sampled_from(sorted(transactions)))) if transactions else set()
+    )
+    return before, place(end, *sorted(running)), later, transactions - later
+
+
+@given(drawn=logs(), events_max=st.integers(1, 4))
+def test_page_by_page_every_event_comes_once(
+    drawn: tuple[set[int], Place, set[int], set[int]], events_max: int
+) -> None:
+    """From the place of a first moment on, whatever has committed since, in whatever order."""
+    before, where, visible, running = drawn
+    end = max(visible, default=0) + 1
+    moment = present(end, *sorted(running))
+    moment.require(where)
+    found: list[int] = []
+    while True:
+        new = sorted(n for n in visible if not where.covers(1, n))
+        page, rest = new[:events_max], new[events_max:]
+        for number in page:
+            assert visible - set(new) | {n for n in new if n <= number} == {
+                n for n in visible if moment.after(where, HISTORY, number).covers(1, n)
+            }
+            assert not any(moment.after(where, HISTORY, number).covers(1, n) for n in running)
+        found += page
+        if not rest:
+            break
+        where = moment.after(where, HISTORY, page[-1])
+    assert sorted(visible - before) == found
+    assert visible == {
+        n for n in range(1, 12) if n in visible | running and moment.place.covers(1, n)
+    }
+
+
+def test_only_the_last_event_of_a_transaction_carries_the_place_after_it() -> None:
+    """A client that has had the first one may still have to get the second."""
+    events = [logged(n) for n in (5, 5, 6)]
+    page = LogPage(place(5), events, place(7), present(7), is_full=False)
+    assert ["5.1-0a1b2c3d", "6.1-0a1b2c3d", "7.1-0a1b2c3d"] == [told for _, told in page.numbered()]
+
+
+def test_no_event_carries_a_place_beyond_a_transaction_that_still_runs() -> None:
+    """Its event may come later."""
+    events = [logged(n) for n in (3, 8, 9)]
+    page = LogPage(place(7, 3, 4), events, place(10, 4), present(10, 4), is_full=False)
+    told = [Place.parse(position) for _, position in page.numbered()]
+    assert [place(7, 4), place(9, 4), place(10, 4)] == told
