@@ -76,7 +76,7 @@ _COMMANDS: Final[tuple[tuple[Callable[..., None], tuple[str, ...], tuple[int, ..
     (psql, ("stretto psql -c 'table schema_version'",), (EXIT_USAGE, EXIT_EMBEDDED)),
     (sweep, ("stretto sweep --dry-run",), _DATABASE),
     (events, ("stretto events", "stretto events --retry-all"), (*_DATABASE, EXIT_NOT_FOUND)),
-    (bus, ("stretto bus", "stretto bus --adopt"), _DATABASE),
+    (bus, ("stretto bus", "stretto bus --resize"), _DATABASE),
     (check, ("stretto check && echo sound",), (*_DATABASE, EXIT_VIOLATION)),
     (openapi, ("stretto openapi > openapi.json",), (EXIT_DONE,)),
 )

@@ -113,6 +113,15 @@ class BusTrouble(Observation):
 
 
 @dataclass(frozen=True, slots=True)
+class StreamDiffers(Observation):
+    """A stream is kept by fewer or more servers than the settings say."""
+
+    stream: str
+    replicas: int
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlaceLost(Observation):
     """The log no longer has what a reader has not had: live sessions are asked to resume."""
 

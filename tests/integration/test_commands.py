@@ -32,6 +32,7 @@ from stretto.errors import (
     Overloaded,
     RequestInvalid,
 )
+from stretto.nats import client as client_module
 from stretto.nats import command_outcomes as outcomes_module
 from stretto.nats import commands as commands_module
 from stretto.nats import connection as connection_module
@@ -498,7 +499,9 @@ async def test_headers_that_cannot_be_parsed_do_not_end_the_reading(
 ) -> None:
     """The server takes any bytes; the original client reads nothing more after some of them."""
     if not is_guarded:
-        monkeypatch.setattr(connection_module, "Client", nats.aio.client.Client)
+        original = nats.aio.client.Client
+        for method in ("_process_msg", "_process_headers"):
+            monkeypatch.setattr(client_module.Client, method, getattr(original, method))
     told: list[Observation] = []
     async with consuming(server, component.creator, told) as (_, consumer), sender(server) as bus:
         await publish_raw(server, SUBJECT.encode(), block)

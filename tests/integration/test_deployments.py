@@ -293,14 +293,14 @@ async def test_the_command_shows_the_names_and_adopts(
     assert 0 == code
     assert [
         f"our database: {ours.database}",
-        "one_events (one.events.>, one.recipients.>): belongs to the database ffffffff",
+        "one_events (one.events.>, one.recipients.>): belongs to the database ffffffff, replicas: 1",
         "one_commands (one.commands.create_group): not made yet",
-        "one_dead_letters (one.dead_letters.create_group): does not say whose it is",
+        "one_dead_letters (one.dead_letters.create_group): does not say whose it is, replicas: 1",
     ] == shown.splitlines()
     code, shown, _ = await stretto("bus", "--adopt", **where)
     assert 0 == code
     assert shown.startswith("adopted: one_events, one_dead_letters\n")
-    assert 2 == shown.count(": ours\n")
+    assert 2 == shown.count(": ours, replicas: 1\n")
     async with open_component(
         database_url, settings=ComponentSettings(nats_url=server.url, nats_prefix="one")
     ):

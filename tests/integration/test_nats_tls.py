@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+from urllib.parse import urlparse
 
 import pytest
+from nats.aio.client import Srv
+from nats.errors import Error
 
-from stretto.nats.connection import NatsConnection
+from stretto.nats.connection import NatsConnection, TlsClient
 from stretto.observations import BusTrouble
 from stretto.runtime.actor import TryAgain
 from stretto.runtime.runner import Runner
@@ -78,3 +81,11 @@ async def test_a_server_with_tls_is_used_if_its_certificate_is_trusted(
         async with Runner(lambda _: None) as runner, asyncio.timeout(DEADLINE_SECONDS):
             runner.start(connection)
             await connection.linked()
+
+
+async def test_a_plain_websocket_is_no_tls_whatever_its_server_says() -> None:
+    """The client could not start TLS on it, and would go on without."""
+    client = TlsClient()
+    client._current_server = Srv(urlparse("ws://127.0.0.1:1"))
+    with pytest.raises(Error, match="the server offers no TLS"):
+        await client._process_info({"tls_required": True}, initial_connection=True)

@@ -22,6 +22,7 @@
 | `database` | a database of one test, what a test does to it, and what it sees there |
 | `embedded_servers` | processes that own an embedded server, and quick settings |
 | `nats_process` | a real nats-server, and a client of it |
+| `nats_cluster` | three real nats-servers that replicate streams |
 | `certificate` | a certificate for a server on 127.0.0.1 |
 | `pgbouncer` | a real PgBouncer in transaction mode |
 | `proxies` | real reverse proxies: haproxy and nginx |

@@ -76,6 +76,12 @@ class NatsProcess:
             await self._reading
             self.process = None
 
+    async def stop(self) -> None:
+        """End the server in order: what it leads is handed over before it goes."""
+        assert self.process is not None
+        self.process.terminate()
+        await self.process.wait()
+
     async def freeze(self) -> None:
         """Stop the server in its tracks; its connections stay."""
         assert self.process is not None

@@ -150,7 +150,9 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     nats = None
     if settings.nats_url:
         nats = make_nats(
-            Bus(settings.nats_url, settings.nats_prefix, inputs.origin), creator, observe
+            Bus(settings.nats_url, settings.nats_prefix, inputs.origin, settings.nats),
+            creator,
+            observe,
         )
     bus: EventBus | None = nats.events if nats else None
     if inputs.bus is not None:

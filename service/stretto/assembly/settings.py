@@ -8,6 +8,7 @@ from stretto.creation.creator import CreatorSettings
 from stretto.events.event import BUS_PREFIX, BUS_PREFIX_PATTERN
 from stretto.events.hub import HubSettings
 from stretto.events.relay import RelaySettings
+from stretto.nats.access import NatsSettings
 from stretto.postgres.database_url import SCHEMA, SCHEMA_PATTERN
 from stretto.postgres.retention import Retention
 from stretto.setting import setting
@@ -38,6 +39,7 @@ class ComponentSettings:
         pattern=f"^{BUS_PREFIX_PATTERN}$",
     )
     """No two databases on one NATS account may share it."""
+    nats: NatsSettings = field(default_factory=NatsSettings)
     relay: RelaySettings = field(default_factory=RelaySettings)
     webhook: WebhookSettings = field(default_factory=WebhookSettings)
     hub: HubSettings = field(default_factory=HubSettings)

@@ -1,4 +1,4 @@
-"""The NATS client, made safe against messages that any program with a right to publish can send.
+"""The NATS client, with our credentials, and safe against whatever others may publish.
 
 A server passes on a block of headers and a subject as they come, whatever bytes they have. The
 original client's read loop ends at those that it cannot parse: its connection is then deaf, and the
@@ -7,12 +7,15 @@ next one gets the same message again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import nats.aio.client
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
+
+    from stretto.nats.access import Credentials
 
 # JetStream's reply subject for the acknowledgement of a stored message.
 _ACKNOWLEDGE: Final = "$JS.ACK."
@@ -20,6 +23,27 @@ _ACKNOWLEDGE: Final = "$JS.ACK."
 
 class Client(nats.aio.client.Client):
     """A client that reads on after a message that it cannot parse."""
+
+    def __init__(self, credentials: Credentials | None = None) -> None:
+        super().__init__()
+        self._credentials = credentials
+
+    async def connect(self, *args: Any, **options: Any) -> None:
+        """Connect, with our credentials if there are any."""
+        if self._credentials is not None:
+            # What the original makes of credentials needs one more package.
+            self._public_nkey = self._credentials.public_key
+            options["signature_cb"] = self._credentials.sign
+            if jwt := self._credentials.jwt:
+                options["user_jwt_cb"] = jwt.encode
+        await super().connect(*args, **options)
+
+    def was_last_at(self, url: str) -> bool:
+        """Whether it was connected, or tried to connect, to this server last."""
+        if self._current_server is None:
+            return False
+        last, asked = self._current_server.uri, urlsplit(url)
+        return (last.hostname, last.port) == (asked.hostname, asked.port or last.port)
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes

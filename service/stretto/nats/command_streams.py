@@ -12,6 +12,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
 from stretto.nats.deployment import provide_stream
+from stretto.nats.requests import answered
 
 if TYPE_CHECKING:
     from stretto.nats.connection import Link
@@ -55,7 +56,7 @@ async def provide_command_streams(link: Link, deployment: Deployment, ack_second
         ),
     )
     try:
-        await link.jetstream.consumer_info(stream, consumer)
+        await answered(lambda: link.jetstream.consumer_info(stream, consumer))
     except NotFoundError:
         config = ConsumerConfig(
             durable_name=consumer,
@@ -64,4 +65,4 @@ async def provide_command_streams(link: Link, deployment: Deployment, ack_second
             max_waiting=WAITING_MAX,
             max_ack_pending=UNSETTLED_MAX,
         )
-        await link.jetstream.add_consumer(stream, config)
+        await answered(lambda: link.jetstream.add_consumer(stream, config))

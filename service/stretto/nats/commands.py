@@ -62,8 +62,9 @@ class CommandSettings:
     """Commands under way at once in this process; their writes share batches."""
     ack_seconds: float = 30.0
     """After this long, a command whose consumer has died is delivered to another consumer."""
-    fetch_seconds: float = 5.0
-    """How long one request for the next command waits on the server."""
+    fetch_seconds: float = 2.5
+    """How long one request for the next command waits on the server. With `LATE_SECONDS`, a request
+    that died with the consumer's leader is over before another server leads."""
 
 
 class CommandConsumer(Actor):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 import nats.errors
 
 from stretto.events.event import BusUnavailable
+from stretto.nats.access import NatsSettings
 from stretto.nats.client import Client
 from stretto.network import network_failure
 from stretto.observations import BusConnected, BusTrouble
@@ -36,9 +38,9 @@ CONNECT_SECONDS: Final = 2
 RETRY: Final = Backoff(0.5, 2.0)
 # The client's own pause between one server of the list and the next.
 NEXT_SERVER_SECONDS: Final = 1
-# Two unanswered pings end a connection: a host that vanishes silently is noticed after twice this.
-PING_SECONDS: Final = 5
-# A JetStream answer may have to wait for a new leader of the stream.
+# Two unanswered pings end a connection: a host that vanishes silently is noticed after 2 to 3 s.
+PING_SECONDS: Final = 1
+# A JetStream answer; `requests.py` does not wait so long for one that a leader may have lost.
 ANSWER_SECONDS: Final = 5.0
 # A connection whose other end has vanished cannot be closed in order: wait no longer than this.
 CLOSE_SECONDS: Final = 2.0
@@ -62,6 +64,7 @@ class Link:
 
     client: Client
     jetstream: JetStreamContext
+    observe: Observer
     ended: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -102,12 +105,14 @@ class TlsClient(Client):
         info: dict[str, Any],
         initial_connection: bool = False,  # noqa: FBT001, FBT002 the client calls it so
     ) -> Coroutine[Any, Any, None]:
-        # Read before anything is sent. What is set here makes the client start TLS.
+        # Read before anything is sent. What is set here makes the client start TLS, but not on a
+        # WebSocket, which has it from the beginning or never.
         if initial_connection:
-            if not info.get("tls_required") and not info.get("tls_available"):
+            is_plain = self._current_server is not None and self._current_server.uri.scheme == "ws"
+            if is_plain or not (info.get("tls_required") or info.get("tls_available")):
                 message = (
-                    "the server offers no TLS, and tls:// in STRETTO_NATS_URL requires it: no"
-                    " password was sent"
+                    "the server offers no TLS, and tls:// in STRETTO_NATS_URL, or one of"
+                    " STRETTO_NATS_TLS_..., requires it: no password was sent"
                 )
                 raise nats.errors.Error(message)
             info["tls_required"] = True
@@ -120,13 +125,17 @@ class NatsConnection(Actor):
     stop_seconds = 0.0
     cancel_again_seconds = CANCEL_SECONDS
 
-    def __init__(self, url: str, observe: Observer) -> None:
+    def __init__(self, url: str, observe: Observer, settings: NatsSettings | None = None) -> None:
         super().__init__("nats connection")
         self.pace, self.backoff = Pace(seconds=RETRY.seconds_first), RETRY
         self._servers = [server.strip() for server in url.split(",")]
+        # Not all replicas to the same one.
+        random.shuffle(self._servers)
+        settings = settings or NatsSettings()
+        self._credentials, self._tls = settings.credentials(), settings.tls()
         # One such address is enough: a server of the list may name others of its cluster.
-        schemes = {urlsplit(server).scheme for server in self._servers}
-        self._client_type = TlsClient if "tls" in schemes else Client
+        is_tls = self._tls or "tls" in {urlsplit(server).scheme for server in self._servers}
+        self._client_type = TlsClient if is_tls else Client
         self._observe = observe
         self._link: Link | None = None
         self._linked = asyncio.Event()
@@ -165,7 +174,7 @@ class NatsConnection(Actor):
         return 0
 
     async def _connect_and_watch(self) -> None:
-        client = self._client_type()
+        client = self._client_type(self._credentials)
         closed = asyncio.Event()
 
         async def on_closed() -> None:
@@ -178,6 +187,8 @@ class NatsConnection(Actor):
             await client.connect(
                 self._servers,
                 name="stretto",
+                tls=self._tls,
+                dont_randomize=True,
                 allow_reconnect=False,
                 max_reconnect_attempts=-1,
                 connect_timeout=CONNECT_SECONDS,
@@ -189,7 +200,9 @@ class NatsConnection(Actor):
             )
             self._reported = ""
             self._observe(BusConnected())
-            self._link = link = Link(client, client.jetstream(timeout=ANSWER_SECONDS))
+            self._link = link = Link(
+                client, client.jetstream(timeout=ANSWER_SECONDS), self._observe
+            )
             self._linked.set()
             try:
                 while client.is_connected:
@@ -202,6 +215,8 @@ class NatsConnection(Actor):
                 link.end()
             self.report(client.last_error or ConnectionResetError("the connection was lost"))
         finally:
+            # Begin with another one: this one may be gone without refusing connections.
+            self._servers.sort(key=client.was_last_at)
             with contextlib.suppress(*NATS_ERRORS):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await client.close()

@@ -3,7 +3,8 @@
 Streams, consumers and subjects are global to a NATS account. All our names begin with the
 deployment's prefix, and every stream carries a mark: the database that it belongs to. A stream with
 another mark, or without one, is neither read nor written (G11). After a restore or an upgrade of
-the database only an operator can know that such a stream is ours, and marks it by `adopt`.
+the database only an operator can know that such a stream is ours, and marks it by `adopt`. A stream
+that fewer or more servers keep than the setting says is used, and reported until `resize`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from nats.errors import Error
 from nats.js.errors import APIError, NotFoundError
 
 from stretto.errors import ConfigurationError
 from stretto.events.event import BUS_PREFIX_PATTERN
+from stretto.nats.requests import answered
+from stretto.observations import StreamDiffers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,10 +32,16 @@ if TYPE_CHECKING:
 MARK: Final = "stretto-database"
 # JetStream's error code if a stream of this name exists with another configuration.
 _NAME_IN_USE: Final = 10058
+# ... if there are fewer servers than replicas: in the cluster, or because there is none.
+_TOO_FEW_SERVERS: Final = (10005, 10074)
 
 
 class ForeignStream(ConfigurationError):
     """A stream with one of our names does not carry our mark."""
+
+
+class TooFewServers(Error):
+    """NATS has fewer servers than a stream is to have replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,8 @@ class Deployment:
     prefix: str
     database: str
     """Identifies the database, and stays the same after a failover."""
+    replicas: int = 1
+    """How many servers keep each stream."""
 
     def __post_init__(self) -> None:
         if re.fullmatch(BUS_PREFIX_PATTERN, self.prefix) is None:
@@ -113,62 +125,95 @@ async def provide_stream(link: Link, deployment: Deployment, config: StreamConfi
     Raises `ForeignStream`.
     """
     assert config.name is not None
-    info = await _info(link, config.name)
+    name = config.name
+    info = await _info(link, name)
     if info is None:
-        marked = replace(config, metadata={MARK: deployment.database})
+        ours = replace(
+            config, metadata={MARK: deployment.database}, num_replicas=deployment.replicas
+        )
         try:
             # Another replica may create it at the same time: the server accepts equal
             # configurations.
-            info = await link.jetstream.add_stream(marked)
+            info = await answered(lambda: link.jetstream.add_stream(ours))
         except APIError as error:
             if error.err_code != _NAME_IN_USE:
-                raise
+                raise _in_words(error, deployment) from error
             # Another deployment, or another version of this one, was first.
-            info = await link.jetstream.stream_info(config.name)
+            info = await answered(lambda: link.jetstream.stream_info(name))
     _require_mark(info, deployment)
+    if info.config.num_replicas != deployment.replicas:
+        link.observe(StreamDiffers(name, info.config.num_replicas or 1, deployment.replicas))
     return info
 
 
 async def require_own_streams(link: Link, deployment: Deployment) -> None:
     """Raise `ForeignStream` if one of our names is taken; a missing stream is no error."""
-    for name in deployment.streams:
-        info = await _info(link, name)
-        if info is not None:
-            _require_mark(info, deployment)
+    for info in (await found_streams(link, deployment)).values():
+        _require_mark(info, deployment)
 
 
-async def stream_marks(link: Link, deployment: Deployment) -> dict[str, str | None]:
-    """Return the mark of each existing stream, by its name."""
+async def found_streams(link: Link, deployment: Deployment) -> dict[str, StreamInfo]:
+    """Return the streams with our names, whosever they are."""
     infos = {name: await _info(link, name) for name in deployment.streams}
-    return {name: _mark(info) for name, info in infos.items() if info is not None}
+    return {name: info for name, info in infos.items() if info is not None}
 
 
 async def adopt(link: Link, deployment: Deployment) -> list[str]:
     """Mark all streams with our names as ours; return the names of those that were not."""
     adopted = []
-    for name, mark in (await stream_marks(link, deployment)).items():
-        if mark != deployment.database:
-            config = (await link.jetstream.stream_info(name)).config
-            metadata = {**(config.metadata or {}), MARK: deployment.database}
-            await link.jetstream.update_stream(replace(config, metadata=metadata))
+    for name, info in (await found_streams(link, deployment)).items():
+        if _mark(info) != deployment.database:
+            metadata = {**(info.config.metadata or {}), MARK: deployment.database}
+            await link.jetstream.update_stream(replace(info.config, metadata=metadata))
             adopted.append(name)
     return adopted
 
 
-def describe(deployment: Deployment, marks: Mapping[str, str | None]) -> list[str]:
-    """Return a line for each stream: its name, its subjects, and the database it belongs to."""
+async def resize(link: Link, deployment: Deployment) -> list[str]:
+    """Have each of our streams kept by as many servers as the setting says; return those changed.
+
+    Raises `ForeignStream` or `TooFewServers`. The service may go on meanwhile.
+    """
+    resized = []
+    for name, info in (await found_streams(link, deployment)).items():
+        _require_mark(info, deployment)
+        if info.config.num_replicas != deployment.replicas:
+            config = replace(info.config, num_replicas=deployment.replicas)
+            try:
+                await link.jetstream.update_stream(config)
+            except APIError as error:
+                raise _in_words(error, deployment) from error
+            resized.append(name)
+    return resized
+
+
+def describe(deployment: Deployment, infos: Mapping[str, StreamInfo]) -> list[str]:
+    """Return a line for each stream: its name, its subjects, whose it is, how many keep it."""
     lines = []
     for name, subjects in deployment.streams.items():
-        whose = _whose(marks[name], deployment) if name in marks else "not made yet"
-        lines.append(f"{name} ({', '.join(subjects)}): {whose}")
+        state = "not made yet"
+        if info := infos.get(name):
+            state = f"{_whose(_mark(info), deployment)}, replicas: {info.config.num_replicas}"
+            if info.config.num_replicas != deployment.replicas:
+                state = f"{state} (STRETTO_NATS_REPLICAS is {deployment.replicas})"
+        lines.append(f"{name} ({', '.join(subjects)}): {state}")
     return lines
 
 
 async def _info(link: Link, name: str) -> StreamInfo | None:
     try:
-        return await link.jetstream.stream_info(name)
+        return await answered(lambda: link.jetstream.stream_info(name))
     except NotFoundError:
         return None
+
+
+def _in_words(error: APIError, deployment: Deployment) -> Error:
+    if error.err_code not in _TOO_FEW_SERVERS:
+        return error
+    return TooFewServers(
+        f"NATS cannot keep a stream on {deployment.replicas} servers ({error.description}): set"
+        " STRETTO_NATS_REPLICAS to at most the number of servers of its cluster"
+    )
 
 
 def _mark(info: StreamInfo) -> str | None:

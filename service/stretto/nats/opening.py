@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import ConfigurationError
+from stretto.nats.access import NatsSettings
 from stretto.observations import BusTrouble
 from stretto.runtime.runner import Runner
 
@@ -32,11 +33,12 @@ class Nats:
 
 @dataclass(frozen=True, slots=True)
 class Bus:
-    """The address of NATS, the prefix of our names there, and the database that we serve."""
+    """Where and how to reach NATS, the prefix of our names there, and the database that we serve."""
 
     url: str
     prefix: str
     origin: str
+    settings: NatsSettings = field(default_factory=NatsSettings)
 
 
 def make_nats(bus: Bus, creator: GroupCreator, observe: Observer) -> Nats:
@@ -47,8 +49,8 @@ def make_nats(bus: Bus, creator: GroupCreator, observe: Observer) -> Nats:
     from stretto.nats.deployment import Deployment  # noqa: PLC0415
     from stretto.nats.publisher import NatsBus  # noqa: PLC0415
 
-    deployment = Deployment(bus.prefix, bus.origin)
-    connection = NatsConnection(bus.url, observe)
+    deployment = Deployment(bus.prefix, bus.origin, bus.settings.nats_replicas)
+    connection = NatsConnection(bus.url, observe, bus.settings)
     return Nats(
         connection,
         NatsBus(connection, deployment),
@@ -57,29 +59,42 @@ def make_nats(bus: Bus, creator: GroupCreator, observe: Observer) -> Nats:
 
 
 async def describe_streams(
-    url: str, prefix: str, origin: str, *, is_adopting: bool = False
+    bus: Bus, *, is_adopting: bool = False, is_resizing: bool = False
 ) -> list[str]:
-    """Return a line for the database and for each of its streams; first adopt them if asked to.
+    """Return a line for the database and for each of its streams; first change them if asked to.
 
     Raises `ConfigurationError` if NATS does not answer, or has no JetStream.
     """
     from nats.js.errors import ServiceUnavailableError  # noqa: PLC0415
 
     from stretto.nats.connection import NATS_ERRORS, NatsConnection  # noqa: PLC0415
-    from stretto.nats.deployment import Deployment, adopt, describe, stream_marks  # noqa: PLC0415
+    from stretto.nats.deployment import (  # noqa: PLC0415
+        Deployment,
+        TooFewServers,
+        adopt,
+        describe,
+        found_streams,
+        resize,
+    )
 
-    if not url:
+    if not bus.url:
         raise ConfigurationError("STRETTO_NATS_URL is not set")
-    deployment = Deployment(prefix, origin)
+    deployment = Deployment(bus.prefix, bus.origin, bus.settings.nats_replicas)
     observed: list[Observation] = []
-    connection = NatsConnection(url, observed.append)
+    connection = NatsConnection(bus.url, observed.append, bus.settings)
+    lines = []
     async with Runner(lambda _: None) as runner:
         runner.start(connection)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 link = await connection.linked()
-                adopted = await adopt(link, deployment) if is_adopting else []
-                marks = await stream_marks(link, deployment)
+                if is_adopting:
+                    lines.append(f"adopted: {', '.join(await adopt(link, deployment)) or 'none'}")
+                if is_resizing:
+                    lines.append(f"resized: {', '.join(await resize(link, deployment)) or 'none'}")
+                infos = await found_streams(link, deployment)
+        except TooFewServers as error:
+            raise ConfigurationError(str(error)) from error
         except ServiceUnavailableError as error:
             message = (
                 "NATS answers, but without JetStream: start nats-server with --jetstream, or enable"
@@ -94,5 +109,4 @@ async def describe_streams(
                 " is STRETTO_NATS_URL right?"
             )
             raise ConfigurationError(message) from error
-    lines = [f"adopted: {', '.join(adopted) or 'none'}"] if is_adopting else []
-    return [*lines, f"our database: {origin}", *describe(deployment, marks)]
+    return [*lines, f"our database: {bus.origin}", *describe(deployment, infos)]

@@ -18,13 +18,14 @@ from nats.js.errors import APIError
 from stretto.events.event import CONTENT_TYPE, BusUnavailable, CommittedEvent
 from stretto.nats.connection import NATS_ERRORS, TOO_LARGE, Link, NatsConnection
 from stretto.nats.deployment import ForeignStream, provide_stream, require_own_streams
+from stretto.nats.requests import AGAIN_SECONDS, LEADER_SECONDS, Unsent, acknowledged
 from stretto.network import network_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from nats.js.api import PubAck, StreamInfo
+    from nats.js.api import StreamInfo
 
     from stretto.nats.deployment import Deployment
 
@@ -102,21 +103,29 @@ class NatsBus:
     async def _publish_some(self, link: Link, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
         """Send all, then wait for all acknowledgements; raises `NATS_ERRORS`."""
         refused: dict[UUID, str] = {}
-        ids: list[UUID] = []
-        sending: list[Coroutine[object, object, PubAck]] = []
+        unsent: list[tuple[UUID, Unsent]] = []
         for event in events:
             for subject, headers in _messages(self._deployment, event):
                 if not link.may_send(len(headers[RECIPIENTS]) + len(event.envelope)):
                     refused[event.event_id] = f"larger than {link.client.max_payload} bytes"
                     break
-                ids.append(event.event_id)
-                sending.append(link.jetstream.publish(subject, event.envelope, headers=headers))
-        answers = await asyncio.gather(*sending, return_exceptions=True)
-        for event_id, answer in zip(ids, answers, strict=True):
-            if isinstance(answer, APIError) and answer.err_code in TOO_LARGE:
-                refused[event_id] = str(answer)
-            elif isinstance(answer, BaseException):
-                raise answer
+                unsent.append((event.event_id, Unsent(subject, event.envelope, headers)))
+        async with asyncio.timeout(LEADER_SECONDS):
+            while unsent:
+                answers = await acknowledged(link, [message for _, message in unsent])
+                lost = []
+                for each, answer in zip(unsent, answers, strict=True):
+                    if answer is None:
+                        lost.append(each)
+                    elif isinstance(answer, APIError) and answer.err_code in TOO_LARGE:
+                        refused[each[0]] = str(answer)
+                    elif isinstance(answer, BaseException):
+                        raise answer
+                unsent = lost
+                if unsent:
+                    # Until the stream has a leader again; if it is gone, it is made anew.
+                    await asyncio.sleep(AGAIN_SECONDS)
+                    await self._provide_events(link)
         return refused
 
 

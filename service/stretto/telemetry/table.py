@@ -109,6 +109,9 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
         Count("stretto_bus_trouble_total", "Times that the bus was lost or not understood."),
         Line("warning", "bus.trouble", ("cause",)),
     ),
+    observations.StreamDiffers: (
+        Line("warning", "bus.stream_differs", ("stream", "replicas", "wanted")),
+    ),
     observations.PlaceLost: (
         Count(
             "stretto_places_lost_total",

@@ -16,6 +16,7 @@ OWNED = {
     ("webhook/sender.py", "create_task"): "a request to the webhook's endpoint; the sender's close",
     ("nats/commands.py", "create_task"): "workers of one connection; the end of its turn",
     ("nats/connection.py", "create_task"): "a request of one connection; who waits for it",
+    ("nats/requests.py", "create_task"): "tries of one request, messages of a batch; who waits",
     ("http/event_streams.py", "create_task"): "what a client sends in a session; its session",
     (
         "http/tokens/jwks.py",
@@ -28,7 +29,6 @@ OWNED = {
 }
 # Each coroutine that it is given becomes a task without a name, which it waits for.
 GATHERED = {
-    "nats/publisher.py": "acknowledgements of one batch",
     "postgres/connections.py": "ends of pools",
 }
 

@@ -1,0 +1,106 @@
+"""Requests to JetStream that outlast a change of leaders.
+
+In a cluster each stream and each consumer has a leader among the servers. If a leader's server
+stops in order, another one leads at once. If it dies, the others wait 4 to 9 s before they elect
+one; NATS has no setting for that. A request that comes in between is answered that nobody is there,
+or not at all: only its sender can notice that, and send it again. So nothing here waits long for an
+answer that a leader may have taken with it, and nothing pauses longer than `AGAIN_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from nats.js.errors import APIError, NoStreamResponseError
+
+from stretto.nats.connection import end_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from nats.js.api import PubAck
+
+    from stretto.nats.connection import Link
+
+Result = TypeVar("Result")
+
+# Between a request and its repetition. Some 40 go out before a dead leader has its successor.
+AGAIN_SECONDS: Final = 0.25
+# If no acknowledgement at all comes for so long, those that are missing will not come.
+QUIET_SECONDS: Final = 0.5
+# Longer than the others may take to elect a leader; after that, the caller's own back-off begins.
+LEADER_SECONDS: Final = 12.0
+# JetStream's error codes of a server that knows no leader, or is the leader no more.
+_LEADERLESS: Final = (10008, 10009)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A message for a stream."""
+
+    subject: str
+    body: bytes
+    headers: dict[str, str]
+
+
+async def answered(ask: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Return the first answer to a question that does no harm if it is asked more than once.
+
+    Earlier questions stay open: a server that is slow, not dead, answers one of them. Raises
+    `NATS_ERRORS`, for example `TimeoutError`.
+    """
+    asked: list[asyncio.Task[Result]] = []
+    try:
+        async with asyncio.timeout(LEADER_SECONDS):
+            while True:
+                asked.append(asyncio.create_task(ask(), name="stretto nats question"))
+                done, _ = await asyncio.wait(
+                    [each for each in asked if not each.done()],
+                    timeout=AGAIN_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for question in done:
+                    if not _is_lost(question):
+                        return question.result()
+                if done:
+                    await asyncio.sleep(AGAIN_SECONDS)
+    finally:
+        await end_tasks(asked)
+
+
+async def acknowledged(
+    link: Link, messages: Sequence[Unsent]
+) -> list[PubAck | BaseException | None]:
+    """Send messages to their stream; return the answer to each, None where it is lost.
+
+    A message without an answer may be stored: send it again under its `Nats-Msg-Id`.
+    """
+    sending = [
+        asyncio.create_task(
+            link.jetstream.publish(each.subject, each.body, headers=each.headers),
+            name="stretto nats message",
+        )
+        for each in messages
+    ]
+    left = set(sending)
+    try:
+        before = 0
+        while len(left) != before:
+            before = len(left)
+            if left:
+                _, left = await asyncio.wait(left, timeout=QUIET_SECONDS)
+    finally:
+        await end_tasks(left)
+    return [None if _is_lost(each) else each.exception() or each.result() for each in sending]
+
+
+def _is_lost(request: asyncio.Task[Any]) -> bool:
+    """Whether a request has ended without the answer of a leader."""
+    if request.cancelled():
+        return True
+    error = request.exception()
+    return isinstance(error, (TimeoutError, NoStreamResponseError)) or (
+        isinstance(error, APIError) and error.err_code in _LEADERLESS
+    )
