@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 # Where a loop does something of its own between two pauses: clients and clocks that go on.
 GO_ON = {
     *("chaos/clients.py", "chaos/server.py", "faults/test_surroundings.py"),
-    "faults/test_creations_in_pieces.py",
+    *("faults/test_creations_in_pieces.py", "faults/test_nats_cluster.py"),
     *("integration/test_webhook_delivery.py", "unit/http/test_shedding.py", "support/waiting.py"),
 }
 
