@@ -100,6 +100,8 @@ class GroupWriter(Actor):
             led = await self._write(batch)
         except StoreError as error:
             unanswered = error
+            # The connection of another writer may live. If none does, readiness hears it from all.
+            self._baton.pass_on(self)
         finally:
             for request in batch:
                 request.fail(unanswered)

@@ -17,6 +17,8 @@ from support.waiting import until
 if TYPE_CHECKING:
     from stretto.creation.ports import WriteRequest
 
+# A baton that is not passed on must not hang the suite.
+DEADLINE_SECONDS = 5
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team"})
 
 
@@ -40,7 +42,8 @@ class World:
         return asyncio.create_task(self._take(writer))
 
     async def _take(self, writer: str) -> list[int]:
-        batch: list[WriteRequest] = await self.baton.take(writer, 10, lambda _: 0, 0)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            batch: list[WriteRequest] = await self.baton.take(writer, 10, lambda _: 0, 0)
         return [request.message.group_id.int for request in batch]
 
 

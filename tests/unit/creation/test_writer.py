@@ -529,6 +529,23 @@ async def test_a_writer_that_pauses_after_a_bug_keeps_no_other_waiting() -> None
     assert Led() == asked[1].result()
 
 
+async def test_a_writer_that_does_not_reach_the_database_lets_another_try() -> None:
+    """Readiness asks whether all have failed: one that is never tried would hide it."""
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    baton, breakers = Baton(mailbox), OwnerBreakers(lambda _: None)
+    away = ScriptedStore(lambda _: Unreachable("away"))
+    first, second = (
+        GroupWriter(baton, store, lambda _: None, breakers=breakers, batch_max=1)
+        for store in (away, ScriptedStore())
+    )
+    asked = [mailbox.ask(write(number)) for number in (1, 2)]
+    await first.run_once()
+    async with asyncio.timeout(5):
+        await second.run_once()
+    assert isinstance(asked[0].exception(), Unreachable)
+    assert Led() == asked[1].result()
+
+
 def _bug_of(*numbers: int, step: str = "lead") -> Callable[[Call], Exception | None]:
     """Return what has a bug met where a step has one of these writes."""
     return lambda call: ZeroDivisionError() if call[0] == step and {*numbers} & {*call[1]} else None
