@@ -31,7 +31,8 @@ async def crash() -> int:
         ("history reader", 503),
         ("reader of attempts", 503),
         ("reader of health", 503),
-        ("relay", 200),
+        ("log tail", 503),
+        ("announcer", 200),
         ("sweeper", 200),
         ("session hub", 200),
     ],
@@ -81,4 +82,4 @@ async def test_the_service_is_ready_while_all_of_it_runs(database_url: str) -> N
         assert (200, {"status": "ready"}) == (ready.status, ready.json)
         metrics = (await live.api.get("/metrics", user=None)).body.decode()
         assert 'stretto_actor_up{actor="writer"} 2.0' in metrics
-        assert 'stretto_actor_up{actor="relay"}' in metrics
+        assert 'stretto_actor_up{actor="announcer"}' in metrics

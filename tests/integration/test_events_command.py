@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database
 from support.command_process import stretto
 from support.database import commit_group_event
+from support.waiting import until
 from support.webhook_receiver import URL_DIGEST
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from stretto.events.event import CommittedEvent
     from support.database import Connection
-
-DEADLINE_SECONDS = 20
 
 
 async def bury(database_url: str, connection: Connection, keys: Sequence[str]) -> list[UUID]:
@@ -100,11 +98,10 @@ async def test_a_retried_event_is_published_under_its_id(
     """Once the bus takes it."""
     ids = set(await bury(database_url, connection, ("a", "b")))
     bus = ListeningBus()
-    async with asyncio.timeout(DEADLINE_SECONDS), open_component(database_url, bus=bus):
+    async with open_component(database_url, bus=bus):
         code, output, _ = await stretto("events", "--retry-all", DATABASE_URL=database_url)
         assert (0, "2 events will be tried again\n") == (code, output)
-        while not ids <= bus.ids:
-            await asyncio.sleep(0.05)
+        await until(lambda: ids <= bus.ids)
     assert 0 == await connection.fetchval("SELECT count(*) FROM outbox_delivery")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stretto.events.log import LogPage
@@ -54,6 +54,7 @@ def test_a_position_is_readable() -> None:
     assert place(763, 758, 761) == Place.parse("763~2~5.1-0a1b2c3d")
 
 
+@example(running={*range(0, 120, 2)})
 @given(running=st.sets(st.integers(0, 199), max_size=60))
 def test_the_text_is_bounded_and_covers_no_more_than_the_place(running: set[int]) -> None:
     """Where more transactions were running than it can name, it ends at the next one."""

@@ -186,6 +186,7 @@ async def test_a_relay_that_was_stopped_for_longer_than_its_lease_moves_nothing(
     await world.relay.run_once()
     assert [1, 2, 1] == world.bus.published
     assert is_fenced == (place(3) == world.store.place)
+    assert is_fenced == (world.relay._place is None)
     world.clock.now += 1000
     world.store.token = other._token
     assert 0 == await world.relay.run_once()
@@ -256,6 +257,7 @@ async def test_an_event_that_is_refused_too_often_is_a_dead_letter() -> None:
     assert PAUSE.seconds_first <= second.seconds < last.seconds <= PAUSE.seconds_max
     assert (None, "too large") == (second.dead_reason, last.dead_reason)
     assert second.is_try
+    assert [] == world.store.sent
     assert EventBuried(ONE.event.event_id, "too large") in world.told
 
 
