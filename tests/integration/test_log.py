@@ -129,9 +129,12 @@ async def test_a_full_page_of_others_events_goes_on_behind_them(
     assert page.is_full
     rest = await store.page(page.place, 3, [BOB])
     assert [own] == ids(rest)
+    both = await commit_event(connection, ("alice", "bob"))
+    asked = (await store.page(rest.place, 3, [BOB])).events
+    assert [(both, ("bob",))] == [(each.event.event_id, each.event.recipients) for each in asked]
     # Of many users, the database does not filter.
     many = [UserId(f"user{number}") for number in range(log.FILTERED_USERS_MAX + 1)]
-    assert [*others, own] == ids(await store.page(begin, 10, many))
+    assert [*others, own, both] == ids(await store.page(begin, 10, many))
 
 
 async def test_a_long_transaction_costs_a_reader_nothing(

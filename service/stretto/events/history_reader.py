@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 # Sessions that share a scan; more of them wait for the next one.
 ASKS_MAX: Final = 1000
-# A statement of a few milliseconds, whatever the filter: rows are counted before it.
-PAGE_EVENTS: Final = 500
+# A statement of a few milliseconds, whatever the filter: rows are counted before it. As each may have
+# a thousand recipients, a page is 20 MB at most.
+PAGE_EVENTS: Final = 100
 # A batch whose read fails is read again for so long: clients wait for an answer about as long.
 RETRY_SECONDS_MAX: Final = 10.0
 BACKOFF: Final = Backoff(0.05, 1.0)

@@ -14,9 +14,10 @@ SELECT row_to_json(outbox_present) AS present FROM outbox_present;
 -- name: log_page
 -- Read the events that a place (history $1, end $2, running $3) does not cover: those whose
 -- transactions were still running, then the next $4 (and the rest of the last one's transaction).
--- Of these only events for the users $5, and the last one; all, if null. The first row is the
--- present, and says whether there may be more. All partitions are locked before the statement has
--- its snapshot, so that a partition is not truncated between the two.
+-- Of these only events for the users $5 (and of their recipients only those), and the last one;
+-- all, if null. The first row is the present, and says whether there may be more. All partitions
+-- are locked before the statement has its snapshot, so that a partition is not truncated between
+-- the two.
 -- After a restart events can be seen that a synchronous standby still lacks. Where there is one,
 -- they are returned only after the standby has them: the message's commit waits for it.
 WITH found AS (
@@ -41,7 +42,9 @@ SELECT row_to_json(outbox_present) AS present,
 FROM outbox_present
 UNION ALL
 SELECT NULL, NULL, NULL, history, position, event_id, subject, conversation_id, event_type,
-       recipients, payload, number
+       CASE WHEN $5::text[] IS NULL THEN recipients
+            ELSE ARRAY(SELECT unnest(recipients) INTERSECT SELECT unnest($5::text[])) END,
+       payload, number
 FROM page
 WHERE $5::text[] IS NULL OR recipients && $5::text[] OR number = (SELECT max(number) FROM page)
 ORDER BY number NULLS FIRST;
