@@ -139,7 +139,7 @@ class Listeners:
                 if line != b"\n":
                     fields[name] = value.removeprefix(" ")
                     continue
-                data = orjson.loads(fields["data"]) if "data" in fields else None
+                data: Any = orjson.loads(fields["data"]) if "data" in fields else None
                 if fields.get("event") == "close":
                     self._close(listening, data["code"])
                 elif "id" in fields:

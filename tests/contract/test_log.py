@@ -19,7 +19,7 @@ from support.memory_log import MemoryLog, MemoryLogStore
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from stretto.events.log import LogPage
+    from stretto.events.log import LogPage, LogStore
     from support.database import Connection
 
 STEPS = 60
@@ -87,7 +87,7 @@ async def test_both_logs_are_read_alike(seed: int, database_url: str) -> None:
     choices = random.Random(seed)
     async with Database(database_url) as database, AsyncExitStack() as stack:
         both = BothLogs(database_url, stack)
-        stores = (
+        stores: tuple[LogStore, LogStore] = (
             MemoryLogStore(both.memory),
             PostgresLogStore(partial(database.connection, Lane.HISTORY)),
         )

@@ -87,8 +87,8 @@ async def test_a_schema_of_another_version(database_url: str, connection: Connec
 
 async def test_a_table_that_is_not_there(database_url: str, connection: Connection) -> None:
     """It was dropped by hand: no migration brings it back."""
-    await connection.execute("DROP TABLE chat_group, webhook CASCADE")
-    expected = "the schema lacks the tables chat_group, webhook; restore them from a backup"
+    await connection.execute("DROP TABLE chat_group, outbox_reader CASCADE")
+    expected = "the schema lacks the tables chat_group, outbox_reader; restore them from a backup"
     await assert_said((3, expected), database_url, OTHERS)
 
 
