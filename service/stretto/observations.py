@@ -130,7 +130,7 @@ class PlaceLost(Observation):
 
 @dataclass(frozen=True, slots=True)
 class CommandHandled(Observation):
-    """A command from the bus was settled, put off or dead-lettered: `outcome` says which."""
+    """A command from the bus was settled, put off, rejected or dead-lettered: `outcome` says which."""
 
     outcome: str
 

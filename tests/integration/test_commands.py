@@ -15,6 +15,7 @@ import nats.aio.client
 import nats.errors
 import orjson
 import pytest
+from nats.js.api import ConsumerConfig, DiscardPolicy
 
 from stretto.assembly.opening import open_component
 from stretto.codec import BODY_BYTES_MAX, created_document, problem
@@ -30,10 +31,12 @@ from stretto.errors import (
     KeyMissing,
     KeyReused,
     Overloaded,
+    RateLimited,
     RequestInvalid,
 )
 from stretto.nats import client as client_module
 from stretto.nats import command_outcomes as outcomes_module
+from stretto.nats import command_window as window_module
 from stretto.nats import commands as commands_module
 from stretto.nats import connection as connection_module
 from stretto.nats import pull as pull_module
@@ -45,6 +48,7 @@ from stretto.nats.pull import Pull
 from stretto.observations import BusConnected, BusTrouble, CommandHandled
 from stretto.postgres.check import check_database
 from stretto.runtime.backoff import Backoff
+from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
 from support.api_client import TEAM
 from support.nats_process import (
@@ -58,13 +62,14 @@ from support.nats_process import (
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
     from stretto.assembly.component import Component
     from stretto.creation.creator import GroupCreator
+    from stretto.nats.command_window import Command
     from stretto.observations import Observation
     from support.database import Connection
 
@@ -439,20 +444,39 @@ async def test_a_dead_letter_has_as_much_of_the_command_as_its_stream_takes(
 async def test_a_command_whose_dead_letter_is_not_stored_is_put_off(
     server: NatsProcess, component: Component, connection: Connection
 ) -> None:
-    """The other commands go on, and it is buried as soon as there is a stream."""
+    """The other commands go on, and it is buried as soon as there is room in the stream."""
     told: list[Observation] = []
     async with consuming(server, component.creator, told), sender(server) as bus:
-        await bus.jetstream.delete_stream(OURS.dead_stream)
+        info = await bus.jetstream.stream_info(OURS.dead_stream)
+        full = replace(info.config, max_bytes=1, discard=DiscardPolicy.NEW)
+        await bus.jetstream.update_stream(full)
         await bus.send({"name": ""})
         await until(lambda: 2 <= told.count(CommandHandled("put_off")))
         await bus.ask()
-        assert [BusConnected(), BusTrouble("nats: no response from stream")] == [
-            each for each in told if not isinstance(each, CommandHandled)
-        ]
-        await bus.jetstream.add_stream(name=OURS.dead_stream, subjects=[OURS.dead_subject])
+        (trouble,) = [each for each in told if isinstance(each, BusTrouble)]
+        assert OURS.dead_stream in trouble.cause
+        assert "maximum bytes exceeded" in trouble.cause
+        await bus.jetstream.update_stream(info.config)
         await bus.settled()
         assert 1 == len(await bus.dead())
     assert await groups(connection) == 1
+
+
+async def test_a_deleted_stream_of_dead_letters_is_made_again(
+    server: NatsProcess, component: Component
+) -> None:
+    """By the first command that needs it: its sender is answered once."""
+    told: list[Observation] = []
+    async with consuming(server, component.creator, told), sender(server) as bus:
+        await bus.jetstream.delete_stream(OURS.dead_stream)
+        await asyncio.gather(*(bus.ask({"name": ""}, Idempotency_Key=f"k{n}") for n in range(20)))
+        await bus.settled()
+        assert 20 == len(await bus.dead())
+        assert (
+            OURS.database
+            == (await bus.jetstream.stream_info(OURS.dead_stream)).config.metadata[MARK]
+        )
+    assert [BusConnected(), *([CommandHandled("buried")] * 20)] == told
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
@@ -638,6 +662,161 @@ async def test_a_command_that_cannot_be_settled_yet_is_put_off_and_then_settled(
     assert await groups(connection) == 1
 
 
+class OfOwners:
+    """Stands for a creator: notes whose command comes, and has the script's answer for one owner."""
+
+    def __init__(self, creator: GroupCreator, greedy: Callable[[], Awaitable[object]]) -> None:
+        self.creator = creator
+        self.greedy = greedy
+        self.owners: list[str] = []
+
+    async def create_from(self, owner: UserId, *given: Any, **options: Any) -> object:
+        self.owners.append(owner)
+        if owner == "greedy":
+            await self.greedy()
+        return await self.creator.create_from(owner, *given, **options)
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_commands_that_are_put_off_leave_places_for_other_owners(
+    server: NatsProcess,
+    component: Component,
+    is_guarded: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond the owner's share they are settled: by the error if someone reads it, or a dead letter."""
+
+    async def limit() -> None:
+        raise RateLimited
+
+    if not is_guarded:
+        monkeypatch.setattr(window_module.PutOff, "of", lambda *_: 0)
+        monkeypatch.setattr(window_module, "QUEUED_MAX", 1)
+    told: list[Observation] = []
+    creator: Any = OfOwners(component.creator, limit)
+    async with nats_client(server.url) as client:
+        bus = Sender(client)
+        await bus.jetstream.add_stream(
+            name=STREAM, subjects=[SUBJECT], metadata={MARK: OURS.database}
+        )
+        places = ConsumerConfig(durable_name=CONSUMER, max_ack_pending=64)
+        await bus.jetstream.add_consumer(STREAM, places)
+        inbox = client.new_inbox()
+        replies = await client.subscribe(inbox)
+        for number in range(200):
+            asked = {"Stretto_Reply_To": inbox} if number % 2 else {}
+            await bus.send(Idempotency_Key=f"k{number}", Stretto_Owner="greedy", **asked)
+        async with consuming(server, creator, told):
+            if is_guarded:
+                await bus.ask()
+                info = await bus.jetstream.consumer_info(STREAM, CONSUMER)
+                # Queued, put off, under way, or about to be.
+                assert info.num_ack_pending <= 4 + 4 + FAST.workers + FAST.fetchers
+                await until(lambda: 150 <= told.count(CommandHandled("rejected")))
+                dead = await bus.dead()
+                assert {each["code"] for each in dead} <= {RateLimited.code, Overloaded.code}
+                assert 50 <= len(dead) <= 100
+                assert 50 <= replies.pending_msgs <= 100
+                reply = await replies.next_msg()
+                assert "same-key" == orjson.loads(reply.data)["retry"]
+            else:
+                await bus.send()
+                await until(lambda: 500 <= told.count(CommandHandled("put_off")))
+                assert {"greedy"} == set(creator.owners)
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_backlog_of_one_owner_does_not_delay_the_command_of_another(
+    server: NatsProcess,
+    component: Component,
+    is_guarded: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the last one in the stream; the owners take turns, and nothing is delivered twice."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> None:
+        begun.set()
+        await go_on.wait()
+
+    if not is_guarded:
+        monkeypatch.setattr(window_module, "Mailbox", lambda places, _: Mailbox(places))
+    creator: Any = OfOwners(component.creator, slow)
+    settings = replace(FAST, workers=1)
+    async with consuming(server, creator, settings=settings), sender(server) as bus:
+        for number in range(50):
+            await bus.send(Idempotency_Key=f"k{number}", Stretto_Owner="greedy")
+        await bus.send()
+
+        async def is_taken() -> bool:
+            return not (await bus.jetstream.consumer_info(STREAM, CONSUMER)).num_pending
+
+        await until(is_taken)
+        go_on.set()
+        await bus.settled()
+        assert 51 == len(creator.owners)
+    assert is_guarded == (creator.owners.index("alice") <= 3)
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_queued_command_is_not_delivered_again_while_it_waits(
+    server: NatsProcess,
+    component: Component,
+    is_guarded: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server hears in time that it is kept."""
+    go_on = asyncio.Event()
+    if not is_guarded:
+        monkeypatch.setattr(window_module, "KEPT_PER_ACK_WAIT", 0.001)
+    creator: Any = OfOwners(component.creator, go_on.wait)
+    settings = replace(FAST, workers=1, ack_seconds=0.3)
+    async with consuming(server, creator, settings=settings), sender(server) as bus:
+        for number in range(3):
+            await bus.send(Idempotency_Key=f"k{number}", Stretto_Owner="greedy")
+
+        async def is_redelivered() -> bool:
+            info = await bus.jetstream.consumer_info(STREAM, CONSUMER)
+            return bool(info.num_redelivered)
+
+        if is_guarded:
+            await asyncio.sleep(4 * settings.ack_seconds)
+            assert not await is_redelivered()
+        else:
+            await until(is_redelivered)
+        go_on.set()
+        await bus.settled()
+
+
+async def test_what_a_stopping_process_has_queued_comes_to_another_at_once(
+    server: NatsProcess, component: Component
+) -> None:
+    """It is given back; otherwise the server would wait for its acknowledgement."""
+    go_on = asyncio.Event()
+    creator: Any = OfOwners(component.creator, go_on.wait)
+    patient = replace(FAST, workers=1, ack_seconds=10 * DEADLINE_SECONDS)
+    async with AsyncExitStack() as stack:
+        runner, consumer = await stack.enter_async_context(
+            consuming(server, creator, settings=patient)
+        )
+        bus = await stack.enter_async_context(sender(server))
+        for number in range(5):
+            await bus.send(Idempotency_Key=f"k{number}", Stretto_Owner="greedy")
+
+        async def is_taken() -> bool:
+            info = await bus.jetstream.consumer_info(STREAM, CONSUMER)
+            return info.num_ack_pending == 5
+
+        await until(is_taken)
+        await until(lambda: bool(creator.owners))
+        stopping = asyncio.create_task(runner.stop(consumer), name="stopping")
+        go_on.set()
+        await stopping
+        assert 1 == len(creator.owners)
+        await stack.enter_async_context(consuming(server, component.creator))
+        await bus.settled()
+
+
 async def test_a_crash_before_the_acknowledgement_leads_to_a_replay(
     server: NatsProcess, component: Component, connection: Connection, database_url: str
 ) -> None:
@@ -676,8 +855,10 @@ async def test_without_the_late_acknowledgement_a_crash_would_lose_the_command(
     """What the test above shows not to happen: acknowledge first, and the group is never made."""
     taken = asyncio.Event()
 
-    async def acknowledge_first(self: CommandConsumer, link: object, message: Msg) -> None:
-        await message.ack_sync()
+    async def acknowledge_first(
+        self: CommandConsumer, link: object, window: object, command: Command
+    ) -> None:
+        await command.message.ack_sync()
         taken.set()
         await asyncio.Future()
 

@@ -12,13 +12,15 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-from nats.errors import MaxPayloadError
+from nats.errors import Error, MaxPayloadError
 from nats.js.api import Header
-from nats.js.errors import APIError
+from nats.js.errors import APIError, NoStreamResponseError
 
 from stretto.codec import PROBLEM_CONTENT_TYPE, STATUS, problem
 from stretto.errors import RequestInvalid, StrettoError
-from stretto.nats.connection import TOO_LARGE
+from stretto.nats.command_streams import provide_dead_stream
+from stretto.nats.connection import NATS_ERRORS, TOO_LARGE
+from stretto.nats.deployment import ForeignStream
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -34,6 +36,10 @@ STATUS_CODE: Final = "Stretto-Status"
 REPLY_CHARACTERS_MAX: Final = 256
 # Only these: an outcome is published with our permissions, not with the sender's.
 _REPLY_TOKENS: Final = r"(\.[A-Za-z0-9_-]+){1,8}"
+
+
+class DeadLetterLost(Error):
+    """The stream of dead letters has not taken one."""
 
 
 def reply_subject(headers: dict[str, str], deployment: Deployment) -> str | None:
@@ -79,8 +85,19 @@ async def dead_letter(
 ) -> None:
     """Store the problem document, with as much of the command as server and stream take.
 
-    Raises `NATS_ERRORS` if it is not stored.
+    A stream that was deleted is made again. Raises `DeadLetterLost` if the letter is not stored.
     """
+    try:
+        try:
+            await _store(link, deployment, message, error)
+        except NoStreamResponseError:
+            await provide_dead_stream(link, deployment)
+            await _store(link, deployment, message, error)
+    except (*NATS_ERRORS, ForeignStream) as cause:
+        raise DeadLetterLost(f"no dead letter in {deployment.dead_stream}: {cause}") from cause
+
+
+async def _store(link: Link, deployment: Deployment, message: Msg, error: StrettoError) -> None:
     sequence = message.metadata.sequence.stream
     bare = {"sequence": sequence}
     # The headers name key and owner, by which an operator finds the client.

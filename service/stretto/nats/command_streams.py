@@ -25,14 +25,17 @@ DEAD_AGE_SECONDS_MAX: Final = 30 * 24 * 3600
 DUPLICATES_SECONDS: Final = 120
 # Requests for the next command that may wait on the server, from all replicas together.
 WAITING_MAX: Final = 4096
-# Commands delivered and not settled, those put off included: so many may wait for the database.
-UNSETTLED_MAX: Final = 10_000
+# Commands delivered and not settled, those put off included, of all replicas together. One owner has
+# only a share of it (`command_window.py`). The server keeps some 100 bytes of each.
+UNSETTLED_MAX: Final = 50_000
 
 
-async def provide_command_streams(link: Link, deployment: Deployment, ack_seconds: float) -> None:
-    """Create what is missing; an unsettled command is delivered again after `ack_seconds`.
+async def provide_command_streams(
+    link: Link, deployment: Deployment, ack_seconds: float
+) -> ConsumerConfig:
+    """Create what is missing; return the consumer's own configuration, which may be an operator's.
 
-    Raises `ForeignStream`.
+    An unsettled command is delivered again after `ack_seconds`. Raises `ForeignStream`.
     """
     stream, consumer = deployment.command_stream, deployment.command_consumer
     await provide_stream(
@@ -46,17 +49,9 @@ async def provide_command_streams(link: Link, deployment: Deployment, ack_second
             duplicate_window=DUPLICATES_SECONDS,
         ),
     )
-    await provide_stream(
-        link,
-        deployment,
-        StreamConfig(
-            name=deployment.dead_stream,
-            subjects=[deployment.dead_subject],
-            max_age=DEAD_AGE_SECONDS_MAX,
-        ),
-    )
+    await provide_dead_stream(link, deployment)
     try:
-        await answered(lambda: link.jetstream.consumer_info(stream, consumer))
+        info = await answered(lambda: link.jetstream.consumer_info(stream, consumer))
     except NotFoundError:
         config = ConsumerConfig(
             durable_name=consumer,
@@ -65,4 +60,16 @@ async def provide_command_streams(link: Link, deployment: Deployment, ack_second
             max_waiting=WAITING_MAX,
             max_ack_pending=UNSETTLED_MAX,
         )
-        await answered(lambda: link.jetstream.add_consumer(stream, config))
+        info = await answered(lambda: link.jetstream.add_consumer(stream, config))
+    found: ConsumerConfig = info.config
+    return found
+
+
+async def provide_dead_stream(link: Link, deployment: Deployment) -> None:
+    """Create the stream of dead letters if it is missing; raises `ForeignStream`."""
+    config = StreamConfig(
+        name=deployment.dead_stream,
+        subjects=[deployment.dead_subject],
+        max_age=DEAD_AGE_SECONDS_MAX,
+    )
+    await provide_stream(link, deployment, config)

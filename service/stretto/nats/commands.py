@@ -2,7 +2,8 @@
 
 A command stays in a JetStream stream until it is settled, and is acknowledged only after that. So
 redelivery, a second consumer or a crash only cause another call of `create` with the same key. A
-command that can never succeed is dead-lettered together with its problem document.
+command that can never succeed is dead-lettered together with its problem document. So is one that
+its owner has no place for, unless its sender waits for the answer.
 
 A publisher of commands can act for every owner: the operator must restrict who may publish.
 """
@@ -22,6 +23,7 @@ from stretto.errors import (
     AttemptFailed,
     BodyTooLarge,
     KeyMissing,
+    Overloaded,
     RequestInvalid,
     Retry,
     StrettoError,
@@ -29,7 +31,15 @@ from stretto.errors import (
 )
 from stretto.nats.command_outcomes import dead_letter, reply_problem, reply_subject, reply_success
 from stretto.nats.command_streams import provide_command_streams
-from stretto.nats.connection import CANCEL_SECONDS, RETRY, Link, NatsConnection, end_tasks
+from stretto.nats.command_window import OWNER, Command, CommandWindow, PutOff
+from stretto.nats.connection import (
+    CANCEL_SECONDS,
+    NATS_ERRORS,
+    RETRY,
+    Link,
+    NatsConnection,
+    end_tasks,
+)
 from stretto.nats.pull import Pull
 from stretto.observations import CommandHandled
 from stretto.runtime.actor import Actor, Pace, TryAgain
@@ -38,14 +48,13 @@ from stretto.runtime.backoff import Backoff
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from nats.aio.msg import Msg
+    from nats.js.api import ConsumerConfig
 
     from stretto.creation.creator import Answer, GroupCreator
     from stretto.nats.deployment import Deployment
     from stretto.observations import Observer
 
 KEY: Final = "Idempotency-Key"
-OWNER: Final = "Stretto-Owner"
 # How long one delivery waits for its outcome; well below `ack_seconds`.
 CREATE_SECONDS: Final = 5.0
 # Delays of redelivery; other commands are handled meanwhile.
@@ -60,6 +69,8 @@ class CommandSettings:
 
     workers: int = 32
     """Commands under way at once in this process; their writes share batches."""
+    fetchers: int = 16
+    """Requests for the next command; each takes one at a time, so few would fall behind a backlog."""
     ack_seconds: float = 30.0
     """After this long, a command whose consumer has died is delivered to another consumer."""
     fetch_seconds: float = 2.5
@@ -87,6 +98,7 @@ class CommandConsumer(Actor):
         self._creator = creator
         self._observe = observe
         self._settings = settings or CommandSettings()
+        self._put_off = PutOff()
         self._busy: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Future[None] = asyncio.Future()
         """Done once the actor is stopping and no command is under way."""
@@ -100,10 +112,10 @@ class CommandConsumer(Actor):
         """Handle commands until the link ends; return 1 if the next turn must wait for a link."""
         link = await self._connection.linked()
         try:
-            await link.unless_ended(
+            consumer = await link.unless_ended(
                 provide_command_streams(link, self._deployment, self._settings.ack_seconds)
             )
-            await self._consume(link)
+            await self._consume(link, consumer)
         except Exception as error:
             # The NATS client may raise anything.
             self._connection.report(error)
@@ -111,12 +123,18 @@ class CommandConsumer(Actor):
                 raise TryAgain from error
         return int(link.ended.done())
 
-    async def _consume(self, link: Link) -> None:
+    async def _consume(self, link: Link, consumer: ConsumerConfig) -> None:
         """Run the workers until the link ends, or one of them raises and the others are idle."""
         over = asyncio.Event()
+        window = CommandWindow(consumer)
+        work = [
+            window.keep(consumer.ack_wait or self._settings.ack_seconds),
+            *(self._fetch(link, window, over) for _ in range(self._settings.fetchers)),
+            *(self._work(link, window, over) for _ in range(self._settings.workers)),
+        ]
         workers = [
-            asyncio.create_task(self._work(link, over), name=f"stretto command worker {number}")
-            for number in range(self._settings.workers)
+            asyncio.create_task(each, name=f"stretto command worker {number}")
+            for number, each in enumerate(work)
         ]
         working: set[asyncio.Future[None]] = set(workers)
         try:
@@ -132,6 +150,8 @@ class CommandConsumer(Actor):
                     ended.result()
         finally:
             await end_tasks(workers)
+            with contextlib.suppress(*NATS_ERRORS):
+                await window.give_back()
 
     async def _end_when_idle(self, link: Link, workers: list[asyncio.Task[None]]) -> None:
         """End the workers that wait for a command, and wait for the commands under way."""
@@ -142,14 +162,25 @@ class CommandConsumer(Actor):
             with contextlib.suppress(ConnectionResetError):
                 await link.unless_ended(finished)
 
-    async def _work(self, link: Link, over: asyncio.Event) -> None:
-        """Handle one command after another until the consumer stops or `over` is set."""
+    async def _fetch(self, link: Link, window: CommandWindow, over: asyncio.Event) -> None:
+        """Take one command after another from the stream until the consumer stops or `over` is set."""
         stream, consumer = self._deployment.command_stream, self._deployment.command_consumer
         async with Pull(link, stream, consumer, self._settings.fetch_seconds) as pull:
             while not (self.is_stopping or over.is_set()):
                 message = await pull.next()
                 if message is not None:
-                    await self._to_its_end(self._handle(link, message))
+                    # Handled here: no more is taken before this one is settled or put off.
+                    for excess in window.offer(Command.of(message)):
+                        rejected = self._handle(link, window, excess, Overloaded())
+                        await self._to_its_end(rejected)
+
+    async def _work(self, link: Link, window: CommandWindow, over: asyncio.Event) -> None:
+        """Handle one command after another until the consumer stops or `over` is set."""
+        while not (self.is_stopping or over.is_set()):
+            command = await window.take()
+            await self._to_its_end(self._handle(link, window, command))
+            # What is refused at once needs no wait: let the others of the loop have their turn.
+            await asyncio.sleep(0)
 
     async def _to_its_end(self, work: Coroutine[object, object, None]) -> None:
         """Run work that a stop does not interrupt while `stop_seconds` last."""
@@ -163,23 +194,34 @@ class CommandConsumer(Actor):
             if self.is_stopping and not self._busy and not self._idle.done():
                 self._idle.set_result(None)
 
-    async def _handle(self, link: Link, message: Msg) -> None:
-        """Handle one delivery of a command; only a lost connection raises."""
+    async def _handle(
+        self,
+        link: Link,
+        window: CommandWindow,
+        command: Command,
+        error: StrettoError | None = None,
+    ) -> None:
+        """Handle one delivery of a command, or its error; only a lost connection raises."""
         try:
-            outcome = await self._settle(link, message)
-        except Exception as error:  # noqa: BLE001 one command must not stop the workers
+            if error is None:
+                outcome = await self._settle(link, window, command)
+            else:
+                outcome = await self._refuse(link, window, command, error)
+        except Exception as failure:  # noqa: BLE001 one command must not stop the workers
             # A bug of ours, or its dead letter was not stored.
-            self._connection.report(error)
-            outcome = await _put_off(message)
+            self._connection.report(failure)
+            outcome = await self._delay(command)
+        window.release(command)
         self._observe(CommandHandled(outcome))
 
-    async def _settle(self, link: Link, message: Msg) -> str:
+    async def _settle(self, link: Link, window: CommandWindow, command: Command) -> str:
+        message = command.message
         headers = message.headers or {}
         try:
             reply_to = reply_subject(headers, self._deployment)
             answer = await self._create(headers, message.data)
         except StrettoError as error:
-            return await self._refuse(link, message, error)
+            return await self._refuse(link, window, command, error)
         await reply_success(link, reply_to, answer)
         await message.ack()
         return answer.status.value
@@ -199,24 +241,33 @@ class CommandConsumer(Actor):
             raise BodyTooLarge
         return await self._creator.create_from(owner, key, body, wait_seconds=CREATE_SECONDS)
 
-    async def _refuse(self, link: Link, message: Msg, error: StrettoError) -> str:
-        """Put off a command that may still succeed; reply to others, dead-letter invalid ones."""
-        if error.retry is Retry.SAME_KEY:
-            return await _put_off(message, error.retry_after_seconds or 0)
+    async def _refuse(
+        self, link: Link, window: CommandWindow, command: Command, error: StrettoError
+    ) -> str:
+        """Put off a command that may still succeed; reply to others, dead-letter invalid ones.
+
+        Beyond its owner's share a command is not put off: it would keep a place from other owners.
+        """
+        may_succeed = error.retry is Retry.SAME_KEY
+        if may_succeed and self._put_off.of(command.owner) < window.put_off_max:
+            return await self._delay(command, error.retry_after_seconds or 0)
+        message, reply_to = command.message, None
         with contextlib.suppress(RequestInvalid):
             reply_to = reply_subject(message.headers or {}, self._deployment)
             await reply_problem(link, reply_to, error)
-        if isinstance(error, AttemptFailed):
-            # Settled: every later request reads the failure from the attempt.
+        # A failed attempt is settled: every later request reads the failure from it. A sender that
+        # gets the error of another one knows that it has to send the command again.
+        if isinstance(error, AttemptFailed) or (may_succeed and reply_to is not None):
             await message.ack()
-            return "failed"
+            return "rejected" if may_succeed else "failed"
         await dead_letter(link, self._deployment, message, error)
         await message.term()
-        return "buried"
+        return "rejected" if may_succeed else "buried"
 
-
-async def _put_off(message: Msg, seconds_min: float = 0.0) -> str:
-    """Let the command come again, after a pause that grows."""
-    tries = message.metadata.num_delivered
-    await message.nak(max(DELAY.seconds(tries - 1), seconds_min))
-    return "put_off"
+    async def _delay(self, command: Command, seconds_min: float = 0.0) -> str:
+        """Let the command come again, after a pause that grows."""
+        tries = command.message.metadata.num_delivered
+        seconds = max(DELAY.seconds(tries - 1), seconds_min)
+        await command.message.nak(seconds)
+        self._put_off.add(command.owner, seconds)
+        return "put_off"

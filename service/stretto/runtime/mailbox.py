@@ -94,7 +94,7 @@ class Mailbox(Generic[Message, Reply]):
         if self._messages >= self.messages_max:
             if not self.would_displace(share):
                 raise Overloaded(retry_after_seconds=1)
-            self._displace()
+            self.displace().fail(Overloaded(retry_after_seconds=1))
         envelope: Envelope[Message, Reply] = Envelope(
             message, asyncio.get_running_loop().create_future()
         )
@@ -115,6 +115,21 @@ class Mailbox(Generic[Message, Reply]):
         """
         number = self._last_rounds.get(share, self._round) + 1 + ahead
         return number < self._round + len(self._rounds)
+
+    def displace(self) -> Envelope[Message, Reply]:
+        """Remove and return what would be taken last: the newest message of a longest queue.
+
+        Only for a share that would displace it.
+        """
+        number = self._round + len(self._rounds)
+        last = self._rounds[number]
+        envelope = last.pop()
+        if not last:
+            del self._rounds[number]
+        # A newcomer goes before the last round: so this share has a message in the round before.
+        self._last_rounds[self._share_of(envelope.message)] = number - 1
+        self._messages -= 1
+        return envelope
 
     async def take(
         self,
@@ -167,15 +182,3 @@ class Mailbox(Generic[Message, Reply]):
             share = self._share_of(envelope.message)
             if self._last_rounds[share] == self._round:
                 del self._last_rounds[share]
-
-    def _displace(self) -> None:
-        """Fail the message that would be taken last: the newest one of a longest queue."""
-        number = self._round + len(self._rounds)
-        last = self._rounds[number]
-        envelope = last.pop()
-        if not last:
-            del self._rounds[number]
-        # A newcomer goes before the last round: so this share has a message in the round before.
-        self._last_rounds[self._share_of(envelope.message)] = number - 1
-        self._messages -= 1
-        envelope.fail(Overloaded(retry_after_seconds=1))
