@@ -472,10 +472,8 @@ async def test_a_deleted_stream_of_dead_letters_is_made_again(
         await asyncio.gather(*(bus.ask({"name": ""}, Idempotency_Key=f"k{n}") for n in range(20)))
         await bus.settled()
         assert 20 == len(await bus.dead())
-        assert (
-            OURS.database
-            == (await bus.jetstream.stream_info(OURS.dead_stream)).config.metadata[MARK]
-        )
+        info = await bus.jetstream.stream_info(OURS.dead_stream)
+        assert {MARK: OURS.database}.items() <= (info.config.metadata or {}).items()
     assert [BusConnected(), *([CommandHandled("buried")] * 20)] == told
 
 
@@ -805,7 +803,7 @@ async def test_what_a_stopping_process_has_queued_comes_to_another_at_once(
 
         async def is_taken() -> bool:
             info = await bus.jetstream.consumer_info(STREAM, CONSUMER)
-            return info.num_ack_pending == 5
+            return bool(info.num_ack_pending == 5)
 
         await until(is_taken)
         await until(lambda: bool(creator.owners))
