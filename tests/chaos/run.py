@@ -20,6 +20,7 @@ from chaos.nemesis import Nemesis
 from chaos.rows import Rows, read_rows
 from chaos.violation import Violation
 from chaos.world import World, running_world
+from support.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,13 +134,14 @@ async def _heard(world: World, listeners: Listeners, rows: Rows) -> None:
     await listeners.settle(due)
     await listeners.resume()
     wanted = {str(event.event_id) for event in rows.events}
-    deadline = time.monotonic() + PUBLISH_SECONDS_MAX
-    while True:
+
+    async def are_published() -> bool:
         history.publish(await world.bus.read())
-        is_late = time.monotonic() > deadline
-        if is_late or wanted <= {event.id for event in history.published}:
-            return
-        await asyncio.sleep(1)
+        return wanted <= {event.id for event in history.published}
+
+    # The checker says which are missing.
+    with suppress(TimeoutError):
+        await until(are_published, PUBLISH_SECONDS_MAX)
 
 
 def _is_unknown(status: int | None) -> bool:
