@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from stretto.postgres.hosts_pool import LOOK_SECONDS, PoolWatch
 
 
 class World:
-    """A pool, and two writers on it, the first of which may fail."""
+    """A pool, and two writers on it, each of which may fail."""
 
     def __init__(self) -> None:
         self.is_closing = False
-        self.error: Exception | None = None
+        self.failing = ""
+        """The writer whose connection the pool fails to take back."""
         self.released: list[str] = []
-        self.watch = PoolWatch(lambda: self.is_closing, [self.first, self.second])
+        releases = [partial(self.release, writer) for writer in ("first", "second")]
+        self.watch = PoolWatch(lambda: self.is_closing, releases)
 
-    async def first(self) -> None:
+    async def release(self, writer: str) -> None:
         """Let go, or fail."""
-        if self.error is not None:
-            raise self.error
-        self.released.append("first")
-
-    async def second(self) -> None:
-        """Let go."""
-        self.released.append("second")
+        if writer == self.failing:
+            raise LookupError
+        self.released.append(writer)
 
 
 async def test_writers_keep_the_connections_of_an_open_pool() -> None:
@@ -45,10 +45,11 @@ async def test_writers_let_go_of_a_pool_that_closes() -> None:
     assert world.watch.pace.full > 2
 
 
-async def test_a_pool_that_fails_to_take_one_back_gets_the_others() -> None:
+@pytest.mark.parametrize(("failing", "other"), [("first", "second"), ("second", "first")])
+async def test_a_pool_that_fails_to_take_one_back_gets_the_others(failing: str, other: str) -> None:
     """The host's `reset` may raise what it likes: that is a crash, and the watch goes on."""
     world = World()
-    world.is_closing, world.error = True, LookupError()
+    world.is_closing, world.failing = True, failing
     with pytest.raises(LookupError):
         await world.watch.run_once()
-    assert ["second"] == world.released
+    assert [other] == world.released
