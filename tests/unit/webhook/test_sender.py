@@ -209,8 +209,8 @@ async def test_of_two_pauses_that_are_asked_for_the_longer_counts() -> None:
 async def test_an_answer_wakes_the_sender() -> None:
     """Or a fast endpoint would get its next event a second later."""
     store = ScriptedStore()
-    sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), lambda _: None)
     with patch("stretto.webhook.sender.POLL_SECONDS", 3600):
+        sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), lambda _: None)
         running = asyncio.create_task(Run(sender, lambda _: None).turns())
         async with asyncio.timeout(DEADLINE_SECONDS):
             await store.settled.wait()
@@ -232,8 +232,8 @@ async def test_a_wake_up_during_a_turn_leads_to_another_turn() -> None:
             return []
 
     store = Store()
-    sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), lambda _: None)
     with patch("stretto.webhook.sender.POLL_SECONDS", 3600):
+        sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), lambda _: None)
         running = asyncio.create_task(Run(sender, lambda _: None).turns())
         async with asyncio.timeout(DEADLINE_SECONDS):
             await store.settled.wait()
