@@ -218,8 +218,12 @@ async def test_a_hook_that_goes_on_loses_its_connection(
     monkeypatch.setattr(hook_module, "HOOK_SECONDS", 0.1)
     monkeypatch.setattr(hook_module, "HOOK_CANCEL_SECONDS", 0.1)
     go_on, ended = asyncio.Event(), asyncio.get_running_loop().create_future()
+    pids = list[int]()
 
     async def hook(inner: InnerConnection, _: Created) -> None:
+        pids.append(await inner.fetchval("SELECT pg_backend_pid()"))
+        if len(pids) > 1:
+            return
         await _take_the_cancellation()
         await go_on.wait()
         try:
@@ -229,8 +233,11 @@ async def test_a_hook_that_goes_on_loses_its_connection(
         else:
             ended.set_result(None)
 
+    store = stores(hook)
     with pytest.raises(HookError):
-        await led_by(stores(hook))
+        await led_by(store)
+    assert await led_by(store, "another")
+    assert 2 == len(set(pids))
     go_on.set()
     assert "released" in str(await ended)
     assert await connection.fetchval("SELECT count(*) FROM tenant") == 0
