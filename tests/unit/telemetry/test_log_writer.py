@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LINES_MAX = 3
+DEADLINE_SECONDS = 10
 
 
 class Pipe:
@@ -91,9 +93,23 @@ def test_a_log_without_a_reader_costs_lines_and_no_more(pipe: Pipe) -> None:
     assert LINES_MAX == pipe.dropped.total
 
 
-def test_a_pipe_that_does_not_block_is_waited_for(pipe: Pipe) -> None:
+def test_a_pipe_that_does_not_block_is_waited_for(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that shares it may have set it so."""
+    write, refused = os.write, threading.Event()
+
+    def write_noted(descriptor: int, data: bytes) -> int:
+        try:
+            return write(descriptor, data)
+        except BlockingIOError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(os, "write", write_noted)
     os.set_blocking(pipe.stream.fileno(), False)
     pipe.say("line 0")
+    # Not before the thread has found the pipe full.
+    assert refused.wait(DEADLINE_SECONDS)
     pipe.drain()
     assert ["line 0"] == pipe.lines()
