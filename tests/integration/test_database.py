@@ -155,7 +155,7 @@ async def test_no_kind_of_work_takes_the_connections_of_another(database_url: st
             for _ in range(connections_max)
         }
         assert set(Lane) == set(CONNECTIONS_MAX)
-        assert sum(CONNECTIONS_MAX.values()) == len(acquired) == 10
+        assert sum(CONNECTIONS_MAX.values()) == len(acquired) == 11
 
 
 async def test_only_followers_wait_for_a_connection_against_a_time_out(

@@ -55,7 +55,7 @@ class Lane(StrEnum):
     PROBE = "probe"
     """Health checks."""
     UPKEEP = "upkeep"
-    """Relay, sweeper and webhook, each of which does one thing at a time."""
+    """Relay, sweeper, webhook and announcer, each of which does one thing at a time."""
 
 
 # One for each actor. Two of GROUPS, so that a large page does not delay single groups; two of
@@ -66,7 +66,7 @@ CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
     Lane.GROUPS: 2,
     Lane.HISTORY: 1,
     Lane.PROBE: 1,
-    Lane.UPKEEP: 3,
+    Lane.UPKEEP: 4,
 }
 # What requests wait for.
 _SERVING: Final = frozenset(Lane) - {Lane.PROBE, Lane.UPKEEP}
