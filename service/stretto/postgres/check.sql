@@ -73,8 +73,7 @@ FROM (SELECT subject, recipients, owner_id,
              bool_or(outbox.conversation_id = chat_group.conversation_id)
                  OVER (PARTITION BY subject) AS has_own
       FROM outbox LEFT JOIN chat_group ON chat_group.group_id = subject) AS event
-WHERE owner_id IS NULL OR events_count > 1 OR has_own IS NOT TRUE
-   OR NOT owner_id = ANY (recipients)
+WHERE events_count > 1 OR has_own IS NOT TRUE OR NOT owner_id = ANY (recipients)
 LIMIT $1;
 
 -- name: allow_scans
