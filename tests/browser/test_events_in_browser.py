@@ -113,9 +113,9 @@ async def test_a_page_is_told_resumes_and_is_sent_away(
 
 async def test_a_page_is_told_that_its_position_is_lost(live: LiveService, page: Page) -> None:
     """By a close code: a browser hides from its pages why a handshake was refused."""
-    await page.evaluate(WEBSOCKET, [token_of("bob"), "7.00000000"])
+    await page.evaluate(WEBSOCKET, [token_of("bob"), "7.1-00000000"])
     assert CloseCode.POSITION_LOST == await ended(page)
-    await page.evaluate(SSE, [token_of("bob"), "7.00000000"])
+    await page.evaluate(SSE, [token_of("bob"), "7.1-00000000"])
     assert CloseCode.POSITION_LOST == await ended(page)
     await live.emptied()
 

@@ -57,7 +57,7 @@ WEBSOCKET = (
     "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 )
 EVENT_STREAM = "Accept: text/event-stream\r\n"
-LOST_POSITION = "/v1/events?since=1.00000000"
+LOST_POSITION = "/v1/events?since=1.1-00000000"
 # Frames of a client, masked with zeros: "goodbye" (1000), a text, and one that is malformed.
 GOODBYE = b"\x88\x82\0\0\0\0\x03\xe8"
 TEXT = b"\x81\x81\0\0\0\0A"

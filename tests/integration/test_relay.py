@@ -112,7 +112,7 @@ async def test_a_committed_event_is_published_once_in_its_envelope(
         "type": "group.created",
         "subject": str(event_id),
         "datacontenttype": "application/json",
-        "data": {"name": "Team"},
+        "data": {"group_id": str(event_id), "name": "Team"},
     } == envelope
     assert ("alice", "bob") == event.recipients
     assert 0 == await unpublished(connection)

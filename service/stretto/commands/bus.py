@@ -27,7 +27,7 @@ def bus(
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Show the streams on NATS, whose they are, and how many servers keep them.
+    """Show the streams on NATS: whose they are, and their servers.
 
     Their names and subjects are what consumers read. After a restore or an upgrade the streams
     carry the mark of another database: adopt them while all instances are stopped. Resizing needs

@@ -127,7 +127,7 @@ WRONG: dict[str, list[tuple[str, object]]] = {
         (f"{CREATE}/parameters/0/examples/bare/value", "!"),
     ],
     "lines_of_the_stream_carry_what_the_schemas_say": [
-        (f"{STREAM}/event/value", "id: 1.00000000\ndata: {}\n\n"),
+        (f"{STREAM}/event/value", "id: 1.1-00000000\ndata: {}\n\n"),
         (f"{STREAM}/close/value", 'event: close\ndata: {"code": 1, "reason": ""}\n\n'),
     ],
 }
