@@ -65,7 +65,7 @@ class Issuer:
 
     @asynccontextmanager
     async def authenticator(self) -> AsyncIterator[Authenticator]:
-        """Serve the keys; yields an authenticator that asks for them."""
+        """Serve the keys; yields an authenticator that has fetched them, unless that hangs."""
         app = web.Application()
         app.router.add_get("/keys", self.answer)
         runner = web.AppRunner(
@@ -77,6 +77,10 @@ class Issuer:
             url = f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
             settings = TokenSettings(jwks_url=url)
             async with Authenticator(settings, lambda: self.wall_now, lambda: self.now) as known:
+                assert known._key_set is not None
+                fetching = known._key_set._fetching
+                if fetching is not None and self.answers.is_set():
+                    await asyncio.wait((fetching,))
                 yield known
         finally:
             await runner.cleanup()

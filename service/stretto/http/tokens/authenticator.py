@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import jwt
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from stretto.domain import TOKEN_SECRET_BYTES_MIN, USER_ID_CHARACTERS_MAX, UserId
+from stretto.domain import USER_ID_CHARACTERS_MAX, UserId
 from stretto.errors import ConfigurationError, Unauthenticated
-from stretto.http.tokens.jwks import RSA_BITS_MIN, KeySet, TokenKey, algorithm_of
+from stretto.http.tokens.jwks import KeySet
+from stretto.http.tokens.keys import TokenKey, public_key, secret_key
 from stretto.http.tokens.times import end_of
 from stretto.setting import setting
 
@@ -163,20 +162,31 @@ class Authenticator:
         if self._key is not None:
             return self._read_claims(token, self._key)
         assert self._key_set is not None, "a key set is opened by `async with`"
-        key_id = _key_id(token)
-        key = await self._key_set.key(key_id)
-        if key is None:
+        kid, algorithm = _key_named_by(token)
+        keys = await self._key_set.keys(kid, algorithm)
+        if not keys:
             raise Unauthenticated("The token is signed with a key that its issuer does not have.")
         try:
-            return self._read_claims(token, key)
+            return self._claims_by_any(token, keys)
         except Unauthenticated as error:
             if not isinstance(error.__cause__, _OF_ANOTHER_KEY):
                 raise
             # An issuer need not give a new id to a new key.
-            replacement = await self._key_set.replacement(key_id, key)
-            if replacement is None:
+            replacements = await self._key_set.replacements(kid, algorithm, keys)
+            if not replacements:
                 raise
-        return self._read_claims(token, replacement)
+        return self._claims_by_any(token, replacements)
+
+    def _claims_by_any(self, token: str, keys: tuple[TokenKey, ...]) -> dict[str, Any]:
+        """Return the claims by the key that has signed the token; raise as the last key does."""
+        *others, last = keys
+        for key in others:
+            try:
+                return self._read_claims(token, key)
+            except Unauthenticated as error:
+                if not isinstance(error.__cause__, _OF_ANOTHER_KEY):
+                    raise
+        return self._read_claims(token, last)
 
     def _read_claims(self, token: str, key: TokenKey) -> dict[str, Any]:
         """Verify a token, except for its times; return its claims."""
@@ -245,13 +255,16 @@ def _signed(token: str) -> str:
     return token.rpartition(".")[0]
 
 
-def _key_id(token: str) -> str | None:
-    """Return the id of the key that a token names; PyJWT verifies that it is text."""
+def _key_named_by(token: str) -> tuple[str | None, str | None]:
+    """Return the key's id and the algorithm that a token names.
+
+    PyJWT verifies that the id is text. The algorithm only chooses among keys; each has its own.
+    """
     try:
-        kid: str | None = jwt.get_unverified_header(token).get("kid")
+        header = jwt.get_unverified_header(token)
     except (jwt.PyJWTError, RecursionError) as error:
         raise Unauthenticated("The token is not valid.") from error
-    return kid
+    return header.get("kid"), header.get("alg")
 
 
 def _fixed_key(settings: TokenSettings) -> TokenKey | None:
@@ -261,32 +274,5 @@ def _fixed_key(settings: TokenSettings) -> TokenKey | None:
     if settings.jwks_url:
         return None
     if settings.jwt_secret:
-        return _secret_key(settings.jwt_secret)
-    return _public_key(settings.jwt_public_key)
-
-
-def _secret_key(secret: str) -> TokenKey:
-    try:
-        material = secret.encode()
-        jwt.get_algorithm_by_name("HS256").prepare_key(material)
-    except UnicodeEncodeError as error:
-        raise ConfigurationError("jwt_secret must be UTF-8") from error
-    except jwt.InvalidKeyError as error:
-        # Anyone may know a public key: used as a secret, it would verify tokens of anyone's making.
-        raise ConfigurationError("jwt_secret is a PEM or SSH key") from error
-    if len(material) < TOKEN_SECRET_BYTES_MIN:
-        raise ConfigurationError(f"jwt_secret needs at least {TOKEN_SECRET_BYTES_MIN} bytes")
-    return TokenKey("HS256", material)
-
-
-def _public_key(pem: str) -> TokenKey:
-    try:
-        material = load_pem_public_key(pem.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigurationError("jwt_public_key cannot be read as PEM") from error
-    algorithm = algorithm_of(material)
-    if algorithm is None:
-        raise ConfigurationError(
-            f"jwt_public_key must be RSA of {RSA_BITS_MIN} bits or more, P-256 or Ed25519"
-        )
-    return TokenKey(algorithm, material)
+        return secret_key(settings.jwt_secret)
+    return public_key(settings.jwt_public_key)
