@@ -23,7 +23,7 @@ from stretto.http.tokens.authenticator import (
     TokenSettings,
     make_token,
 )
-from stretto.http.tokens.jwks import TokenKey
+from stretto.http.tokens.keys import TokenKey
 from stretto.http.tokens.times import LEEWAY_SECONDS
 from support.issuer import EC_KEY, RSA_KEY
 

@@ -34,7 +34,7 @@ def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]
 async def test_a_member_that_is_null_counts_as_absent(member: str) -> None:
     """Some issuers write null for what they leave out."""
     issuer = Issuer("k")
-    issuer.keys = [published(RSA_KEY, kid="k", **{member: None})]
+    issuer.keys = [published(RSA_KEY, kid="k") | {member: None}]
     async with issuer.authenticator() as known:
         assert await known.owner(bearer(RSA_KEY, "k")) == "alice"
 
