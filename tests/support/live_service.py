@@ -147,16 +147,21 @@ class LiveService:
         """Deliver all that has committed, as the tail does; return how many events that were."""
         if self.hub.place is None or not self.hub:
             return 0
-        runs = self.app[SERVICE].runner._runs
-        tail = next(actor for actor in runs if isinstance(actor, LogTail))
+        tail = self._tail()
         with patch.object(self.hub, "deliver", wraps=self.hub.deliver) as deliver:
             while await _read(tail):
                 pass
         return deliver.call_count
 
     async def emptied(self) -> None:
-        """Wait until nobody is connected and no task of a session is left."""
+        """Wait until nobody is connected, no task of a session is left, and the log is not followed."""
         await until(lambda: not (len(self.hub) or session_tasks()))
+        self._tail().wake()
+        await until(lambda: self.hub.place is None)
+
+    def _tail(self) -> LogTail:
+        runs = self.app[SERVICE].runner._runs
+        return next(actor for actor in runs if isinstance(actor, LogTail))
 
 
 class MuteClient:
