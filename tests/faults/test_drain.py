@@ -101,6 +101,8 @@ async def test_all_that_was_read_before_the_stop_is_answered(
             service.signal(signal.SIGTERM)
             await service.logged(b"service.stopping")
             slow.send(BODY[1:])
+            # Before the others have their answers.
+            await idle.closed()
         # Flights have four seconds to end: nothing is waited for before the write may go on.
         status, headers, _ = await piped.answer()
         assert (201, None) == (status, headers.get("connection"))
@@ -109,7 +111,6 @@ async def test_all_that_was_read_before_the_stop_is_answered(
         # Created, or rejected, whichever the stop has come to by then; but answered.
         status, headers, _ = await slow.answer()
         assert (status, headers["connection"]) in ((201, "close"), (503, "close"))
-        await idle.closed()
         assert 0 == await service.exited()
     assert await sound(connection)
 
