@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from stretto.creation.ports import Write, WriteResult
     from stretto.events.event import EventBus
+    from stretto.nats.opening import Nats
     from stretto.observations import Observer
     from stretto.postgres.driver_connection import Pool
     from stretto.postgres.hook import OnCreate
@@ -147,19 +148,8 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         settings.mailbox_max, lambda write: write.new_group.owner
     )
     creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe)
-    nats = None
-    if settings.nats_url:
-        nats = make_nats(
-            Bus(settings.nats_url, settings.nats_prefix, inputs.origin, settings.nats),
-            creator,
-            observe,
-        )
-    bus: EventBus | None = nats.events if nats else None
-    if inputs.bus is not None:
-        bus = HostsBus(inputs.bus)
-    relay = None
-    if bus is not None:
-        relay = OutboxRelay(PostgresBusStore(database), bus, observe, settings.relay)
+    nats = _nats(inputs, settings, creator)
+    relay = _relay(inputs, settings, nats)
     webhook = None
     if inputs.endpoint is not None:
         webhook = WebhookSender(PostgresWebhookStore(database), inputs.endpoint, observe)
@@ -177,10 +167,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     # The readers of the log, which a writer wakes.
     wakes = [each.wake for each in (tail, announcer, relay, webhook) if each is not None]
     breakers, baton = OwnerBreakers(observe), Baton(mailbox)
-    pool_watch = None
-    if inputs.pool is not None:
-        releases = [tail_store.close, *(store.release for store in write_stores)]
-        pool_watch = PoolWatch(inputs.pool.is_closing, releases)
+    releases = [tail_store.close, *(store.release for store in write_stores)]
     asks: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max)
     return Component(
         creator=creator,
@@ -202,20 +189,32 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         ),
         writers=[
             GroupWriter(
-                baton,
-                store,
-                observe,
-                batch_max=settings.batch_max,
-                wakes=wakes,
-                breakers=breakers,
+                baton, store, observe, batch_max=settings.batch_max, wakes=wakes, breakers=breakers
             )
             for store in write_stores
         ],
         write_stores=write_stores,
-        pool_watch=pool_watch,
+        pool_watch=None if inputs.pool is None else PoolWatch(inputs.pool.is_closing, releases),
         nats=nats,
         runner=inputs.runner,
     )
+
+
+def _nats(inputs: Inputs, settings: ComponentSettings, creator: GroupCreator) -> Nats | None:
+    if not settings.nats_url:
+        return None
+    bus = Bus(settings.nats_url, settings.nats_prefix, inputs.origin, settings.nats)
+    return make_nats(bus, creator, inputs.observe)
+
+
+def _relay(inputs: Inputs, settings: ComponentSettings, nats: Nats | None) -> OutboxRelay | None:
+    """Return what publishes the log; without a bus, of a host or of ours, there is none."""
+    bus: EventBus | None = nats.events if nats else None
+    if inputs.bus is not None:
+        bus = HostsBus(inputs.bus)
+    if bus is None:
+        return None
+    return OutboxRelay(PostgresBusStore(inputs.database), bus, inputs.observe, settings.relay)
 
 
 def _component_settings(
