@@ -5,14 +5,15 @@ database and the loop more than its share of a larger one. So one writer takes b
 next one grows while it writes. Another writer helps only where the time is spent elsewhere, on the way to
 a far database or by its disk: then this process is idle although requests wait.
 
-So the holder passes the baton on once the loop's thread has been idle for `IDLE_SECONDS` during its batch.
-How fast the machine is does not matter, nor how large the batch: a loop that has work is not idle. Nor is
-one that waits for a processor: another batch would only take that from it.
+So where the loop's thread has lately been idle for a good part of the time, the holder passes the baton on
+as soon as it has a batch. How fast the machine is does not matter, nor how large the batch: a loop that has
+work is not idle. Nor is one that waits for a processor: another batch would only take that from it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
     from stretto.creation.ports import Write, WriteRequest, WriteResult
     from stretto.runtime.mailbox import Mailbox
 
-IDLE_SECONDS: Final = 0.001
+# Another writer helps where the thread is idle for more than this share of the time. Measured: one writer
+# creates more up to 0.30, two from 0.66 on (docs/adr/0031-writers-by-need.md).
+IDLE_SHARE: Final = 0.45
+# The time over which the share is taken: several batches.
+WINDOW_SECONDS: Final = 0.05
 # A batch that takes so long waits for a lock or for a server that hangs: the others go on, however busy
 # the loop is. Several times what the largest batch takes.
 BATCH_SECONDS_MAX: Final = 0.1
@@ -37,13 +42,16 @@ class Baton:
         self,
         mailbox: Mailbox[Write, WriteResult],
         busy_seconds: Callable[[], float] | None = None,
+        clock_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the clock of the time for which the event loop's thread has had work."""
+        """Take two clocks: of the time for which the event loop's thread has had work, and of all time."""
         self.mailbox = mailbox
         self._busy_seconds = busy_seconds or ThreadClock().busy_seconds
         self._holder: object = None
         self._waiting: deque[tuple[object, asyncio.Future[None]]] = deque()
-        self._began = self._busy_before = 0.0
+        self._clock_seconds = clock_seconds
+        self._is_idle = True
+        self._window_began, self._busy_before = clock_seconds(), self._busy_seconds()
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(
@@ -57,9 +65,11 @@ class Baton:
         self._holder = writer
         batch = await self.mailbox.take(batch_max, rows_of, rows_max)
         # From now on the writer waits for the database.
-        loop = asyncio.get_running_loop()
-        self._began, self._busy_before = loop.time(), self._busy_seconds()
-        self._timer = loop.call_later(IDLE_SECONDS, self._judge, loop)
+        if self._is_mostly_idle():
+            self.pass_on(writer)
+        else:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(BATCH_SECONDS_MAX, self.pass_on, writer)
         return batch
 
     def rest(self, writer: object) -> None:
@@ -79,12 +89,12 @@ class Baton:
                 self._holder = following
                 granted.set_result(None)
 
-    def _judge(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Pass the baton on if the process has been idle, else look again when it may have been."""
-        seconds = loop.time() - self._began
-        idle_seconds = seconds - (self._busy_seconds() - self._busy_before)
-        if idle_seconds >= IDLE_SECONDS or seconds >= BATCH_SECONDS_MAX:
-            self.pass_on(self._holder)
-        else:
-            pause = max(IDLE_SECONDS - idle_seconds, IDLE_SECONDS / 4)
-            self._timer = loop.call_later(pause, self._judge, loop)
+    def _is_mostly_idle(self) -> bool:
+        """Whether the thread was idle for most of the last window."""
+        seconds = self._clock_seconds() - self._window_began
+        if seconds >= WINDOW_SECONDS:
+            busy_seconds = self._busy_seconds()
+            self._is_idle = seconds - (busy_seconds - self._busy_before) > IDLE_SHARE * seconds
+            self._window_began += seconds
+            self._busy_before = busy_seconds
+        return self._is_idle

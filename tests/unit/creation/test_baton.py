@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from stretto.creation.baton import BATCH_SECONDS_MAX, IDLE_SECONDS, Baton
+from stretto.creation.baton import BATCH_SECONDS_MAX, IDLE_SHARE, WINDOW_SECONDS, Baton
 from stretto.creation.ports import Write, WriteResult
 from stretto.domain import NewGroup, UserId
 from stretto.runtime.mailbox import Mailbox
@@ -23,22 +23,26 @@ TEAM = NewGroup.parse(UserId("alice"), {"name": "Team"})
 
 
 class World:
-    """Two writers at one baton, and a clock of how long the loop has had work."""
+    """Two writers at one baton, and the clocks: a window has passed whenever one is taken."""
 
-    def __init__(self, *, is_busy: bool) -> None:
+    def __init__(self, *, busy_share: float) -> None:
         self.mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
-        self._is_busy = is_busy
-        self.baton = Baton(self.mailbox, self._busy_seconds)
+        self.busy_share = busy_share
+        self._seconds = self._busy_seconds = 0.0
+        self.baton = Baton(self.mailbox, lambda: self._busy_seconds, lambda: self._seconds)
 
-    def _busy_seconds(self) -> float:
-        return asyncio.get_running_loop().time() if self._is_busy else 0.0
+    def advance(self, seconds: float = WINDOW_SECONDS) -> None:
+        """Have time pass, a share of which the loop has work."""
+        self._seconds += seconds
+        self._busy_seconds += self.busy_share * seconds
 
     def ask(self, number: int) -> None:
         """Queue a write."""
         self.mailbox.ask(Write(UUID(int=number), uuid4(), uuid4(), TEAM, b"f" * 16, False))
 
     def taking(self, writer: str) -> asyncio.Task[list[int]]:
-        """Have a writer take what is queued."""
+        """Have a writer take what is queued, a window after the last one."""
+        self.advance()
         return asyncio.create_task(self._take(writer))
 
     async def _take(self, writer: str) -> list[int]:
@@ -49,7 +53,7 @@ class World:
 
 async def test_the_holder_takes_batch_after_batch() -> None:
     """Also when another waits: nothing is handed over while the loop works."""
-    world = World(is_busy=True)
+    world = World(busy_share=1)
     world.ask(1)
     assert [1] == await world.taking("first")
     second = world.taking("second")
@@ -64,13 +68,13 @@ async def test_the_holder_takes_batch_after_batch() -> None:
 
 async def test_what_arrives_meanwhile_is_left_to_the_holder() -> None:
     """It would be split into batches of one."""
-    world = World(is_busy=True)
+    world = World(busy_share=1)
     world.ask(1)
     assert [1] == await world.taking("first")
     second = world.taking("second")
     for number in (2, 3):
         world.ask(number)
-    await asyncio.sleep(4 * IDLE_SECONDS)
+    await asyncio.sleep(0)
     assert not second.done()
     world.baton.rest("first")
     assert [2, 3] == await world.taking("first")
@@ -79,7 +83,7 @@ async def test_what_arrives_meanwhile_is_left_to_the_holder() -> None:
 
 async def test_a_process_that_idles_although_requests_wait_has_another_writer_take_them() -> None:
     """The database is far away, or its disk is slow."""
-    world = World(is_busy=False)
+    world = World(busy_share=0)
     world.ask(1)
     assert [1] == await world.taking("first")
     second = world.taking("second")
@@ -96,7 +100,7 @@ async def test_a_process_that_idles_although_requests_wait_has_another_writer_ta
 
 async def test_a_batch_that_hangs_keeps_no_other_waiting_however_busy_the_loop_is() -> None:
     """A lock or a frozen server; other requests keep the loop at work."""
-    world = World(is_busy=True)
+    world = World(busy_share=1)
     loop = asyncio.get_running_loop()
     world.ask(1)
     assert [1] == await world.taking("first")
@@ -107,14 +111,46 @@ async def test_a_batch_that_hangs_keeps_no_other_waiting_however_busy_the_loop_i
     assert BATCH_SECONDS_MAX <= loop.time() - began
 
 
-async def test_a_holder_that_rests_is_not_judged() -> None:
+@pytest.mark.parametrize(
+    ("idle_share", "hands_over"), [(IDLE_SHARE + 0.01, True), (IDLE_SHARE - 0.01, False)]
+)
+async def test_the_share_of_idle_time_decides(idle_share: float, hands_over: bool) -> None:
+    """As measured: below it one writer creates more than two, above it two create more."""
+    world = World(busy_share=1 - idle_share)
+    world.ask(1)
+    assert [1] == await world.taking("first")
+    second = world.taking("second")
+    world.ask(2)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert second.done() is hands_over
+    second.cancel()
+
+
+async def test_only_the_last_window_counts() -> None:
+    """A process that was idle all night is busy in the morning."""
+    world = World(busy_share=0)
+    world.advance(3600)
+    world.ask(1)
+    assert [1] == await world.taking("first")
+    world.busy_share = 1
+    world.ask(2)
+    assert [2] == await world.taking("second")
+    first = world.taking("first")
+    world.ask(3)
+    await asyncio.sleep(0)
+    assert not first.done()
+    first.cancel()
+
+
+async def test_a_holder_that_rests_keeps_the_baton() -> None:
     """It waits for requests, not for the database."""
-    world = World(is_busy=False)
+    world = World(busy_share=1)
     world.ask(1)
     assert [1] == await world.taking("first")
     world.baton.rest("first")
     second = world.taking("second")
-    await asyncio.sleep(3 * IDLE_SECONDS)
+    await asyncio.sleep(2 * BATCH_SECONDS_MAX)
     world.ask(2)
     await asyncio.sleep(0)
     assert not second.done()
@@ -124,7 +160,7 @@ async def test_a_holder_that_rests_is_not_judged() -> None:
 @pytest.mark.parametrize("is_granted", [False, True])
 async def test_a_writer_that_leaves_while_it_waits_keeps_nothing(is_granted: bool) -> None:
     """Whether it was its turn already or not: the next one has it."""
-    world = World(is_busy=True)
+    world = World(busy_share=1)
     world.ask(1)
     assert [1] == await world.taking("first")
     leaving, second = world.taking("leaving"), world.taking("second")
@@ -140,7 +176,7 @@ async def test_a_writer_that_leaves_while_it_waits_keeps_nothing(is_granted: boo
 
 async def test_passing_on_what_one_has_not_is_nothing() -> None:
     """A writer that stops gives back what it has."""
-    world = World(is_busy=True)
+    world = World(busy_share=1)
     world.ask(1)
     assert [1] == await world.taking("first")
     world.baton.pass_on("second")
