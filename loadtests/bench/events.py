@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+from loadtests.bench.accounts import cpu_seconds
 from loadtests.bench.bench import OWNER
 from loadtests.bench.listeners import listeners
 from loadtests.bench.machinery import (
@@ -99,23 +100,37 @@ async def fan_out(bench: Bench) -> Measure:
 
 
 async def idle(bench: Bench) -> Measure:
-    """Measure the memory of an idle session."""
+    """Measure what idle sessions cost: memory of the service, CPU time of the database."""
     async with _sessions(bench) as service:
         # Memory that the first sessions allocate once is not counted.
         async with listeners(service.url, 100, PER_USER):
             pass
+        without = await _postgres_cpu_ms(bench)
         before = resident_mib(service.pid)
         started = time.monotonic()
         async with listeners(service.url, IDLE_SESSIONS, PER_USER):
             seconds = time.monotonic() - started
             await asyncio.sleep(SETTLE_SECONDS)
             grown = resident_mib(service.pid) - before
+            beside = await _postgres_cpu_ms(bench)
     return Measure(
         IDLE_SESSIONS / seconds,
         0.0,
         0.0,
-        more={"kib_per_session": grown * 1024 / IDLE_SESSIONS, "memory_mib": before + grown},
+        more={
+            "kib_per_session": grown * 1024 / IDLE_SESSIONS,
+            "memory_mib": before + grown,
+            "postgres_ms_per_second": beside,
+            "postgres_ms_per_second_without": without,
+        },
     )
+
+
+async def _postgres_cpu_ms(bench: Bench) -> float:
+    """Return the CPU time that PostgreSQL uses in a second."""
+    before, began = cpu_seconds(bench.server.pid), time.monotonic()
+    await asyncio.sleep(bench.seconds)
+    return (cpu_seconds(bench.server.pid) - before) / (time.monotonic() - began) * 1e3
 
 
 async def mute(bench: Bench) -> Measure:

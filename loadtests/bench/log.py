@@ -100,7 +100,8 @@ async def latency(bench: Bench) -> dict[str, float]:
         ]
         load = partial(wrk, mode="new", seconds=bench.seconds, token=token)
         peak = await load(first, connections=CONNECTIONS)
-        pause_ms = CONNECTIONS / (peak.per_second / 2) * 1e3
+        # wrk pauses after each answer.
+        pause_ms = CONNECTIONS / (peak.per_second / 2) * 1e3 - peak.p50_ms
         loads = [
             asyncio.create_task(load(url, connections=CONNECTIONS // 2, pause_ms=pause_ms))
             for url in (first, second)
