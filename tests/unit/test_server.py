@@ -9,7 +9,9 @@ import resource
 import signal
 import socket
 import sys
+from contextlib import asynccontextmanager
 from signal import default_int_handler
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,6 +22,7 @@ from stretto.runtime.stop import Stop
 from stretto.server import (
     FILES_OWN,
     _connections_max,
+    _database_answers,
     _reserved_port,
     _sessions_max,
     _stop_on_signals,
@@ -27,6 +30,9 @@ from stretto.server import (
     _welcome,
 )
 from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 ANY = resource.RLIM_INFINITY
 
@@ -119,6 +125,31 @@ async def test_a_worker_drains_once_its_supervisor_is_gone() -> None:
             await stop.asked.wait()
         assert not stop.at_once.is_set()
     os.close(lifeline)
+
+
+async def test_a_stop_ends_the_wait_for_a_database_that_never_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Long before the wait would end by itself."""
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def never(*_: object) -> AsyncIterator[None]:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        yield
+
+    monkeypatch.setattr("stretto.server.database_connection", never)
+    stop = Stop(drain_seconds=0)
+    async with asyncio.timeout(5):
+        waiting = asyncio.create_task(_database_answers("", "stretto", stop))
+        await began.wait()
+        stop.asked.set()
+        assert not await waiting
+    assert ended.is_set()
 
 
 def test_a_port_is_reserved_by_one_service_alone() -> None:
