@@ -308,7 +308,9 @@ $$;
 -- lead_groups: settle the attempts that still carry our token, write their groups, and return the
 -- tokens that did, in one commit. The update is the fence, the row lock and the settlement at once;
 -- everything else is joined to the rows that it returned. No lock is waited for longer than
--- `patience`, until the transaction ends.
+-- `patience`, until the transaction ends. If a trigger of the operator's drops a row, by returning
+-- NULL, the whole lead fails: a group is never half made. (A conversation that is dropped violates a
+-- foreign key.)
 CREATE FUNCTION lead_groups_1(
     group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
     descriptions text[], recipients_of text[], event_ids uuid[], payloads text[], patience text
@@ -317,6 +319,7 @@ CREATE FUNCTION lead_groups_1(
 AS $$
 DECLARE
     led uuid[];
+    is_whole boolean;
     present record;
 BEGIN
     PERFORM set_config('lock_timeout', patience, true);
@@ -355,19 +358,36 @@ BEGIN
         INSERT INTO chat_group (group_id, owner_id, name, description, fingerprint,
                                 conversation_id)
         SELECT group_id, owner_id, name, description, fingerprint, conversation_id FROM settled
+        RETURNING true
     ), new_member AS (
         INSERT INTO conversation_member (conversation_id, user_id, role)
         SELECT conversation_id, user_id,
                CASE WHEN user_id = owner_id THEN 'owner' ELSE 'member' END
         FROM settled, unnest(recipients) AS user_id
+        RETURNING true
     ), new_event AS (
         INSERT INTO outbox (slot, history, event_id, subject, conversation_id, event_type,
                             recipients, payload)
         SELECT present.slot, present.number, event_id, group_id, conversation_id,
                'group.created', recipients, payload
         FROM settled
+        RETURNING true
     )
-    SELECT array_agg(claim_token) INTO led FROM settled;
+    SELECT array_agg(claim_token),
+           count(*) = (SELECT count(*) FROM new_group)
+               AND count(*) = (SELECT count(*) FROM new_event)
+               AND coalesce(sum(cardinality(recipients)), 0) = (SELECT count(*) FROM new_member)
+    INTO led, is_whole FROM settled;
+    -- An attempt that could be led and was not is a dropped row as well.
+    IF NOT is_whole OR coalesce(cardinality(led), 0) < cardinality(group_ids) AND EXISTS (
+        SELECT FROM unnest(group_ids, claim_tokens) AS write (group_id, claim_token)
+            JOIN attempt USING (group_id, claim_token)
+        WHERE attempt.status = 'pending'
+          AND NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = attempt.group_id)
+    ) THEN
+        RAISE EXCEPTION 'a trigger has dropped a row of stretto''s tables: it must return NEW'
+            USING ERRCODE = 'trigger_protocol_violated';
+    END IF;
     RETURN led;
 END
 $$;
