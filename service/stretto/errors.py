@@ -199,6 +199,16 @@ class GroupRejected(Exception):
         self.failure = Failure(_storable(code)[:64] or "rejected", _storable(detail)[:1024])
 
 
+class CreatedInHook(RuntimeError):
+    """A host's `on_create` has awaited a creation by its own component; nothing was done for it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "on_create must not await a creation by its own component, whose writer waits for the"
+            " hook: create that group after the first one, or in a task that on_create does not await"
+        )
+
+
 def _storable(text: str) -> str:
     """Return the text without NUL and lone surrogates, which PostgreSQL rejects."""
     return text.encode(errors="replace").decode().replace("\0", "?")
@@ -242,6 +252,10 @@ class Transient(StoreError):
 
 class Locked(Transient):
     """Another transaction held a row or a table for longer than a statement waits."""
+
+
+class Stalled(StoreError):
+    """The server was asked to end a write that kept others waiting, and did; nothing was committed."""
 
 
 class HookError(StoreError):

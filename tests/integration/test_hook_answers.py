@@ -14,6 +14,7 @@ from stretto.creation.creator import Answer, CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import HookError, HookFailed
 from stretto.observations import ConnectionLost, WriteTrouble
+from stretto.postgres.hook import HOOK_SECONDS
 from support.database import groups
 from support.hooked_stores import DEADLINE_SECONDS, running
 from support.logged_events import logged
@@ -84,6 +85,47 @@ async def test_a_hook_that_fails_is_tried_once_per_request(database_url: str) ->
             )
     assert len(calls) == 1
     assert failed.value.retry_after_seconds == 1
+
+
+@pytest.mark.parametrize("key", ["k", "l"], ids=["its own key", "another key"])
+async def test_a_hook_that_awaits_a_creation_of_its_component_is_told_so_at_once(
+    key: str, database_url: str
+) -> None:
+    """Its writer waits for the hook: that would last until the hook's time is over."""
+    events: list[Observation] = []
+
+    async def create(key: str) -> Answer:
+        new_group = NewGroup.parse(ALICE, {"name": "Team"})
+        return await component.creator.create(IdempotencyKey(key), new_group)
+
+    async def hook(*_: object) -> None:
+        await create(key)
+
+    async with (
+        asyncio.timeout(HOOK_SECONDS - 1),
+        open_component(database_url, on_create=hook, observe=events.append) as component,
+    ):
+        with pytest.raises(HookFailed):
+            await create("k")
+    (trouble,) = (event for event in events if isinstance(event, WriteTrouble))
+    assert "on_create must not await a creation by its own component" in str(trouble.error)
+
+
+async def test_a_hook_may_begin_a_creation_that_it_does_not_await(database_url: str) -> None:
+    """In a task of its own; it is written after the first one."""
+    begun: list[asyncio.Task[Answer]] = []
+
+    async def create(key: str) -> Answer:
+        new_group = NewGroup.parse(ALICE, {"name": "Team"})
+        return await component.creator.create(IdempotencyKey(key), new_group)
+
+    async def hook(*_: object) -> None:
+        if not begun:
+            begun.append(asyncio.create_task(create("l")))
+
+    async with open_component(database_url, on_create=hook) as component:
+        await create("k")
+        await begun[0]
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 ALICE, MALLORY = UserId("alice"), UserId("mallory")
 ONE_WRITER: Final = ComponentSettings(writers=1, creator=CreatorSettings(lease_seconds=0.1))
 HOT, COLD = 20, 8
+TRIGGERS: Final = {
+    "trigger": ("chat_group", "RAISE EXCEPTION 'busy' USING ERRCODE = '40001'"),
+    "hang": ("chat_group", "PERFORM pg_sleep(60)"),
+    "hang in claim": ("attempt", "PERFORM pg_sleep(60)"),
+}
+"""Of mallory's alone: the table, and what its trigger does."""
 
 
 class Clock:
@@ -72,21 +78,22 @@ async def harm(connection: Connection, kind: str, harmed: asyncio.Event) -> Asyn
         )
         await stack.enter_async_context(connection.transaction())
         await connection.execute("SELECT FROM app_user WHERE user_id = 'mallory' FOR UPDATE")
-    elif kind == "trigger":
+    elif kind != "hook":
+        table, does = TRIGGERS[kind]
         await connection.execute(
-            """CREATE FUNCTION busy() RETURNS trigger LANGUAGE plpgsql AS
-               $$BEGIN RAISE EXCEPTION 'busy' USING ERRCODE = '40001'; END$$;
-               CREATE TRIGGER busy BEFORE INSERT ON chat_group FOR EACH ROW
-               WHEN (NEW.owner_id = 'mallory') EXECUTE FUNCTION busy()"""
+            f"""CREATE FUNCTION busy() RETURNS trigger LANGUAGE plpgsql AS
+                $$BEGIN {does}; RETURN NEW; END$$;
+                CREATE TRIGGER busy BEFORE INSERT ON {table} FOR EACH ROW
+                WHEN (NEW.owner_id = 'mallory') EXECUTE FUNCTION busy()"""
         )
-        stack.push_async_callback(connection.execute, "DROP TRIGGER busy ON chat_group")
+        stack.push_async_callback(connection.execute, f"DROP TRIGGER busy ON {table}")
     else:
         harmed.set()
         stack.callback(harmed.clear)
     return stack
 
 
-@pytest.mark.parametrize("kind", ["lock", "trigger", "hook"])
+@pytest.mark.parametrize("kind", ["lock", "hook", *TRIGGERS])
 async def test_an_owner_who_costs_the_others_their_time_is_paused(
     kind: str, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +106,7 @@ async def test_an_owner_who_costs_the_others_their_time_is_paused(
         "stretto.assembly.opening.OwnerBreakers", partial(OwnerBreakers, clock_seconds=clock)
     )
     monkeypatch.setattr("stretto.postgres.hook.HOOK_SECONDS", 0.3)
+    monkeypatch.setattr("stretto.postgres.stalls.STALL_SECONDS", 0.3)
 
     async def hook(_: InnerConnection, made: Sequence[tuple[CreatedGroup, NewGroup]]) -> None:
         if harmed.is_set() and any(group.owner == MALLORY for _, group in made):

@@ -4,7 +4,8 @@
 - cut: the connection breaks while the statement runs, which then commits or is rolled back; this is
   the lost acknowledgement too;
 - unreachable: no connection is to be had; transient: the statement is rolled back for a reason that
-  passes (deadlock, full disk); locked: it has waited for another's lock too long; in doubt: it is
+  passes (deadlock, full disk); locked: it has waited for another's lock too long; stalled: the
+  server has ended it, as it kept others waiting; in doubt: it is
   rolled back with an error that settles nothing, while the connection lives; veto: the host's hook
   rejects the group;
 - crash: a process is gone, with its tasks and its queue, and a new one takes its place; what it has
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from stretto.errors import Failure, InDoubt, Locked, Refused, Transient, Unreachable
+from stretto.errors import Failure, InDoubt, Locked, Refused, Stalled, Transient, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ VETO: Final = Failure("quota", "Ten groups are enough.")
 CONNECTION: Final = ("lost", "late", "cut")
 DATABASE: Final = ("unreachable", "transient", "database crash")
 ALL: Final = (*CONNECTION, *DATABASE, "veto", "crash", "patience")
-NEIGHBOURS: Final = ("cut", "locked", "in doubt")
+NEIGHBOURS: Final = ("cut", "locked", "in doubt", "stalled")
 _LEADERS: Final = ("claim_and_lead", "claim", "lead", "fail")
 
 
@@ -63,6 +64,7 @@ def _faults_of(statement: Statement) -> Iterator[str]:
         if statement.name in _LEADERS:
             yield "transient"
             yield "in doubt"
+            yield "stalled"
             if statement.is_blocked:
                 yield "locked"
         if statement.name in ("claim_and_lead", "lead"):
@@ -103,6 +105,8 @@ def _strike(world: World, kind: str, statement: Statement) -> None:
             statement.fail(Transient("in a moment"))
         case "locked":
             statement.fail(Locked("waited too long"))
+        case "stalled":
+            statement.fail(Stalled("kept others waiting"))
         case "in doubt":
             statement.fail(InDoubt("who knows"))
         case "veto":

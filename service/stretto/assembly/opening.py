@@ -54,6 +54,7 @@ from stretto.webhook.sender import WebhookSender
 from stretto.webhook.store import PostgresWebhookStore
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator
 
     from stretto.creation.ports import Write, WriteResult
@@ -136,18 +137,20 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         creator.forget()
         observe(ConnectionLost())
 
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(
+        settings.mailbox_max, lambda write: write.new_group.owner
+    )
+    hooks: set[asyncio.Task[None]] = set()
     write_stores = [
-        PostgresWriteStore(database, on_lost, inputs.on_create) for _ in range(settings.writers)
+        PostgresWriteStore(database, on_lost, inputs.on_create, lambda: len(mailbox) > 0, hooks)
+        for _ in range(settings.writers)
     ]
     reads = Reads(
         PostgresAttemptStore(database),
         PostgresGroupStore(database),
         Readiness(database, write_stores).check,
     )
-    mailbox: Mailbox[Write, WriteResult] = Mailbox(
-        settings.mailbox_max, lambda write: write.new_group.owner
-    )
-    creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe)
+    creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe, hooks=hooks)
     nats = _nats(inputs, settings, creator)
     relay = _relay(inputs, settings, nats)
     webhook = None

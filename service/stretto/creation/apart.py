@@ -21,6 +21,7 @@ from stretto.errors import (
     Locked,
     Misconfigured,
     OutcomeUnknown,
+    Stalled,
     StoreError,
     Unreachable,
 )
@@ -49,6 +50,17 @@ class _RowLocked(Locked):
 def is_away(error: StoreError) -> bool:
     """Whether the database cannot be reached: every other request would meet the same."""
     return isinstance(error, Unreachable) and not isinstance(error, Misconfigured)
+
+
+def is_own(error: StoreError, started: float, breakers: OwnerBreakers) -> bool:
+    """Whether a failure since `started` is its owner's own: a lock on a row, or the host's hook.
+
+    A write that the server has ended may have been slow because all are. So it is its owner's own only
+    where another write has gone through meanwhile.
+    """
+    if isinstance(error, Stalled):
+        return breakers.has_led_since(started)
+    return isinstance(error, HookError | _RowLocked)
 
 
 @dataclass(slots=True)
@@ -172,7 +184,7 @@ class OneByOne:
                 if rest:
                     results.append(await together(rest))
             finally:
-                self._charge(seconds, is_own=bool(results))
+                self._charge(started, seconds, others_led=bool(results))
         finally:
             # Each error refers to this frame by its traceback.
             failing.clear()
@@ -198,14 +210,13 @@ class OneByOne:
                 request.fail(failing.error)
         return rest
 
-    def _charge(self, seconds: float, *, is_own: bool) -> None:
+    def _charge(self, started: float, seconds: float, *, others_led: bool) -> None:
         """Charge owners with what taking the batch apart has cost, where they had neighbours.
 
         Each pays the time of its own failures, and by their number a part of all other time: failures
         that come at once have the whole batch taken apart as well.
 
-        A lock on a row and a host's hook are the owner's own failures. So is any other error while
-        others get through.
+        Failures that are the owner's own are charged, and any other error while others get through.
         """
         if not _has_several_owners(self._batch) and not len(self._mailbox):
             return
@@ -213,6 +224,6 @@ class OneByOne:
         shared_seconds = seconds - sum(each.seconds for each in failing)
         count = sum(each.count for each in failing)
         for each in failing:
-            if is_own or isinstance(each.error, HookError | _RowLocked):
+            if others_led or is_own(each.error, started, self._breakers):
                 cost = each.seconds + shared_seconds * each.count / count
                 self._breakers.charge(each.write, cost, each.error)

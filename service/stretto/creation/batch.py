@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from stretto.creation.apart import is_away
 from stretto.creation.contention import ContendedKeys
-from stretto.creation.leads import LeadWriter, answered, kept
+from stretto.creation.leads import LeadWriter, kept
 from stretto.creation.ports import NotLed
-from stretto.errors import InDoubt, Locked, OutcomeUnknown, StoreError
+from stretto.errors import InDoubt, Locked, OutcomeUnknown, Stalled, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -49,9 +49,9 @@ class BatchWriter:
     async def write(self, batch: Sequence[WriteRequest]) -> int:
         """Claim a batch together, then lead what was won; return how many led."""
         is_reclaimed = any(request.message.is_claimed for request in batch)
-        if is_reclaimed or not batch or not self._store.writes_at_once:
-            return await self._write_in_steps(batch, self._claim)
         started = self._clock_seconds()
+        if is_reclaimed or not batch or not self._store.writes_at_once:
+            return await self._write_in_steps(batch, self._claim, started)
         failed: list[StoreError] = []
         is_lost = False
         try:
@@ -72,7 +72,8 @@ class BatchWriter:
         # A claim that failed has left no attempt of ours. One that did not is committed.
         tokens = await self._leads.unlocked(batch)
         if not tokens:
-            return await self._write_in_steps(batch, partial(self._claim, failed=failed))
+            claim = partial(self._claim, failed=failed)
+            return await self._write_in_steps(batch, claim, started)
         claimed = kept(batch, tokens)
         if len(claimed) < len(batch):
             # Without the others, which may have been held, the lead may go through.
@@ -83,7 +84,7 @@ class BatchWriter:
         """Claim each alone, as long as the batches of others hardly notice; lead the won together."""
         # In random order: a key that gets no time now gets it in another batch.
         random.shuffle(batch)
-        return await self._write_in_steps(batch, self._claim_contended)
+        return await self._write_in_steps(batch, self._claim_contended, self._clock_seconds())
 
     async def write_probe(self, request: WriteRequest) -> int:
         """Claim and lead one request alone, once and in haste."""
@@ -97,16 +98,22 @@ class BatchWriter:
             led = await self._store.claim_and_lead(
                 [request.message for request in batch], is_hasty=len(batch) > 1
             )
-        return answered(batch, led)
+        return self._leads.answered(batch, led)
 
     async def _write_in_steps(
         self,
         batch: Sequence[WriteRequest],
         claim: Callable[[Sequence[WriteRequest]], Awaitable[set[UUID]]],
+        started: float,
     ) -> int:
         """Claim what is not claimed yet, then lead."""
         claims = [request for request in batch if not request.message.is_claimed]
-        won = await claim(claims) if claims else set()
+        try:
+            won = await claim(claims) if claims else set()
+        except Stalled as error:
+            if len(claims) == 1:
+                self._leads.charge_alone(claims[0].message, started, error)
+            raise
         leads = []
         for request in batch:
             if request.message.is_claimed or request.message.claim_token in won:

@@ -1,7 +1,7 @@
 """OwnerBreakers: owners whose writes are paused, because they have cost others their time.
 
-A tenant's row that stays locked, or a hook that hangs for one tenant, costs a time-out in each batch
-that has a write of that tenant, however often it is repeated. So failures are charged to their owner.
+A tenant's row that stays locked, or a hook or trigger that hangs for one tenant, costs a time-out in each
+batch that has a write of that tenant, however often it is repeated. So failures are charged to their owner.
 An owner who has cost too much is paused: its requests are answered with the error of its last write,
 before anything is claimed. After the pause one of them is a probe: tried alone, after the others. If the
 probe goes through, the owner shares batches again; if not, the next pause is longer.
@@ -75,6 +75,7 @@ class OwnerBreakers:
         """What failures have cost and is not forgiven yet, in seconds, and the time of that sum."""
         self._is_probing = False
         self._no_probe_before = 0.0
+        self._led_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._open)
@@ -96,6 +97,14 @@ class OwnerBreakers:
                 self._costs.popitem(last=False)
             return
         self._pause(write, cost, error)
+
+    def note_led(self) -> None:
+        """Note that a write has gone through, whoever's it is."""
+        self._led_at = self.clock_seconds()
+
+    def has_led_since(self, started: float) -> bool:
+        """Whether a write of any writer has gone through since then."""
+        return self._led_at > started
 
     def error_of(self, owner: UserId) -> StoreError:
         """Return the error that answers a paused owner; it says how long to wait."""

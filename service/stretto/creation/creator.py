@@ -22,13 +22,20 @@ from stretto.creation.follower import Follower
 from stretto.creation.limiter import OwnerLimiter
 from stretto.creation.outcomes import NO_BODY, OutcomeMemory, document_for, document_of_repeat
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId, digest, group_id_bytes
-from stretto.errors import AttemptPending, InternalError, Overloaded, StoreError, StrettoError
+from stretto.errors import (
+    AttemptPending,
+    CreatedInHook,
+    InternalError,
+    Overloaded,
+    StoreError,
+    StrettoError,
+)
 from stretto.observations import AttemptAnswered
 from stretto.runtime.turns import Turns
 from stretto.setting import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
     from stretto.creation.ports import AttemptStore, Write, WriteResult, Writers
     from stretto.errors import Failure
@@ -84,10 +91,13 @@ class GroupCreator:
         settings: CreatorSettings,
         observe: Observer,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        hooks: Collection[asyncio.Task[None]] = (),
     ) -> None:
+        """Take the tasks that run the host's hook: none of them may await a creation."""
         self._writers = writers
         self._settings = settings
         self._observe = observe
+        self._hooks = hooks
         self._follower = Follower(writers, attempts, settings.lease_seconds, observe, pause)
         self._memory = OutcomeMemory(settings.outcomes_max)
         self._flights: dict[bytes, Flight] = {}
@@ -195,6 +205,8 @@ class GroupCreator:
         wait_seconds: float,
     ) -> Answer:
         """Answer from the known outcome, else from the key's flight, else from a flight of its own."""
+        if self._hooks and asyncio.current_task() in self._hooks:
+            raise CreatedInHook
         fingerprint = new_group.fingerprint()
         deadline = self._loop.time() + wait_seconds
         try:

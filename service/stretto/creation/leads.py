@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from stretto.creation.apart import Halves, OneByOne, _RowLocked, is_away
+from stretto.creation.apart import Halves, OneByOne, _RowLocked, is_away, is_own
 from stretto.creation.ports import Led, NotLed, SettledAsFailed
 from stretto.errors import (
-    HookError,
     HookInterrupted,
     InDoubt,
     Locked,
@@ -82,9 +81,7 @@ class LeadWriter:
             return await self._lead_halves(batch, started)
         except StoreError as error:
             if is_alone:
-                if isinstance(error, HookError | _RowLocked) and len(self._mailbox):
-                    seconds = self._breakers.clock_seconds() - started
-                    self._breakers.charge(batch[0].message, seconds, error)
+                self.charge_alone(batch[0].message, started, error)
                 raise
             # A table that all need is locked, or the database is away: alone they would fail as well.
             may_be_table = isinstance(error, Locked) and not isinstance(error, _RowLocked)
@@ -105,6 +102,19 @@ class LeadWriter:
         """Return the tokens of the attempts that are ours to lead, and that no other holds."""
         with self.reporting(batch):
             return await self._store.unlocked([request.message for request in batch])
+
+    def charge_alone(self, write: Write, started: float, error: StoreError) -> None:
+        """Charge the owner of a request that has failed alone, if others waited in the mailbox."""
+        if len(self._mailbox) and is_own(error, started, self._breakers):
+            self._breakers.charge(write, self._breakers.clock_seconds() - started, error)
+
+    def answered(self, batch: Sequence[WriteRequest], led: set[UUID]) -> int:
+        """Answer a batch of which these tokens have led; return how many."""
+        if led:
+            self._breakers.note_led()
+        for request in batch:
+            request.answer(Led() if request.message.claim_token in led else NotLed())
+        return len(led)
 
     def one_by_one(self, batch: Sequence[WriteRequest]) -> OneByOne:
         """Return what takes a batch apart."""
@@ -199,7 +209,7 @@ class LeadWriter:
                     await self._require_patience(batch, is_hasty=is_hasty)
                 batch = free
             await asyncio.sleep(BACKOFF.seconds(failures))
-        return answered(batch, led)
+        return self.answered(batch, led)
 
     async def _lead_once(
         self, batch: Sequence[WriteRequest], failed: list[StoreError] | None, *, is_hasty: bool
@@ -230,13 +240,6 @@ class LeadWriter:
     async def _are_tables_locked(self) -> bool:
         with self.reporting(()):
             return await self._store.are_tables_locked()
-
-
-def answered(batch: Sequence[WriteRequest], led: set[UUID]) -> int:
-    """Answer a batch of which these tokens have led; return how many."""
-    for request in batch:
-        request.answer(Led() if request.message.claim_token in led else NotLed())
-    return len(led)
 
 
 def kept(batch: Sequence[WriteRequest], tokens: set[UUID]) -> list[WriteRequest]:

@@ -1,7 +1,7 @@
 """What creating a group needs from other parts: stores and writers.
 
-A store's write ends in one of six ways, and never in a guess. It returns: committed. It raises
-`Refused`, `Transient`, `HookError` or `Unreachable`: not committed. It raises
+A store's write ends in one of seven ways, and never in a guess. It returns: committed. It raises
+`Refused`, `Transient`, `Stalled`, `HookError` or `Unreachable`: not committed. It raises
 `OutcomeUnknown`: not known yet.
 """
 

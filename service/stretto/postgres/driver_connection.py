@@ -47,6 +47,11 @@ def is_lost(connection: Connection) -> bool:
         return True
 
 
+def is_in_transaction(connection: Connection) -> bool:
+    """Whether a living connection is in a transaction; what is sent then would be a part of it."""
+    return not is_lost(connection) and connection.is_in_transaction()
+
+
 def terminate(connection: Connection) -> None:
     """Cut the connection, unless its pool has already taken it back."""
     with suppress(asyncpg.InterfaceError):

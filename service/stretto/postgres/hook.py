@@ -85,11 +85,14 @@ class HookedLead:
         discard: Callable[[], Awaitable[None]],
         *,
         is_pooled: bool,
+        running: set[asyncio.Task[None]],
     ) -> None:
+        """Take the set that shows which tasks run a hook of this component."""
         self._on_create = on_create
         self._lead = lead
         self._discard = discard
         self._is_pooled = is_pooled
+        self._running = running
         self._first: tuple[Connection, _Session] | None = None
         """The session at the first lead on its connection."""
 
@@ -155,6 +158,8 @@ class HookedLead:
         started = clock_seconds()
         # A task of its own: what cancels the hook from within does not cancel the writer.
         hook = asyncio.create_task(self._call(handle, created), name="stretto on_create")
+        self._running.add(hook)
+        hook.add_done_callback(self._running.discard)
         try:
             is_in_time = bool((await asyncio.wait({hook}, timeout=HOOK_SECONDS))[0])
             seconds = clock_seconds() - started

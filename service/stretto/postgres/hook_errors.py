@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 from stretto.errors import (
+    CreatedInHook,
     Failure,
     GroupRejected,
     HookError,
@@ -43,12 +44,12 @@ BLOCKED_SECONDS_MIN: Final = 1.0
 def cause_of(error: BaseException) -> str:
     """Return one sentence: the exception's type; for a server's error its SQLSTATE and message too.
 
-    `HandleMisused`, our own, is given in full: it says what to do.
+    `HandleMisused` and `CreatedInHook`, our own, are given in full: they say what to do.
     """
     cause = f"on_create raised {type(error).__name__}"
     if isinstance(error, asyncpg.PostgresError):
         cause += f" ({sqlstate_of(error)}): {_message(error)}"
-    elif isinstance(error, HandleMisused):
+    elif isinstance(error, HandleMisused | CreatedInHook):
         cause += f": {error}"
     return cause
 

@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Final
 from stretto.errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
 from stretto.postgres.connecting import CONNECT_SECONDS, LOCK_SECONDS
 from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS, Database
-from stretto.postgres.driver_connection import is_lost, terminate, watchdog
+from stretto.postgres.driver_connection import is_in_transaction, is_lost, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, in_words, store_error
 from stretto.postgres.hook import HookedLead
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.stalls import Stalls
 from stretto.postgres.write_columns import attempt_columns, group_columns, milliseconds
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Callable, Sequence
     from uuid import UUID
 
     from stretto.creation.ports import Write
     from stretto.errors import Failure
     from stretto.postgres.driver_connection import Connection
-    from stretto.postgres.hook import Lead, OnCreate
+    from stretto.postgres.hook import OnCreate
 
 # A claim waits for a row only while another claim of its key commits, which takes a few
 # milliseconds. A longer wait ends the claim, so that it does not delay the other keys of the batch.
@@ -37,7 +39,8 @@ class PostgresWriteStore:
     """A writer's statements. Connects when needed; a broken connection is dropped at once.
 
     `on_lost` is called when the database may be another one than before: remembered outcomes may be
-    wrong.
+    wrong. `others_wait` tells whether requests are queued behind a write. `hooks` are the tasks that
+    run `on_create`, of all stores of a component.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class PostgresWriteStore:
         database: Database,
         on_lost: Callable[[], None],
         on_create: OnCreate | None = None,
+        others_wait: Callable[[], bool] = lambda: False,
+        hooks: set[asyncio.Task[None]] | None = None,
     ) -> None:
         self._database = database
         self._on_lost = on_lost
@@ -56,16 +61,21 @@ class PostgresWriteStore:
         """Whether the last try to connect has failed, or is under way."""
         self.is_misfit = False
         """Whether the database lacked what a statement needs, and no write has succeeded since."""
-        self._lead_writes: Lead = _lead
-        self._has_hook = on_create is not None
+        self._stalls = Stalls(database, others_wait)
+        self._hooked: HookedLead | None = None
         if on_create is not None:
-            hooked = HookedLead(on_create, _lead, self._discard, is_pooled=database.is_shared)
-            self._lead_writes = hooked.lead
+            self._hooked = HookedLead(
+                on_create,
+                self._lead,
+                self._discard,
+                is_pooled=database.is_shared,
+                running=set() if hooks is None else hooks,
+            )
 
     @property
     def writes_at_once(self) -> bool:
         """Whether a batch may be claimed and led in one round trip: no hook runs in between."""
-        return not self._has_hook
+        return self._hooked is None
 
     async def open(self) -> None:
         """Connect and have what writes planned, so that the first request need not wait for it.
@@ -83,7 +93,10 @@ class PostgresWriteStore:
 
         After an error the claims may be committed.
         """
-        async with self._writing() as connection:
+        async with (
+            self._writing() as connection,
+            self._stalls.ended(connection, writes, is_hasty=is_hasty),
+        ):
             led = await connection.fetchval(
                 QUERIES["claim_and_lead"],
                 *attempt_columns(writes),
@@ -96,7 +109,7 @@ class PostgresWriteStore:
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""
-        async with self._writing() as connection:
+        async with self._writing() as connection, self._stalls.ended(connection, writes):
             won = await connection.fetchval(
                 QUERIES["claim"], *attempt_columns(writes), _claim_patience(writes)
             )
@@ -105,9 +118,8 @@ class PostgresWriteStore:
     async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         """Write groups and settle their attempts; return the tokens that did."""
         async with self._writing() as connection:
-            led = await self._lead_writes(
-                connection, writes, HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS
-            )
+            lead = self._lead if self._hooked is None else self._hooked.lead
+            led = await lead(connection, writes, HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS)
         # Not after a claim: that needs less.
         self.is_misfit = False
         return led
@@ -156,7 +168,8 @@ class PostgresWriteStore:
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[Connection]:
         """Yield our connection for one write; errors on it are raised as `StoreError`s."""
-        if self._connection is not None and _has_foreign_transaction(self._connection):
+        if self._connection is not None and is_in_transaction(self._connection):
+            # All of ours have ended: a statement that a host's hook has left running began it.
             await self._discard()
         connection = self._connection
         if connection is None or is_lost(connection):
@@ -170,6 +183,20 @@ class PostgresWriteStore:
             raise await self._meaning(error, connection) from error
         finally:
             self._is_writing = False
+
+    async def _lead(
+        self, connection: Connection, writes: Sequence[Write], lock_seconds: float
+    ) -> set[UUID]:
+        is_hasty = lock_seconds < LOCK_SECONDS
+        async with self._stalls.ended(connection, writes, is_hasty=is_hasty):
+            led = await connection.fetchval(
+                QUERIES["lead"],
+                [write.group_id for write in writes],
+                [write.claim_token for write in writes],
+                *group_columns(writes),
+                milliseconds(lock_seconds),
+            )
+        return set(led or ())
 
     async def _connect(self) -> Connection:
         """Acquire a connection and watch it; raises `Unreachable`.
@@ -206,7 +233,7 @@ class PostgresWriteStore:
         is_read_only = getattr(error, "sqlstate", "") == READ_ONLY_STATE
         if is_read_only or type(meaning) is OutcomeUnknown:
             await self._drop()
-        elif self._has_hook and isinstance(meaning, Misconfigured):
+        elif self._hooked is not None and isinstance(meaning, Misconfigured):
             # The hook may have changed the session, so that it misses our tables.
             await self._discard()
         return meaning
@@ -241,14 +268,6 @@ class PostgresWriteStore:
         self._on_lost()
 
 
-def _has_foreign_transaction(connection: Connection) -> bool:
-    """Whether the connection is in a transaction before a write: all of ours have ended.
-
-    A statement that a host's hook has left running began it; our write would be a savepoint in it.
-    """
-    return not is_lost(connection) and connection.is_in_transaction()
-
-
 async def _enter_server(connection: Connection) -> str:
     """Return which server this is; begin a history of events where the newest is another's."""
     row = await connection.fetchrow(QUERIES["server"])
@@ -272,17 +291,6 @@ async def _is_same_backend(connection: Connection) -> bool:
     except DRIVER_ERRORS:
         return False
     return bool(backend == connection.get_server_pid())
-
-
-async def _lead(connection: Connection, writes: Sequence[Write], lock_seconds: float) -> set[UUID]:
-    led = await connection.fetchval(
-        QUERIES["lead"],
-        [write.group_id for write in writes],
-        [write.claim_token for write in writes],
-        *group_columns(writes),
-        milliseconds(lock_seconds),
-    )
-    return set(led or ())
 
 
 def _claim_patience(writes: Sequence[Write]) -> str:

@@ -28,6 +28,7 @@ from stretto.errors import (
     HookInterrupted,
     Locked,
     Refused,
+    Stalled,
     StoreError,
     Transient,
     Unreachable,
@@ -245,11 +246,62 @@ async def test_an_owner_who_is_alone_in_its_batch_is_paused_where_others_wait() 
     assert [OwnerPaused] == world.pauses()
 
 
-async def test_what_fails_for_all_pauses_nobody() -> None:
+@pytest.mark.parametrize("others_led", [True, False])
+async def test_a_write_that_the_server_has_ended_is_its_owners_where_others_go_through(
+    others_led: bool,
+) -> None:
+    """Of this writer or of another, meanwhile: else the server may be slow for all."""
+    world = World(writers=2)
+    other = CostlyStore(world.clock)
+    world.writers[1]._batches._leads._store = world.writers[1]._batches._store = other
+    world.store.failing[HOT] = Stalled("hang"), HANG_SECONDS
+    stall = world.store.lead
+
+    async def lead(writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        if others_led:
+            world.clock.now += 0.01
+            world.mailbox.ask(write(OTHER, 9))
+            await world.writers[1].run_once()
+        world.mailbox.ask(write(COLD, 8))
+        return await stall(writes, is_hasty=is_hasty)
+
+    world.store.lead = lead  # type: ignore[method-assign]
+    (answer,) = await world.answers(write(HOT, 1))
+    assert isinstance(answer, Stalled)
+    assert others_led == (HOT in world.breakers)
+
+
+async def test_a_claim_that_the_server_has_ended_is_charged_as_well() -> None:
+    """A trigger on the attempts may hang."""
+    world = World()
+    stalled = Stalled("hang")
+
+    async def claim(writes: Sequence[Write]) -> set[UUID]:
+        world.clock.now += HANG_SECONDS
+        world.breakers.note_led()
+        world.mailbox.ask(write(COLD, 8))
+        raise stalled
+
+    world.store.claim = claim  # type: ignore[method-assign]
+    assert [stalled] == await world.answers(write(HOT, 1))
+    assert [OwnerPaused] == world.pauses()
+
+
+async def test_the_pause_after_a_hang_in_the_server_grows() -> None:
+    """It is no conflict: nobody else holds what the owner waits for."""
+    world = await paused_world(Stalled("hang"), 1.0)
+    assert world.breakers._open[HOT].until >= world.clock.now + PAUSE_RATIO
+    world.clock.now += PAUSE_RATIO + 1
+    await world.answers(write(HOT, 3))
+    assert 1 == world.breakers._open[HOT].failures
+
+
+@pytest.mark.parametrize("error", [Transient("disk full"), Stalled("slow")])
+async def test_what_fails_for_all_pauses_nobody(error: StoreError) -> None:
     """A full disk is no owner's; when it is over, each goes on at once."""
     world = World()
     for owner in (HOT, COLD, OTHER):
-        world.store.failing[owner] = Transient("disk full"), HANG_SECONDS
+        world.store.failing[owner] = error, HANG_SECONDS
     await world.answers(write(HOT, 1), write(COLD, 2), write(OTHER, 3))
     assert [] == world.pauses()
 

@@ -23,6 +23,7 @@ OWNED = {
         "create_task",
     ): "one download for all who wait for keys; the key set's end",
     ("postgres/hook.py", "create_task"): "a host's hook in one write; that write",
+    ("postgres/stalls.py", "create_task"): "the server is asked to end one write; that write",
     ("server.py", "create_task"): "the wait for the database at the start; that wait",
     ("supervisor.py", "create_task"): "waits for worker processes; the supervisor's own group",
     ("supervisor.py", "TaskGroup"): "the same",

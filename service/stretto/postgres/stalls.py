@@ -1,0 +1,152 @@
+"""Stalls: has the server end a write that takes long while others wait.
+
+A trigger of the operator's may hang for the groups of one owner. If only our connection were cut, the
+outcome would be unknown, and the server's process would keep the attempts of the whole batch locked. A
+server that has frozen looks the same from here. So another connection asks the server to end the
+statement. If it does, it is alive, and its answer is certain: nothing was committed (`Stalled`). A
+frozen server ends nothing; its write is cut off and its outcome unknown, as ever.
+
+A write that waits for a synchronous standby must not be ended: the server would report a success that
+the standby lacks. So the server is asked only about a statement that does not wait for that. If a
+write succeeds all the same while it is asked, its outcome counts as unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+
+from stretto.errors import Stalled, StoreError
+from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS, Lane
+from stretto.postgres.driver_connection import is_lost, terminate
+from stretto.postgres.queries import QUERIES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from stretto.creation.ports import Write
+    from stretto.postgres.connections import Database
+    from stretto.postgres.driver_connection import Connection
+
+# Several times what the largest batch takes. The batch waits so long, and then the request that
+# hangs, alone: twice this is what a hang costs its neighbours.
+STALL_SECONDS: Final = 0.75
+# A write may also take so many times as long as the longest of those before it, which each further
+# write forgets by a tenth: where the server is slow for all, taking batches apart makes it slower.
+STALL_RATIO: Final = 5.0
+FORGOTTEN_RATIO: Final = 0.1
+# While no other request waits. It leaves the server's answer the rest of the write's time. Without
+# an end, the server's process would go on after our connection was cut.
+PATIENCE_SECONDS: Final = WRITE_SECONDS - 1
+# From one look to the next, once a write takes long.
+LOOK_SECONDS: Final = 0.25
+
+
+class Stalls:
+    """The statements of one write store; `others_wait` tells whether requests are queued."""
+
+    def __init__(self, database: Database, others_wait: Callable[[], bool]) -> None:
+        self._database = database
+        self._others_wait = others_wait
+        self._usual_seconds = 0.0
+
+    @asynccontextmanager
+    async def ended(
+        self, connection: Connection, writes: Sequence[Write], *, is_hasty: bool = True
+    ) -> AsyncIterator[None]:
+        """Have the statement inside ended if it stalls; raises `Stalled`.
+
+        With `is_hasty` others wait for it in any case. If the statement ends by itself while the
+        server is asked, the connection is cut: a request that comes late would end the next one.
+        """
+        clock_seconds = asyncio.get_running_loop().time
+        began = clock_seconds()
+        is_shared = self._database.is_shared
+        process_id = None if is_shared else connection.get_server_pid()
+
+        def is_due() -> bool:
+            return is_hasty or self._others_wait() or clock_seconds() - began >= PATIENCE_SECONDS
+
+        async def end(prober: Connection) -> bool:
+            return bool(
+                await prober.fetchval(
+                    QUERIES["end_stalled"],
+                    process_id,
+                    [write.group_id for write in writes] if is_shared else [],
+                    [write.claim_token for write in writes] if is_shared else [],
+                )
+            )
+
+        watch = _Watch(self._database, is_due, end)
+        watch.look_in(min(max(STALL_SECONDS, STALL_RATIO * self._usual_seconds), PATIENCE_SECONDS))
+        try:
+            yield
+        except asyncpg.QueryCanceledError as error:
+            if not await watch.stop(GRACE_SECONDS):
+                raise
+            message = (
+                "the write kept others waiting and was ended; a trigger may hang for its owner"
+            )
+            raise Stalled(message) from error
+        except BaseException:
+            await watch.stop(0 if is_lost(connection) else GRACE_SECONDS)
+            raise
+        if await watch.stop(GRACE_SECONDS):
+            terminate(connection)
+            message = "the write ended while the server was asked to end it"
+            raise asyncpg.ConnectionDoesNotExistError(message)
+        forgotten = self._usual_seconds * (1 - FORGOTTEN_RATIO)
+        self._usual_seconds = max(clock_seconds() - began, forgotten)
+
+
+class _Watch:
+    """Over one statement; asks the server to `end` it whenever that `is_due`."""
+
+    def __init__(
+        self,
+        database: Database,
+        is_due: Callable[[], bool],
+        end: Callable[[Connection], Awaitable[bool]],
+    ) -> None:
+        self._database = database
+        self._is_due = is_due
+        self._end = end
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._is_asked = False
+        """Whether the server may have been asked; it says later if it was not."""
+
+    def look_in(self, seconds: float) -> None:
+        """Look after so many seconds, and then again and again."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    async def stop(self, seconds: float) -> bool:
+        """Look no more; return whether the server may have been asked.
+
+        Waits for an answer that is under way, as it says whether the server was asked.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._asking is not None:
+            try:
+                await asyncio.wait({self._asking}, timeout=seconds)
+            finally:
+                self._asking.cancel()
+        return self._is_asked
+
+    def _look(self) -> None:
+        if self._is_due() and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._ask(), name="end of a stalled write")
+        self.look_in(LOOK_SECONDS)
+
+    async def _ask(self) -> None:
+        try:
+            async with self._database.connection(Lane.PROBE) as connection:
+                was_asked, self._is_asked = self._is_asked, True
+                self._is_asked = await self._end(connection) or was_asked
+        except StoreError:
+            # A server that does not answer ends nothing either. The write itself says what it met.
+            pass

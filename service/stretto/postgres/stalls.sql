@@ -1,0 +1,13 @@
+-- The end of a write that takes long while others wait.
+
+-- name: end_stalled
+-- Have the server end what its process $1 runs, or the process that leads the attempts $2 with the
+-- tokens $3 (behind a pooler, where the process is not known). A statement that waits is left alone:
+-- for the disk or for a standby, every other write would wait as well; waits for locks are bounded.
+SELECT coalesce(bool_or(pg_cancel_backend(pid)), false)
+FROM pg_stat_activity
+WHERE state = 'active'
+  AND coalesce(wait_event_type, '') NOT IN ('IO', 'IPC', 'Lock', 'LWLock')
+  AND (pid = $1::integer
+       OR backend_xid IN (SELECT xmax FROM attempt
+                          WHERE group_id = ANY ($2::uuid[]) AND claim_token = ANY ($3::uuid[])));
