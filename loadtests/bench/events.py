@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 FAN_OUT_SESSIONS = 5_000
 IDLE_SESSIONS = 10_000
+# At any scale.
+SESSIONS_MIN = 500
 PER_USER = 10
 SETTLE_SECONDS = 2.0
 ARRIVAL_SECONDS = 10.0
@@ -77,14 +79,15 @@ async def _sessions(bench: Bench) -> AsyncIterator[Sessions]:
 
 async def fan_out(bench: Bench) -> Measure:
     """Measure the time of one event to many sessions, repeatedly."""
+    sessions = _scaled(FAN_OUT_SESSIONS, bench)
     async with (
         _sessions(bench) as service,
-        listeners(service.url, FAN_OUT_SESSIONS, PER_USER) as clients,
+        listeners(service.url, sessions, PER_USER) as clients,
     ):
         slowest_ms, told = [], 1
         until = time.monotonic() + bench.seconds
         while time.monotonic() < until:
-            delivered = await service.deliver(users=FAN_OUT_SESSIONS // PER_USER)
+            delivered = await service.deliver(users=sessions // PER_USER)
             told += 1
             async with asyncio.timeout(ARRIVAL_SECONDS):
                 await asyncio.gather(*(client.reached(told) for client in clients))
@@ -92,15 +95,16 @@ async def fan_out(bench: Bench) -> Measure:
             slowest_ms.append((last_at - delivered["began"]) * 1e3)
     slowest_ms.sort()
     return Measure(
-        FAN_OUT_SESSIONS / slowest_ms[len(slowest_ms) // 2] * 1e3,
+        sessions / slowest_ms[len(slowest_ms) // 2] * 1e3,
         slowest_ms[len(slowest_ms) // 2],
         slowest_ms[len(slowest_ms) * 99 // 100],
-        more={"slowest_ms": slowest_ms[-1], "sessions": FAN_OUT_SESSIONS},
+        more={"slowest_ms": slowest_ms[-1], "sessions": sessions},
     )
 
 
 async def idle(bench: Bench) -> Measure:
     """Measure what idle sessions cost: memory of the service, CPU time of the database."""
+    sessions = _scaled(IDLE_SESSIONS, bench)
     async with _sessions(bench) as service:
         # Memory that the first sessions allocate once is not counted.
         async with listeners(service.url, 100, PER_USER):
@@ -108,17 +112,17 @@ async def idle(bench: Bench) -> Measure:
         without = await _postgres_cpu_ms(bench)
         before = resident_mib(service.pid)
         started = time.monotonic()
-        async with listeners(service.url, IDLE_SESSIONS, PER_USER):
+        async with listeners(service.url, sessions, PER_USER):
             seconds = time.monotonic() - started
             await asyncio.sleep(SETTLE_SECONDS)
             grown = resident_mib(service.pid) - before
             beside = await _postgres_cpu_ms(bench)
     return Measure(
-        IDLE_SESSIONS / seconds,
+        sessions / seconds,
         0.0,
         0.0,
         more={
-            "kib_per_session": grown * 1024 / IDLE_SESSIONS,
+            "kib_per_session": grown * 1024 / sessions,
             "memory_mib": before + grown,
             "postgres_ms_per_second": beside,
             "postgres_ms_per_second_without": without,
@@ -131,6 +135,10 @@ async def _postgres_cpu_ms(bench: Bench) -> float:
     before, began = cpu_seconds(bench.server.pid), time.monotonic()
     await asyncio.sleep(bench.seconds)
     return (cpu_seconds(bench.server.pid) - before) / (time.monotonic() - began) * 1e3
+
+
+def _scaled(sessions: int, bench: Bench) -> int:
+    return max(SESSIONS_MIN, round(sessions * bench.scale))
 
 
 async def mute(bench: Bench) -> Measure:
