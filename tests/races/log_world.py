@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from races.log_client import Client
 from races.stepped_loop import SteppedLoop
 from stretto.domain import UserId
 from stretto.errors import StoreError, Unreachable
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stretto.events.log import LogPage
-    from stretto.events.outgoing import OutgoingEvent
 
 ALICE: Final = UserId("alice")
 # An overflow needs one event more, of which a page may have two.
@@ -70,35 +70,6 @@ class Pending:
     read: Callable[[], Any]
     answered: asyncio.Future[Any]
     seen: Any = None
-
-
-@dataclass(slots=True)
-class Client:
-    """What one client was sent: in all, and in its present session."""
-
-    number: int
-    position: str | None
-    first: Place | None = None
-    sent: list[tuple[str, frozenset[int]]] = field(default_factory=list)
-    """Each position, with all that had come by then."""
-    heard: list[int] = field(default_factory=list)
-    heard_in_session: list[int] = field(default_factory=list)
-    catch_up: CatchUp | None = None
-    session: Any = None
-
-    def place(self, position: str) -> None:
-        """Take a position."""
-        self.position = position
-        self.first = self.first or Place.parse(position)
-        self.sent.append((position, frozenset(self.heard)))
-
-    def hear(self, outgoing: OutgoingEvent) -> None:
-        """Take an event."""
-        event = outgoing.event.event_id.int
-        assert event not in self.heard_in_session, "an event came twice"
-        self.heard.append(event)
-        self.heard_in_session.append(event)
-        self.place(outgoing.position)
 
 
 class LogWorld:
