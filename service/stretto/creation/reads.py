@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 # Rows by primary key, some microseconds each: as many as writes.
 ROWS_READ_MAX: Final = 128
-# A page has up to 200 rows and counts up to 1,001 members of each: 16 stay well below a statement's
-# time-out.
 PAGES_READ_MAX: Final = 16
+# Of all pages of a statement, two of the largest (200 rows, and one that shows that there is more).
+# A row may count 1,001 members: other users wait for some 400,000 of these, not for 3,200,000.
+PAGE_ROWS_READ_MAX: Final = 402
 
 
 class AttemptReads:
@@ -69,12 +70,16 @@ class GroupReads:
             store.groups_of_member,
             share_of=lambda asked: asked[0],
             batch_max=PAGES_READ_MAX,
+            weigh=lambda asked: asked[2],
+            weight_max=PAGE_ROWS_READ_MAX,
         )
         self.members = BatchReader(
             "reader of members",
             self._members_of_group,
             share_of=lambda asked: asked[0],
             batch_max=PAGES_READ_MAX,
+            weigh=lambda asked: asked[3],
+            weight_max=PAGE_ROWS_READ_MAX,
         )
 
     async def group_of_member(self, group_id: UUID, user: UserId) -> Group | None:

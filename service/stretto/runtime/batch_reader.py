@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Generic
 from stretto.errors import InternalError, Overloaded, ReadCancelled, StoreError
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
-from stretto.runtime.mailbox import Mailbox, Message, Reply
+from stretto.runtime.mailbox import Mailbox, Message, Reply, weightless
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -43,11 +43,18 @@ class BatchReader(Actor, Generic[Message, Reply]):
         *,
         share_of: Callable[[Message], Hashable],
         batch_max: int,
+        weigh: Callable[[Message], int] = weightless,
+        weight_max: int = 0,
     ) -> None:
-        """Take what names the share of a question: shares take turns."""
+        """Take what names the share of a question: shares take turns.
+
+        `weight_max` bounds what the questions of a batch weigh together; one alone may weigh more.
+        """
         super().__init__(name)
         self._read = read
         self._batch_max = batch_max
+        self._weigh = weigh
+        self._weight_max = weight_max
         self._mailbox: Mailbox[Message, Reply] = Mailbox(WAITING_BATCHES_MAX * batch_max, share_of)
 
     async def ask(self, question: Message) -> Reply:
@@ -56,7 +63,7 @@ class BatchReader(Actor, Generic[Message, Reply]):
 
     async def run_once(self) -> int:
         """Wait for questions, answer a batch; return how many there were."""
-        batch = await self._mailbox.take(self._batch_max)
+        batch = await self._mailbox.take(self._batch_max, self._weigh, self._weight_max)
         unanswered: Exception = Overloaded.while_stopping()
         try:
             await self._answer(batch)

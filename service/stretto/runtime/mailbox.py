@@ -49,7 +49,8 @@ class Envelope(Generic[Message, Reply]):
             self.answered.set_exception(error.with_traceback(None))
 
 
-def _weightless(_: object) -> int:
+def weightless(_: object) -> int:
+    """Only the number of messages counts."""
     return 0
 
 
@@ -134,7 +135,7 @@ class Mailbox(Generic[Message, Reply]):
     async def take(
         self,
         messages_max: int,
-        weigh: Callable[[Message], int] = _weightless,
+        weigh: Callable[[Message], int] = weightless,
         weight_max: int = 0,
     ) -> list[Envelope[Message, Reply]]:
         """Wait for a message; return it and those queued behind it, in order.

@@ -56,6 +56,24 @@ def world() -> World:
     return World()
 
 
+async def test_a_statement_is_bounded_by_what_its_questions_weigh() -> None:
+    """One alone may be heavier."""
+    store = Store()
+    reader = BatchReader(
+        "reader of numbers",
+        store.read,
+        share_of=lambda _: None,
+        batch_max=BATCH_MAX,
+        weigh=lambda question: question,
+        weight_max=5,
+    )
+    tasks = [asyncio.create_task(reader.ask(question)) for question in (9, 1, 4, 1, 1)]
+    await asyncio.sleep(0)
+    assert [1, 2, 2] == [await reader.run_once() for _ in range(3)]
+    assert [[9], [1, 4], [1, 1]] == store.batches
+    assert [18, 2, 8, 2, 2] == [await task for task in tasks]
+
+
 async def test_what_has_arrived_shares_a_statement(world: World) -> None:
     """Each gets the answer to its own question, up to a bound."""
     asked = await world.ask(1, 2, 3, 4, 5)
