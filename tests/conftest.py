@@ -74,7 +74,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 async def _start_server(stack: AsyncExitStack) -> str:
-    """Start a server of our own: one of another run would stop when that run ends."""
+    """Start a server of our own: one of another run has that run's load."""
     for number in itertools.count():
         starting = embedded_postgres(DATA_DIR / str(number), notify=print)
         server = await stack.enter_async_context(starting)

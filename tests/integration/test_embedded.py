@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import aiohttp
 import asyncpg
 import pytest
 
@@ -15,15 +16,17 @@ from stretto.embedded import cluster as embedded_cluster
 from stretto.embedded import place as embedded_place
 from stretto.embedded import postgres as embedded
 from stretto.embedded.account import Account, server_account
-from stretto.embedded.lock_file import try_lock
+from stretto.embedded.lock_file import ServerLocks
 from stretto.embedded.postgres import EmbeddedError, embedded_postgres
 from support.embedded_servers import FAST, IS_ROOT, ask, running_owner, said
+from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from stretto.embedded.place import ServerPlace
 
+DEADLINE_SECONDS = 120
 # Opens the server, says so, and closes it when its input ends.
 OWNER = """
 import asyncio, sys
@@ -139,12 +142,49 @@ async def test_second_process_connects_without_owning(folder: Path) -> None:
     assert not is_running(folder / "data")
 
 
+@pytest.mark.parametrize("is_killed", [False, True], ids=["ended", "killed"])
+async def test_an_owner_that_ends_leaves_the_server_to_its_other_users(
+    is_killed: bool, folder: Path
+) -> None:
+    """Also to one that comes later, and owns it; the last one stops it."""
+    data_dir = folder / "data"
+    with running_owner(OWNER, data_dir) as (process, pid):
+        async with embedded_postgres(data_dir, notify=said) as server:
+            if is_killed:
+                process.kill()
+            process.communicate("\n")
+            assert await ask(server.dsn, "SELECT 1") == 1
+            async with embedded_postgres(data_dir, notify=said) as later:
+                assert (pid, True) == (later.pid, later.owned)
+            assert await ask(server.dsn, "SELECT 1") == 1
+    assert not is_running(data_dir)
+
+
+async def test_a_service_outlives_the_command_that_has_started_its_server(folder: Path) -> None:
+    """It goes on serving, and stops the server itself in the end."""
+    settings = {"DATA_DIR": str(folder / "data"), "PORT": "0"}
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        with running_owner(OWNER, folder / "data") as (process, _):
+            async with ServiceProcess(settings) as service:
+                process.communicate("\n")
+                assert process.returncode == 0
+                async with aiohttp.ClientSession() as session:
+                    for _ in range(3):
+                        async with session.get(f"{service.url}/readyz") as reply:
+                            assert 200 == reply.status
+                service.signal(signal.SIGTERM)
+                assert await service.exited() == 0
+    assert not is_running(folder / "data")
+
+
 async def test_waiting_process_becomes_owner_when_there_is_none_any_more(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An owner that fails before its server is ready does not take the waiting ones with it."""
-    answers = iter([False, False])
-    monkeypatch.setattr(embedded, "try_lock", lambda lock: next(answers, True) and try_lock(lock))
+    answers, try_own = iter([False, False]), ServerLocks.try_own
+    monkeypatch.setattr(
+        ServerLocks, "try_own", lambda locks: next(answers, True) and try_own(locks)
+    )
     async with embedded_postgres(folder / "data", notify=said, settings=FAST) as server:
         assert server.owned
 

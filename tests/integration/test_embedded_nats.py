@@ -104,6 +104,16 @@ async def test_second_process_connects_without_owning(tmp_path: Path) -> None:
     assert not is_running(tmp_path)
 
 
+async def test_an_owner_that_ends_leaves_the_server_to_its_other_users(tmp_path: Path) -> None:
+    """The last one stops it."""
+    with running_owner(OWNER, tmp_path) as (process, pid):
+        async with embedded_nats(tmp_path) as server:
+            process.communicate("\n")
+            assert [] == await stream_names(server.url)
+            assert pid == server.pid
+    assert not is_running(tmp_path)
+
+
 async def test_an_interrupted_start_leaves_no_server_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

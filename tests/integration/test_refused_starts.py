@@ -195,7 +195,7 @@ async def test_a_key_that_verifies_nothing_is_refused_before_any_worker_starts(
 async def test_a_second_service_on_a_data_folder_is_refused_by_the_name_of_the_first(
     folder: Path,
 ) -> None:
-    """The first one would take the database away from it. Commands share it; the next may serve."""
+    """One of the two was probably forgotten. Commands share it; the next may serve."""
     settings = {"DATA_DIR": str(folder / "data"), "PORT": "0"}
     async with asyncio.timeout(DEADLINE_SECONDS):
         for workers in ("1", "2"):

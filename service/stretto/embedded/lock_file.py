@@ -1,20 +1,25 @@
-"""Lock files: the process that holds the lock of one owns an embedded server, or alone serves it.
+"""Lock files: which process owns an embedded server, which ones use it, which one serves it.
 
-The kernel releases the lock when the process ends, also if it is killed.
+The kernel releases a lock when its process ends, also if it is killed.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final, TextIO
 
 from stretto.errors import EmbeddedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+# Another process that has just left closes its files: some microseconds.
+_LEAVE_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 0.01
 
 
 def open_lock_file(path: Path) -> TextIO:
@@ -33,11 +38,63 @@ def try_lock(lock: TextIO) -> bool:
     return True
 
 
+class ServerLocks:
+    """A process's locks of one server: its owner alone starts it, and the last user stops it.
+
+    So an owner that ends takes the server from no other process.
+    """
+
+    def __init__(self, owner: TextIO, users: TextIO) -> None:
+        self._owner = owner
+        self._users = users
+
+    def try_use(self) -> bool:
+        """Use the server from now on; return False while its last user stops it."""
+        try:
+            fcntl.flock(self._users, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def try_own(self) -> bool:
+        """Own the server, unless another process does."""
+        return try_lock(self._owner)
+
+    def leave(self) -> bool:
+        """Use the server no longer; return whether it has to be stopped: no process uses it.
+
+        Until the files are closed, no other process can use or own it then.
+        """
+        fcntl.flock(self._users, fcntl.LOCK_UN)
+        if not try_lock(self._users):
+            return False
+        # Its owner may be just leaving: it found this process among the users, and stops nothing.
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while not self.try_own():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+
+@contextmanager
+def server_locks(path: Path) -> Iterator[ServerLocks]:
+    """Open the locks of a server; raises `EmbeddedError`."""
+    with ExitStack() as stack:
+        try:
+            owner = stack.enter_context(open_lock_file(path))
+            users = stack.enter_context(open_lock_file(path.with_name(f"{path.name}-users")))
+        except OSError as error:
+            message = f"{path} cannot be opened: {error}; choose another STRETTO_DATA_DIR"
+            raise EmbeddedError(message) from error
+        yield ServerLocks(owner, users)
+
+
 @contextmanager
 def sole_service(folder: Path) -> Iterator[None]:
     """Serve a data folder as the only process; raises `EmbeddedError` where another one does.
 
-    A second service would lose its database as soon as the first one stops.
+    Two services on one folder are most often one that was forgotten.
     """
     path = folder / "serve-lock"
     try:

