@@ -156,6 +156,12 @@ class AttemptFailed(StrettoError):
         self.failure = failure
 
 
+class UpgradeRequired(StrettoError):
+    message = "A WebSocket handshake needs Sec-WebSocket-Version: 13, once."
+    code = "upgrade_required"
+    retry = Retry.NEVER
+
+
 class KeyReused(StrettoError):
     message = "This idempotency key was already used for a different request."
     code = "key_reused"

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
+from stretto.http.app import ROUTES
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.runner import ContractServer
 from stretto.http.service import SERVICE
@@ -32,6 +33,8 @@ REQUESTS = {
     "unknown": (404, READ.replace(b"/v1", b"/v2")),
     "document": (200, READ.replace(b"/v1/groups", b"/openapi.json")),
 }
+# As they are, where a part of one is not filled in: its answer is a problem document.
+PATHS = sorted({route.path for route in ROUTES} | {"/docs/swagger-ui.css"})
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
@@ -60,6 +63,20 @@ async def test_every_answer_of_a_drain_is_the_last_of_its_connection(
         else:
             client.send(READ)
             assert 200 == (await client.answer())[0]
+
+
+@pytest.mark.parametrize("is_draining", [True, False], ids=["draining", "serving"])
+async def test_every_route_says_so(is_draining: bool, database_url: str) -> None:
+    """Also one that writes its own answer, part by part."""
+    async with live_service(database_url) as live:
+        if is_draining:
+            live.app[SERVICE].draining.set()
+        said = {
+            (method, path): (await live.api.request(method, path)).headers.get("Connection")
+            for path in PATHS
+            for method in ("GET", "HEAD")
+        }
+    assert {("close" if is_draining else None)} == {*said.values()}, said
 
 
 async def test_of_requests_that_were_sent_together_the_last_answer_says_so(

@@ -93,7 +93,7 @@ async def test_nothing_is_compressed_even_if_the_client_offers_it(live: LiveServ
         (403, "origin_refused", {**UPGRADE, "Origin": "null"}),
         (400, "request_invalid", {**UPGRADE, "Sec-WebSocket-Protocol": "chat, superchat"}),
         (401, "unauthenticated", {**UPGRADE, "Sec-WebSocket-Protocol": TOKEN}),
-        (400, "request_invalid", {**UPGRADE, "Sec-WebSocket-Version": "12"}),
+        (426, "upgrade_required", {**UPGRADE, "Sec-WebSocket-Version": "12"}),
         (400, "request_invalid", {**UPGRADE, "Sec-WebSocket-Key": "short"}),
         (400, "request_invalid", {"Accept": "*/*"}),
         (400, "request_invalid", {**STREAM, "Last-Event-ID": "7"}),

@@ -28,6 +28,7 @@ _NEW_GROUP: Final = f"{_SCHEMAS}/NewGroup/properties"
 _EVENT: Final = f"{_SCHEMAS}/Event/properties"
 _PROBLEM: Final = f"{_SCHEMAS}/Problem/properties"
 _CREATED: Final = "/paths/~1v1~1groups/post/responses/201/headers"
+_UPGRADE: Final = "/components/responses/UpgradeRequired/headers"
 _MEMBERS: Final = "/paths/~1v1~1groups~1{group_id}~1members/get/parameters"
 
 # By the schema's place.
@@ -62,6 +63,8 @@ LIMITS: Final[dict[str, dict[str, Any]]] = {
     f"{_CREATED}/Idempotent-Replayed/schema": {"const": "true"},
     "/components/headers/Retry-After/schema": {"minimum": 1},
     "/components/responses/Unauthenticated/headers/WWW-Authenticate/schema": {"const": "Bearer"},
+    f"{_UPGRADE}/Upgrade/schema": {"const": "websocket"},
+    f"{_UPGRADE}/Sec-WebSocket-Version/schema": {"const": "13"},
 }
 
 _CREATE: Final = "/paths/~1v1~1groups/post"

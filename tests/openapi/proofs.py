@@ -28,6 +28,7 @@ FIELDS: Final = {
     "401": {"WWW-Authenticate"},
     "405": {"Allow"},
     "409": {"Retry-After"},
+    "426": {"Upgrade", "Sec-WebSocket-Version"},
     "429": {"Retry-After"},
     "503": {"Retry-After"},
 }

@@ -37,7 +37,7 @@ ROUTES: Final = {
     ),
     "GET /v1/events": Route(
         "101 200",
-        f"request_invalid origin_refused rate_limited {_TOKEN}",
+        f"request_invalid origin_refused upgrade_required rate_limited {_TOKEN}",
         "since",
         fields="Last-Event-ID",
     ),

@@ -17,6 +17,7 @@ from stretto.errors import (
     StrettoError,
     Unauthenticated,
     UnsupportedMediaType,
+    UpgradeRequired,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ _OWN_ERRORS: Final[Mapping[int, type[StrettoError]]] = {
     415: UnsupportedMediaType,
 }
 
+# RFC 6455, 4.4 and RFC 9110, 7.8 and 15.5.22. Behind a declined upgrade nothing is read.
+_UPGRADE_FIELDS: Final[Mapping[str, str]] = {
+    hdrs.UPGRADE: "websocket",
+    hdrs.CONNECTION: "upgrade, close",
+    hdrs.SEC_WEBSOCKET_VERSION: "13",
+}
+
 # In every answer. The server is named without its version, which would only help an attacker.
 COMMON_FIELDS: Final[Mapping[str, str]] = {
     "X-Content-Type-Options": "nosniff",
@@ -44,11 +52,13 @@ COMMON_FIELDS: Final[Mapping[str, str]] = {
 
 def problem_response(error: StrettoError) -> web.Response:
     """Return an error as a problem document."""
-    headers = {}
+    headers: dict[str, str] = {}
     if error.retry_after_seconds is not None:
         headers[hdrs.RETRY_AFTER] = str(error.retry_after_seconds)
     if isinstance(error, Unauthenticated):
         headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
+    if isinstance(error, UpgradeRequired):
+        headers |= _UPGRADE_FIELDS
     return web.Response(
         status=STATUS[error.code],
         body=orjson.dumps(problem(error)),

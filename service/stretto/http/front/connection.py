@@ -121,6 +121,7 @@ class ClientConnection(FastPathConnection):
             # Send the rejection now: answers keep the order of their requests.
             self.send_rejection(self._service.shedder.answer)
         request = self._plain_requests.read(data)
+        is_one = request is not None
         if request is not None and request.begins != CREATION:
             request = None
         if request is not None and self._answer_unparsed(request):
@@ -129,7 +130,7 @@ class ClientConnection(FastPathConnection):
             return
         count = self._request_count
         was_in_body = self._is_in_body
-        self._read_requests(data, is_one=request is not None)
+        self._read_requests(data, is_one=is_one)
         is_new = self._request_count > count
         if is_new:
             if request is not None and self._service is not None:
@@ -142,20 +143,23 @@ class ClientConnection(FastPathConnection):
                 self._start_read_timer()
             if self._body_bytes > BODY_BYTES_MAX + DROPPED_BYTES_MAX:
                 self._cut_off("body_too_large")
-        elif is_new or was_in_body:
+            return
+        is_behind = is_new or was_in_body
+        if is_behind:
             self._head_bytes = 0
             self._stop_read_timer()
-        else:
-            self._count_head(data)
+        if self._ends_in_head:
+            # How many bytes belong to a head behind a request is not known.
+            self._count_head(1 if is_behind else len(data))
 
-    def _count_head(self, data: bytes) -> None:
-        """Count a part of a head, unless the parser has not looked at it yet."""
-        if self._close or self._upgraded or self._buffer_paused:
+    def _count_head(self, count: int) -> None:
+        """Count bytes of a head that is not complete."""
+        if self._close or self._upgraded:
             return
-        self._head_bytes += len(data)
+        self._head_bytes += count
         if self._head_bytes > HEAD_BYTES_MAX:
             self._cut_off("head_too_large")
-        elif data and self._answered == self._request_count:
+        elif self._answered == self._request_count:
             self._start_read_timer()
 
     def eof_received(self) -> Any:
@@ -188,7 +192,7 @@ class ClientConnection(FastPathConnection):
             if not request.content.is_eof() and (self._is_chunked or not self._lingering_time):
                 # Its rest, in chunks of a byte, could cost as much as many requests.
                 resp.force_close()
-        self._decline_upgrade(resp)
+        self._decline_upgrade(request, resp)
         resp, is_lost = await super().finish_response(request, resp, start_time)
         if is_lost:
             return resp, True

@@ -16,6 +16,7 @@ client speaks another protocol there.
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import hdrs
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from aiohttp import StreamReader, web
     from aiohttp.http import RawRequestMessage
+    from aiohttp.web_request import BaseRequest
 
     from stretto.http.front.limits import LimitedServer
 
@@ -52,12 +54,14 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         "_answered",
         "_arriving",
         "_body_lines",
+        "_ends_in_head",
         "_has_all",
         "_is_at_end",
         "_is_chunked",
         "_is_last",
         "_newest",
         "_on_end",
+        "_unparsed",
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
@@ -93,6 +97,10 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         """Whether the body of the newest message comes in chunks."""
         self._body_lines = 0
         """Of the newest message's body, if it is chunked, after what arrived with its head."""
+        self._unparsed = b""
+        """The last byte that has arrived, while the parser may not have come to it."""
+        self._ends_in_head = False
+        """Whether the last byte that was parsed belongs to a head that is not complete."""
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 the protocol's
         """Return where to read: the loop reads at most its length in one turn."""
@@ -127,14 +135,35 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
             if self._body_lines > BODY_LINES_MAX:
                 self._refuse_body()
                 return
-        while self._read_request(data):
-            if is_one or self._has_all or len(self._messages) >= QUEUED_MAX:
-                break
-            # The parser keeps the rest.
-            data = b""
+        if (is_one or self._upgraded) and not self._unparsed:
+            self._read_request(data)
+            self._ends_in_head = False
+        else:
+            self._read_unknown(data)
         queued = sum(body.total_bytes for _, body in self._messages)
         if queued > QUEUED_BYTES_MAX and not self._buffer_paused:
             self._pause_reading_for_buffer()
+
+    def _read_unknown(self, data: bytes) -> None:
+        """Parse bytes that may end anywhere; note whether they end in a head.
+
+        The parser does not say whether it holds a part of a head. So it gets the last byte by itself:
+        if no request is complete with that byte, and no body goes on, a head has begun.
+        """
+        data = self._unparsed + data
+        data, self._unparsed = data[:-1], data[-1:]
+        while self._read_request(data):
+            self._ends_in_head = False
+            # Bytes behind a handshake are not parsed here: aiohttp keeps them for the session.
+            if self._has_all or (len(self._messages) >= QUEUED_MAX and not self._upgraded):
+                return
+            # The parser keeps the rest.
+            data = b""
+        # While a body is not read, the parser keeps what is behind it.
+        if self._unparsed and not self._reading_paused:
+            last, self._unparsed = self._unparsed, b""
+            is_complete = self._read_request(last)
+            self._ends_in_head = not (is_complete or self._is_in_body)
 
     def _read_request(self, data: bytes) -> bool:
         """Parse up to the end of one request at most; return whether it is complete."""
@@ -220,9 +249,12 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         if not self._is_at_end:
             await super().linger()
 
-    def _decline_upgrade(self, response: web.StreamResponse) -> None:
-        """Make the answer to a failed handshake the connection's last."""
-        if self._upgraded and self._payload_parser is None and not self._messages:
+    def _decline_upgrade(self, request: BaseRequest, response: web.StreamResponse) -> None:
+        """Make the answer to a failed handshake the connection's last, also before its body's end.
+
+        The parser reads no request behind it.
+        """
+        if request._message.upgrade and response.status != HTTPStatus.SWITCHING_PROTOCOLS:  # noqa: SLF001
             self._message_tail = b""
             self._has_all = True
             response.force_close()

@@ -47,6 +47,8 @@ class ContractRunner(web.AppRunner):
     def __init__(self, app: web.Application, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(app, **options)
         self._limits = limits
+        # Before any answer's head is written, also that of a handler that writes its own.
+        app.on_response_prepare.append(_close_at_last)
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
@@ -82,8 +84,6 @@ class ContractRunner(web.AppRunner):
             except UnicodeError:
                 # aiohttp repeats an unknown expectation in its answer; this one cannot be decoded.
                 response = problem_response(RequestInvalid([], UNREADABLE))
-            if client.is_at_last_request:
-                response.force_close()
             return response
 
         return ContractServer(
@@ -95,6 +95,19 @@ class ContractRunner(web.AppRunner):
             handler_cancellation=server.handler_cancellation,
             **server._kwargs,  # noqa: SLF001 aiohttp offers no other way
         )
+
+
+async def _close_at_last(request: BaseRequest, response: web.StreamResponse) -> None:
+    """Say that a connection ends with this answer, if no request comes behind it."""
+    client = request.protocol
+    assert isinstance(client, ClientConnection)
+    if client.is_at_last_request:
+        response.force_close()
+        # aiohttp has made the head's fields by now. In HTTP/1.0 the end goes without saying.
+        if request.version == HttpVersion11:
+            response.headers.setdefault(hdrs.CONNECTION, "close")
+        else:
+            response.headers.pop(hdrs.CONNECTION, None)
 
 
 class ContractServer(LimitedServer):

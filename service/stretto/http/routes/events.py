@@ -10,7 +10,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING, Final
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from stretto.errors import (
     OriginRefused,
@@ -19,6 +19,7 @@ from stretto.errors import (
     StoreError,
     StrettoError,
     Unauthenticated,
+    UpgradeRequired,
 )
 from stretto.events.catch_up import CatchUp
 from stretto.events.close_codes import CloseCode
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 READ_ON_SECONDS: Final = 10.0
 TOKEN_SUBPROTOCOL: Final = "stretto.token."  # noqa: S105 a prefix, no token
 _EVENT_STREAM: Final = "text/event-stream"
+# 16 bytes in base64.
+_WEBSOCKET_KEY: Final = re.compile(r"[A-Za-z0-9+/]{22}==")
 _WEIGHT_OF_ZERO: Final = re.compile(r"(?:^|;)\s*q\s*=\s*0(?:\.0{0,3})?\s*(?:$|;)")
 
 
@@ -116,11 +119,16 @@ async def _send_next(stream: EventStream, session: Session) -> None:
 
 
 def _stream(request: web.Request, settings: StreamSettings) -> EventStream:
-    """Return the stream that the client asks for; raise `RequestInvalid` or `OriginRefused`."""
+    """Return the stream that the client asks for.
+
+    Raises `RequestInvalid`, `OriginRefused` or `UpgradeRequired`.
+    """
     if _wants_websocket(request):
         # A script of any page may open a WebSocket and read it; browsers guard all other requests.
         _require_origin(request, settings.origins)
         _require_subprotocol(request)
+        if request.headers.getall(hdrs.SEC_WEBSOCKET_VERSION, []) != ["13"]:
+            raise UpgradeRequired
         stream = WebSocketStream(settings)
         if not _is_handshake(stream, request):
             raise RequestInvalid([], "This is not a WebSocket handshake (RFC 6455, 4.2.1).")
@@ -144,12 +152,18 @@ def _wants_websocket(request: web.Request) -> bool:
 
 
 def _is_handshake(stream: WebSocketStream, request: web.Request) -> bool:
-    try:
-        return bool(stream.response.can_prepare(request))
-    except ValueError:
-        # aiohttp decodes the key as text, and repeats a bad key in an answer of its own: both fail
-        # for a key that is not text.
-        return False
+    """Whether RFC 6455, 4.2.1 holds. aiohttp also takes HTTP/1.0, a body, and most keys.
+
+    For a key that is not text, aiohttp would raise an error of its own.
+    """
+    keys = request.headers.getall(hdrs.SEC_WEBSOCKET_KEY, [])
+    return (
+        request.version == HttpVersion11
+        and not request.body_exists
+        and len(keys) == 1
+        and _WEBSOCKET_KEY.fullmatch(keys[0]) is not None
+        and bool(stream.response.can_prepare(request))
+    )
 
 
 def _require_origin(request: web.Request, allowed: frozenset[str]) -> None:

@@ -1,0 +1,89 @@
+"""What is a WebSocket handshake (RFC 6455, 4.2.1), and what is none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.api_client import token_of
+from support.live_service import session_tasks
+from support.raw_client import raw_clients
+
+if TYPE_CHECKING:
+    from support.live_service import LiveService
+
+DEADLINE_SECONDS = 60
+KEY = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
+VERSION = "Sec-WebSocket-Version: 13"
+HANDSHAKE = "\r\n".join(
+    (
+        "GET /v1/events HTTP/1.1",
+        "Host: x",
+        f"Authorization: Bearer {token_of('bob')}",
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        VERSION,
+        KEY,
+        "\r\n",
+    )
+)
+GOOD = {
+    "usual": ("", ""),
+    "other letters": ("Upgrade: websocket", "upgrade: WebSocket"),
+    "another option": ("Connection: Upgrade", "Connection: keep-alive, Upgrade"),
+    # Its last bits are not 0: RFC 6455 has it as an example.
+    "odd end of the key": (KEY, "Sec-WebSocket-Key: AQIDBAUGBwgJCgsMDQ4PEC=="),
+    "empty body": (VERSION, f"{VERSION}\r\nContent-Length: 0"),
+}
+BAD = {
+    "HTTP/1.0": (400, "HTTP/1.1", "HTTP/1.0"),
+    "POST": (405, "GET", "POST"),
+    "no upgrade": (400, "Connection: Upgrade", "Connection: keep-alive"),
+    "version 8": (426, VERSION, "Sec-WebSocket-Version: 8"),
+    "version 14": (426, VERSION, "Sec-WebSocket-Version: 14"),
+    "versions": (426, VERSION, "Sec-WebSocket-Version: 13, 8"),
+    "version twice": (426, VERSION, f"{VERSION}\r\n{VERSION}"),
+    "no version": (426, VERSION, "X: x"),
+    "no key": (400, KEY, "X: x"),
+    "key twice": (400, KEY, f"{KEY}\r\n{KEY}"),
+    "short key": (400, KEY, "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAA"),
+    "long key": (400, KEY, "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAAA="),
+    # A lenient decoder leaves out what is not base64.
+    "key of other letters": (400, KEY, "Sec-WebSocket-Key: AAAAAAAAAAA AAAAAAAAAAA=="),
+    "key for URLs": (400, KEY, "Sec-WebSocket-Key: AAAAAAAAAAA-_AAAAAAAAAA=="),
+    "key without an end": (400, KEY, "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA"),
+    "body": (400, f"{KEY}\r\n\r\n", f"{KEY}\r\nContent-Length: 2\r\n\r\n{{}}"),
+    "chunks": (400, f"{KEY}\r\n\r\n", f"{KEY}\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+    "part of a body": (400, f"{KEY}\r\n\r\n", f"{KEY}\r\nContent-Length: 2\r\n\r\n{{"),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), GOOD.values(), ids=GOOD)
+async def test_a_handshake_opens_a_session(old: str, new: str, live: LiveService) -> None:
+    """However its client writes it."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(live.api.url) as raw:
+        client = await raw.connect(HANDSHAKE.replace(old, new, 1).encode())
+        await client.until(b"HTTP/1.1 101 ")
+        await client.until(b'{"position":')
+
+
+@pytest.mark.parametrize(("status", "old", "new"), BAD.values(), ids=BAD)
+async def test_what_is_no_handshake_opens_none(
+    status: int, old: str, new: str, live: LiveService
+) -> None:
+    """Its answer is the connection's last, and says which version is spoken where that is asked."""
+    assert old in HANDSHAKE
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(live.api.url) as raw:
+        client = await raw.connect(HANDSHAKE.replace(old, new, 1).encode())
+        found, headers, _ = await client.answer()
+        assert status == found
+        named = {name: headers.get(name) for name in ("upgrade", "sec-websocket-version")}
+        if status == 426:
+            assert {"upgrade": "websocket", "sec-websocket-version": "13"} == named
+        else:
+            assert {None} == {*named.values()}
+        if new != "Connection: keep-alive":
+            assert b"" == await client.closed()
+        assert (0, []) == (len(live.hub), session_tasks())

@@ -1,0 +1,87 @@
+"""A head that begins together with the end of another request: it has no more time than any."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.http.front.limits import ConnectionLimits
+from stretto.http.front.queueing import QUEUED_MAX
+from support.api_client import api_for, token_of
+from support.raw_client import BODY, PING, RawClients, creation, creation_head, raw_clients
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+DEADLINE_SECONDS = 60
+# Long enough for a body of several reads, also on a busy machine.
+READ_SECONDS = 0.3
+TOKEN = token_of("alice")
+ZIPPED = creation_head(TOKEN, "z") + b"Content-Encoding: gzip\r\n"
+# More than aiohttp unpacks before it is read: the parser keeps what comes behind it.
+UNPACKED_BYTES = 200_000
+CHUNKED = creation_head(TOKEN, "c") + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def with_body(head: bytes, body: bytes) -> bytes:
+    """Return a request with a body of that length."""
+    return head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+REQUESTS = {
+    "GET": PING,
+    "of another form": PING.replace(b"Host: x", b"Host:x"),
+    "creation": creation(TOKEN, "k"),
+    "chunks": CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
+    "several reads": creation(TOKEN, "l", BODY.ljust(100_000)),
+    "compressed": with_body(ZIPPED, gzip.compress(BODY.ljust(UNPACKED_BYTES))),
+    "more than may queue": PING * (QUEUED_MAX + 3),
+    "rejected": creation("no token", "k"),
+}
+
+
+@pytest.fixture
+async def raw(database_url: str) -> AsyncIterator[RawClients]:
+    """Clients of a service that waits for no request for long."""
+    limits = ConnectionLimits(read_timeout_seconds=READ_SECONDS)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url, limits=limits) as api,
+        raw_clients(api.url) as clients,
+    ):
+        yield clients
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("begun", [PING[:1], PING[:-1]], ids=["begun", "almost complete"])
+async def test_a_head_that_has_begun_with_the_end_of_a_request_is_timed(
+    begun: bytes, request_: bytes, raw: RawClients
+) -> None:
+    """Although nothing more of it ever comes."""
+    client = await raw.connect(request_ + begun)
+    for _ in range(request_.count(b" HTTP/1.1\r\n")):
+        assert (await client.answer())[0] in (200, 201, 401)
+    assert b"" == await client.closed()
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("cut", [0, 1, 4], ids=["in one piece", "in two", "before its last line"])
+async def test_a_connection_between_two_requests_is_not_timed(
+    cut: int, request_: bytes, raw: RawClients
+) -> None:
+    """The twin: it may be idle for longer than a request may take."""
+    client = await raw.connect(request_[: len(request_) - cut])
+    # What was sent is on its way before there is more.
+    await (await raw.connect(PING)).answer()
+    client.send(request_[len(request_) - cut :])
+    for _ in range(request_.count(b" HTTP/1.1\r\n")):
+        assert (await client.answer())[0] in (200, 201, 401)
+    # A newcomer is timed from now on, and cut off.
+    await (await raw.connect(PING[:9])).closed()
+    client.send(PING + PING[:9])
+    assert 200 == (await client.answer())[0]
+    client.send(PING[9:])
+    assert 200 == (await client.answer())[0]
