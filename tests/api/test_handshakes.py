@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from support.live_service import LiveService
 
 DEADLINE_SECONDS = 60
+# Empty ones, the client's with a mask (RFC 6455, 5.2).
+PING_FRAME, PONG_FRAME = b"\x89\x80\0\0\0\0", b"\x8a\0"
 KEY = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
 VERSION = "Sec-WebSocket-Version: 13"
 HANDSHAKE = "\r\n".join(
@@ -67,6 +69,8 @@ async def test_a_handshake_opens_a_session(old: str, new: str, live: LiveService
         client = await raw.connect(HANDSHAKE.replace(old, new, 1).encode())
         await client.until(b"HTTP/1.1 101 ")
         await client.until(b'{"position":')
+        client.send(PING_FRAME)
+        await client.until(PONG_FRAME)
 
 
 @pytest.mark.parametrize(("status", "old", "new"), BAD.values(), ids=BAD)

@@ -164,6 +164,9 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
             last, self._unparsed = self._unparsed, b""
             is_complete = self._read_request(last)
             self._ends_in_head = not (is_complete or self._is_in_body)
+            if is_complete and not self._has_all:
+                # Behind a handshake, the parser changes the protocol only when it is called again.
+                self._read_request(b"")
 
     def _read_request(self, data: bytes) -> bool:
         """Parse up to the end of one request at most; return whether it is complete."""
