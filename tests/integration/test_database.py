@@ -309,6 +309,21 @@ async def test_a_roles_isolation_is_not_taken_over(
         await database.release(kept)
 
 
+@pytest.mark.parametrize("durability", ["off", "local"])
+async def test_a_role_whose_commits_are_not_flushed_is_refused(
+    durability: str, database_url: str, connection: Connection
+) -> None:
+    """A crash would take back what was answered; the twin flushes, and waits for no standby."""
+    name = await connection.fetchval("SELECT current_database()")
+    await connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = {durability}')
+    async with Database(database_url) as database:
+        if durability == "off":
+            with pytest.raises(Unreachable, match="SET synchronous_commit = 'on'"):
+                await database.inspect()
+        else:
+            await database.inspect()
+
+
 async def test_a_url_with_another_encoding_is_refused(database_url: str) -> None:
     """With what to do about it."""
     async with Database(f"{database_url}&client_encoding=LATIN1") as database:

@@ -319,6 +319,7 @@ async def test_a_pool_whose_path_meets_a_hosts_table_first_is_refused(
             "default_transaction_isolation is serializable and must be read committed",
             {"default_transaction_isolation": "serializable"},
         ),
+        ("synchronous_commit is off", {"synchronous_commit": "off"}),
     ],
 )
 async def test_a_pool_whose_sessions_do_not_suit_is_refused(

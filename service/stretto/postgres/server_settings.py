@@ -1,7 +1,8 @@
-"""What a session must be like: UTF-8, READ COMMITTED, and behind a pooler the role's settings.
+"""What a session must be like: UTF-8, READ COMMITTED, flushed; behind a pooler the role's settings.
 
 In another encoding the server rejects names that the contract allows. Above READ COMMITTED a
 statement does not see what another transaction committed while it waited: most claims would fail.
+Without a flush, neither an answer nor a position outlives a crash of the server.
 """
 
 from __future__ import annotations
@@ -41,6 +42,13 @@ async def session_violation(connection: Connection) -> str | None:
             " out of the pool's settings, and run"
             f" ALTER ROLE {row['role']} IN DATABASE {row['database']}"
             f" SET default_transaction_isolation = '{ISOLATION}'"
+        )
+    # Of the other values, each flushes here; which standby is waited for is the operator's choice.
+    if row["synchronous_commit"] == "off":
+        return (
+            "synchronous_commit is off, so a crash of the server would lose acknowledged groups:"
+            " leave it out of the database's URL and of the pool's settings, and run"
+            f" ALTER ROLE {row['role']} IN DATABASE {row['database']} SET synchronous_commit = 'on'"
         )
     return None
 

@@ -1,10 +1,12 @@
 -- What a session must be like, whatever its role says.
 
 -- name: ping_session
--- Read the encodings of the database and of the session, and the isolation of its transactions.
+-- Read the encodings of the database and of the session, the isolation of its transactions, and
+-- what their commits wait for.
 SELECT current_setting('server_encoding') AS server_encoding,
        current_setting('client_encoding') AS client_encoding,
        current_setting('default_transaction_isolation') AS isolation,
+       current_setting('synchronous_commit') AS synchronous_commit,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
 
 -- name: ping_pooled
