@@ -110,12 +110,12 @@ CREATE TABLE outbox (
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Follows from the conversation's: however often an event is sent, it has one id.
     event_id        uuid        NOT NULL,
-    -- Of the group and its conversation. The event's document repeats both; the payload does not.
+    -- The group, its conversation, its members with the owner first, and its name: the event's
+    -- document follows from them. All events are of one type, group.created.
     subject         uuid        NOT NULL,
     conversation_id uuid        NOT NULL,
-    event_type      text        NOT NULL CHECK (event_type IN ('group.created')),
     recipients      text[]      NOT NULL CHECK (cardinality(recipients) BETWEEN 1 AND 1001),
-    payload         json        NOT NULL
+    group_name      text        NOT NULL
 ) PARTITION BY LIST (slot);
 
 -- Eight slots of a seventh of the retention each: one that is written to, and seven that are kept.
@@ -250,9 +250,8 @@ CREATE TABLE outbox_delivery (
     event_id        uuid        NOT NULL,
     subject         uuid        NOT NULL,
     conversation_id uuid        NOT NULL,
-    event_type      text        NOT NULL,
     recipients      text[]      NOT NULL,
-    payload         json        NOT NULL,
+    group_name      text        NOT NULL,
     -- When it may be taken next: taking postpones it by the lease, a failure by a pause.
     due_at          timestamptz NOT NULL,
     tries           integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
@@ -313,7 +312,7 @@ $$;
 -- foreign key.)
 CREATE FUNCTION lead_groups_1(
     group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
-    descriptions text[], recipients_of text[], event_ids uuid[], payloads text[], patience text
+    descriptions text[], recipients_of text[], event_ids uuid[], patience text
 ) RETURNS uuid[]
     LANGUAGE plpgsql
 AS $$
@@ -336,11 +335,11 @@ BEGIN
     END IF;
     WITH write AS (
         SELECT group_id, claim_token, conversation_id, name, description, recipients::text[],
-               event_id, payload::json
+               event_id
         FROM unnest(group_ids, claim_tokens, conversation_ids, names, descriptions, recipients_of,
-                    event_ids, payloads)
+                    event_ids)
             AS write (group_id, claim_token, conversation_id, name, description, recipients,
-                      event_id, payload)
+                      event_id)
     ), settled AS (
         UPDATE attempt
         SET status = 'succeeded', conversation_id = write.conversation_id,
@@ -366,10 +365,9 @@ BEGIN
         FROM settled, unnest(recipients) AS user_id
         RETURNING true
     ), new_event AS (
-        INSERT INTO outbox (slot, history, event_id, subject, conversation_id, event_type,
-                            recipients, payload)
-        SELECT present.slot, present.number, event_id, group_id, conversation_id,
-               'group.created', recipients, payload
+        INSERT INTO outbox (slot, history, event_id, subject, conversation_id, recipients,
+                            group_name)
+        SELECT present.slot, present.number, event_id, group_id, conversation_id, recipients, name
         FROM settled
         RETURNING true
     )
@@ -399,7 +397,7 @@ $$;
 CREATE PROCEDURE claim_and_lead_1(
     group_ids uuid[], owner_ids text[], fingerprints bytea[], claim_tokens uuid[],
     claim_patience text, conversation_ids uuid[], names text[], descriptions text[],
-    recipients_of text[], event_ids uuid[], payloads text[], lead_patience text,
+    recipients_of text[], event_ids uuid[], lead_patience text,
     INOUT led uuid[]
 )
     LANGUAGE plpgsql
@@ -408,7 +406,7 @@ BEGIN
     PERFORM claim_attempts_1(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience);
     COMMIT;
     led := lead_groups_1(group_ids, claim_tokens, conversation_ids, names, descriptions,
-                         recipients_of, event_ids, payloads, lead_patience);
+                         recipients_of, event_ids, lead_patience);
 END
 $$;
 

@@ -60,10 +60,9 @@ _FILL = """
         SELECT conversation_id, user_id, CASE user_id WHEN $2 THEN 'owner' ELSE 'member' END
         FROM made, unnest($3::text[]) AS user_id
     ), new_event AS (
-        INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients,
-                            conversation_id, payload, created_at)
-        SELECT number % 2, 0, group_id, 'group.created', group_id, $3, conversation_id,
-               '{"members_count": 4, "name": "Team standup", "owner_id": "user-1"}', made_at
+        INSERT INTO outbox (slot, history, event_id, subject, recipients, conversation_id,
+                            group_name, created_at)
+        SELECT number % 2, 0, group_id, group_id, $3, conversation_id, 'Team standup', made_at
         FROM made
     )
     INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, status, conversation_id,

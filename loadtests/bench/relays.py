@@ -31,11 +31,8 @@ if TYPE_CHECKING:
 EVENTS = 50_000
 
 _FILL = """
-    INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients, conversation_id,
-                        payload)
-    SELECT 0, 0, gen_random_uuid(), 'group.created', gen_random_uuid(), $1, uuidv7(),
-           json_build_object('members_count', 4,
-                             'name', 'Team standup', 'owner_id', 'user-1')
+    INSERT INTO outbox (slot, history, event_id, subject, recipients, conversation_id, group_name)
+    SELECT 0, 0, gen_random_uuid(), gen_random_uuid(), $1, uuidv7(), 'Team standup'
     FROM generate_series(1, $2)"""
 
 

@@ -13,7 +13,6 @@ _ID = "(lpad(to_hex(:a::bigint), 16, '0') || lpad(to_hex(:b::bigint), 16, '0')):
 _VARIABLES = "".join(f"\\set {name} random(1, 9223372036854775806)\n" for name in "ab")
 _MEMBERS = ["user-1", *BODY["members"]]
 _LITERAL = "{" + ",".join(_MEMBERS) + "}"
-_EVENT = '{"members_count": 4, "name": "Team standup", "owner_id": "user-1"}'
 
 CONVENTIONAL = f"""{_VARIABLES}
 INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
@@ -24,8 +23,8 @@ INSERT INTO chat_group (group_id, owner_id, name, fingerprint, conversation_id)
     VALUES ({_ID}, 'user-1', '{BODY["name"]}', '0123456789abcdef', {_ID});
 INSERT INTO conversation_member (conversation_id, user_id, role) VALUES
     {", ".join(f"({_ID}, '{user}', '{'owner' if user == 'user-1' else 'member'}')" for user in _MEMBERS)};
-INSERT INTO outbox (slot, history, event_id, event_type, subject, conversation_id, recipients, payload)
-    VALUES (0, 0, {_ID}, 'group.created', {_ID}, {_ID}, '{_LITERAL}', '{_EVENT}');
+INSERT INTO outbox (slot, history, event_id, subject, conversation_id, recipients, group_name)
+    VALUES (0, 0, {_ID}, {_ID}, {_ID}, '{_LITERAL}', '{BODY["name"]}');
 COMMIT;
 UPDATE attempt SET status = 'succeeded', conversation_id = {_ID}, settled_at = clock_timestamp()
     WHERE group_id = {_ID};
@@ -35,10 +34,7 @@ UPDATE attempt SET status = 'succeeded', conversation_id = {_ID}, settled_at = c
 def own() -> str:
     """Return claim and lead for one request at a time, from the service's statements."""
     claim = ["{id}", "'user-1'", "'0123456789abcdef'::bytea", "{id}"]
-    lead = [
-        *("{id}", "{id}", "{id}", f"'{BODY['name']}'", "null", f"'{_LITERAL}'", "{id}"),
-        f"'{_EVENT}'",
-    ]
+    lead = ["{id}", "{id}", "{id}", f"'{BODY['name']}'", "null", f"'{_LITERAL}'", "{id}"]
     return _VARIABLES + _filled("claim", claim) + _filled("lead", lead)
 
 

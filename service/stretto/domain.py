@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 NAMESPACE: Final = uuid5(NAMESPACE_URL, "urn:stretto:create_group")
+# The type of all events.
+EVENT_TYPE: Final = "group.created"
 
 NAME_CHARACTERS_MAX: Final = 64
 DESCRIPTION_CHARACTERS_MAX: Final = 1024
@@ -246,12 +248,12 @@ def _namespace(owner: str) -> uuid_utils.UUID:
 
 
 def event_id(conversation: UUID) -> UUID:
-    """Return the id of the `group.created` event of the group with this conversation.
+    """Return the id of the event of the group with this conversation.
 
     It is the same each time that the event is sent. A group that is created again after it was lost
     has another conversation, so that its event has another id: equal ids mean equal content.
     """
-    return uuid5(conversation, "group.created")
+    return uuid5(conversation, EVENT_TYPE)
 
 
 _QUOTED_KEY_RULE = (

@@ -164,24 +164,23 @@ async def test_what_waited_for_the_relay_while_it_was_replayed_is_told_once(
         assert following == (await client.next())["event"]["subject"]
 
 
-async def insert_events(connection: Connection, count: int, payload_bytes: int = 0) -> None:
+async def insert_events(connection: Connection, count: int, name_bytes: int = 0) -> None:
     """Write events of bob's, each in a transaction of its own."""
     await connection.execute(
         """CREATE PROCEDURE pg_temp.insert_events(count integer, bytes integer) AS $$
            BEGIN
                FOR number IN 1..count LOOP
-                   INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients,
-                                       conversation_id, payload)
+                   INSERT INTO outbox (slot, history, event_id, subject, recipients,
+                                       conversation_id, group_name)
                    VALUES ((SELECT slot FROM outbox_slot AS s ORDER BY s.number DESC LIMIT 1),
                            (SELECT max(h.number) FROM outbox_history AS h),
-                           gen_random_uuid(), 'group.created', gen_random_uuid(), '{bob}',
-                           '01a1fc83-fd4c-771a-a6fa-15ce8d4e3372',
-                           json_build_object('text', repeat('x', bytes)));
+                           gen_random_uuid(), gen_random_uuid(), '{bob}',
+                           '01a1fc83-fd4c-771a-a6fa-15ce8d4e3372', repeat('x', bytes));
                    COMMIT;
                END LOOP;
            END $$ LANGUAGE plpgsql"""
     )
-    await connection.execute(f"CALL pg_temp.insert_events({count}, {payload_bytes})")
+    await connection.execute(f"CALL pg_temp.insert_events({count}, {name_bytes})")
 
 
 async def found_too_slow(live: LiveService) -> int:
@@ -248,7 +247,7 @@ async def test_without_that_a_session_that_reads_is_found_too_slow(
     await live.emptied()
     async with live.websocket("mallory") as other:
         await other.next()
-        await insert_events(connection, 1000, payload_bytes=1000)
+        await insert_events(connection, 1000, name_bytes=1000)
         async with live.websocket(since=since) as client:
             await ids_of(client, 1)
             await live.tail_once()
@@ -262,7 +261,7 @@ async def test_a_session_that_does_not_read_its_past_is_closed(
     """Over both ways; nothing of it is left."""
     monkeypatch.setattr(events, "READ_ON_SECONDS", 0.1)
     since = await bookmark(live)
-    await insert_events(connection, 200, payload_bytes=20_000)
+    await insert_events(connection, 200, name_bytes=20_000)
     for headers in (UPGRADE, STREAM):
         async with MuteClient(live, {**headers, "Last-Event-ID": since}):
             await until(lambda: len(live.hub))

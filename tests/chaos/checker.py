@@ -151,7 +151,7 @@ class Checker:
             if (
                 event.event_id != event_id_of(group.conversation_id)
                 or event.recipients != set(members)
-                or event.payload.get("name") != group.name
+                or event.group_name != group.name
             ):
                 yield "the event tells of something else than the group"
         attempt = self._attempts.get(group.group_id)

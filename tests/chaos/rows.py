@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from stretto.postgres.check import Violation, check_database
@@ -33,7 +32,7 @@ class EventRow:
     event_id: UUID
     subject: UUID
     recipients: set[str]
-    payload: dict[str, Any]
+    group_name: str
 
 
 @dataclass(slots=True)
@@ -68,16 +67,9 @@ async def read_rows(connection: Connection, retention_days: int = RETENTION_DAYS
                 GroupRow(_id(row[0]), row[1], row[2], row[3], _id(row["conversation_id"]))
             )
         for row in await connection.fetch(
-            "SELECT event_id, subject, recipients, conversation_id, payload FROM outbox"
+            "SELECT event_id, subject, recipients, group_name FROM outbox"
         ):
-            rows.events.append(
-                EventRow(
-                    _id(row[0]),
-                    _id(row[1]),
-                    set(row[2]),
-                    {"conversation_id": str(row[3]), **json.loads(row["payload"])},
-                )
-            )
+            rows.events.append(EventRow(_id(row[0]), _id(row[1]), set(row[2]), row["group_name"]))
         for row in await connection.fetch("SELECT group_id, status FROM attempt"):
             rows.attempts.append(AttemptRow(_id(row[0]), row[1]))
         for row in await connection.fetch(

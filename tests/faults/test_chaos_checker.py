@@ -66,11 +66,10 @@ class Run:
         self.history.publish([EVENT])
         self.resumed = self.history.listen("alice", 0, "1.a")
         self.history.hear(self.resumed, "2.a", EVENT)
-        payload = {"conversation_id": str(CONVERSATION), "name": "Team"}
         people = {"alice", "bob", "carol"}
         self.rows = Rows(
             groups=[GroupRow(KEY.group_id, "alice", "Team", "us", CONVERSATION)],
-            events=[EventRow(event_id_of(CONVERSATION), KEY.group_id, people, payload)],
+            events=[EventRow(event_id_of(CONVERSATION), KEY.group_id, people, "Team")],
             attempts=[
                 AttemptRow(KEY.group_id, "succeeded"),
                 AttemptRow(FAILED.group_id, "failed"),
@@ -119,6 +118,11 @@ def failed_then(status: int, body: str = "", do: str = "lookup") -> Callable[[Ru
     return lambda run: run.tell(status, body, key=FAILED, do=do)
 
 
+def name_otherwise(event: EventRow) -> None:
+    """Have an event name another group."""
+    event.group_name = "Another"
+
+
 def forget_event(listening: Listening) -> None:
     """Take back that a client was sent its event."""
     listening.events.clear()
@@ -154,7 +158,7 @@ PLANTS: list[tuple[str, Callable[[Run], object]]] = [
     ),
     ("a group without its event", lambda run: run.rows.events.clear()),
     ("the event tells of something else", lambda run: run.rows.events[0].recipients.pop()),
-    ("the event tells of something else", lambda run: run.rows.events[0].payload.clear()),
+    ("the event tells of something else", lambda run: name_otherwise(run.rows.events[0])),
     ("attempt has not succeeded", lambda run: run.rows.attempts.pop(0)),
     ("not what was asked for", lambda run: run.rows.members[CONVERSATION].pop("bob")),
     (
@@ -247,7 +251,7 @@ def lost_again(run: Run, *, since: int) -> None:
     run.history.publish([event])
     (group,), (row,) = run.rows.groups, run.rows.events
     run.rows.members[OTHER] = run.rows.members.pop(CONVERSATION)
-    group.conversation_id = row.payload["conversation_id"] = OTHER
+    group.conversation_id = OTHER
     row.event_id = event_id_of(OTHER)
 
 

@@ -239,8 +239,8 @@ async def test_no_event_is_read_before_the_standby_has_it(
         event = await commit_event(beside)
         await beside.execute(
             """INSERT INTO outbox_delivery
-               SELECT 'bus', created_at, event_id, subject, conversation_id, event_type, recipients,
-                      payload, now()
+               SELECT 'bus', created_at, event_id, subject, conversation_id, recipients,
+                      group_name, now()
                FROM outbox"""
         )
         if not is_synchronous:

@@ -34,7 +34,7 @@ CHANGES = [
     "CREATE INDEX spare ON chat_group (spare)",
     "ALTER TABLE attempt DROP COLUMN spare",
     "ALTER TABLE chat_group DROP COLUMN spare",
-    "ALTER TABLE outbox ALTER COLUMN event_type SET STATISTICS 100",
+    "ALTER TABLE outbox ALTER COLUMN group_name SET STATISTICS 100",
     "VACUUM FULL attempt",
 ]
 

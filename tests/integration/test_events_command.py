@@ -115,11 +115,10 @@ async def test_a_pause_of_the_webhook_is_shown_and_ended(
         URL_DIGEST,
     )
     await connection.execute(
-        """INSERT INTO outbox_delivery (reader, event_id, event_type, subject, conversation_id,
-                                        recipients, payload, created_at, due_at)
-           VALUES ('webhook', gen_random_uuid(), 'group.created', gen_random_uuid(),
-                   gen_random_uuid(), '{a}', '{}', clock_timestamp(),
-                   clock_timestamp() + interval '1 day')"""
+        """INSERT INTO outbox_delivery (reader, event_id, subject, conversation_id, recipients,
+                                        group_name, created_at, due_at)
+           VALUES ('webhook', gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), '{a}',
+                   'Team', clock_timestamp(), clock_timestamp() + interval '1 day')"""
     )
     _, output, _ = await stretto("events", DATABASE_URL=database_url)
     assert "the webhook is paused until 2999-01-02 03:04:05" in output

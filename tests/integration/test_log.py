@@ -132,6 +132,9 @@ async def test_a_full_page_of_others_events_goes_on_behind_them(
     both = await commit_event(connection, ("alice", "bob"))
     asked = (await store.page(rest.place, 3, [BOB])).events
     assert [(both, ("bob",))] == [(each.event.event_id, each.event.recipients) for each in asked]
+    # Its document is the same for all.
+    data = orjson.loads(asked[0].event.envelope)["data"]
+    assert ("alice", 2) == (data["owner_id"], data["members_count"])
     # Of many users, the database does not filter.
     many = [UserId(f"user{number}") for number in range(log.FILTERED_USERS_MAX + 1)]
     assert [*others, own, both] == ids(await store.page(begin, 10, many))
@@ -147,10 +150,10 @@ async def test_a_long_transaction_costs_a_reader_nothing(
         for _ in range(20):
             async with connection.transaction():
                 await connection.execute(
-                    """INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients,
-                                           conversation_id, payload)
-                       SELECT 0, 0, gen_random_uuid(), 'group.created', gen_random_uuid(), '{bob}',
-                              gen_random_uuid(), '{}'
+                    """INSERT INTO outbox (slot, history, event_id, subject, recipients,
+                                           conversation_id, group_name)
+                       SELECT 0, 0, gen_random_uuid(), gen_random_uuid(), '{bob}',
+                              gen_random_uuid(), 'Team'
                        FROM generate_series(1, 500)"""
                 )
         place = await store.present()

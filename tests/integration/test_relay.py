@@ -112,7 +112,12 @@ async def test_a_committed_event_is_published_once_in_its_envelope(
         "type": "group.created",
         "subject": str(event_id),
         "datacontenttype": "application/json",
-        "data": {"group_id": str(event_id), "name": "Team"},
+        "data": {
+            "group_id": str(event_id),
+            "owner_id": "alice",
+            "name": "Team",
+            "members_count": 2,
+        },
     } == envelope
     assert ("alice", "bob") == event.recipients
     assert 0 == await unpublished(connection)

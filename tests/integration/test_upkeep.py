@@ -87,11 +87,11 @@ async def create(component: Component, key: str) -> UUID:
         ),
         ("event without a group", "UPDATE outbox SET subject = gen_random_uuid()"),
         (
-            "more than one event of a kind",
-            """INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients,
-                                   conversation_id, payload)
-               SELECT slot, history, gen_random_uuid(), event_type, subject, recipients,
-                      conversation_id, payload
+            "group with more than one event",
+            """INSERT INTO outbox (slot, history, event_id, subject, recipients, conversation_id,
+                                   group_name)
+               SELECT slot, history, gen_random_uuid(), subject, recipients, conversation_id,
+                      group_name
                FROM outbox""",
         ),
         (
@@ -99,8 +99,8 @@ async def create(component: Component, key: str) -> UUID:
             "UPDATE outbox SET conversation_id = gen_random_uuid()",
         ),
         (
-            "event without its owner among the recipients",
-            "UPDATE outbox SET recipients = ARRAY['bob']",
+            "event names another owner than its group",
+            "UPDATE outbox SET recipients = ARRAY['bob', 'alice']",
         ),
     ],
 )
@@ -178,10 +178,10 @@ async def test_only_what_is_past_its_retention_is_swept(
            INSERT INTO inbox (consumer, message_id) VALUES ('c', gen_random_uuid());
            INSERT INTO outbox_reader (name, history, seen) SELECT 'bus', history, seen
            FROM outbox_present;
-           INSERT INTO outbox_delivery (reader, event_id, event_type, subject, conversation_id,
-                                        recipients, payload, created_at, due_at, dead_reason)
-           SELECT reader, event_id, event_type, subject, conversation_id, recipients, payload,
-                  created_at, created_at, reason
+           INSERT INTO outbox_delivery (reader, event_id, subject, conversation_id, recipients,
+                                        group_name, created_at, due_at, dead_reason)
+           SELECT reader, event_id, subject, conversation_id, recipients, group_name, created_at,
+                  created_at, reason
            FROM outbox, (VALUES ('bus', NULL), ('webhook', NULL), ('webhook ', 'dead'))
                     AS delivery (reader, reason)
            WHERE event_id = (SELECT event_id FROM outbox LIMIT 1)"""

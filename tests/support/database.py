@@ -110,11 +110,11 @@ async def commit_event(
     """
     event_id = event_id or uuid.uuid4()
     await connection.execute(
-        """INSERT INTO outbox (slot, history, event_id, event_type, subject, recipients,
-                               conversation_id, payload)
+        """INSERT INTO outbox (slot, history, event_id, subject, recipients, conversation_id,
+                               group_name)
            VALUES ((SELECT slot FROM outbox_slot ORDER BY number DESC LIMIT 1),
                    (SELECT max(number) FROM outbox_history),
-                   $1, 'group.created', $2, $3, $4, '{"name": "Team"}')""",
+                   $1, $2, $3, $4, 'Team')""",
         *(event_id, subject or event_id, recipients, uuid7()),
     )
     return event_id

@@ -11,6 +11,7 @@ from stretto.commands.console import stdout
 from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import connected, run
 from stretto.config import read_settings
+from stretto.domain import EVENT_TYPE
 from stretto.errors import NotFound
 from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.webhook.store import disabled_at, enable, paused_until
@@ -56,7 +57,7 @@ def events(
             pause_end = await paused_until(connection)
         for letter in letters:
             stdout.print(
-                f"{letter['event_id']} {letter['event_type']} of {letter['created_at']:%F %T},"
+                f"{letter['event_id']} {EVENT_TYPE} of {letter['created_at']:%F %T},"
                 f" {letter['tries']} tries: {letter['dead_reason']}"
             )
         stdout.print(f"{len(letters) or 'no'} dead letters")

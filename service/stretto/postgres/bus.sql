@@ -55,9 +55,9 @@ WHERE name = 'bus' AND token = $1;
 -- Make deliveries of events that the bus has refused once: their histories $1, positions $2 and ids
 -- $3. They are tried again after $4 seconds; $5 is now. The place moves on after this commit, so
 -- that a crash undoes this only together with that.
-INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, event_type,
-                             recipients, payload, due_at, tries)
-SELECT 'bus', created_at, event_id, subject, conversation_id, event_type, recipients, payload,
+INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, recipients,
+                             group_name, due_at, tries)
+SELECT 'bus', created_at, event_id, subject, conversation_id, recipients, group_name,
        coalesce($5::timestamptz, clock_timestamp()) + make_interval(secs => $4), 1
 FROM set_config('synchronous_commit', 'off', true),
      unnest($1::integer[], $2::text[], $3::uuid[]) AS refused (history, position, event_id)

@@ -58,22 +58,22 @@ WHERE kind = 'group' AND chat_group.group_id IS NULL
 LIMIT $1;
 
 -- name: check_events
--- G5, G8: events without a group, a second one of the same kind, or one whose content contradicts
+-- G5, G8: events without a group, a second one of the same group, or one whose content contradicts
 -- its group. The log may still have the event of a group that was deleted and created again: it
 -- tells of another conversation, beside the event of the present one. The members may have changed
 -- since, so only the owner is compared.
 SELECT subject AS group_id,
        CASE WHEN owner_id IS NULL THEN 'event without a group'
-            WHEN events_count > 1 THEN 'more than one event of a kind'
+            WHEN events_count > 1 THEN 'group with more than one event'
             WHEN has_own IS NOT TRUE THEN 'event names another conversation than its group'
-            ELSE 'event without its owner among the recipients' END AS what
+            ELSE 'event names another owner than its group' END AS what
 FROM (SELECT subject, recipients, owner_id,
-             count(*) OVER (PARTITION BY subject, event_type, outbox.conversation_id)
+             count(*) OVER (PARTITION BY subject, outbox.conversation_id)
                  AS events_count,
              bool_or(outbox.conversation_id = chat_group.conversation_id)
                  OVER (PARTITION BY subject) AS has_own
       FROM outbox LEFT JOIN chat_group ON chat_group.group_id = subject) AS event
-WHERE events_count > 1 OR has_own IS NOT TRUE OR NOT owner_id = ANY (recipients)
+WHERE events_count > 1 OR has_own IS NOT TRUE OR owner_id <> recipients[1]
 LIMIT $1;
 
 -- name: allow_scans

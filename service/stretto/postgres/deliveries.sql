@@ -24,7 +24,8 @@ UPDATE outbox_delivery AS delivery
 SET due_at = clock.now + make_interval(secs => $3)
 FROM due, clock
 WHERE reader = $1 AND delivery.event_id = due.event_id
-RETURNING delivery.event_id, subject, conversation_id, event_type, recipients, payload, tries;
+RETURNING delivery.event_id, subject, conversation_id, recipients[1] AS owner_id, group_name,
+          cardinality(recipients) AS members_count, recipients, tries;
 
 -- name: settle_deliveries
 -- Delete the deliveries of the reader $1 that were sent ($2). Put the others ($3) off by $4
@@ -60,7 +61,7 @@ WHERE name = $1 AND disabled_at IS NULL;
 
 -- name: dead_letters
 -- Read the first $1 dead letters, of the bus or of the webhook's endpoint, the oldest first.
-SELECT event_id, event_type, subject, created_at, tries,
+SELECT event_id, subject, created_at, tries,
        CASE reader WHEN 'bus' THEN '' ELSE reader || ': ' END || dead_reason AS dead_reason
 FROM outbox_delivery
 WHERE dead_reason IS NOT NULL

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from stretto.domain import EVENT_TYPE
 from stretto.events.event import CommittedEvent
 from stretto.events.log import LoggedEvent, LogPage
 from stretto.events.place import History, Place, Present
@@ -102,7 +103,7 @@ def envelope(row: asyncpg.Record) -> bytes:
             "specversion": "1.0",
             "id": str(row["event_id"]),
             "source": SOURCE,
-            "type": row["event_type"],
+            "type": EVENT_TYPE,
             "subject": str(row["subject"]),
             "time": datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(
                 timespec="milliseconds"
@@ -111,7 +112,9 @@ def envelope(row: asyncpg.Record) -> bytes:
             "data": {
                 "group_id": str(row["subject"]),
                 "conversation_id": str(row["conversation_id"]),
-                **orjson.loads(row["payload"]),
+                "owner_id": row["owner_id"],
+                "name": row["group_name"],
+                "members_count": row["members_count"],
             },
         }
     )

@@ -37,14 +37,15 @@ SELECT row_to_json(outbox_present) AS present,
        CASE WHEN current_setting('synchronous_standby_names') <> '' AND EXISTS (SELECT FROM page)
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at,
        NULL AS history, NULL AS position, NULL AS event_id, NULL AS subject,
-       NULL AS conversation_id, NULL AS event_type, NULL AS recipients, NULL AS payload,
-       NULL AS number
+       NULL AS conversation_id, NULL AS owner_id, NULL AS group_name, NULL AS members_count,
+       NULL AS recipients, NULL AS number
 FROM outbox_present
 UNION ALL
-SELECT NULL, NULL, NULL, history, position, event_id, subject, conversation_id, event_type,
+SELECT NULL, NULL, NULL, history, position, event_id, subject, conversation_id,
+       recipients[1], group_name, cardinality(recipients),
        CASE WHEN $5::text[] IS NULL THEN recipients
             ELSE ARRAY(SELECT unnest(recipients) INTERSECT SELECT unnest($5::text[])) END,
-       payload, number
+       number
 FROM page
 WHERE $5::text[] IS NULL OR recipients && $5::text[] OR number = (SELECT max(number) FROM page)
 ORDER BY number NULLS FIRST;

@@ -25,7 +25,7 @@ def attempt_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
 
 
 def group_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
-    """Return what a lead writes: conversations, names, descriptions, recipients and events."""
+    """Return what a lead writes: conversations, names, descriptions, recipients, ids of events."""
     recipients = [(write.new_group.owner, *write.new_group.members) for write in writes]
     return (
         [write.conversation_id for write in writes],
@@ -33,7 +33,6 @@ def group_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
         [write.new_group.description for write in writes],
         [_array_literal(users) for users in recipients],
         [event_id(write.conversation_id) for write in writes],
-        [_event_data(write) for write in writes],
     )
 
 
@@ -49,13 +48,3 @@ def _array_literal(users: Sequence[str]) -> str:
     For printable ASCII a quoted element is written exactly as in JSON.
     """
     return "{" + orjson.dumps(users)[1:-1].decode() + "}"
-
-
-def _event_data(write: Write) -> str:
-    return orjson.dumps(
-        {
-            "owner_id": write.new_group.owner,
-            "name": write.new_group.name,
-            "members_count": 1 + len(write.new_group.members),
-        }
-    ).decode()

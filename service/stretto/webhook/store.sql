@@ -57,10 +57,10 @@ WITH clock AS MATERIALIZED (
 ), found AS MATERIALIZED (
     SELECT * FROM late UNION ALL SELECT * FROM fresh
 ), enrolled AS (
-    INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, event_type,
-                                 recipients, payload, due_at)
-    SELECT 'webhook', created_at, event_id, subject, conversation_id, event_type, recipients,
-           payload, clock.now
+    INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, recipients,
+                                 group_name, due_at)
+    SELECT 'webhook', created_at, event_id, subject, conversation_id, recipients, group_name,
+           clock.now
     FROM found, clock
     ON CONFLICT DO NOTHING
 ), last AS (
