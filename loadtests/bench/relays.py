@@ -11,14 +11,14 @@ from loadtests.bench.bench import OWNER
 from loadtests.bench.machinery import BODY, BenchError, Measure
 
 from stretto.embedded.nats import embedded_nats
-from stretto.events.event import BUS_PREFIX
-from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.nats.connection import NatsConnection
 from stretto.nats.deployment import Deployment
 from stretto.nats.publisher import NatsBus
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database
 from stretto.runtime.runner import Runner
+from stretto.targets.bus import BUS_PREFIX
+from stretto.targets.relay import OutboxRelay, RelaySettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from loadtests.bench.bench import Bench
 
-    from stretto.events.event import CommittedEvent, EventBus
+    from stretto.events.log import CommittedEvent
+    from stretto.targets.bus import EventBus
 
 EVENTS = 50_000
 

@@ -15,9 +15,8 @@ from loadtests.bench.machinery import SECRET
 
 from stretto.assembly.application import create_app
 from stretto.assembly.settings import ComponentSettings
-from stretto.events.event import CommittedEvent
 from stretto.events.hub import HubSettings
-from stretto.events.log import LoggedEvent
+from stretto.events.log import CommittedEvent, LoggedEvent
 from stretto.events.place import History
 from stretto.http.event_streams import StreamSettings
 from stretto.http.front.serving import serving

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from stretto.errors import RateLimited as RateLimited
     from stretto.errors import StrettoError as StrettoError
     from stretto.errors import Unreachable as Unreachable
-    from stretto.events.event import BusUnavailable as BusUnavailable
-    from stretto.events.event import CommittedEvent as CommittedEvent
-    from stretto.events.event import EventBus as EventBus
     from stretto.events.hub import HubSettings as HubSettings
+    from stretto.events.log import CommittedEvent as CommittedEvent
     from stretto.http.event_streams import StreamSettings as StreamSettings
     from stretto.http.tokens.authenticator import TokenSettings as TokenSettings
     from stretto.postgres.hook import OnCreate as OnCreate
     from stretto.postgres.inbox import Inbox as Inbox
     from stretto.postgres.migrate import migrate as migrate
+    from stretto.targets.bus import BusUnavailable as BusUnavailable
+    from stretto.targets.bus import EventBus as EventBus
     from stretto.webhook.rules import WebhookSettings as WebhookSettings
 
 _MODULES: Final = {
@@ -63,7 +63,8 @@ _MODULES: Final = {
     "stretto.http.tokens.authenticator": "TokenSettings",
     "stretto.http.event_streams": "StreamSettings",
     "stretto.creation.creator": "Answer CreatorSettings GroupCreator",
-    "stretto.events.event": "BusUnavailable CommittedEvent EventBus",
+    "stretto.events.log": "CommittedEvent",
+    "stretto.targets.bus": "BusUnavailable EventBus",
     "stretto.webhook.rules": "WebhookSettings",
     "stretto.postgres.hook": "OnCreate",
     "stretto.postgres.inbox": "Inbox",

@@ -13,9 +13,8 @@ from aiohttp import WSServerHandshakeError, web
 
 from stretto.assembly.application import create_app
 from stretto.events.close_codes import CloseCode
-from stretto.events.event import CommittedEvent
 from stretto.events.hub import HubSettings
-from stretto.events.log import LoggedEvent
+from stretto.events.log import CommittedEvent, LoggedEvent
 from stretto.events.place import History
 from stretto.http.event_streams import SUBPROTOCOL, StreamSettings
 from stretto.http.tokens.authenticator import TokenSettings

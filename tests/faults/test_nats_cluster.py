@@ -21,12 +21,12 @@ from uuid_utils.compat import uuid4
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.events.relay import RelaySettings
 from stretto.nats import requests
 from stretto.nats.access import NatsSettings
 from stretto.nats.commands import CommandSettings
 from stretto.nats.deployment import MARK
 from stretto.observations import BusTrouble, StreamDiffers
+from stretto.targets.relay import RelaySettings
 from support.command_process import stretto
 from support.nats_cluster import SERVERS, NatsCluster
 from support.nats_process import DEADLINE_SECONDS, OURS, deployment_of, stored

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from chaos.server import OwnServer
-    from stretto.events.event import CommittedEvent
+    from stretto.events.log import CommittedEvent
 
 BOB = UserId("bob")
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import pytest_asyncio
 
-from stretto.events.delivery import PutOff
 from stretto.postgres.bus import PostgresBusStore
+from stretto.targets.delivery import PutOff
 from stretto.webhook.store import PostgresWebhookStore
 from support.database import commit_event
 from support.webhook_receiver import URL_DIGEST

@@ -6,9 +6,9 @@ import uuid
 from typing import TYPE_CHECKING
 
 from stretto.assembly.opening import open_component
-from stretto.events.delivery import PutOff
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database
+from stretto.targets.delivery import PutOff
 from support.command_process import stretto
 from support.database import commit_group_event
 from support.waiting import until
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
 
-    from stretto.events.event import CommittedEvent
+    from stretto.events.log import CommittedEvent
     from support.database import Connection
 
 

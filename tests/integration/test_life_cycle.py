@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from stretto.assembly.component import Component
     from stretto.domain import UserId as User
-    from stretto.events.event import CommittedEvent
+    from stretto.events.log import CommittedEvent
     from support.database import Connection
 
     Load = Callable[["Stage"], Coroutine[Any, Any, object]]

@@ -15,11 +15,11 @@ import pytest_asyncio
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.events.delivery import PutOff
 from stretto.events.place import Place
 from stretto.postgres import log
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.queries import QUERIES
+from stretto.targets.delivery import PutOff
 from support.database import commit_event, connect
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import stretto
 from stretto.assembly.host_options import require_hook
 from stretto.assembly.host_pool import POOL_SPARE_MIN, READ, SENT
 from stretto.errors import KeyInvalid
-from stretto.events.relay import RelaySettings
 from stretto.postgres.migrate import PRIVILEGES
 from stretto.postgres.queries import QUERIES
+from stretto.targets.relay import RelaySettings
 from support.api_client import SECRET
 
 if TYPE_CHECKING:

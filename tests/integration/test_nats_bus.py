@@ -15,7 +15,7 @@ from uuid_utils.compat import uuid4
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id
-from stretto.events.event import BusUnavailable, CommittedEvent
+from stretto.events.log import CommittedEvent
 from stretto.nats import connection as connection_module
 from stretto.nats import publisher as publisher_module
 from stretto.nats.connection import NatsConnection
@@ -24,6 +24,7 @@ from stretto.nats.publisher import NatsBus
 from stretto.observations import BusConnected, BusTrouble
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
+from stretto.targets.bus import BusUnavailable
 from support.nats_process import OURS, NatsProcess, nats_client, stored
 
 if TYPE_CHECKING:

@@ -11,16 +11,16 @@ import pytest
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id
-from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.observations import RowsSwept
 from stretto.runtime.runner import Run
+from stretto.targets.relay import OutboxRelay, RelaySettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from uuid import UUID
 
     from stretto.assembly.component import Component
-    from stretto.events.event import CommittedEvent
+    from stretto.events.log import CommittedEvent
     from stretto.observations import Observation
     from stretto.runtime.actor import Pace
     from support.database import Connection

@@ -11,16 +11,16 @@ import pytest
 import pytest_asyncio
 
 from stretto.errors import Unreachable
-from stretto.events import relay as relay_module
-from stretto.events.event import BusUnavailable
-from stretto.events.lag import LOOK_SECONDS
-from stretto.events.relay import OutboxRelay, RelaySettings
 from stretto.observations import EventBuried
 from stretto.postgres import bus as bus_module
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.backoff import Backoff
+from stretto.targets import relay as relay_module
+from stretto.targets.bus import BusUnavailable
+from stretto.targets.lag import LOOK_SECONDS
+from stretto.targets.relay import OutboxRelay, RelaySettings
 from support.clock import Clock
 from support.database import commit_event, connect, unpublished
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
-    from stretto.events.event import CommittedEvent
+    from stretto.events.log import CommittedEvent
     from stretto.observations import Observation
     from stretto.postgres.connections import Database
     from support.database import Connection

@@ -18,11 +18,11 @@ import pytest
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.events.event import BusUnavailable
 from stretto.observations import EventBuried, WebhookDisabled, WebhookTried
 from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.runner import Run
+from stretto.targets.bus import BusUnavailable
 from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.rules import JITTER_RATIO_MAX, RETRY_SECONDS, WebhookSettings
 from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from uuid import UUID
 
-    from stretto.events.event import CommittedEvent
+    from stretto.events.log import CommittedEvent
     from stretto.observations import Observation
     from stretto.postgres.connections import Database
     from support.database import Connection

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from races.log_world import Pending
 from races.stepped_loop import SteppedLoop
 from stretto.errors import StoreError, Unreachable
-from stretto.events.event import BusUnavailable
-from stretto.events.relay import OutboxRelay, RelaySettings
+from stretto.targets.bus import BusUnavailable
+from stretto.targets.relay import OutboxRelay, RelaySettings
 from support.memory_log import MemoryLog, page_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
-    from stretto.events.event import CommittedEvent
+    from stretto.events.log import CommittedEvent
     from stretto.events.place import Place
 
 RELAYS: Final = 2

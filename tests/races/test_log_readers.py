@@ -13,9 +13,9 @@ from races.log_world import LogScenario, LogWorld
 from races.relay_world import RelayWorld
 from stretto.events.catch_up import CatchUp
 from stretto.events.hub import SessionHub
-from stretto.events.relay import OutboxRelay
 from stretto.events.session import Session
 from stretto.events.tail import LogTail
+from stretto.targets.relay import OutboxRelay
 from support.memory_log import MemoryLog
 
 if TYPE_CHECKING:

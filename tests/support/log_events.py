@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from stretto.events.event import CommittedEvent
-from stretto.events.log import LoggedEvent
+from stretto.events.log import CommittedEvent, LoggedEvent
 from stretto.events.place import History, Place, Present
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from stretto.events.event import CommittedEvent
-from stretto.events.log import LoggedEvent, LogPage
+from stretto.events.log import CommittedEvent, LoggedEvent, LogPage
 from stretto.events.place import History, Place, Present
 
 if TYPE_CHECKING:

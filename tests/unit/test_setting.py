@@ -12,11 +12,11 @@ from stretto.assembly.settings import ComponentSettings
 from stretto.creation.creator import CreatorSettings
 from stretto.errors import ConfigurationError
 from stretto.events.hub import HubSettings
-from stretto.events.relay import RelaySettings
 from stretto.http.event_streams import StreamSettings
 from stretto.http.tokens.authenticator import TokenSettings
 from stretto.postgres.retention import Retention
 from stretto.setting import require_settings, setting
+from stretto.targets.relay import RelaySettings
 from stretto.webhook.rules import WebhookSettings
 
 GOOD = ComponentSettings()
@@ -75,7 +75,7 @@ def test_what_is_out_of_bounds_is_refused(words: str, part: Any) -> None:
         ("writers must be int, not <class 'str'>", {"writers": "2"}),
         ("writers must be int, not <class 'float'>", {"writers": 2.0}),
         ("writers must be int, not <class 'bool'>", {"writers": True}),
-        ("relay must be stretto.events.relay.RelaySettings, not", {"relay": None}),
+        ("relay must be stretto.targets.relay.RelaySettings, not", {"relay": None}),
         ("relay must be .*RelaySettings, not .*HubSettings", {"relay": HubSettings()}),
         ("nats_url must be str, not <class 'NoneType'>", {"nats_url": None}),
     ],

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from stretto.creation.writer import GroupWriter
     from stretto.events.history_reader import Ask, HistoryReader, Stretch
     from stretto.events.hub import SessionHub
-    from stretto.events.relay import OutboxRelay
     from stretto.events.tail import Announcer, LogTail
     from stretto.nats.opening import Nats
     from stretto.postgres.connections import Database
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from stretto.postgres.writes import PostgresWriteStore
     from stretto.runtime.mailbox import Mailbox
     from stretto.runtime.runner import Runner
+    from stretto.targets.relay import OutboxRelay
     from stretto.webhook.sender import WebhookSender
 
 

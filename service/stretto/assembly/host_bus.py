@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from stretto.events.event import CommittedEvent, EventBus
+    from stretto.events.log import CommittedEvent
+    from stretto.targets.bus import EventBus
 
 
 class HostsBus:

@@ -32,7 +32,6 @@ from stretto.creation.reads import Reads
 from stretto.creation.writer import GroupWriter
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
 from stretto.events.hub import SessionHub
-from stretto.events.relay import OutboxRelay
 from stretto.events.tail import Announcer, LogTail
 from stretto.nats.opening import Bus, make_nats
 from stretto.observations import ConnectionLost, Observation
@@ -49,6 +48,7 @@ from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
 from stretto.setting import require_settings
+from stretto.targets.relay import OutboxRelay
 from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.sender import WebhookSender
 from stretto.webhook.store import PostgresWebhookStore
@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from stretto.creation.ports import Write, WriteResult
-    from stretto.events.event import EventBus
     from stretto.nats.opening import Nats
     from stretto.observations import Observer
     from stretto.postgres.driver_connection import Pool
     from stretto.postgres.hook import OnCreate
+    from stretto.targets.bus import EventBus
 
 
 def _unobserved(event: Observation) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stretto.creation.creator import CreatorSettings
-from stretto.events.event import BUS_PREFIX, BUS_PREFIX_PATTERN
 from stretto.events.hub import HubSettings
-from stretto.events.relay import RelaySettings
 from stretto.nats.access import NatsSettings
 from stretto.postgres.database_url import SCHEMA, SCHEMA_PATTERN
 from stretto.postgres.retention import Retention
 from stretto.setting import setting
+from stretto.targets.bus import BUS_PREFIX, BUS_PREFIX_PATTERN
+from stretto.targets.relay import RelaySettings
 from stretto.webhook.rules import WebhookSettings
 
 

@@ -1,1 +1,1 @@
-"""Committed events: relay, history, live sessions and their catch-up. No SQL, no HTTP."""
+"""Committed events: the log, live sessions and their catch-up. No SQL, no HTTP."""

@@ -1,4 +1,4 @@
-"""The log of events: a page of it, and what its readers need of the database."""
+"""The log of events: an event, a page, and what readers need of the database."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
-from stretto.events.delivery import DeliveryStore
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from uuid import UUID
 
     from stretto.domain import UserId
-    from stretto.events.event import CommittedEvent
     from stretto.events.place import History, Place, Present
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedEvent:
+    """An event of a committed transaction, encoded once for all recipients."""
+
+    event_id: UUID
+    recipients: tuple[str, ...]
+    """The users whose sessions get the event."""
+    envelope: bytes
+    """A CloudEvents 1.0 document as JSON; `id` is the event's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +85,3 @@ class TailStore(LogStore, Protocol):
 
     async def close(self) -> None:
         """Close the connection; raises nothing. Idempotent."""
-
-
-class BusStore(LogStore, DeliveryStore, Protocol):
-    """The bus's reader: its place, of which one process at a time has the lease.
-
-    Commits asynchronously: what a crash undoes is published again.
-    """
-
-    async def open(self) -> None:
-        """Begin at the present, unless the reader has begun before."""
-
-    async def lease(self, token: UUID, seconds: float) -> Place | None:
-        """Take or renew the lease; None while another process has it."""
-
-    async def advance(self, token: UUID, place: Place) -> bool:
-        """Move to a place; False where the lease is another's by now, and nothing was moved."""
-
-    async def give_back(self, token: UUID) -> None:
-        """End the lease, if it is ours."""
-
-    async def refuse(self, reasons: Mapping[LoggedEvent, str]) -> None:
-        """Make deliveries of events that the bus has refused once; before `advance`."""

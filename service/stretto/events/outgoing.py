@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stretto.events.event import CommittedEvent
+from stretto.events.log import CommittedEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable

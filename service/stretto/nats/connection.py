@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 
 import nats.errors
 
-from stretto.events.event import BusUnavailable
 from stretto.nats.access import NatsSettings
 from stretto.nats.client import Client
 from stretto.network import network_failure
 from stretto.observations import BusConnected, BusTrouble
 from stretto.runtime.actor import Actor, Pace, TryAgain
 from stretto.runtime.backoff import Backoff
+from stretto.targets.bus import BusUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine

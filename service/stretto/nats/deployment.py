@@ -17,9 +17,9 @@ from nats.errors import Error
 from nats.js.errors import APIError, NotFoundError
 
 from stretto.errors import ConfigurationError
-from stretto.events.event import BUS_PREFIX_PATTERN
 from stretto.nats.requests import answered
 from stretto.observations import StreamDiffers
+from stretto.targets.bus import BUS_PREFIX_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

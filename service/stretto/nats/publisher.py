@@ -15,11 +15,11 @@ import orjson
 from nats.js.api import Header, StreamConfig
 from nats.js.errors import APIError
 
-from stretto.events.event import CONTENT_TYPE, BusUnavailable, CommittedEvent
 from stretto.nats.connection import NATS_ERRORS, TOO_LARGE, Link, NatsConnection
 from stretto.nats.deployment import ForeignStream, provide_stream, require_own_streams
 from stretto.nats.requests import AGAIN_SECONDS, LEADER_SECONDS, Unsent, acknowledged
 from stretto.network import network_failure
+from stretto.targets.bus import CONTENT_TYPE, BusUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from nats.js.api import StreamInfo
 
+    from stretto.events.log import CommittedEvent
     from stretto.nats.deployment import Deployment
 
 RECIPIENTS: Final = "Stretto-Recipients"

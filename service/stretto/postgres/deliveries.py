@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stretto.events.delivery import Delivery
 from stretto.postgres.log import committed_event
 from stretto.postgres.queries import QUERIES
+from stretto.targets.delivery import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from stretto.events.delivery import PutOff
     from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection
+    from stretto.targets.delivery import PutOff
 
 
 class PostgresDeliveryStore:

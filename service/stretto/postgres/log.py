@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from stretto.domain import EVENT_TYPE
-from stretto.events.event import CommittedEvent
-from stretto.events.log import LoggedEvent, LogPage
+from stretto.events.log import CommittedEvent, LoggedEvent, LogPage
 from stretto.events.place import History, Place, Present
 from stretto.postgres.connections import Database, Lane
 from stretto.postgres.queries import QUERIES

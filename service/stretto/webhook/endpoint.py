@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from stretto.events.event import CONTENT_TYPE
 from stretto.network import network_failure
+from stretto.targets.bus import CONTENT_TYPE
 from stretto.webhook.rules import Answered, NotCalled, Unanswered, is_public, sign
 
 if TYPE_CHECKING:

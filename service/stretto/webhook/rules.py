@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 from stretto.errors import ConfigurationError
-from stretto.events.delivery import DeliveryStore, PutOff
 from stretto.setting import setting
+from stretto.targets.delivery import DeliveryStore, PutOff
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from stretto.events.delivery import Delivery
+    from stretto.targets.delivery import Delivery
 
 PREFIX: Final = "whsec_"
 SECRET_BYTES_MIN: Final = 24

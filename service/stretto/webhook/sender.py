@@ -13,8 +13,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import StoreError
-from stretto.events.delivery import PutOff
-from stretto.events.lag import Lag
 from stretto.observations import (
     ActorCrashed,
     EventBuried,
@@ -23,11 +21,13 @@ from stretto.observations import (
     WebhookTried,
 )
 from stretto.runtime.actor import Actor, Pace
+from stretto.targets.delivery import PutOff
+from stretto.targets.lag import Lag
 from stretto.webhook.rules import Blocked, Gone, Sent, Throttled, Unanswered, judge, put_off
 
 if TYPE_CHECKING:
-    from stretto.events.delivery import Delivery
     from stretto.observations import Observer
+    from stretto.targets.delivery import Delivery
     from stretto.webhook.rules import Answer, Endpoint, WebhookStore
 
 # Requests under way in a process: one that hangs occupies one slot and does not delay the others.

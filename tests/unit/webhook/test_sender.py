@@ -9,8 +9,7 @@ from uuid import UUID
 import pytest
 
 from stretto.errors import Unreachable
-from stretto.events.delivery import Delivery
-from stretto.events.event import CommittedEvent
+from stretto.events.log import CommittedEvent
 from stretto.observations import (
     ActorCrashed,
     ActorRestarted,
@@ -19,14 +18,15 @@ from stretto.observations import (
     WebhookTried,
 )
 from stretto.runtime.runner import Run
+from stretto.targets.delivery import Delivery
 from stretto.webhook.rules import Answered, NotCalled
 from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from stretto.events.delivery import PutOff
     from stretto.observations import Observation
+    from stretto.targets.delivery import PutOff
     from stretto.webhook.rules import Answer
 
 

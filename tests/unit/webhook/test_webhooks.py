@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from stretto.events.delivery import Delivery, PutOff
-from stretto.events.event import CommittedEvent
+from stretto.events.log import CommittedEvent
+from stretto.targets.delivery import Delivery, PutOff
 from stretto.webhook.rules import (
     JITTER_RATIO_MAX,
     RETRY_SECONDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stretto.errors import Unreachable
-from stretto.events.lag import LOOK_SECONDS, Lag
+from stretto.targets.lag import LOOK_SECONDS, Lag
 
 
 class World:

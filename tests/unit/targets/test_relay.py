@@ -9,11 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from stretto.errors import Unreachable
-from stretto.events.delivery import Delivery, PutOff
-from stretto.events.event import BusUnavailable
-from stretto.events.lag import LOOK_SECONDS
 from stretto.events.log import LogPage
-from stretto.events.relay import PAUSE, RENEWALS, TRIES_MAX, OutboxRelay, RelaySettings
 from stretto.observations import (
     ActorCrashed,
     ActorRestarted,
@@ -23,6 +19,10 @@ from stretto.observations import (
     UpkeepTrouble,
 )
 from stretto.runtime.runner import Run, wait_until
+from stretto.targets.bus import BusUnavailable
+from stretto.targets.delivery import Delivery, PutOff
+from stretto.targets.lag import LOOK_SECONDS
+from stretto.targets.relay import PAUSE, RENEWALS, TRIES_MAX, OutboxRelay, RelaySettings
 from support.clock import Clock
 from support.log_events import logged, place, present
 from support.waiting import until
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.domain import UserId
-    from stretto.events.event import CommittedEvent
-    from stretto.events.log import LoggedEvent
+    from stretto.events.log import CommittedEvent, LoggedEvent
     from stretto.events.place import Place
     from stretto.observations import Observation
 

@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from stretto.errors import StoreError
-from stretto.events.delivery import PutOff
-from stretto.events.event import BusUnavailable
-from stretto.events.lag import Lag
 from stretto.events.place import PositionLost
 from stretto.observations import EventBuried, EventsRelayed, Observer, PlaceLost
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.backoff import Backoff
 from stretto.setting import setting
+from stretto.targets.bus import BusUnavailable
+from stretto.targets.delivery import PutOff
+from stretto.targets.lag import Lag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
-    from stretto.events.delivery import Delivery
-    from stretto.events.event import CommittedEvent, EventBus
-    from stretto.events.log import BusStore, LogPage
+    from stretto.events.log import CommittedEvent, LogPage
     from stretto.events.place import Place
+    from stretto.targets.bus import BusStore, EventBus
+    from stretto.targets.delivery import Delivery
 
 # The lease is renewed so many times before it would end: a process that lags keeps it.
 RENEWALS: Final = 3

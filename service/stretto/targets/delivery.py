@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from uuid import UUID
 
-    from stretto.events.event import CommittedEvent
+    from stretto.events.log import CommittedEvent
 
 
 @dataclass(frozen=True, slots=True)

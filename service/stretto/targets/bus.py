@@ -1,0 +1,61 @@
+"""What the relay needs: a bus, and the bus's place in the log.
+
+An event is published at least once, always under the same id: a consumer with effects deduplicates
+by it (G8).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from stretto.events.log import LogStore
+from stretto.targets.delivery import DeliveryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from uuid import UUID
+
+    from stretto.events.log import CommittedEvent, LoggedEvent
+    from stretto.events.place import Place
+
+# Of an event's envelope, on every way out.
+CONTENT_TYPE: Final = "application/cloudevents+json"
+# The prefix of a deployment's names on the bus: one token of a subject.
+BUS_PREFIX_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}"
+BUS_PREFIX: Final = "stretto"
+
+
+class BusUnavailable(Exception):
+    """The bus accepts nothing now; whether the events were published is unknown."""
+
+
+class EventBus(Protocol):
+    """Carries events to other consumers; the service itself reads the log and needs no bus."""
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        """Publish the events; return the reasons of those that were refused, by event id.
+
+        Raises `BusUnavailable`; each of the events may then be published or not.
+        """
+
+
+class BusStore(LogStore, DeliveryStore, Protocol):
+    """The bus's reader: its place, of which one process at a time has the lease.
+
+    Commits asynchronously: what a crash undoes is published again.
+    """
+
+    async def open(self) -> None:
+        """Begin at the present, unless the reader has begun before."""
+
+    async def lease(self, token: UUID, seconds: float) -> Place | None:
+        """Take or renew the lease; None while another process has it."""
+
+    async def advance(self, token: UUID, place: Place) -> bool:
+        """Move to a place; False where the lease is another's by now, and nothing was moved."""
+
+    async def give_back(self, token: UUID) -> None:
+        """End the lease, if it is ours."""
+
+    async def refuse(self, reasons: Mapping[LoggedEvent, str]) -> None:
+        """Make deliveries of events that the bus has refused once; before `advance`."""
