@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 class CatchUp:
-    """Reads what one session has missed, stretch by stretch, and lets it go live.
-
-    While it reads, more live events may come than the session's queue holds; the session drops
-    them, and they are read as well.
-    """
+    """Reads what one session has missed, stretch by stretch, and lets it go live."""
 
     def __init__(
         self,

@@ -3,9 +3,6 @@
 All sessions that wait for history at one moment share a scan: thousands of clients that reconnect
 after a restart cost a few statements. A session asks page by page, at its client's pace: a slow
 client delays only itself, and holds nothing meanwhile.
-
-A failed read is tried again for as long as clients can be expected to wait. If sessions were closed
-for a passing failure, all of them would reconnect and read more than before.
 """
 
 from __future__ import annotations
@@ -18,6 +15,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import InternalError, Overloaded, StoreError
+from stretto.events.log import PAGE_EVENTS
 from stretto.events.outgoing import OutgoingEvent
 from stretto.events.place import PositionLost
 from stretto.observations import UpkeepTrouble
@@ -35,10 +33,8 @@ if TYPE_CHECKING:
 
 # Sessions that share a scan; more of them wait for the next one.
 ASKS_MAX: Final = 1000
-# A statement of a few milliseconds, whatever the filter: rows are counted before it. As each may have
-# a thousand recipients, a page is 20 MB at most.
-PAGE_EVENTS: Final = 100
-# A batch whose read fails is read again for so long: clients wait for an answer about as long.
+# A batch whose read fails is read again for so long: clients wait for an answer about as long. If
+# sessions were closed for a passing failure, all would reconnect and read more than before.
 RETRY_SECONDS_MAX: Final = 10.0
 BACKOFF: Final = Backoff(0.05, 1.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
     from stretto.domain import UserId
     from stretto.events.place import History, Place, Present
+
+# For sessions: a statement of a few milliseconds, whatever the filter, since rows are counted before
+# it. As each event may have a thousand recipients, a page is 20 MB at most.
+PAGE_EVENTS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Place:
     def __or__(self, other: Place) -> Place:
         """Return the place that covers what either of the two covers."""
         if self.history != other.history:
-            return max(self, other, key=_number)
+            return max(self, other, key=lambda each: each.history)
         number = self.history.number
         running = (
             each
@@ -77,7 +77,7 @@ class Place:
     def __and__(self, other: Place) -> Place:
         """Return the place that covers what both of the two cover."""
         if self.history != other.history:
-            return min(self, other, key=_number)
+            return min(self, other, key=lambda each: each.history)
         xmax = min(self.xmax, other.xmax)
         return Place(self.history, xmax, _below(xmax, {*self.running, *other.running}))
 
@@ -154,10 +154,6 @@ class Present:
         is_ahead = is_newest and place.xmax > self.end
         if not is_known or lowest < self.start or is_ahead:
             raise PositionLost
-
-
-def _number(place: Place) -> int:
-    return place.history.number
 
 
 def _below(xmax: int, positions: Iterable[int]) -> tuple[int, ...]:

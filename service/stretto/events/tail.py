@@ -16,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import StoreError
+from stretto.events.log import PAGE_EVENTS
 from stretto.events.place import PositionLost
 from stretto.observations import PlaceLost
 from stretto.runtime.actor import Actor, Pace
@@ -33,8 +34,6 @@ LOOK_SECONDS: Final = 1.0
 LOOK_SECONDS_UNHEARD: Final = 0.05
 # How long a wake-up waits for more events: one read of ten costs as much as one of one.
 GATHER_SECONDS: Final = 0.005
-# A statement of a few milliseconds, and 20 MB at most: each event may have a thousand recipients.
-PAGE_EVENTS: Final = 100
 # After so many events, the sessions' tasks run. It is fewer than a session's queue holds, so that a
 # burst does not close a session whose client reads.
 TURN_EVENTS: Final = 64

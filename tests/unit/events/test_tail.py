@@ -14,9 +14,9 @@ from stretto.errors import Unreachable
 from stretto.events import tail as tail_module
 from stretto.events.close_codes import CloseCode
 from stretto.events.hub import HubSettings, SessionHub
-from stretto.events.log import LogPage
+from stretto.events.log import PAGE_EVENTS, LogPage
 from stretto.events.place import Place
-from stretto.events.tail import PAGE_EVENTS, TURN_EVENTS, Announcer, LogTail
+from stretto.events.tail import TURN_EVENTS, Announcer, LogTail
 from stretto.observations import PlaceLost
 from stretto.runtime.runner import Run
 from support.log_events import logged, numbers, place, present
