@@ -112,6 +112,9 @@ class HistoryReader(Actor):
                 continue
             is_beyond = page.is_full and place | page.place == place
             (beyond if is_beyond else served).append(request)
+        if page.present.histories.get(begin.history.number) != begin.history.id:
+            # The lowest place was none of this log, and may lie behind where the others begin.
+            return served + beyond
         events = _events_of(page, served)
         for request in served:
             place = request.message.place | page.place

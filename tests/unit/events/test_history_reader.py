@@ -141,6 +141,23 @@ async def test_nobody_gets_again_what_another_one_needs_of_the_scan(world: World
     assert place(3, 1, 2) == world.log.scans[0][0]
 
 
+@pytest.mark.parametrize("other", ["00000000", "ffffffff"])
+async def test_a_position_of_another_database_hides_nothing_from_others(
+    other: str, world: World
+) -> None:
+    """A copy may number its histories alike, and a client may send any position."""
+    world.log.events = [logged(n, ALICE, BOB) for n in range(1, 4)]
+    foreign = place(1000, history=History(1, other))
+    with world.hub.session(ALICE, 1e12) as first, world.hub.session(BOB, 1e12) as second:
+        lost, found = await asyncio.gather(
+            world.catch_up(first, foreign).begin(),
+            world.all_of(world.catch_up(second, place(2))),
+            return_exceptions=True,
+        )
+    assert isinstance(lost, PositionLost)
+    assert [[2, 3]] == found
+
+
 async def test_who_is_far_ahead_waits_for_a_page_further_on(world: World) -> None:
     """And gets nothing twice."""
     world.log.events = [logged(n, ALICE, BOB) for n in range(1, 12)]
