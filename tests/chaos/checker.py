@@ -3,8 +3,8 @@
 Rows that contradict each other are found by `stretto check`; here they are compared with the history.
 Pure: no I/O. Each violation names its key, whose whole history is then reported.
 
-Where a failover or a restore has lost commits, a key that was not settled before may begin anew: its
-operations are judged in parts, those until the loss, and those since.
+Where a failover, a recovery or a restore has lost commits, a key that was not settled before may
+begin anew: its operations are judged in parts, those until the loss, and those since.
 """
 
 from __future__ import annotations

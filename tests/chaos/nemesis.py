@@ -46,6 +46,7 @@ CHANGES: Final = (
 )
 BACKENDS: Final = """SELECT pid FROM pg_stat_activity
                      WHERE application_name = 'stretto' AND backend_type = 'client backend'"""
+POINT: Final = "the point"
 CLOCK_JUMPS: Final = (-24 * 3600, -60, 0, 60, 24 * 3600)
 
 
@@ -93,6 +94,7 @@ class Nemesis:
             ("fail over", self._fail_over),
             ("fail over, losing commits", self._lose),
             ("restore", self._restore),
+            ("recover to a point in time", self._recover),
             ("kill bus", self._kill_bus),
             ("stop bus", self._stop_bus),
             ("bus loses its tail", self._lose_tail),
@@ -184,7 +186,7 @@ class Nemesis:
         await self.world.fail_over()
 
     async def _lose(self) -> None:
-        """Promote a standby that has fallen behind, as a recovery to a point in time does."""
+        """Promote a standby that has fallen behind."""
         await self.world.primary.set_synchronous(is_synchronous=True)
         began = self.history.note("from here on, commits are lost")
         await self.world.standby.fall_behind()
@@ -198,6 +200,15 @@ class Nemesis:
         dump = await self.world.primary.dump()
         await self._for(STOP_SECONDS)
         await self.world.restore(dump, partial(self.history.lose, began))
+
+    async def _recover(self) -> None:
+        """Recover a base backup to a point in time, from which on ids are given out again."""
+        backup = await self.world.back_up()
+        await self._for(STOP_SECONDS)
+        began = self.history.note("from here on, commits are lost")
+        await self.world.primary.mark(POINT)
+        await self._for(STOP_SECONDS)
+        await self.world.recover(backup, POINT, partial(self.history.lose, began))
 
     async def _kill_bus(self) -> None:
         await self.world.bus.kill()

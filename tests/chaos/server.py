@@ -122,6 +122,31 @@ class OwnServer:
         await until(lambda: connection.fetchval(NO_RECEIVER), READY_SECONDS)
         await connection.close()
 
+    async def mark(self, point: str) -> None:
+        """Name a point of the WAL, to which a base backup can be recovered."""
+        connection = await self.connect()
+        # The id makes it a commit, which is flushed.
+        await connection.execute("SELECT pg_create_restore_point($1), pg_current_xact_id()", point)
+        await connection.close()
+
+    async def recover(self, point: str, wal: Path) -> None:
+        """Start a base backup, and apply the WAL in a folder up to a marked point."""
+        request = self.place.cluster / "recovery.signal"
+        request.touch()
+        self.place.account.own(request)
+        usual = self.settings
+        # Not in its files, which its standby is copied from: that one has no point to end at.
+        self.settings = usual | {
+            "restore_command": f"cp {wal}/%f %p",
+            "recovery_target_name": point,
+            "recovery_target_action": "promote",
+        }
+        assert await self.start(), (self.place.cluster / "start.log").read_text()[-2000:]
+        self.settings = usual
+        connection = await self.connect()
+        await until(lambda: connection.fetchval("SELECT NOT pg_is_in_recovery()"), READY_SECONDS)
+        await connection.close()
+
     async def dump(self) -> Path:
         """Return a backup, made as the runbook says."""
         file = self.place.cluster / "stretto.dump"
@@ -196,6 +221,16 @@ async def own_server(*, has_tables: bool = True, **settings: str) -> AsyncIterat
 @asynccontextmanager
 async def standby_of(primary: OwnServer, name: str = "standby") -> AsyncIterator[OwnServer]:
     """Run a physical standby of a running server: a base backup that streams."""
+    async with backup_of(primary, "-R", name=name) as server:
+        assert await server.start()
+        yield server
+
+
+@asynccontextmanager
+async def backup_of(
+    primary: OwnServer, *options: str, name: str = "backup"
+) -> AsyncIterator[OwnServer]:
+    """Make a base backup of a running server, which is not started."""
     async with _placed() as server:
         server.settings = dict(primary.settings)
         server.place.cluster.mkdir(mode=0o700)
@@ -206,15 +241,14 @@ async def standby_of(primary: OwnServer, name: str = "standby") -> AsyncIterator
             f"host=127.0.0.1 port={primary.port} user={NAME} dbname=replication"
             f" password={primary.place.password.read_text()} application_name={name}"
         )
-        options = ("-R", "-X", "stream", "-c", "fast")
+        flags = ("-X", "stream", "-c", "fast", *options)
         code, output = await asyncio.to_thread(
-            server.place.run, "pg_basebackup", "-D", server.place.cluster, "-d", source, *options
+            server.place.run, "pg_basebackup", "-D", server.place.cluster, "-d", source, *flags
         )
         assert code == 0, output
         # It has nobody behind it, should it become the primary. The last line counts.
         with (server.place.cluster / "postgresql.auto.conf").open("a") as settings:
             settings.write("synchronous_standby_names = ''\n")
-        assert await server.start()
         yield server
 
 

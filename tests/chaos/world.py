@@ -17,7 +17,7 @@ import orjson
 
 import chaos
 from chaos.bus import Bus
-from chaos.server import OwnServer, own_server, standby_of
+from chaos.server import OwnServer, backup_of, own_server, standby_of
 from chaos.wire_proxy import WireProxy
 from support.command_process import stretto
 from support.service_process import ServiceProcess
@@ -104,6 +104,20 @@ class World:
         await asyncio.sleep(NOTICE_SECONDS)
         on_death()
         await self.primary.promote()
+        await self._follow()
+
+    async def back_up(self) -> OwnServer:
+        """Return a base backup of the primary."""
+        return await self.stack.enter_async_context(backup_of(self.primary))
+
+    async def recover(self, backup: OwnServer, point: str, on_death: Callable[[], object]) -> None:
+        """Lose both servers, and recover the primary's backup to a point that it has marked."""
+        for server in self.servers:
+            await server.kill()
+        await asyncio.sleep(NOTICE_SECONDS)
+        on_death()
+        await backup.recover(point, self.primary.place.cluster / "pg_wal")
+        self.servers[self.primary_at] = backup
         await self._follow()
 
     async def restore(self, dump: Path, on_death: Callable[[], object]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from chaos.server import OwnServer, own_server, standby_of
+from chaos.server import OwnServer, backup_of, own_server, standby_of
 from stretto.assembly.opening import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id
 from stretto.events.place import PositionLost
@@ -174,6 +174,24 @@ async def test_a_place_outlives_files_that_were_put_back(server: OwnServer) -> N
     assert await position_of(connection, ids[0]) < told.xmax
     await connection.close()
     assert ids == await resumed(server, told)
+
+
+async def test_a_place_outlives_a_recovery_to_a_point_in_time(server: OwnServer) -> None:
+    """From a base backup and the WAL: a timeline of its own, and ids that go back."""
+    async with backup_of(server) as backup:
+        await create(server, "kept")
+        await server.mark("here")
+        await create(server, "lost", "k")
+        told = await present(server)
+        await server.kill()
+        await backup.recover("here", server.place.cluster / "pg_wal")
+        # Before anything is written there, the place is not lost either.
+        assert [] == await resumed(backup, told)
+        ids = await create(backup, "lost", "new")
+        connection = await backup.connect()
+        assert await position_of(connection, ids[0]) < told.xmax
+        await connection.close()
+        assert ids == await resumed(backup, told)
 
 
 async def test_a_place_outlives_a_restore_into_another_server(server: OwnServer) -> None:
