@@ -23,6 +23,7 @@ from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.runner import Run
 from stretto.targets.bus import BusUnavailable
+from stretto.webhook import store as webhook_store
 from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.rules import JITTER_RATIO_MAX, RETRY_SECONDS, WebhookSettings
 from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from uuid import UUID
 
-    from stretto.events.log import CommittedEvent
+    from stretto.events.log import CommittedEvent, LogPage
+    from stretto.events.place import Place
     from stretto.observations import Observation
     from stretto.postgres.connections import Database
     from support.database import Connection
@@ -206,58 +208,65 @@ async def test_a_backlog_is_enrolled_in_stretches_of_whole_transactions(
     assert sorted(ids + late_ids) == sorted(receiver.ids)
 
 
-OVERTAKEN = """
-      AND (history < (SELECT max(number) FROM outbox_history)
-           OR pg_snapshot_xmax(seen) <= pg_snapshot_xmax(pg_current_snapshot())
-              AND NOT EXISTS (SELECT FROM pg_snapshot_xip(pg_current_snapshot()) AS xip
-                              WHERE pg_visible_in_snapshot(xip, seen)))"""
-
-
 async def enrolled(connection: Connection) -> list[UUID]:
     """Return the ids of all deliveries."""
     rows = await connection.fetch("SELECT event_id FROM outbox_delivery ORDER BY event_id")
     return [row["event_id"] for row in rows]
 
 
+class SlowStore(PostgresWebhookStore):
+    """A store of a process that stands still between its page and its enrolment."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.has_read, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def page(
+        self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
+    ) -> LogPage:
+        page = await super().page(begin, events_max, users)
+        self.has_read.set()
+        await self.may_go_on.wait()
+        return page
+
+
 @pytest.mark.parametrize("is_guarded", [True, False])
 async def test_a_turn_that_was_overtaken_sends_nothing_twice(
-    is_guarded: bool, database: Database, connection: Connection, database_url: str
+    is_guarded: bool,
+    database: Database,
+    connection: Connection,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another process has enrolled since its snapshot, also what was not yet committed then.
+    """Another process has enrolled since its page, also what was not yet committed then.
 
-    Without the guard the place goes back; either way no event is passed over.
+    Without the guard the place goes back.
     """
-    store = PostgresWebhookStore(database)
+    guard = "history = $4::integer AND seen::text = $5::text"
+    assert guard in QUERIES["enrol"]
+    if not is_guarded:
+        unguarded = QUERIES["enrol"].replace(guard, "$4::integer >= 0 AND $5::text <> ''")
+        monkeypatch.setattr(webhook_store, "QUERIES", {**QUERIES, "enrol": unguarded})
+    store, slow = PostgresWebhookStore(database), SlowStore(database)
     await store.open(URL_DIGEST)
-    late, slow = await connect(database_url), await connect(database_url)
+    late = await connect(database_url)
     transaction = late.transaction()
     await transaction.start()
     ids = await commit_events(late) + await commit_events(connection, 3)
-    assert OVERTAKEN in QUERIES["enrol"]
-    stalling = QUERIES["enrol"].replace(
-        OVERTAKEN,
-        "\n AND pg_advisory_lock(7)::text IS NOT NULL" + (OVERTAKEN if is_guarded else ""),
-    )
-    await connection.execute("SELECT pg_advisory_lock(7)")
-    stalled = asyncio.ensure_future(slow.fetchval(stalling, 100, None))
-    await until(
-        lambda: connection.fetchval(
-            "SELECT wait_event = 'advisory' FROM pg_stat_activity WHERE pid = $1",
-            slow.get_server_pid(),
-        )
-    )
+    overtaken = asyncio.create_task(slow.enrol(100))
+    await slow.has_read.wait()
     await transaction.commit()
     ids += await commit_events(connection)
-    assert 1 == await store.enrol(1)
-    assert ids[:1] == await enrolled(connection)
+    assert 5 == await store.enrol(100)
+    assert sorted(ids) == await enrolled(connection)
+    # All are sent.
     await connection.execute("DELETE FROM outbox_delivery")
-    await connection.execute("SELECT pg_advisory_unlock(7)")
-    assert (None if is_guarded else 3) == await stalled
+    slow.may_go_on.set()
+    assert (0 if is_guarded else 3) == await overtaken
     while await store.enrol(100):
         pass
-    assert sorted(ids[1:] if is_guarded else ids) == await enrolled(connection)
+    assert ([] if is_guarded else sorted(ids)) == await enrolled(connection)
     await late.close()
-    await slow.close()
 
 
 async def test_two_senders_share_the_work(

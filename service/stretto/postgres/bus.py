@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stretto.events.place import History, Place
 from stretto.postgres.deliveries import PostgresDeliveryStore
-from stretto.postgres.log import PostgresLogStore
+from stretto.postgres.log import PostgresLogStore, event_columns, reader_place, snapshot
 from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.events.log import LoggedEvent
+    from stretto.events.place import Place
     from stretto.postgres.connections import Database
 
 READER: Final = "bus"
@@ -40,19 +40,15 @@ class PostgresBusStore(PostgresLogStore, PostgresDeliveryStore):
         """Take or renew the lease; None while another process has it."""
         async with self._database.upkeep() as connection:
             row = await connection.fetchrow(QUERIES["lease_bus"], token, seconds, self._now())
-        if row is None:
-            return None
-        # A history that is not kept has no id: no place in it is one of the log.
-        history = History(row["history"], row["history_id"] or "")
-        return Place(history, row["xmax"], tuple(map(int, row["running"])))
+        return None if row is None else reader_place(row)
 
     async def advance(self, token: UUID, place: Place) -> bool:
         """Move to a place; False where the lease is another's by now, and nothing was moved."""
-        running = ",".join(map(str, place.running))
-        seen = f"{min(place.running, default=place.xmax)}:{place.xmax}:{running}"
         async with self._database.upkeep() as connection:
             return bool(
-                await connection.fetchval(QUERIES["advance_bus"], token, place.history.number, seen)
+                await connection.fetchval(
+                    QUERIES["advance_bus"], token, place.history.number, snapshot(place)
+                )
             )
 
     async def give_back(self, token: UUID) -> None:
@@ -65,9 +61,7 @@ class PostgresBusStore(PostgresLogStore, PostgresDeliveryStore):
         async with self._database.upkeep() as connection:
             await connection.execute(
                 QUERIES["refuse_events"],
-                [logged.history.number for logged in reasons],
-                [str(logged.position) for logged in reasons],
-                [logged.event.event_id for logged in reasons],
+                *event_columns(reasons),
                 REFUSED_SECONDS,
                 self._now(),
             )

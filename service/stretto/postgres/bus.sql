@@ -32,8 +32,7 @@ SET token = $1, leased_until = now + lease, served_at = now
 FROM clock, free
 WHERE outbox_reader.name = free.name
 RETURNING history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
-          pg_snapshot_xmax(seen) AS xmax,
-          ARRAY(SELECT xip::text FROM pg_snapshot_xip(seen) AS xip) AS running;
+          seen::text AS seen;
 
 -- name: advance_bus
 -- Move the bus's place to history $2 and snapshot $3, if the process $1 still has the lease. Needs

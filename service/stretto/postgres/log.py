@@ -15,9 +15,10 @@ from stretto.postgres.connections import Database, Lane
 from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractAsyncContextManager
     from typing import TypeAlias
+    from uuid import UUID
 
     import asyncpg
 
@@ -82,6 +83,29 @@ async def origin(database: Database) -> str:
     async with database.connection(Lane.HISTORY) as connection:
         identity: str = await connection.fetchval(QUERIES["origin"])
     return hashlib.sha256(identity.encode()).hexdigest()[:_ORIGIN_CHARACTERS]
+
+
+def reader_place(row: asyncpg.Record) -> Place:
+    """Return the place of a reader whose row is kept."""
+    _, xmax, running = row["seen"].split(":")
+    # A history that is not kept has no id: no place in it is one of the log.
+    history = History(row["history"], row["history_id"] or "")
+    return Place(history, int(xmax), tuple(map(int, filter(None, running.split(",")))))
+
+
+def snapshot(place: Place) -> str:
+    """Return a place without its history, as a reader's row has it."""
+    running = ",".join(map(str, place.running))
+    return f"{min(place.running, default=place.xmax)}:{place.xmax}:{running}"
+
+
+def event_columns(events: Collection[LoggedEvent]) -> tuple[list[int], list[str], list[UUID]]:
+    """Return where events lie in the log, and their ids, as an array for each column."""
+    return (
+        [logged.history.number for logged in events],
+        [str(logged.position) for logged in events],
+        [logged.event.event_id for logged in events],
+    )
 
 
 def committed_event(row: asyncpg.Record) -> CommittedEvent:

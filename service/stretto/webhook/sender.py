@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 # Requests under way in a process: one that hangs occupies one slot and does not delay the others.
 UNDER_WAY_MAX: Final = 32
-# Events per statement: a few milliseconds of work.
-ENROLLED_MAX: Final = 256
+# Events per statement: a few milliseconds of work, and 20 MB at most: each event may have a thousand
+# recipients.
+ENROLLED_MAX: Final = 100
 # Four times as long as a request may take.
 LEASE_SECONDS: Final = 60.0
 # How often to look without being woken: for deliveries put off, and for expired leases of others.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from stretto.postgres.deliveries import PostgresDeliveryStore
+from stretto.postgres.log import PostgresLogStore, event_columns, reader_place, snapshot
 from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 READER: Final = "webhook"
 
 
-class PostgresWebhookStore(PostgresDeliveryStore):
+class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
     """A sender's statements. They commit without a flush: what a crash undoes is done again."""
 
     def __init__(
         self, database: Database, now: Callable[[], datetime | None] = lambda: None
     ) -> None:
-        super().__init__(database, READER, now)
+        PostgresLogStore.__init__(self, database.upkeep)
+        PostgresDeliveryStore.__init__(self, database, READER, now)
 
     async def open(self, url_digest: bytes) -> None:
         """Begin with the next commit, unless a process has begun before.
@@ -36,7 +38,20 @@ class PostgresWebhookStore(PostgresDeliveryStore):
     async def enrol(self, events_max: int) -> int:
         """Create deliveries for the next events, whole transactions only; return how many."""
         async with self._database.upkeep() as connection:
-            count = await connection.fetchval(QUERIES["enrol"], events_max, self._now())
+            row = await connection.fetchrow(QUERIES["webhook_place"])
+        if row is None:
+            return 0
+        page = await self.page(reader_place(row), events_max)
+        async with self._database.upkeep() as connection:
+            count: int | None = await connection.fetchval(
+                QUERIES["enrol"],
+                *event_columns(page.events),
+                row["history"],
+                row["seen"],
+                page.place.history.number,
+                snapshot(page.place),
+                self._now(),
+            )
         return count or 0
 
     async def pause(self, seconds: float) -> None:

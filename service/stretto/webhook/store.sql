@@ -20,73 +20,52 @@ UPDATE outbox_reader
 SET target_digest = $1, paused_until = '-infinity', disabled_at = NULL
 WHERE name = 'webhook' AND target_digest <> $1;
 
+-- name: webhook_place
+-- Read the webhook's place in the log; no row while it is disabled.
+SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
+       seen::text AS seen
+FROM outbox_reader
+WHERE name = 'webhook' AND disabled_at IS NULL;
+
 -- name: enrol
--- Create deliveries for events that the reader's place does not cover: those whose transactions
--- were still running, then the next $1 (and the rest of the last one's transaction). Then store a
--- place that covers what was enrolled. $2 is now. Needs no durability: a crash loses deliveries and
--- place together. If the clock has gone back, as after a failover, due times go back by the same
--- amount: by how far `served_at` lies in the future, which is known to a minute.
+-- Create deliveries for the events of a page (their histories $1, positions $2 and ids $3), and move
+-- the place from history $4 and snapshot $5 to history $6 and snapshot $7. Another process may have
+-- moved it since the page was read: then the place would go back, and events would be sent twice; so
+-- nothing is done. $8 is now. Needs no durability: a crash loses deliveries and place together. If
+-- the clock has gone back, as after a failover, due times go back by the same amount: by how far
+-- `served_at` lies in the future, which is known to a minute.
 WITH clock AS MATERIALIZED (
-    SELECT coalesce($2::timestamptz, clock_timestamp()) AS now,
+    SELECT coalesce($8::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
 ), turn AS MATERIALIZED (
-    -- Another process may have moved the place since our snapshot. Where it covers what we do not
-    -- see, this turn is left out: the place would go back, and events would be sent twice.
-    SELECT history, seen, CASE WHEN served_at > now + interval '1 minute' THEN served_at - now
-                               ELSE '0' END AS set_back
+    SELECT CASE WHEN served_at > now + interval '1 minute' THEN served_at - now
+                ELSE '0' END AS set_back
     FROM outbox_reader, clock
     WHERE name = 'webhook' AND disabled_at IS NULL
-      AND (history < (SELECT max(number) FROM outbox_history)
-           OR pg_snapshot_xmax(seen) <= pg_snapshot_xmax(pg_current_snapshot())
-              AND NOT EXISTS (SELECT FROM pg_snapshot_xip(pg_current_snapshot()) AS xip
-                              WHERE pg_visible_in_snapshot(xip, seen)))
+      AND history = $4::integer AND seen::text = $5::text
     FOR UPDATE OF outbox_reader SKIP LOCKED
 ), moved AS (
     UPDATE outbox_delivery SET due_at = due_at - set_back
     FROM turn WHERE reader = 'webhook' AND set_back > '0'
-), late AS MATERIALIZED (
-    SELECT outbox.* FROM outbox
-    WHERE history = (SELECT history FROM turn)
-      AND position = ANY (ARRAY(SELECT pg_snapshot_xip(seen) FROM turn))
-), fresh AS MATERIALIZED (
-    SELECT outbox.* FROM outbox
-    WHERE (history, position) >= ((SELECT history FROM turn),
-                                  (SELECT pg_snapshot_xmax(seen) FROM turn))
-    ORDER BY history, position
-    FETCH FIRST $1 ROWS WITH TIES
-), found AS MATERIALIZED (
-    SELECT * FROM late UNION ALL SELECT * FROM fresh
 ), enrolled AS (
     INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, recipients,
                                  group_name, due_at)
     SELECT 'webhook', created_at, event_id, subject, conversation_id, recipients, group_name,
            clock.now
-    FROM found, clock
+    FROM turn, clock,
+         unnest($1::integer[], $2::text[], $3::uuid[]) AS found (history, position, event_id)
+    JOIN outbox USING (history, event_id)
+    WHERE outbox.position = found.position::xid8
     ON CONFLICT DO NOTHING
-), last AS (
-    SELECT history, position::text::bigint + 1 AS next_position FROM fresh
-    ORDER BY fresh.history DESC, fresh.position DESC LIMIT 1
-), reached AS (
-    SELECT history, seen FROM outbox_present WHERE (SELECT count(*) FROM fresh) < $1
-    UNION ALL
-    SELECT last.history,
-           format('%s:%s:%s', coalesce(min(xip), last.next_position), last.next_position,
-                  string_agg(xip::text, ',' ORDER BY xip))::pg_snapshot
-    FROM last
-    -- No transaction of an older history runs any more.
-    LEFT JOIN (outbox_present CROSS JOIN unnest(running) AS xip)
-        ON outbox_present.history = last.history AND xip < last.next_position
-    WHERE (SELECT count(*) FROM fresh) >= $1
-    GROUP BY last.history, last.next_position
 )
 UPDATE outbox_reader
-SET history = reached.history, seen = reached.seen, served_at = clock.now,
+SET history = $6, seen = $7::text::pg_snapshot, served_at = clock.now,
     paused_until = paused_until - set_back
-FROM clock, turn, reached, (SELECT count(*) AS events FROM found) AS batch
+FROM clock, turn
 -- An idle webhook writes once a minute, not at every turn.
 WHERE name = 'webhook'
-  AND (events > 0 OR served_at < clock.now - interval '1 minute' OR set_back > '0')
-RETURNING events;
+  AND (cardinality($1) > 0 OR served_at < clock.now - interval '1 minute' OR set_back > '0')
+RETURNING cardinality($1);
 
 -- name: pause_webhook
 -- Send nothing for $1 seconds, and no less than an earlier pause lasts. $2 is now.
