@@ -71,7 +71,7 @@ class Deployment:
 
     @property
     def recipients_subject(self) -> str:
-        """For replicas only: further recipients of a large group's event."""
+        """Further recipients of a large group's event, beyond those of its first message."""
         return f"{self.prefix}.recipients.group_created"
 
     @property
