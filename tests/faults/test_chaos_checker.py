@@ -185,7 +185,7 @@ PLANTS: list[tuple[str, Callable[[Run], object]]] = [
     ),
     (
         "an event of",
-        lambda run: run.rows.events.append(EventRow(OTHER, OTHER, {"alice"}, {})),
+        lambda run: run.rows.events.append(EventRow(OTHER, OTHER, {"alice"}, "Team")),
     ),
     ("names two contents", lambda run: run.hear(received(digest="1"))),
     ("names two contents", lambda run: run.history.publish([received(digest="1")])),

@@ -254,10 +254,13 @@ async def test_equal_ids_mean_equal_content(database_url: str, connection: Conne
     team = NewGroup.parse(UserId("alice"), {"name": "Team"})
     async with open_component(database_url) as component:
         await component.creator.create(IdempotencyKey("k"), team)
-    (row,) = await connection.fetch("SELECT * FROM outbox")
+    read = (
+        "SELECT *, recipients[1] AS owner_id, cardinality(recipients) AS members_count FROM outbox"
+    )
+    (row,) = await connection.fetch(read)
     first = log.envelope(row)
     await connection.execute("UPDATE outbox SET created_at = created_at + interval '1 hour'")
-    (row,) = await connection.fetch("SELECT * FROM outbox")
+    (row,) = await connection.fetch(read)
     assert first == log.envelope(row)
     document = orjson.loads(first)
     milliseconds = UUID(document["data"]["conversation_id"]).int >> 80
