@@ -55,7 +55,7 @@ def known_names(ours: type) -> set[str]:
     server = {*dir(web.Server), *vars(web.Server(no_handler))}
     classes = (ours, FastPathConnection, BoundedQueue, BoundedWriting, ContractRunner)
     defined = {name for kind in classes for name in (*getattr(kind, "__slots__", ()), *vars(kind))}
-    return handler | server | defined | set(dir(web_protocol))
+    return handler | server | defined | set(dir(web_protocol)) | web.BaseRequest.ATTRS
 
 
 @pytest.mark.parametrize("file", OURS)
