@@ -88,6 +88,13 @@ class OwnerResumed(Observation):
 
 
 @dataclass(frozen=True, slots=True)
+class ReclaimTried(Observation):
+    """The lease of a pending attempt was over: taking it over was `won`, or `lost` to another."""
+
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionLost(Observation):
     """A writer lost its connection; the process forgets the outcomes that it remembered."""
 

@@ -142,6 +142,7 @@ async def test_the_door_tells_what_would_have_been_told_inside(api: Api, raw: Ra
         'stretto_http_requests_total{method="POST",route="/v1/groups",status="201"} 3.0' in metrics
     )
     assert 'stretto_attempts_total{outcome="replayed"} 2.0' in metrics
+    assert 'stretto_fast_path_seconds_count{outcome="replayed"} 1.0' in metrics
 
 
 @pytest.mark.parametrize(("status", "told", "data"), OTHERS.values(), ids=OTHERS)

@@ -107,6 +107,7 @@ async def test_a_full_service_sheds_before_anything_is_done(
         assert 'stretto_attempts_total{outcome="overloaded"} 53.0' in metrics
         shed = 'stretto_http_requests_total{method="POST",route="/v1/groups",status="503"} 53.0'
         assert shed in metrics
+        assert 'stretto_fast_path_seconds_count{outcome="overloaded"} 53.0' in metrics
         assert await connection.fetchval("SELECT count(*) FROM attempt") == 2
         await service.release()
         await asyncio.gather(*service.waiting)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from platform import python_version
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 from uuid import UUID
@@ -227,7 +229,8 @@ async def test_metrics_count_what_has_happened(api: Api) -> None:
     assert samples["stretto_http_requests_total", "404", "GET", "none"] == 1
     assert samples["stretto_batch_writes_sum",] == 1
     assert samples["stretto_outcomes",] == 1
-    assert samples["stretto_flights",] == 0
+    assert [0] * 4 == [samples["stretto_flights", age] for age in ("0s", "1s", "5s", "30s")]
+    assert samples["stretto_build_info", *sorted((version("stretto"), python_version()))] == 1
     assert "made/up" not in text
     assert "MADEUP" not in text
 

@@ -29,6 +29,7 @@ from stretto.observations import (
     GuaranteeBroken,
     OwnerPaused,
     OwnerResumed,
+    ReclaimTried,
     RowsSwept,
     SessionEnded,
     UpkeepTrouble,
@@ -152,6 +153,7 @@ def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
         ('stretto_write_trouble_total{kind="Transient"} 3.0', WriteTrouble(Transient(), 3)),
         ("stretto_owner_pauses_total 1.0", OwnerPaused(Transient(), UUID(int=1), 5.0)),
         ("stretto_owner_pauses_total 0.0", OwnerResumed()),
+        ('stretto_reclaims_total{result="lost"} 1.0', ReclaimTried("lost")),
         ("stretto_writer_connections_lost_total 1.0", ConnectionLost()),
         (
             'stretto_actor_crashes_total{actor="writer"} 1.0',
@@ -188,7 +190,7 @@ def test_every_event_is_counted(expected: str, event: Observation) -> None:
 def test_actors_that_run_are_shown_by_name() -> None:
     """Also those of which none does."""
     metrics = Metrics()
-    metrics.watch({}, lambda: {"writer": 2, "relay": 0})
+    metrics.watch({"stretto_actor_up": lambda: {"writer": 2, "relay": 0}})
     lines = metrics.exposition().decode().splitlines()
     assert 'stretto_actor_up{actor="writer"} 2.0' in lines
     assert 'stretto_actor_up{actor="relay"} 0.0' in lines
@@ -202,6 +204,24 @@ def test_each_value_of_a_label_has_a_series_of_its_own() -> None:
     lines = metrics.exposition().decode().splitlines()
     assert 'stretto_upkeep_trouble_total{actor="relay",kind="Transient"} 2.0' in lines
     assert 'stretto_upkeep_trouble_total{actor="sweeper",kind="Transient"} 1.0' in lines
+
+
+def test_answers_on_the_fast_path_have_their_own_times() -> None:
+    """They are a hundred times as fast as other requests."""
+    metrics = Metrics()
+    for seconds in (0.00003, 0.0002):
+        metrics.time_fast_path("replayed", seconds)
+    lines = metrics.exposition().decode().splitlines()
+    for le, count in (("2.5e-05", 0), ("5e-05", 1), ("0.00025", 2), ("+Inf", 2)):
+        labels = f'le="{le}",outcome="replayed"'
+        assert f"stretto_fast_path_seconds_bucket{{{labels}}} {count:.1f}" in lines
+
+
+def test_a_process_shows_what_it_uses() -> None:
+    """Under the names that every library for Prometheus gives."""
+    text = Metrics().exposition().decode()
+    for name in ("cpu_seconds_total", "resident_memory_bytes", "start_time_seconds", "open_fds"):
+        assert f"\nprocess_{name} " in text
 
 
 def test_a_rejected_creation_is_a_request_and_an_attempt() -> None:

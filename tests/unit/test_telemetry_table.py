@@ -13,7 +13,7 @@ import pytest
 
 import stretto
 from stretto import observations
-from stretto.telemetry.table import TABLE, CountEach, Line, Measure
+from stretto.telemetry.table import GAUGES, TABLE, CountEach, Line, Measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,6 +91,9 @@ def differences(page: str) -> Iterator[str]:
             expected = "counter", {*each.labels}
         if metrics.get(each.name) != expected:
             yield each.name
+    for gauge in GAUGES:
+        if metrics.get(gauge.name) != ("gauge", {*gauge.labels}):
+            yield gauge.name
     listed = documented(page, "| event | level | fields")
     yield from (name for name in events.keys() | listed if events.get(name) != listed.get(name))
 
@@ -114,6 +117,7 @@ def test_the_page_says_what_the_code_does() -> None:
             "counter | `outcome` | deliveries",
             "counter | `end` | deliveries",
         ),
+        ("stretto_flights", "gauge | `age` | keys", "gauge | `ages` | keys"),
         ("event.dead", "| error | `event_id`, `reason`", "| error | `event_id`"),
         ("owner.resumed", "| `owner.resumed` | info", "| `owner.resumed` | error"),
         ("worker.died", "| `worker.died` | error | `worker`", "| `worker.died` | error | `number`"),

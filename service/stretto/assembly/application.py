@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
+from platform import python_version
 from typing import TYPE_CHECKING, Required, TypedDict, Unpack
 
 from stretto.assembly.host_options import (
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from stretto.observations import Observation
     from stretto.postgres.driver_connection import Pool
     from stretto.postgres.hook import OnCreate
+    from stretto.telemetry.metrics import Reading
 
 
 class AppOptions(TypedDict, total=False):
@@ -77,7 +80,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
                 observe=observe,
             ) as component,
         ):
-            metrics.watch(_gauges(component), lambda: component.runner.up)
+            metrics.watch(_gauges(component))
             yield Service(
                 component.creator,
                 component.lookup,
@@ -132,19 +135,18 @@ def _require_options(options: AppOptions) -> None:
     require_hook(options.get("on_create"))
 
 
-def _gauges(component: Component) -> dict[str, tuple[str, Callable[[], int]]]:
+def _gauges(component: Component) -> dict[str, Callable[[], Reading]]:
+    """Return what reads the gauges of the table of telemetry."""
     creator, mailbox = component.creator, component.mailbox
+    relay, webhook = component.relay, component.webhook
+    build = version("stretto"), python_version()
     return {
-        "stretto_flights": ("Keys in flight.", lambda: creator.flights),
-        "stretto_outcomes": ("Settled attempts remembered.", lambda: creator.outcomes),
-        "stretto_mailbox_messages": ("Writes that wait for a writer.", lambda: len(mailbox)),
-        "stretto_sessions": ("Live sessions.", lambda: len(component.hub)),
-        "stretto_relay_lag_seconds": (
-            "Age of the oldest event that is not on the bus yet.",
-            lambda: round(component.relay.lag.seconds) if component.relay else 0,
-        ),
-        "stretto_webhook_lag_seconds": (
-            "Age of the oldest event that the webhook's endpoint still has to get.",
-            lambda: round(component.webhook.lag.seconds) if component.webhook else 0,
-        ),
+        "stretto_build_info": lambda: {build: 1},
+        "stretto_actor_up": lambda: component.runner.up,
+        "stretto_flights": creator.flights_by_age,
+        "stretto_outcomes": lambda: creator.outcomes,
+        "stretto_mailbox_messages": lambda: len(mailbox),
+        "stretto_sessions": lambda: len(component.hub),
+        "stretto_relay_lag_seconds": lambda: round(relay.lag.seconds) if relay else 0,
+        "stretto_webhook_lag_seconds": lambda: round(webhook.lag.seconds) if webhook else 0,
     }

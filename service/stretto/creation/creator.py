@@ -17,7 +17,7 @@ from uuid import UUID
 
 from stretto.codec import LARGE_BODY_BYTES, created_document, parse_json, read_created
 from stretto.creation.attempt import AnswerStatus
-from stretto.creation.flight import Flight, public_error
+from stretto.creation.flight import Flight, by_age, public_error
 from stretto.creation.follower import Follower
 from stretto.creation.limiter import OwnerLimiter
 from stretto.creation.outcomes import NO_BODY, OutcomeMemory, document_for, document_of_repeat
@@ -35,7 +35,7 @@ from stretto.runtime.turns import Turns
 from stretto.setting import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from stretto.creation.ports import AttemptStore, Write, WriteResult, Writers
     from stretto.errors import Failure
@@ -144,6 +144,10 @@ class GroupCreator:
         """How many keys are in flight."""
         return len(self._flights)
 
+    def flights_by_age(self) -> Mapping[str, int]:
+        """Return the same of each class of ages."""
+        return by_age(self._flights.values(), self._loop.time())
+
     @property
     def outcomes(self) -> int:
         """How many settled attempts are remembered."""
@@ -216,10 +220,12 @@ class GroupCreator:
                     return self._observed(document, AnswerStatus.REPLAYED)
                 flight = self._flights.get(id_)
                 if flight is None:
-                    epoch = self._memory.epoch
-                    flight = Flight(UUID(bytes=id_), new_group, fingerprint, body_digest, epoch)
+                    epoch, now = self._memory.epoch, self._loop.time()
+                    flight = Flight(
+                        UUID(bytes=id_), new_group, fingerprint, body_digest, epoch, now
+                    )
                     self._start(flight)
-                    own_deadline = max(deadline, self._loop.time() + OWN_WRITE_SECONDS)
+                    own_deadline = max(deadline, now + OWN_WRITE_SECONDS)
                     document = await flight.wait(deadline, own_deadline)
                     return self._observed(document, flight.status)
                 if flight.fingerprint == fingerprint:

@@ -6,6 +6,8 @@ It is registered before its write is handed in, so that a key has one flight at 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -27,6 +29,7 @@ from stretto.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from uuid import UUID
 
     from stretto.creation.ports import WriteResult
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
 
 # What a client is asked to wait: long enough for a write, short against its user's patience.
 RETRY_AFTER_SECONDS: Final = 1
+# Classes of ages. A write takes milliseconds: past a second something holds it up. Past the lease
+# (5 s by default) it may be taken over. Past 30 s no request waits for it.
+AGES_SECONDS: Final = (1.0, 5.0, 30.0)
 
 
 @dataclass(slots=True)
@@ -47,6 +53,8 @@ class Flight:
     """Of the request that started the flight."""
     memory_epoch: int = 0
     """Of the memory, when the flight started."""
+    started_at: float = 0.0
+    """On the loop's clock."""
     waiters: dict[asyncio.Future[bytes], float] = field(default_factory=dict)
     """The requests that still wait, in the order of their arrival, each with its deadline."""
     status: AnswerStatus = AnswerStatus.REPLAYED
@@ -113,6 +121,13 @@ class Flight:
                 waiter.set_exception(result)
             else:
                 waiter.set_result(result)
+
+
+def by_age(flights: Iterable[Flight], now: float) -> Mapping[str, int]:
+    """Return how many flights are in each class, which its least age names: `0s`, `1s`, `5s`, `30s`."""
+    ages = Counter(bisect_right(AGES_SECONDS, now - flight.started_at) for flight in flights)
+    names = ("0s", *(f"{age:.0f}s" for age in AGES_SECONDS))
+    return {name: ages[number] for number, name in enumerate(names)}
 
 
 def _give_up(waiter: asyncio.Future[bytes]) -> None:

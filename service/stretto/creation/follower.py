@@ -25,7 +25,7 @@ from stretto.creation.flight import RETRY_AFTER_SECONDS
 from stretto.creation.ports import Write
 from stretto.domain import CreatedGroup
 from stretto.errors import AttemptPending, Failure, KeyReused
-from stretto.observations import GuaranteeBroken
+from stretto.observations import GuaranteeBroken, ReclaimTried
 from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -103,9 +103,11 @@ class Follower:
                     return group
                 case Reclaim(seen):
                     write = flight.new_write(is_claimed=True)
-                    if await self._attempts.reclaim(
+                    is_ours = await self._attempts.reclaim(
                         flight.group_id, seen, write.claim_token, self._lease_seconds
-                    ):
+                    )
+                    self._observe(ReclaimTried("won" if is_ours else "lost"))
+                    if is_ours:
                         return write
                 case Refuse(failure):
                     return failure

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from stretto.errors import Overloaded
 from stretto.observations import AttemptAnswered
 from stretto.telemetry.log_writer import dropped_lines
-from stretto.telemetry.table import TABLE, Count, CountEach, Line, Measure
+from stretto.telemetry.table import GAUGES, TABLE, Count, CountEach, Line, Measure
 from stretto.telemetry.tally import PlainCounter, RequestTally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from stretto.observations import Observation
     from stretto.telemetry.table import Metric
 
     Move = Callable[[Observation], object]
+    # By the label's value, or the tuple of the labels' values.
+    Reading: TypeAlias = float | Mapping[Any, float]
 
 _REJECTED: Final = AttemptAnswered(Overloaded.code)
 
@@ -32,20 +41,18 @@ class Metrics:
         self.registry = CollectorRegistry()
         requests = RequestTally()
         self.count_request = requests.count
+        self.time_fast_path = requests.time_fast_path
         self.registry.register(requests)
         self.registry.register(_LogLines())
+        ProcessCollector(registry=self.registry)
         self._moves: Mapping[type[Observation], tuple[Move, ...]] = {
             kind: tuple(_move(each, self.registry) for each in row if not isinstance(each, Line))
             for kind, row in TABLE.items()
         }
 
-    def watch(
-        self,
-        gauges: Mapping[str, tuple[str, Callable[[], int]]],
-        actors_up: Callable[[], Mapping[str, int]],
-    ) -> None:
-        """Show these values, read when scraped: by name, what each means and how to read it."""
-        self.registry.register(_Gauges(gauges, actors_up))
+    def watch(self, readers: Mapping[str, Callable[[], Reading]]) -> None:
+        """Show gauges of the table: by name, what reads each when metrics are read."""
+        self.registry.register(_Gauges(readers))
 
     def observe(self, observation: Observation) -> None:
         """Move the observation's metrics."""
@@ -121,18 +128,15 @@ class _LogLines:
 
 
 class _Gauges:
-    def __init__(
-        self,
-        gauges: Mapping[str, tuple[str, Callable[[], int]]],
-        actors_up: Callable[[], Mapping[str, int]],
-    ) -> None:
-        self._gauges = gauges
-        self._actors_up = actors_up
+    def __init__(self, readers: Mapping[str, Callable[[], Reading]]) -> None:
+        self._readers = readers
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        for name, (meaning, read) in self._gauges.items():
-            yield GaugeMetricFamily(name, meaning, value=read())
-        up = GaugeMetricFamily("stretto_actor_up", "Actors that run.", labels=["actor"])
-        for actor, count in self._actors_up().items():
-            up.add_metric([actor], count)
-        yield up
+        for gauge in GAUGES:
+            if gauge.name not in self._readers:
+                continue
+            family = GaugeMetricFamily(gauge.name, gauge.meaning, labels=gauge.labels)
+            read = self._readers[gauge.name]()
+            for key, value in (read if isinstance(read, Mapping) else {(): read}).items():
+                family.add_metric((key,) if isinstance(key, str) else key, value)
+            yield family

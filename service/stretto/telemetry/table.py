@@ -1,6 +1,6 @@
 """The one table of telemetry: which metrics an observation moves, and what the log says of it.
 
-Each sink reads its part: `metrics.py` the metrics, `logs.py` the lines. Labels and fields are
+Beside it are the gauges, which are read when metrics are. Each sink reads its part: `metrics.py` the metrics, `logs.py` the lines. Labels and fields are
 attributes of the observation. `docs/telemetry.md` is the contract; a test compares it with this
 table.
 
@@ -9,17 +9,23 @@ No key and no token is ever a label or a field.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from stretto import observations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from stretto.observations import Observation
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# A repeat is answered in some 30 µs; a rejection waits for its turn of the loop.
+FAST_PATH_SECONDS: Final = (
+    *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005),
+    *(0.001, 0.0025, 0.005, 0.01, 0.1, 1.0),
+)
 WRITES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -56,6 +62,17 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
+class Gauge:
+    """A value that a part is asked for when metrics are read; with labels, a mapping of values."""
+
+    name: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+    merge: Callable[[float, float], float] = operator.add
+    """Makes one value of those of two workers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """A line of the log; an observation without one is the normal case, which is only counted."""
 
@@ -67,6 +84,26 @@ class Line:
 
 
 Metric = Count | CountEach | Measure
+
+GAUGES: Final = (
+    Gauge("stretto_build_info", "The version that runs; always 1.", ("version", "python"), max),
+    # An actor that is down in one worker must not be hidden by those of the others.
+    Gauge("stretto_actor_up", "Actors that run.", ("actor",), min),
+    Gauge("stretto_flights", "Keys in flight, by age.", ("age",)),
+    Gauge("stretto_outcomes", "Settled attempts remembered."),
+    Gauge("stretto_mailbox_messages", "Writes that wait for a writer."),
+    Gauge("stretto_sessions", "Live sessions."),
+    Gauge(
+        "stretto_relay_lag_seconds",
+        "Age of the oldest event that is not on the bus yet.",
+        merge=max,
+    ),
+    Gauge(
+        "stretto_webhook_lag_seconds",
+        "Age of the oldest event that the webhook's endpoint still has to get.",
+        merge=max,
+    ),
+)
 
 TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
     observations.AttemptAnswered: (
@@ -94,6 +131,13 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
         Line("warning", "owner.paused", ("kind", "cause", "group_id", "seconds")),
     ),
     observations.OwnerResumed: (Line("info", "owner.resumed"),),
+    observations.ReclaimTried: (
+        Count(
+            "stretto_reclaims_total",
+            "Pending attempts whose lease was over, by whether this process took them over.",
+            ("result",),
+        ),
+    ),
     observations.ConnectionLost: (
         Count("stretto_writer_connections_lost_total", "Connections that a writer gave up."),
         Line("warning", "writer.connection_lost"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
-from stretto.telemetry.table import SECONDS
+from stretto.telemetry.table import FAST_PATH_SECONDS, SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +47,10 @@ class RequestTally:
         self._requests = PlainCounter(
             "stretto_http_requests_total", "Requests answered.", ("method", "route", "status")
         )
-        self._seconds: defaultdict[str, _Durations] = defaultdict(_Durations)
+        self._seconds: defaultdict[str, _Durations] = defaultdict(lambda: _Durations(SECONDS))
+        self._fast_path: defaultdict[str, _Durations] = defaultdict(
+            lambda: _Durations(FAST_PATH_SECONDS)
+        )
 
     def count(self, method: str, route: str, status: int, seconds: float | None) -> None:
         """Count an answered request, and its time if it had one."""
@@ -55,32 +58,43 @@ class RequestTally:
         if seconds is not None:
             self._seconds[route].add(seconds)
 
+    def time_fast_path(self, outcome: str, seconds: float) -> None:
+        """Take down the time of an answer on the fast path."""
+        self._fast_path[outcome].add(seconds)
+
     def collect(self) -> Iterable[Metric]:
         """Return the numbers as the registry wants them."""
-        seconds = HistogramMetricFamily(
+        requests = HistogramMetricFamily(
             "stretto_http_request_seconds",
             "From a request's first line to its answer.",
             labels=["route"],
         )
-        for route, durations in self._seconds.items():
-            seconds.add_metric([route], list(durations.buckets()), durations.total_seconds)
-        return [*self._requests.collect(), seconds]
+        fast_path = HistogramMetricFamily(
+            "stretto_fast_path_seconds",
+            "From reading a creation to its answer on the fast path.",
+            labels=["outcome"],
+        )
+        for family, seconds in ((requests, self._seconds), (fast_path, self._fast_path)):
+            for label, durations in seconds.items():
+                family.add_metric([label], list(durations.buckets()), durations.total_seconds)
+        return [*self._requests.collect(), requests, fast_path]
 
 
 class _Durations:
     """How many durations fell between which bounds."""
 
-    def __init__(self) -> None:
-        self._counts = [0] * (len(SECONDS) + 1)
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
         self.total_seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        self._counts[bisect_left(SECONDS, seconds)] += 1
+        self._counts[bisect_left(self._bounds, seconds)] += 1
         self.total_seconds += seconds
 
     def buckets(self) -> Iterator[tuple[str, float]]:
         """Yield each upper bound with how many durations are not above it."""
         held = 0
-        for bound, count in zip((*SECONDS, "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
             held += count
             yield str(bound), held

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
 from stretto.creation.creator import CreatorSettings, GroupCreator
+from stretto.creation.flight import Flight, by_age
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import AttemptPending, Overloaded
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from stretto.creation.ports import Write, WriteResult
 
 ALICE = UserId("alice")
@@ -62,3 +62,12 @@ async def test_a_flight_forgets_who_waits_no_more() -> None:
         await asyncio.sleep(0)
     with pytest.raises(Overloaded):
         await last
+
+
+def test_flights_are_counted_by_how_long_they_have_been() -> None:
+    """Each class begins with the age that names it; an empty one is shown as well."""
+    flights = [
+        Flight(UUID(int=1), TEAM, TEAM.fingerprint(), b"", started_at=100 - age)
+        for age in (0, 0.5, 1, 4.9, 30, 999)
+    ]
+    assert {"0s": 2, "1s": 2, "5s": 0, "30s": 2} == by_age(flights, 100)

@@ -24,7 +24,7 @@ from stretto.errors import (
     StrettoError,
     Unreachable,
 )
-from stretto.observations import AttemptAnswered, GuaranteeBroken
+from stretto.observations import AttemptAnswered, GuaranteeBroken, ReclaimTried
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -129,6 +129,10 @@ class World:
         return GroupCreator(
             self.writers, self.store, settings, self.events.append, pause=self.pause
         )
+
+    def reclaims(self) -> list[Observation]:
+        """Return what was observed of taking attempts over."""
+        return [event for event in self.events if isinstance(event, ReclaimTried)]
 
     async def pause(self, seconds: float) -> None:
         """Note how long, and go on at once."""
@@ -319,6 +323,25 @@ async def test_an_attempt_whose_lease_is_over_is_taken_over_and_led(world: World
     assert write.is_claimed
     assert [(TOKEN, write.claim_token)] == world.store.reclaimed
     assert AnswerStatus.RECOVERED is (await request).status
+    assert [ReclaimTried("won")] == world.reclaims()
+
+
+async def test_an_attempt_that_another_has_taken_over_is_counted_as_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leader lives, or another request was first; the follower looks again."""
+    world.store.sees = lambda _: Sighting(attempt(AttemptStatus.PENDING, lease_over=True), None)
+    results = iter((False, False, True))
+
+    async def reclaim(*_: object) -> bool:
+        return next(results)
+
+    monkeypatch.setattr(world.store, "reclaim", reclaim)
+    request = begin(world.creator)
+    await world.writers.answer(NotLed())
+    await world.writers.answer(Led())
+    await request
+    assert [ReclaimTried(each) for each in ("lost", "lost", "won")] == world.reclaims()
 
 
 async def test_a_write_of_ours_that_is_found_settled_is_told_as_created(world: World) -> None:

@@ -11,6 +11,7 @@ to a head. `writing.py` bounds the client's reading, `queueing.py` the requests 
 from __future__ import annotations
 
 from http import HTTPStatus
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from stretto.codec import BODY_BYTES_MAX
@@ -120,11 +121,12 @@ class ClientConnection(FastPathConnection):
         if self._is_rejected and self._service is not None:
             # Send the rejection now: answers keep the order of their requests.
             self.send_rejection(self._service.shedder.answer)
+        began = perf_counter()
         request = self._plain_requests.read(data)
         is_one = request is not None
         if request is not None and request.begins != CREATION:
             request = None
-        if request is not None and self._answer_unparsed(request):
+        if request is not None and self._answer_unparsed(request, began):
             self._head_bytes = 0
             self._stop_read_timer()
             return

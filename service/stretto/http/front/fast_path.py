@@ -9,12 +9,15 @@ way through the routes and gets the same answer there.
 from __future__ import annotations
 
 from http import HTTPStatus
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import hdrs
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.web_protocol import _ErrInfo
 
+from stretto.creation.attempt import AnswerStatus
+from stretto.errors import Overloaded
 from stretto.http.answers import created_fields, written
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.problems import COMMON_FIELDS
@@ -35,7 +38,10 @@ CLOSE_LINE: Final = b"\r\nConnection: close\r\n\r\n"
 class FastPathConnection(BoundedQueue):
     """aiohttp's side of a connection, with creations that are answered unparsed, or admitted."""
 
-    __slots__ = ("_admitted_owner", "_is_admitted", "_is_rejected", "_server", "_service")
+    __slots__ = (
+        *("_admitted_owner", "_is_admitted", "_is_rejected"),
+        *("_rejected_began", "_server", "_service"),
+    )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
         super().__init__(manager, write_seconds, **options)
@@ -47,6 +53,8 @@ class FastPathConnection(BoundedQueue):
         """Its owner, if that was known."""
         self._is_rejected = False
         """Whether a creation was rejected and its answer has not been sent."""
+        self._rejected_began = 0.0
+        """When its reading began."""
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the client."""
@@ -68,8 +76,11 @@ class FastPathConnection(BoundedQueue):
         if self._is_rejected:
             self._is_rejected = False
             self._send(answer)
+            if self._service is not None:
+                seconds = perf_counter() - self._rejected_began
+                self._service.metrics.time_fast_path(Overloaded.code, seconds)
 
-    def _answer_unparsed(self, creation: PlainRequest) -> bool:
+    def _answer_unparsed(self, creation: PlainRequest, began: float) -> bool:
         """Replay or reject a creation, if nothing else is in progress on this connection."""
         service = self._service
         if (
@@ -85,11 +96,12 @@ class FastPathConnection(BoundedQueue):
         answer = None if owner is None else replay(service, owner, creation)
         if answer is not None:
             self._send(answer)
+            service.metrics.time_fast_path(AnswerStatus.REPLAYED, perf_counter() - began)
             return True
         if service.shedder.has_room(owner):
             return False
         service.shedder.reject(self)
-        self._is_rejected = True
+        self._is_rejected, self._rejected_began = True, began
         return True
 
     def _admit(self, service: Service, creation: PlainRequest) -> None:
