@@ -16,9 +16,10 @@ from stretto.assembly.application import create_app
 from stretto.config import environment_of
 from stretto.domain import UserId
 from stretto.http.front.serving import cannot_listen, serving
-from stretto.http.service import SERVICE
+from stretto.http.service import INSTANCE, SERVICE
 from stretto.http.tokens.authenticator import make_token
 from stretto.provision import bus_place, database_connection, database_place, token_settings
+from stretto.reports import supervised
 from stretto.runtime.memory import collecting
 from stretto.runtime.stop import Stop
 from stretto.supervisor import Supervisor
@@ -45,8 +46,10 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
     component, limits = settings.component, settings.limits
     stop = _stop_on_signals(settings.drain_seconds, is_worker=share_port)
     async with AsyncExitStack() as stack:
+        supervision = None
         if share_port:
-            stack.enter_context(_stop_without_supervisor(stop, sys.stdin.fileno()))
+            joining = supervised(stop, sys.stdin.fileno())
+            supervision = await stack.enter_async_context(joining)
         place = await stack.enter_async_context(database_place(settings, notify, is_service=True))
         nats_url = await stack.enter_async_context(bus_place(settings))
         tokens = token_settings(settings)
@@ -75,6 +78,9 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
             ),
             streams=settings.streams,
         )
+        if supervision is not None:
+            app[INSTANCE] = supervision.instance_metrics
+            supervision.join(lambda: app[SERVICE].metrics.report() if SERVICE in app else b"[]")
         async with serving(
             app,
             host=settings.host,
@@ -169,27 +175,6 @@ def _stop_on_signals(drain_seconds: float, *, is_worker: bool) -> Stop:
     elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, on_signal, signal.SIGHUP)
     return stop
-
-
-@contextmanager
-def _stop_without_supervisor(stop: Stop, lifeline: int) -> Iterator[None]:
-    """Begin the drain when the supervisor is gone: it alone holds the other end of the pipe.
-
-    A worker that outlived its supervisor would serve for ever, and nothing would stop it.
-    """
-    loop = asyncio.get_running_loop()
-
-    def on_end() -> None:
-        loop.remove_reader(lifeline)
-        logger.warning("worker.orphaned")
-        stop.take(signal.SIGTERM)
-
-    # Nothing is ever written to the pipe: it becomes readable when it ends.
-    loop.add_reader(lifeline, on_end)
-    try:
-        yield
-    finally:
-        loop.remove_reader(lifeline)
 
 
 async def _supervise(

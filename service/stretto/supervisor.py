@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from stretto.errors import WorkersError
+from stretto.reports import WorkersMetrics
 from stretto.runtime.backoff import Backoff
 from stretto.telemetry.logs import logger
 
@@ -52,6 +53,7 @@ class Supervisor:
         self._pause = pause
         self._started_at: dict[int, float] = {}
         """When each worker that runs was started."""
+        self._metrics = WorkersMetrics()
 
     async def run(self, workers: int) -> None:
         """Keep this many workers running until stopped; raises `WorkersError`."""
@@ -61,6 +63,8 @@ class Supervisor:
                     tasks.create_task(self._keep_running(number), name=f"worker {number}")
         except* WorkersError as errors:
             raise errors.exceptions[0] from None
+        finally:
+            self._metrics.close()
 
     async def _keep_running(self, number: int) -> None:
         failed_starts = 0
@@ -74,6 +78,7 @@ class Supervisor:
                 logger.info("worker.ended", worker=number, exit_code=exit_code)
             else:
                 logger.error("worker.died", worker=number, exit_code=exit_code)
+                self._metrics.died += 1
             failed_starts = failed_starts + 1 if self._is_young(number) else 0
             del self._started_at[number]
             if failed_starts >= FAILED_STARTS_MAX and all(map(self._is_young, self._started_at)):
@@ -89,17 +94,18 @@ class Supervisor:
 
     async def _run_once(self, number: int) -> int | None:
         """Run one worker to its end; `_end` bounds how long a stop takes."""
-        # The pipe ends with this process, however this process ends: then the worker stops by
-        # itself.
-        worker = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, env=self._environment
-        )
-        ended = asyncio.create_task(worker.wait(), name=f"end of worker {number}")
-        try:
-            await self._first_of(ended)
-        finally:
-            # Asked to stop, or given up because of the others.
-            await self._end(worker)
+        async with self._metrics.lifeline() as lifeline:
+            worker = await asyncio.create_subprocess_exec(
+                *self._command, stdin=lifeline.fileno(), env=self._environment
+            )
+            # The worker has the only other end now.
+            lifeline.close()
+            ended = asyncio.create_task(worker.wait(), name=f"end of worker {number}")
+            try:
+                await self._first_of(ended)
+            finally:
+                # Asked to stop, or given up because of the others.
+                await self._end(worker)
         return worker.returncode
 
     async def _pause_unless_stopped(self, seconds: float) -> None:

@@ -19,6 +19,7 @@ from support.api_client import Api, settled_create, token_of
 from support.database import LEADER, first_row, sound, writes_held_up
 from support.raw_client import raw_clients
 from support.service_process import ServiceProcess, apis
+from support.waiting import until
 
 if TYPE_CHECKING:
     from support.database import Connection
@@ -248,6 +249,48 @@ async def test_workers_share_one_port_and_are_replaced_when_they_die(
         service.signal(signal.SIGTERM)
         assert await service.exited() == 0
     assert await sound(connection)
+
+
+async def test_one_scrape_tells_what_all_workers_have_done_also_one_that_was_killed(
+    database_url: str,
+) -> None:
+    """Whichever worker answers; a counter never goes back while one dies and another one starts."""
+    created, workers = 'stretto_attempts_total{outcome="created"}', "stretto_workers"
+    async with (
+        ServiceProcess({"DATABASE_URL": database_url, "WORKERS": "2"}) as service,
+        AsyncExitStack() as stack,
+    ):
+        await service.logged(b"service.started", times=2)
+        connector = aiohttp.TCPConnector(force_close=True)
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        api = Api(session, service.url)
+
+        async def scrape() -> dict[str, float]:
+            text = (await api.get("/metrics", user=None)).body.decode()
+            rows = (line.rpartition(" ") for line in text.splitlines() if line[0] != "#")
+            return {name: float(value) for name, _, value in rows}
+
+        for number in range(20):
+            assert (await settled_create(api, f"k{number}")).status == 201
+        # The kernel chooses a worker for each connection.
+        assert {(20, 2)} == {
+            (series[created], series[workers]) for series in [await scrape() for _ in range(10)]
+        }
+        os.kill(service.workers()[0], signal.SIGKILL)
+        seen: list[dict[str, float]] = []
+
+        async def is_replaced() -> bool:
+            try:
+                seen.append(await scrape())
+            except aiohttp.ClientError:
+                # Its connections end with it.
+                return False
+            return seen[-1]["stretto_workers_died_total"] == 1 and seen[-1][workers] == 2
+
+        await until(is_replaced)
+        assert {20} == {series[created] for series in seen}
+        assert (await settled_create(api, "after")).status == 201
+        assert 21 == (await scrape())[created]
 
 
 async def test_workers_end_with_a_supervisor_that_was_killed(database_url: str) -> None:

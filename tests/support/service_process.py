@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import orjson
@@ -63,6 +64,11 @@ class ServiceProcess:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this very process."""
         self.process.send_signal(number)
+
+    def workers(self) -> list[int]:
+        """Return the ids of its workers that run now."""
+        pid = self.process.pid
+        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
     async def exited(self) -> int:
         """Wait for the end; return the exit code."""

@@ -25,7 +25,8 @@ PROCESS = {"pydantic", "typer", "uvloop"}
 TELEMETRY = {"prometheus_client", "structlog"}
 # What only the service's own process uses, or what only some of them use.
 NOT_FOR_HOSTS = {
-    *("stretto.cli", "stretto.config", "stretto.provision", "stretto.server", "stretto.supervisor"),
+    *("stretto.cli", "stretto.config", "stretto.provision", "stretto.reports"),
+    *("stretto.server", "stretto.supervisor"),
     *(
         "stretto.nats.commands",
         "stretto.nats.connection",

@@ -26,7 +26,6 @@ from stretto.server import (
     _reserved_port,
     _sessions_max,
     _stop_on_signals,
-    _stop_without_supervisor,
     _welcome,
 )
 from support.waiting import until
@@ -111,20 +110,6 @@ async def test_a_service_under_nohup_outlives_its_terminal() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().remove_signal_handler(number)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-async def test_a_worker_drains_once_its_supervisor_is_gone() -> None:
-    """The end of the pipe that its supervisor holds is a SIGTERM; until then nothing is asked."""
-    stop = Stop(drain_seconds=0)
-    lifeline, held = os.pipe()
-    with _stop_without_supervisor(stop, lifeline):
-        await asyncio.sleep(0)
-        assert not stop.asked.is_set()
-        os.close(held)
-        async with asyncio.timeout(20):
-            await stop.asked.wait()
-        assert not stop.at_once.is_set()
-    os.close(lifeline)
 
 
 async def test_a_stop_ends_the_wait_for_a_database_that_never_answers(

@@ -65,6 +65,8 @@ class Service:
 
 
 SERVICE: Final = web.AppKey("stretto.service", Service)
+INSTANCE: Final[web.AppKey[Callable[[], Awaitable[bytes]]]] = web.AppKey("stretto.instance")
+"""In a worker: what returns the metrics of all workers."""
 
 
 async def authenticate(request: web.Request) -> UserId:

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from stretto.errors import Overloaded
 from stretto.observations import AttemptAnswered
+from stretto.telemetry.instance import report
 from stretto.telemetry.log_writer import dropped_lines
 from stretto.telemetry.table import GAUGES, TABLE, Count, CountEach, Line, Measure
 from stretto.telemetry.tally import PlainCounter, RequestTally
@@ -43,7 +44,7 @@ class Metrics:
         self.count_request = requests.count
         self.time_fast_path = requests.time_fast_path
         self.registry.register(requests)
-        self.registry.register(_LogLines())
+        self.registry.register(LogLines())
         ProcessCollector(registry=self.registry)
         self._moves: Mapping[type[Observation], tuple[Move, ...]] = {
             kind: tuple(_move(each, self.registry) for each in row if not isinstance(each, Line))
@@ -63,6 +64,10 @@ class Metrics:
         """Count a creation that was rejected before it was parsed: it has taken no time."""
         self.observe(_REJECTED)
         self.count_request("POST", "/v1/groups", 503, None)
+
+    def report(self) -> bytes:
+        """Return the metrics as a supervisor takes them, to add them to those of other workers."""
+        return report(self.registry)
 
     def exposition(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
@@ -118,8 +123,11 @@ def _counting(metric: Count, registry: CollectorRegistry) -> Move:
     return count
 
 
-class _LogLines:
+class LogLines:
+    """What the log of this process has lost; a collector for the library's registry."""
+
     def collect(self) -> Iterable[CounterMetricFamily]:
+        """Return the number as the registry wants it."""
         yield CounterMetricFamily(
             "stretto_log_lines_dropped_total",
             "Lines of the log that were dropped, because nothing read the log.",

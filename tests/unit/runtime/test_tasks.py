@@ -25,6 +25,7 @@ OWNED = {
     ("postgres/hook.py", "create_task"): "a host's hook in one write; that write",
     ("postgres/stalls.py", "create_task"): "the server is asked to end one write; that write",
     ("server.py", "create_task"): "the wait for the database at the start; that wait",
+    ("reports.py", "create_task"): "one gathering of the workers' metrics; the supervisor's end",
     ("supervisor.py", "create_task"): "waits for worker processes; the supervisor's own group",
     ("supervisor.py", "TaskGroup"): "the same",
 }

@@ -6,7 +6,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from stretto.errors import Overloaded
-from stretto.http.service import SERVICE, json_response
+from stretto.http.service import INSTANCE, SERVICE, json_response
 
 
 async def livez(_: web.Request) -> web.Response:
@@ -32,8 +32,9 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """`GET /metrics`: in Prometheus' text format."""
+    """`GET /metrics`: of this instance, in Prometheus' text format."""
     service = request.app[SERVICE]
     await service.turns.take(metrics)
-    body = service.metrics.exposition()
+    instance = request.app.get(INSTANCE)
+    body = service.metrics.exposition() if instance is None else await instance()
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
