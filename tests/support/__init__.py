@@ -26,6 +26,7 @@
 | `certificate` | a certificate for a server on 127.0.0.1 |
 | `pgbouncer` | a real PgBouncer in transaction mode |
 | `proxies` | real reverse proxies: haproxy and nginx |
+| `prometheus` | a real Prometheus with our alerts, at sixty times their pace; promtool |
 | `frozen_server` | a connection to a server that can be frozen |
 | `webhook_receiver` | a webhook's endpoint |
 | `issuer` | an issuer that publishes its keys, and tokens signed with them |

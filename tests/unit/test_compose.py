@@ -77,6 +77,27 @@ def test_a_password_is_no_argument() -> None:
     assert not [argument for argument in nats["command"] if password in argument]
 
 
+def test_the_profile_of_monitoring_has_what_it_needs() -> None:
+    """Files of ours where the images look for them; without the profile nothing of it runs."""
+    composed = yaml.safe_load(COMPOSE_FILE.read_text())
+    configs = composed["configs"]
+    for name in ("prometheus", "grafana"):
+        service = composed["services"][name]
+        assert ["monitoring"] == service["profiles"]
+        for config in service["configs"]:
+            source = configs[config["source"]]
+            assert "content" in source or (COMPOSE_FILE.parent / source["file"]).is_file()
+    scraped = yaml.safe_load((COMPOSE_FILE.parent / configs["prometheus"]["file"]).read_text())
+    places = {config["target"] for config in composed["services"]["prometheus"]["configs"]}
+    assert {f"/etc/prometheus/{file}" for file in scraped["rule_files"]} <= places
+    (job,) = scraped["scrape_configs"]
+    replicas = {name for name in composed["services"] if name.startswith("replica-")}
+    assert {f"{name}:8080" for name in replicas} == {*job["static_configs"][0]["targets"]}
+    provider = yaml.safe_load(configs["grafana-dashboards"]["content"])["providers"][0]
+    targets = [config["target"] for config in composed["services"]["grafana"]["configs"]]
+    assert f"{provider['options']['path']}/dashboard.json" in targets
+
+
 class Lives(BaseHTTPRequestHandler):
     """Answers `/livez` alone, as a service without its database."""
 

@@ -1,0 +1,126 @@
+"""Debian's Prometheus and promtool: a real one with our alerts, at sixty times their pace."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import socket
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import yaml
+
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+MONITORING = Path(__file__).parents[2] / "monitoring"
+PROMETHEUS = shutil.which("prometheus")
+PROMTOOL = shutil.which("promtool")
+MISSING = "these tests need Prometheus: apt-get install --no-install-recommends prometheus"
+# A minute of the rules is a second of the test.
+PACE = 60
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+class Prometheus:
+    """A server that scrapes and evaluates; asked over its API."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = url
+
+    async def has(self, query: str) -> bool:
+        """Whether a query has a result."""
+        params = {"query": query}
+        async with self._session.get(f"{self._url}/api/v1/query", params=params) as response:
+            return bool((await response.json())["data"]["result"])
+
+    async def firing(self) -> set[tuple[str, str]]:
+        """Return which alerts fire, with their jobs."""
+        async with self._session.get(f"{self._url}/api/v1/alerts") as response:
+            alerts = (await response.json())["data"]["alerts"]
+        return {
+            (alert["labels"]["alertname"], alert["labels"]["job"])
+            for alert in alerts
+            if alert["state"] == "firing"
+        }
+
+
+@asynccontextmanager
+async def running_prometheus(folder: Path, jobs: Mapping[str, str]) -> AsyncIterator[Prometheus]:
+    """Run one that scrapes a URL for each job."""
+    assert PROMETHEUS is not None, MISSING
+    (folder / "alerts.yml").write_text(yaml.safe_dump(at_pace(alerts())))
+    configuration = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    for name, seconds in configuration["global"].items():
+        configuration["global"][name] = _faster(seconds)
+    configuration["scrape_configs"] = [
+        {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://")]}]}
+        for job, url in jobs.items()
+    ]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+    place = f"127.0.0.1:{free_port()}"
+    process = await asyncio.create_subprocess_exec(
+        *(PROMETHEUS, f"--config.file={folder}/prometheus.yml"),
+        *(f"--storage.tsdb.path={folder}/data", f"--web.listen-address={place}"),
+        *("--query.lookback-delta=5s", "--log.level=warn"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    told = asyncio.create_task(process.stderr.read(), name="log of prometheus")
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def is_ready() -> bool:
+                assert process.returncode is None, (await told).decode()
+                try:
+                    async with session.get(f"http://{place}/-/ready") as response:
+                        return response.status == 200
+                except aiohttp.ClientError:
+                    return False
+
+            await until(is_ready)
+            yield Prometheus(session, f"http://{place}")
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await told
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def alerts() -> Any:
+    """Return the alerts as they are delivered."""
+    return yaml.safe_load((MONITORING / "alerts.yml").read_text())
+
+
+def at_pace(rules: Any) -> Any:
+    """Return rules whose windows, waits and thresholds of seconds pass sixty times as fast."""
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        if "for" in rule:
+            rule["for"] = _faster(rule["for"])
+        rule["expr"] = re.sub(
+            r"(?<=\[)\d+[smh](?=\])|(?<=offset )\d+[smh]",
+            lambda found: _faster(found[0]),
+            rule["expr"],
+        )
+        rule["expr"] = re.sub(
+            r"(?<=_lag_seconds\) > )\d+", lambda found: str(int(found[0]) / PACE), rule["expr"]
+        )
+    return rules
+
+
+def _faster(duration: str) -> str:
+    return f"{int(duration[:-1]) * _SECONDS[duration[-1]] * 1000 // PACE}ms"
