@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -37,6 +38,10 @@ class Bench:
     """Factor for large numbers, below 1 if only the correctness of the parts is checked."""
     tree: Path = ROOT
     """The checkout of the service: its code and its schema."""
+    templates: dict[Path, str] = field(default_factory=dict)
+    """The database with the schema of each tree, of which the parts get copies."""
+    making: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a template is made."""
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[tuple[str, Connection]]:
@@ -45,11 +50,10 @@ class Bench:
         dsn = urlsplit(self.server.dsn)._replace(path=f"/{name}").geturl()
         admin = await asyncpg.connect(self.server.dsn)
         try:
-            await admin.execute(f'CREATE DATABASE "{name}"')
+            template = await self._template(admin)
+            await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
             # pgbench connects without our settings.
             await admin.execute(f'ALTER DATABASE "{name}" SET search_path = stretto')
-            migrate = python("-m", "stretto", "migrate")
-            await output_of(*migrate, env=self.environment(DATABASE_URL=dsn))
             connection = await asyncpg.connect(dsn)
             try:
                 # Pages that an earlier part has left to write must not slow this one.
@@ -60,6 +64,19 @@ class Bench:
         finally:
             await admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
             await admin.close()
+
+    async def _template(self, admin: Connection) -> str:
+        """Return the template of this tree; a process that migrates takes a second."""
+        async with self.making:
+            if self.tree not in self.templates:
+                name = f"bench_template_{len(self.templates)}"
+                await admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+                await admin.execute(f'CREATE DATABASE "{name}"')
+                dsn = urlsplit(self.server.dsn)._replace(path=f"/{name}").geturl()
+                migrate = python("-m", "stretto", "migrate")
+                await output_of(*migrate, env=self.environment(DATABASE_URL=dsn))
+                self.templates[self.tree] = name
+            return self.templates[self.tree]
 
     @asynccontextmanager
     async def service(self, dsn: str, **settings: str) -> AsyncIterator[tuple[int, int]]:

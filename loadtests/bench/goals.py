@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -68,7 +69,7 @@ def _p99(part: str) -> Ratio:
 
 
 def _over(dividend: Ratio, divisor: Ratio) -> Ratio:
-    return lambda results: dividend(results) / divisor(results)
+    return lambda results: dividend(results) / (divisor(results) or math.nan)
 
 
 def _best_create(*, of_one_process: bool = False) -> Ratio:

@@ -252,6 +252,12 @@ def test_every_goal_is_about_parts_that_are_measured(bench: Any) -> None:
     ]
 
 
+def test_a_part_that_has_measured_nothing_meets_no_goal(bench: Any) -> None:
+    """A second may be too short for one, and the other figures are shown all the same."""
+    nothing = bench.goals._over(lambda _: 1.0, lambda _: 0.0)
+    assert not nothing({}) >= 0.0
+
+
 def test_a_goal_is_judged_beside_what_it_was_before(bench: Any) -> None:
     """Without the other revision there is no ratio to it, and the other goals stay."""
     name = "create, 1 process, 128 connections ÷ the same at the revision before"
