@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, assert_never
 
 from uuid_utils.compat import uuid4, uuid7
 
+from stretto.codec import read_created
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write
 from stretto.domain import CreatedGroup
@@ -34,6 +36,20 @@ if TYPE_CHECKING:
 
 # What a client is asked to wait: long enough for a write, short against its user's patience.
 RETRY_AFTER_SECONDS: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful answer: what was created, and how that came about for this request."""
+
+    document: bytes
+    """JSON with the created ids: the same bytes for every request of the key."""
+    status: AnswerStatus
+
+    @property
+    def group(self) -> CreatedGroup:
+        """The group that the document names."""
+        return read_created(self.document)
 
 
 @dataclass(slots=True)
@@ -81,22 +97,33 @@ class Flight:
             case _:
                 assert_never(result)
 
-    async def wait(self, deadline: float, until: float | None = None) -> bytes:
-        """Return the document; raises what the flight finishes with.
+    def join(self, deadline: float, until: float | None = None) -> asyncio.Future[bytes]:
+        """Return a future of the document for one more request, which cancels it if it leaves.
 
-        Raises `AttemptPending` at the deadline, on the loop's clock. The request that started the
-        flight may wait longer, `until` then, while its own write is under way.
+        The future raises what the flight finishes with, and `AttemptPending` at the deadline, on the
+        loop's clock. The request that started the flight may wait longer, `until` then, while its own
+        write is under way.
         """
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bytes] = loop.create_future()
         self.waiters[waiter] = deadline
         timer = loop.call_at(until or deadline, _give_up, waiter)
+        waiter.add_done_callback(partial(self._leave, timer))
+        return waiter
+
+    def _leave(self, timer: asyncio.TimerHandle, waiter: asyncio.Future[bytes]) -> None:
+        """Forget a request that was answered or has left: an error would refer to itself by us."""
+        timer.cancel()
+        del self.waiters[waiter]
+
+    async def wait(self, deadline: float, until: float | None = None) -> bytes:
+        """Return the document; raises as the future of `join` does."""
+        waiter = self.join(deadline, until)
         try:
             return await waiter
         finally:
-            timer.cancel()
-            # An error would refer to itself by this frame, or by others that know the flight.
-            del self.waiters[waiter], waiter
+            # An error would refer to itself by this frame.
+            del waiter
 
     def release_impatient(self, now: float) -> None:
         """Answer those whose deadline has passed: the write under way is another's, not their own."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from http import HTTPStatus
 
-    from stretto.creation.creator import Answer
+    from stretto.creation.flight import Answer
 
 
 def written(status: HTTPStatus, fields: Mapping[str, object], body: bytes) -> bytes:
