@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from stretto.codec import LARGE_BODY_BYTES, parse_json
 from stretto.creation.attempt import AnswerStatus
-from stretto.creation.flight import Answer
+from stretto.creation.flight import Answer, answer_of
 from stretto.creation.flights import Flights
 from stretto.creation.follower import Follower
 from stretto.creation.outcomes import NO_BODY, OutcomeMemory, document_for, document_of_repeat
@@ -26,6 +27,7 @@ from stretto.setting import setting
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from stretto.creation.flight import Flight
     from stretto.creation.ports import AttemptStore, Writers
     from stretto.observations import Observer
 
@@ -149,11 +151,62 @@ class GroupCreator:
         new_group = NewGroup.parse(owner, parse_json(body))
         return await self._create(id_, known, new_group, digest(body), wait_seconds)
 
-    def replay(self, owner: UserId, key: str, body: bytes) -> Answer | None:
-        """Return the answer to a request that is repeated byte by byte, if it is remembered."""
-        known = self._memory.find(group_id_bytes(owner, key))
-        document = known and document_of_repeat(known, body)
-        return None if document is None else self._observed(document, AnswerStatus.REPLAYED)
+    def begin(
+        self,
+        owner: UserId,
+        key: str,
+        body: bytes,
+        *,
+        wait_seconds: float,
+        may_start: bool,
+        then: Callable[[Answer | StrettoError], None],
+    ) -> Answer | asyncio.Future[bytes] | None:
+        """Do what `create_from` does, as far as that needs no task.
+
+        Return the answer to a body that is repeated byte by byte. If such a body is in flight, or its
+        flight may start and does, return a future: `then` gets the outcome, unless the future is
+        cancelled. Return None for all else: `create_from` answers it, or raises the error.
+        """
+        id_ = group_id_bytes(owner, key)
+        known = self._memory.find(id_)
+        if known is not None:
+            document = document_of_repeat(known, body)
+            return None if document is None else self._observed(document, AnswerStatus.REPLAYED)
+        flight = self._flights.find(id_)
+        deadline = self._loop.time() + wait_seconds
+        if flight is not None:
+            if flight.body_digest != digest(body):
+                return None
+            waiter = flight.join(deadline)
+            waiter.add_done_callback(partial(self._answered, None, then))
+            return waiter
+        if not may_start or len(body) > LARGE_BODY_BYTES:
+            return None
+        try:
+            IdempotencyKey(key)
+            new_group = NewGroup.parse(owner, parse_json(body))
+            flight = self._flights.start(id_, new_group, new_group.fingerprint(), digest(body))
+        except StrettoError:
+            return None
+        waiter = flight.join(deadline, max(deadline, self._loop.time() + OWN_WRITE_SECONDS))
+        waiter.add_done_callback(partial(self._answered, flight, then))
+        return waiter
+
+    def _answered(
+        self,
+        own: Flight | None,
+        then: Callable[[Answer | StrettoError], None],
+        waiter: asyncio.Future[bytes],
+    ) -> None:
+        """Report the outcome to a request that waits without a task, unless it has left.
+
+        `own` is the flight that it has started.
+        """
+        if not waiter.cancelled():
+            answer = answer_of(waiter, AnswerStatus.REPLAYED if own is None else own.status)
+            outcome = answer.status if isinstance(answer, Answer) else answer.code
+            self._observe(AttemptAnswered(outcome))
+            then(answer)
 
     async def _create(
         self,

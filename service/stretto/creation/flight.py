@@ -148,6 +148,14 @@ def _give_up(waiter: asyncio.Future[bytes]) -> None:
         waiter.set_exception(AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS))
 
 
+def answer_of(waiter: asyncio.Future[bytes], status: AnswerStatus) -> Answer | StrettoError:
+    """Return what a request that was waiting is answered with; `status` is that of a success."""
+    # Taken, not raised: its traceback would refer to this frame.
+    error = waiter.exception()
+    assert error is None or isinstance(error, StrettoError)
+    return Answer(waiter.result(), status) if error is None else error
+
+
 def public_error(cause: Failure | BaseException) -> StrettoError:
     """Return what requests are answered with for a failure, or for an error of a writer or a store."""
     if isinstance(cause, Failure):
