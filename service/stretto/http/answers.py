@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
-import orjson
 from aiohttp import hdrs
 from aiohttp.helpers import rfc822_formatted_time
 
+from stretto.codec import created_document, group_id_in
+from stretto.creation.attempt import AnswerStatus
+from stretto.creation.flight import Answer
+from stretto.domain import CreatedGroup
 from stretto.http.problems import COMMON_FIELDS
 
 if TYPE_CHECKING:
@@ -16,15 +21,15 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from stretto.creation.flight import Answer
-
 CREATE_PATH: Final = "/v1/groups"
+# The documents of all groups are of one length.
+_ANY: Final = created_document(CreatedGroup(UUID(int=0), UUID(int=0)))
 
 
 def created_fields(path: str, answer: Answer) -> dict[str, str]:
     """Return the header fields of the answer to a successful `POST` to that path."""
     fields = {
-        "Location": f"{path}/{orjson.loads(answer.document)['group_id']}",
+        "Location": f"{path}/{group_id_in(answer.document).decode()}",
         "Idempotency-Status": answer.status,
     }
     if answer.status.is_replay:
@@ -34,9 +39,18 @@ def created_fields(path: str, answer: Answer) -> dict[str, str]:
 
 def created_answer(answer: Answer) -> bytes:
     """Return a success as it is sent."""
-    fields = created_fields(CREATE_PATH, answer)
+    before, behind = _around_id(answer.status, rfc822_formatted_time())
+    return b"".join((before, group_id_in(answer.document), behind, answer.document))
+
+
+@lru_cache(maxsize=len(AnswerStatus))
+def _around_id(status: AnswerStatus, date: str) -> tuple[bytes, bytes]:
+    """Return the head of every success at this second: what is before its group's id, and behind it."""
+    fields = created_fields(CREATE_PATH, Answer(_ANY, status))
     fields[hdrs.CONTENT_TYPE] = "application/json"
-    return _written(HTTPStatus.CREATED, fields, answer.document, rfc822_formatted_time())
+    head = _written(HTTPStatus.CREATED, fields, _ANY, date).removesuffix(_ANY)
+    before, _, behind = head.partition(group_id_in(_ANY))
+    return before, behind
 
 
 def problem_answer(response: web.Response, date: str) -> bytes:
