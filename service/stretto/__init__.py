@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from stretto.client import ClientAnswer as ClientAnswer
     from stretto.client import ClientError as ClientError
     from stretto.client import StrettoClient as StrettoClient
-    from stretto.creation.creator import Answer as Answer
     from stretto.creation.creator import CreatorSettings as CreatorSettings
     from stretto.creation.creator import GroupCreator as GroupCreator
+    from stretto.creation.flight import Answer as Answer
     from stretto.domain import CreatedGroup as CreatedGroup
     from stretto.domain import IdempotencyKey as IdempotencyKey
     from stretto.domain import NewGroup as NewGroup
@@ -62,7 +62,8 @@ _MODULES: Final = {
     " GroupRejected HookFailed KeyReused Overloaded RateLimited StrettoError Unreachable",
     "stretto.http.tokens.authenticator": "TokenSettings",
     "stretto.http.event_streams": "StreamSettings",
-    "stretto.creation.creator": "Answer CreatorSettings GroupCreator",
+    "stretto.creation.creator": "CreatorSettings GroupCreator",
+    "stretto.creation.flight": "Answer",
     "stretto.events.log": "CommittedEvent",
     "stretto.targets.bus": "BusUnavailable EventBus",
     "stretto.webhook.rules": "WebhookSettings",

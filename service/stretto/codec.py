@@ -50,9 +50,18 @@ STATUS: Final[Mapping[str, int]] = {
 _FIELDS: Final = (b'"name"', b'"description"', b'"members"')
 
 
+# Where the group's id stands in every such document.
+_GROUP_ID: Final = slice(len('{"group_id":"'), len('{"group_id":"') + 36)
+
+
 def created_document(group: CreatedGroup) -> bytes:
     """Return the body of every success of a key: it is the same, byte by byte."""
     return orjson.dumps({"group_id": group.group_id, "conversation_id": group.conversation_id})
+
+
+def group_id_in(document: bytes) -> bytes:
+    """Return the id of the group that such a document names, as text."""
+    return document[_GROUP_ID]
 
 
 def read_created(document: bytes) -> CreatedGroup:

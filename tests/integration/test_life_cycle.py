@@ -23,7 +23,7 @@ from stretto.assembly.opening import Inputs, open_component, put_together
 from stretto.assembly.settings import ComponentSettings
 from stretto.codec import created_document
 from stretto.creation.attempt import AnswerStatus
-from stretto.creation.creator import Answer
+from stretto.creation.flight import Answer
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId
 from stretto.events.close_codes import CloseCode
 from stretto.events.history_reader import Ask

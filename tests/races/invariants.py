@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stretto.codec import read_created
 from stretto.creation.attempt import AttemptStatus
-from stretto.creation.creator import Answer
+from stretto.creation.flight import Answer
 from stretto.creation.outcomes import document_for
 from stretto.domain import CreatedGroup, event_id, group_id
 from stretto.errors import AttemptFailed, Failure, KeyReused

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from stretto.creation.attempt import Sighting
-from stretto.creation.creator import Answer
+from stretto.creation.flight import Answer
 from stretto.errors import AttemptFailed
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from uuid import UUID
 
 import pytest
 
@@ -29,8 +28,8 @@ from races.explorer import AnomalyError, explore
 from races.scenario import OTHER, Request, Scenario
 from stretto.creation.attempt import Decision, Reclaim, Sighting, Wait, decide
 from stretto.creation.batch import BatchWriter
-from stretto.creation.creator import Answer, GroupCreator
-from stretto.creation.flight import Flight
+from stretto.creation.creator import GroupCreator
+from stretto.creation.flight import Answer
 from stretto.creation.leads import LeadWriter
 from stretto.creation.ports import SettledAsFailed
 from stretto.creation.writer import GroupWriter
@@ -40,6 +39,7 @@ from support.memory_store.database import Guards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from uuid import UUID
 
     from stretto.domain import NewGroup
 
@@ -77,8 +77,7 @@ class CreatorWithoutFlights(GroupCreator):
         body_digest: bytes,
         wait_seconds: float,
     ) -> Answer:
-        flight = Flight(UUID(bytes=id_), new_group, new_group.fingerprint(), body_digest)
-        self._start(flight)
+        flight = self._flights.start(id_, new_group, new_group.fingerprint(), body_digest)
         return Answer(await flight.wait(wait_seconds), flight.status)
 
 

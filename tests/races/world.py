@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from races.scenario import Scenario
-    from stretto.creation.creator import Answer
+    from stretto.creation.flight import Answer
     from support.memory_store.database import Statement
     from support.memory_store.tables import AttemptRow
 

@@ -1,35 +1,25 @@
 """GroupCreator: answers every request for a group, so that a key never makes two.
 
-It owns the memory of outcomes and one flight per key. The first request of a key starts the flight;
-later ones with the same meaning wait for its outcome and hold no connection. A flight goes on when all
-its requests have left, because its write may already be under way. Most flights finish with their first
-write; one that has to follow gets a task. Nothing here writes domain rows; the writers do.
+It owns the memory of outcomes, and decides what a request waits for. The first request of a key starts
+its flight (`flights.py`); later ones with the same meaning wait for the outcome and hold no connection.
+Nothing here writes domain rows; the writers do.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
-from uuid import UUID
 
-from stretto.codec import LARGE_BODY_BYTES, created_document, parse_json, read_created
+from stretto.codec import LARGE_BODY_BYTES, parse_json
 from stretto.creation.attempt import AnswerStatus
-from stretto.creation.flight import Flight, by_age, public_error
+from stretto.creation.flight import Answer, answer_of
+from stretto.creation.flights import Flights
 from stretto.creation.follower import Follower
-from stretto.creation.limiter import OwnerLimiter
 from stretto.creation.outcomes import NO_BODY, OutcomeMemory, document_for, document_of_repeat
-from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId, digest, group_id_bytes
-from stretto.errors import (
-    AttemptPending,
-    CreatedInHook,
-    InternalError,
-    Overloaded,
-    StoreError,
-    StrettoError,
-)
+from stretto.domain import IdempotencyKey, NewGroup, UserId, digest, group_id_bytes
+from stretto.errors import AttemptPending, CreatedInHook, StrettoError
 from stretto.observations import AttemptAnswered
 from stretto.runtime.turns import Turns
 from stretto.setting import setting
@@ -37,8 +27,8 @@ from stretto.setting import setting
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
-    from stretto.creation.ports import AttemptStore, Write, WriteResult, Writers
-    from stretto.errors import Failure
+    from stretto.creation.flight import Flight
+    from stretto.creation.ports import AttemptStore, Writers
     from stretto.observations import Observer
 
 WAIT_SECONDS_DEFAULT: Final = 10.0
@@ -67,20 +57,6 @@ class CreatorSettings:
     """How long flights may take to finish when the creator stops; other parts stop after that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A successful answer: what was created, and how that came about for this request."""
-
-    document: bytes
-    """JSON with the created ids: the same bytes for every request of the key."""
-    status: AnswerStatus
-
-    @property
-    def group(self) -> CreatedGroup:
-        """The group that the document names."""
-        return read_created(self.document)
-
-
 class GroupCreator:
     """Creates groups, once per owner and key; use as `async with`, in one event loop."""
 
@@ -94,21 +70,21 @@ class GroupCreator:
         hooks: Collection[asyncio.Task[None]] = (),
     ) -> None:
         """Take the tasks that run the host's hook: none of them may await a creation."""
-        self._writers = writers
-        self._settings = settings
         self._observe = observe
         self._hooks = hooks
-        self._follower = Follower(writers, attempts, settings.lease_seconds, observe, pause)
         self._memory = OutcomeMemory(settings.outcomes_max)
-        self._flights: dict[bytes, Flight] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        follower = Follower(writers, attempts, settings.lease_seconds, observe, pause)
+        self._flights = Flights(
+            writers,
+            follower,
+            self._memory,
+            rate_limit=settings.rate_limit,
+            stop_seconds=settings.stop_seconds,
+        )
         self._turns = Turns()
-        self._stopping = False
-        self._all_finished = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._limiter = OwnerLimiter(self._settings.rate_limit, self._loop.time)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -116,19 +92,7 @@ class GroupCreator:
 
     async def stop(self) -> None:
         """Reject new requests and let every flight finish, for a bounded time. Idempotent."""
-        self._stopping = True
-        self._follower.stop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.stop_seconds):
-                while self._flights:
-                    self._all_finished.clear()
-                    await self._all_finished.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        # What is left waits for a writer, which finishes the write if it can.
-        for flight in tuple(self._flights.values()):
-            self._finish(flight, Overloaded.while_stopping())
+        await self._flights.stop()
 
     def forget(self) -> None:
         """Drop all outcomes: the database behind the writers may be another one now."""
@@ -137,7 +101,7 @@ class GroupCreator:
     @property
     def is_stopping(self) -> bool:
         """Whether new requests are rejected."""
-        return self._stopping
+        return self._flights.is_stopping
 
     @property
     def flights(self) -> int:
@@ -146,7 +110,7 @@ class GroupCreator:
 
     def flights_by_age(self) -> Mapping[str, int]:
         """Return the same of each class of ages."""
-        return by_age(self._flights.values(), self._loop.time())
+        return self._flights.by_age()
 
     @property
     def outcomes(self) -> int:
@@ -194,11 +158,62 @@ class GroupCreator:
         new_group = NewGroup.parse(owner, parse_json(body))
         return await self._create(id_, known, new_group, digest(body), wait_seconds)
 
-    def replay(self, owner: UserId, key: str, body: bytes) -> Answer | None:
-        """Return the answer to a request that is repeated byte by byte, if it is remembered."""
-        known = self._memory.find(group_id_bytes(owner, key))
-        document = known and document_of_repeat(known, body)
-        return None if document is None else self._observed(document, AnswerStatus.REPLAYED)
+    def begin(
+        self,
+        owner: UserId,
+        key: str,
+        body: bytes,
+        *,
+        wait_seconds: float,
+        may_start: bool,
+        then: Callable[[Answer | StrettoError], None],
+    ) -> Answer | asyncio.Future[bytes] | None:
+        """Do what `create_from` does, as far as that needs no task.
+
+        Return the answer to a body that is repeated byte by byte. If such a body is in flight, or its
+        flight may start and does, return a future: `then` gets the outcome, unless the future is
+        cancelled. Return None for all else: `create_from` answers it, or raises the error.
+        """
+        id_ = group_id_bytes(owner, key)
+        known = self._memory.find(id_)
+        if known is not None:
+            document = document_of_repeat(known, body)
+            return None if document is None else self._observed(document, AnswerStatus.REPLAYED)
+        flight = self._flights.find(id_)
+        deadline = self._loop.time() + wait_seconds
+        if flight is not None:
+            if flight.body_digest != digest(body):
+                return None
+            waiter = flight.join(deadline)
+            waiter.add_done_callback(partial(self._answered, None, then))
+            return waiter
+        if not may_start or len(body) > LARGE_BODY_BYTES:
+            return None
+        try:
+            IdempotencyKey(key)
+            new_group = NewGroup.parse(owner, parse_json(body))
+            flight = self._flights.start(id_, new_group, new_group.fingerprint(), digest(body))
+        except StrettoError:
+            return None
+        waiter = flight.join(deadline, max(deadline, self._loop.time() + OWN_WRITE_SECONDS))
+        waiter.add_done_callback(partial(self._answered, flight, then))
+        return waiter
+
+    def _answered(
+        self,
+        own: Flight | None,
+        then: Callable[[Answer | StrettoError], None],
+        waiter: asyncio.Future[bytes],
+    ) -> None:
+        """Report the outcome to a request that waits without a task, unless it has left.
+
+        `own` is the flight that it has started.
+        """
+        if not waiter.cancelled():
+            answer = answer_of(waiter, AnswerStatus.REPLAYED if own is None else own.status)
+            outcome = answer.status if isinstance(answer, Answer) else answer.code
+            self._observe(AttemptAnswered(outcome))
+            then(answer)
 
     async def _create(
         self,
@@ -218,14 +233,10 @@ class GroupCreator:
                 if known is not None:
                     document = document_for(known, fingerprint)
                     return self._observed(document, AnswerStatus.REPLAYED)
-                flight = self._flights.get(id_)
+                flight = self._flights.find(id_)
                 if flight is None:
-                    epoch, now = self._memory.epoch, self._loop.time()
-                    flight = Flight(
-                        UUID(bytes=id_), new_group, fingerprint, body_digest, epoch, now
-                    )
-                    self._start(flight)
-                    own_deadline = max(deadline, now + OWN_WRITE_SECONDS)
+                    flight = self._flights.start(id_, new_group, fingerprint, body_digest)
+                    own_deadline = max(deadline, self._loop.time() + OWN_WRITE_SECONDS)
                     document = await flight.wait(deadline, own_deadline)
                     return self._observed(document, flight.status)
                 if flight.fingerprint == fingerprint:
@@ -247,58 +258,3 @@ class GroupCreator:
         """Return a successful answer, and report it."""
         self._observe(AttemptAnswered(status))
         return Answer(document, status)
-
-    def _start(self, flight: Flight) -> None:
-        """Register a flight and hand its write to the writers.
-
-        Raises `RateLimited` or `Overloaded`; nothing was claimed then.
-        """
-        if self._stopping:
-            raise Overloaded.while_stopping()
-        self._limiter.admit(flight.new_group.owner)
-        write = flight.new_write()
-        written = self._writers.ask(write)
-        # No `await` since the flight was looked up: no other task can have registered one.
-        self._flights[flight.group_id.bytes] = flight
-        written.add_done_callback(partial(self._written, flight, write))
-
-    def _written(self, flight: Flight, write: Write, written: asyncio.Future[WriteResult]) -> None:
-        """Finish the flight if its own write has settled the attempt; else have it follow."""
-        outcome = written.exception() or flight.outcome_of(write, written.result())
-        if outcome is not None:
-            self._finish(flight, outcome)
-        elif self._flights.get(flight.group_id.bytes) is flight:
-            following = self._follow(flight, write)
-            task = self._loop.create_task(following, name=f"flight {flight.group_id}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _follow(self, flight: Flight, write: Write) -> None:
-        """Follow the attempt to its outcome; the flight finishes, whatever happens."""
-        try:
-            self._finish(flight, await self._follower.pursue(flight, write))
-        except (StrettoError, StoreError) as error:
-            self._finish(flight, error)
-        except asyncio.CancelledError:
-            self._finish(flight, Overloaded.while_stopping())
-            raise
-        finally:
-            # A bug leaves the outcome unknown: it ends this task, and its requests get an error.
-            self._finish(flight, InternalError())
-
-    def _finish(self, flight: Flight, outcome: CreatedGroup | Failure | BaseException) -> None:
-        """Answer the flight's requests and remember a success, once: a finished flight is left alone."""
-        id_ = flight.group_id.bytes
-        if self._flights.get(id_) is not flight:
-            return
-        del self._flights[id_]
-        if isinstance(outcome, CreatedGroup):
-            document = created_document(outcome)
-            # A flight that began before the last `forget` may have met a server that was replaced since.
-            if flight.memory_epoch == self._memory.epoch:
-                self._memory.remember(id_, flight.fingerprint, document, flight.body_digest)
-            flight.finish(document)
-        else:
-            flight.finish(public_error(outcome))
-        if not self._flights:
-            self._all_finished.set()

@@ -9,10 +9,12 @@ import asyncio
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, assert_never
 
 from uuid_utils.compat import uuid4, uuid7
 
+from stretto.codec import read_created
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write
 from stretto.domain import CreatedGroup
@@ -40,6 +42,20 @@ RETRY_AFTER_SECONDS: Final = 1
 # Classes of ages. A write takes milliseconds: past a second something holds it up. Past the lease
 # (5 s by default) it may be taken over. Past 30 s no request waits for it.
 AGES_SECONDS: Final = (1.0, 5.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful answer: what was created, and how that came about for this request."""
+
+    document: bytes
+    """JSON with the created ids: the same bytes for every request of the key."""
+    status: AnswerStatus
+
+    @property
+    def group(self) -> CreatedGroup:
+        """The group that the document names."""
+        return read_created(self.document)
 
 
 @dataclass(slots=True)
@@ -89,22 +105,33 @@ class Flight:
             case _:
                 assert_never(result)
 
-    async def wait(self, deadline: float, until: float | None = None) -> bytes:
-        """Return the document; raises what the flight finishes with.
+    def join(self, deadline: float, until: float | None = None) -> asyncio.Future[bytes]:
+        """Return a future of the document for one more request, which cancels it if it leaves.
 
-        Raises `AttemptPending` at the deadline, on the loop's clock. The request that started the
-        flight may wait longer, `until` then, while its own write is under way.
+        The future raises what the flight finishes with, and `AttemptPending` at the deadline, on the
+        loop's clock. The request that started the flight may wait longer, `until` then, while its own
+        write is under way.
         """
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bytes] = loop.create_future()
         self.waiters[waiter] = deadline
         timer = loop.call_at(until or deadline, _give_up, waiter)
+        waiter.add_done_callback(partial(self._leave, timer))
+        return waiter
+
+    def _leave(self, timer: asyncio.TimerHandle, waiter: asyncio.Future[bytes]) -> None:
+        """Forget a request that was answered or has left: an error would refer to itself by us."""
+        timer.cancel()
+        del self.waiters[waiter]
+
+    async def wait(self, deadline: float, until: float | None = None) -> bytes:
+        """Return the document; raises as the future of `join` does."""
+        waiter = self.join(deadline, until)
         try:
             return await waiter
         finally:
-            timer.cancel()
-            # An error would refer to itself by this frame, or by others that know the flight.
-            del self.waiters[waiter], waiter
+            # An error would refer to itself by this frame.
+            del waiter
 
     def release_impatient(self, now: float) -> None:
         """Answer those whose deadline has passed: the write under way is another's, not their own."""
@@ -134,6 +161,14 @@ def _give_up(waiter: asyncio.Future[bytes]) -> None:
     """Answer a request whose time is over that its attempt is pending."""
     if not waiter.done():
         waiter.set_exception(AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS))
+
+
+def answer_of(waiter: asyncio.Future[bytes], status: AnswerStatus) -> Answer | StrettoError:
+    """Return what a request that was waiting is answered with; `status` is that of a success."""
+    # Taken, not raised: its traceback would refer to this frame.
+    error = waiter.exception()
+    assert error is None or isinstance(error, StrettoError)
+    return Answer(waiter.result(), status) if error is None else error
 
 
 def public_error(cause: Failure | BaseException) -> StrettoError:

@@ -23,15 +23,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol
 
-from aiohttp import hdrs
 from aiohttp.helpers import rfc822_formatted_time
 
 from stretto.errors import Overloaded
-from stretto.http.answers import written
-from stretto.http.problems import COMMON_FIELDS, problem_response
+from stretto.http.answers import problem_answer
+from stretto.http.problems import problem_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +43,6 @@ ANSWERS_PER_TURN: Final = 256
 # Creations of unknown owners that are on their way to a full mailbox. A token takes up to 0.1 ms to
 # verify; any client can send tokens that are not valid.
 UNKNOWN_OWNERS_MAX: Final = 16
-REJECTION_STATUS: Final = HTTPStatus.SERVICE_UNAVAILABLE
 PAUSE_SECONDS_MIN: Final = 1
 PAUSE_SECONDS_MAX: Final = 16
 
@@ -85,12 +82,12 @@ class LoadShedder:
         self._admitted = self._rejected = 0
         """Creations since the pause was last judged."""
         self._answer = _answer(self._pause_seconds)
-        """The rejection without its date."""
+        """The rejection around its date."""
 
     @property
     def answer(self) -> bytes:
         """The rejection, as it is sent at this time."""
-        return self._answer % rfc822_formatted_time().encode()
+        return rfc822_formatted_time().encode().join(self._answer)
 
     def has_room(self, owner: UserId | None) -> bool:
         """Return whether one more creation of this owner finds a place in the mailbox.
@@ -112,6 +109,10 @@ class LoadShedder:
         """Count a creation as coming, until `arrived` is called for it."""
         self._coming += 1
         self._coming_of[owner] = self._coming_of.get(owner, 0) + 1
+        self.count_admitted()
+
+    def count_admitted(self) -> None:
+        """Count a creation that is in flight already."""
         self._admitted += 1
 
     def arrived(self, owner: UserId | None) -> None:
@@ -154,12 +155,8 @@ class LoadShedder:
         self._judge_at = now + self._pause_seconds
 
 
-def _answer(pause_seconds: int) -> bytes:
-    """Return the answer that the routes give to an overload, byte by byte, with a place for its date."""
+def _answer(pause_seconds: int) -> tuple[bytes, bytes]:
+    """Return the answer that the routes give to an overload: what is before its date, and behind."""
     response = problem_response(Overloaded(retry_after_seconds=pause_seconds))
-    assert isinstance(response.body, bytes)
-    # The other fields have the order in which aiohttp and `connection.py` add them.
-    fields: dict[str, object] = {**response.headers, **COMMON_FIELDS}
-    fields[hdrs.CONTENT_LENGTH] = len(response.body)
-    answer = written(REJECTION_STATUS, fields, response.body).replace(b"%", b"%%")
-    return answer.replace(b"\r\n\r\n", b"\r\nDate: %b\r\n\r\n", 1)
+    before, _, behind = problem_answer(response, "\0").partition(b"\0")
+    return before, behind

@@ -2,29 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
-import orjson
+from aiohttp import hdrs
+from aiohttp.helpers import rfc822_formatted_time
+
+from stretto.codec import created_document, group_id_in
+from stretto.creation.attempt import AnswerStatus
+from stretto.creation.flight import Answer
+from stretto.domain import CreatedGroup
+from stretto.http.problems import COMMON_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from http import HTTPStatus
 
-    from stretto.creation.creator import Answer
+    from aiohttp import web
 
-
-def written(status: HTTPStatus, fields: Mapping[str, object], body: bytes) -> bytes:
-    """Return an answer as it is sent, with these header fields and no others."""
-    lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
-    return f"HTTP/1.1 {status} {status.phrase}\r\n{''.join(lines)}\r\n".encode() + body
+CREATE_PATH: Final = "/v1/groups"
+# The documents of all groups are of one length.
+_ANY: Final = created_document(CreatedGroup(UUID(int=0), UUID(int=0)))
 
 
 def created_fields(path: str, answer: Answer) -> dict[str, str]:
     """Return the header fields of the answer to a successful `POST` to that path."""
     fields = {
-        "Location": f"{path}/{orjson.loads(answer.document)['group_id']}",
+        "Location": f"{path}/{group_id_in(answer.document).decode()}",
         "Idempotency-Status": answer.status,
     }
     if answer.status.is_replay:
         fields["Idempotent-Replayed"] = "true"
     return fields
+
+
+def created_answer(answer: Answer) -> bytes:
+    """Return a success as it is sent."""
+    before, behind = _around_id(answer.status, rfc822_formatted_time())
+    return b"".join((before, group_id_in(answer.document), behind, answer.document))
+
+
+@lru_cache(maxsize=len(AnswerStatus))
+def _around_id(status: AnswerStatus, date: str) -> tuple[bytes, bytes]:
+    """Return the head of every success at this second: what is before its group's id, and behind it."""
+    fields = created_fields(CREATE_PATH, Answer(_ANY, status))
+    fields[hdrs.CONTENT_TYPE] = "application/json"
+    head = _written(HTTPStatus.CREATED, fields, _ANY, date).removesuffix(_ANY)
+    before, _, behind = head.partition(group_id_in(_ANY))
+    return before, behind
+
+
+def problem_answer(response: web.Response, date: str) -> bytes:
+    """Return a problem document as it is sent."""
+    assert isinstance(response.body, bytes)
+    return _written(HTTPStatus(response.status), response.headers, response.body, date)
+
+
+def _written(status: HTTPStatus, own_fields: Mapping[str, str], body: bytes, date: str) -> bytes:
+    """Return an answer: its own header fields, then the others, in the order of aiohttp and us."""
+    fields = {**own_fields, **COMMON_FIELDS, hdrs.CONTENT_LENGTH: len(body), hdrs.DATE: date}
+    lines = [f"{name}: {value}\r\n" for name, value in fields.items()]
+    return f"HTTP/1.1 {status} {status.phrase}\r\n{''.join(lines)}\r\n".encode() + body

@@ -19,6 +19,7 @@ from stretto.errors import (
     UnsupportedMediaType,
     UpgradeRequired,
 )
+from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +66,14 @@ def problem_response(error: StrettoError) -> web.Response:
         content_type=PROBLEM_CONTENT_TYPE,
         headers=headers,
     )
+
+
+def final_problem(error: StrettoError) -> web.Response:
+    """Return the error that has ended a request as a problem document; log one that is our fault."""
+    if isinstance(error, InternalError):
+        logger.error("request.crashed", exc_info=error.__cause__ or error)
+    drop_frames(error)
+    return problem_response(error)
 
 
 def problem_of_exception(exception: web.HTTPException) -> web.StreamResponse:

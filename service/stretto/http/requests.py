@@ -59,13 +59,15 @@ def read_key_of_path(request: web.Request) -> IdempotencyKey:
 
 
 def read_wait_seconds(headers: CIMultiDictProxy[str], default_seconds: float) -> float:
-    """Return how long the client wants to wait (RFC 7240, 4.3), at most `WAIT_SECONDS_MAX`.
-
-    A preference that cannot be parsed is ignored, as the RFC demands.
-    """
+    """Return how long the client wants to wait (RFC 7240, 4.3), at most `WAIT_SECONDS_MAX`."""
     if "Prefer" not in headers:
         return default_seconds
-    wait = _WAIT.search(", ".join(headers.getall("Prefer")))
+    return wait_seconds_in(", ".join(headers.getall("Prefer")), default_seconds)
+
+
+def wait_seconds_in(preferences: str, default_seconds: float) -> float:
+    """Return the wait that preferences ask for; one that cannot be parsed is ignored (RFC 7240)."""
+    wait = _WAIT.search(preferences)
     return min(float(wait[1]), WAIT_SECONDS_MAX) if wait else default_seconds
 
 

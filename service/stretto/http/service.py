@@ -17,7 +17,12 @@ from stretto.errors import (
     StrettoError,
     Unreachable,
 )
-from stretto.http.problems import drop_frames, problem_of_exception, problem_response
+from stretto.http.problems import (
+    drop_frames,
+    final_problem,
+    problem_of_exception,
+    problem_response,
+)
 from stretto.runtime.turns import Turns
 from stretto.telemetry.logs import logger
 
@@ -100,10 +105,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except StrettoError as error:
-        if isinstance(error, InternalError):
-            logger.error("request.crashed", exc_info=error.__cause__ or error)
-        drop_frames(error)
-        return problem_response(error)
+        return final_problem(error)
     except Unreachable as error:
         unavailable = DatabaseUnavailable(retry_after_seconds=1)
         logger.warning("request.database_unavailable", cause=str(error))

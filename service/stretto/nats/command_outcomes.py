@@ -25,7 +25,7 @@ from stretto.nats.deployment import ForeignStream
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from stretto.creation.creator import Answer
+    from stretto.creation.flight import Answer
     from stretto.nats.connection import Link
     from stretto.nats.deployment import Deployment
 

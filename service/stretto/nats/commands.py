@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
     from nats.js.api import ConsumerConfig
 
-    from stretto.creation.creator import Answer, GroupCreator
+    from stretto.creation.creator import GroupCreator
+    from stretto.creation.flight import Answer
     from stretto.nats.deployment import Deployment
     from stretto.observations import Observer
 

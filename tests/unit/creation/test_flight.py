@@ -46,7 +46,7 @@ async def test_a_flight_forgets_who_waits_no_more() -> None:
         await asyncio.sleep(0)
         with pytest.raises(AttemptPending):
             await creator.create(KEY, TEAM, wait_seconds=0)
-        (flight,) = creator._flights.values()
+        (flight,) = creator._flights._flights.values()
         assert 1 == len(flight.waiters)
         assert not flight.is_abandoned
         second = asyncio.create_task(creator.create(KEY, TEAM, wait_seconds=10))

@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from stretto.creation.attempt import AnswerStatus, Attempt, AttemptStatus, GroupRow, Sighting
-from stretto.creation.creator import Answer, CreatorSettings, GroupCreator
-from stretto.creation.flight import Flight
+from stretto.creation.creator import CreatorSettings, GroupCreator
+from stretto.creation.flight import Answer, Flight
 from stretto.creation.follower import POLL
 from stretto.creation.ports import Led, NotLed
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId

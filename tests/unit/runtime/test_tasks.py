@@ -12,7 +12,7 @@ MAKERS = {"create_task", "ensure_future", "shield", "TaskGroup", "run_coroutine_
 # What runs by itself is an actor. These last as long as what they belong to, which ends them.
 OWNED = {
     ("runtime/runner.py", "create_task"): "the actors' own",
-    ("creation/creator.py", "create_task"): "a flight that has to follow; the creator's stop",
+    ("creation/flights.py", "create_task"): "a flight that has to follow; the flights' stop",
     ("webhook/sender.py", "create_task"): "a request to the webhook's endpoint; the sender's close",
     ("nats/commands.py", "create_task"): "workers of one connection; the end of its turn",
     ("nats/connection.py", "create_task"): "a request of one connection; who waits for it",

@@ -79,7 +79,7 @@ class ClientConnection(FastPathConnection):
     @property
     def waiting_since(self) -> float | None:
         """Since when we wait for this client, to send or to read; None while it waits for us."""
-        if self._is_rejected:
+        if self._owes_unparsed:
             return None
         if (since := self.not_read_since) is not None:
             return since
@@ -94,7 +94,7 @@ class ClientConnection(FastPathConnection):
         """Whether every byte that has arrived belongs to an answered request."""
         return (
             self._read_timer is None
-            and not self._is_rejected
+            and not self._owes_unparsed
             and self._waiter is not None
             and not self._waiter.done()
         )
@@ -118,9 +118,8 @@ class ClientConnection(FastPathConnection):
             # It is never read: flow control stops the client from sending it.
             self._pause_transport_reading()
             return
-        if self._is_rejected and self._service is not None:
-            # Send the rejection now: answers keep the order of their requests.
-            self.send_rejection(self._service.shedder.answer)
+        if self._must_wait(data):
+            return
         began = perf_counter()
         request = self._plain_requests.read(data)
         is_one = request is not None
@@ -166,7 +165,7 @@ class ClientConnection(FastPathConnection):
 
     def eof_received(self) -> Any:
         """Answer what was asked before the client closed its half; then close."""
-        if self._is_rejected:
+        if self._owes_unparsed:
             self._has_all = True
             return True
         self._stop_read_timer()

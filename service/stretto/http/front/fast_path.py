@@ -1,9 +1,13 @@
 """The fast path: creations that are answered before they are parsed and before a task begins.
 
 An exact repeat of a success is replayed here, at a third of the cost of the way through the routes:
-retries are the normal case, and come in storms. A creation for which the writers' mailbox has no
-room is rejected here (`admission.py`). A request that is not plain (`plain_requests.py`) takes the
-way through the routes and gets the same answer there.
+retries are the normal case, and come in storms. An exact repeat of a request in flight waits here for
+the same outcome, and a valid new creation starts its flight here. A creation for which the writers'
+mailbox has no room is rejected here (`admission.py`). A request that is not plain
+(`plain_requests.py`), whose token was not verified before, or that will be refused takes the way
+through the routes, and gets the same answer there.
+
+While a creation of this connection is in flight, nothing behind it is read.
 """
 
 from __future__ import annotations
@@ -17,18 +21,23 @@ from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.web_protocol import _ErrInfo
 
 from stretto.creation.attempt import AnswerStatus
+from stretto.creation.creator import WAIT_SECONDS_DEFAULT
+from stretto.creation.flight import Answer
 from stretto.errors import Overloaded
-from stretto.http.answers import created_fields, written
+from stretto.http.answers import CREATE_PATH, created_answer, problem_answer
 from stretto.http.front.queueing import BoundedQueue
-from stretto.http.problems import COMMON_FIELDS
+from stretto.http.problems import final_problem
+from stretto.http.requests import wait_seconds_in
 
 if TYPE_CHECKING:
+    import asyncio
+
     from stretto.domain import UserId
+    from stretto.errors import StrettoError
     from stretto.http.front.limits import LimitedServer
     from stretto.http.front.plain_requests import PlainRequest
     from stretto.http.service import Service
 
-CREATE_PATH: Final = "/v1/groups"
 CREATION: Final = f"{hdrs.METH_POST} {CREATE_PATH}".encode()
 """How every creation begins."""
 # Between the header fields of an answer and its body, where aiohttp writes it too.
@@ -39,8 +48,8 @@ class FastPathConnection(BoundedQueue):
     """aiohttp's side of a connection, with creations that are answered unparsed, or admitted."""
 
     __slots__ = (
-        *("_admitted_owner", "_is_admitted", "_is_rejected"),
-        *("_rejected_began", "_server", "_service"),
+        *("_admitted_owner", "_began", "_held", "_in_flight"),
+        *("_is_admitted", "_is_rejected", "_server", "_service"),
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
@@ -53,12 +62,19 @@ class FastPathConnection(BoundedQueue):
         """Its owner, if that was known."""
         self._is_rejected = False
         """Whether a creation was rejected and its answer has not been sent."""
-        self._rejected_began = 0.0
-        """When its reading began."""
+        self._in_flight: asyncio.Future[bytes] | None = None
+        """What a creation that was not parsed waits for."""
+        self._began = 0.0
+        """When the creation came that is in flight, or was rejected."""
+        self._held = b""
+        """What has come behind it."""
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the client."""
         self._end_admission()
+        if self._in_flight is not None:
+            self._in_flight.cancel()
+            self._in_flight = None
         super().connection_lost(exc)
 
     def force_close(self) -> None:
@@ -77,11 +93,29 @@ class FastPathConnection(BoundedQueue):
             self._is_rejected = False
             self._send(answer)
             if self._service is not None:
-                seconds = perf_counter() - self._rejected_began
+                seconds = perf_counter() - self._began
                 self._service.metrics.time_fast_path(Overloaded.code, seconds)
 
+    @property
+    def _owes_unparsed(self) -> bool:
+        """Whether a creation that was not parsed has no answer yet."""
+        return self._is_rejected or self._in_flight is not None
+
+    def _must_wait(self, data: bytes) -> bool:
+        """Keep the order of answers: return whether data is held until a creation is answered."""
+        if self._is_rejected and self._service is not None:
+            # It need not wait for its turn.
+            self.send_rejection(self._service.shedder.answer)
+        if self._in_flight is None:
+            return False
+        if data:
+            # One read of the socket at most.
+            self._held += data
+            self._pause_transport_reading()
+        return True
+
     def _answer_unparsed(self, creation: PlainRequest, began: float) -> bool:
-        """Replay or reject a creation, if nothing else is in progress on this connection."""
+        """Replay, await or reject a creation, if nothing else is in progress on this connection."""
         service = self._service
         if (
             # Go on only if every earlier request of this connection was answered.
@@ -93,16 +127,66 @@ class FastPathConnection(BoundedQueue):
         ):
             return False
         owner = recall_owner(service, creation)
-        answer = None if owner is None else replay(service, owner, creation)
-        if answer is not None:
-            self._send(answer)
-            service.metrics.time_fast_path(AnswerStatus.REPLAYED, perf_counter() - began)
+        has_room = service.shedder.has_room(owner)
+        self._began = began
+        if owner is not None and self._begin_unparsed(service, owner, creation, may_start=has_room):
             return True
-        if service.shedder.has_room(owner):
+        if has_room:
             return False
         service.shedder.reject(self)
-        self._is_rejected, self._rejected_began = True, began
+        self._is_rejected = True
         return True
+
+    def _begin_unparsed(
+        self, service: Service, owner: UserId, creation: PlainRequest, *, may_start: bool
+    ) -> bool:
+        """Replay a creation, or wait for its flight; return whether either could be done."""
+        key = key_of(creation)
+        if key is None:
+            return False
+        wait_seconds = WAIT_SECONDS_DEFAULT
+        if (preferences := creation.fields.get(b"prefer")) is not None:
+            wait_seconds = wait_seconds_in(preferences.decode(), WAIT_SECONDS_DEFAULT)
+        begun = service.creator.begin(
+            owner,
+            key,
+            creation.body,
+            wait_seconds=wait_seconds,
+            may_start=may_start,
+            then=self._answer_flight,
+        )
+        if begun is None:
+            return False
+        if isinstance(begun, Answer):
+            service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)
+            self._send(created_answer(begun))
+            service.metrics.time_fast_path(AnswerStatus.REPLAYED, perf_counter() - self._began)
+            return True
+        service.shedder.count_admitted()
+        self._in_flight = begun
+        # The client waits for us now, for a shorter time than this.
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        return True
+
+    def _answer_flight(self, outcome: Answer | StrettoError) -> None:
+        """Answer the creation in flight; then read what has come behind it."""
+        service = self._service
+        assert service is not None
+        self._in_flight = None
+        status: int = HTTPStatus.CREATED
+        if isinstance(outcome, Answer):
+            answer = created_answer(outcome)
+        else:
+            problem = final_problem(outcome)
+            status = problem.status
+            answer = problem_answer(problem, rfc822_formatted_time())
+        seconds = perf_counter() - self._began
+        service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, status, seconds)
+        self._send(answer)
+        if self._held and self.transport is not None:
+            held, self._held = self._held, b""
+            self._resume_transport_reading()
+            self.data_received(held)
 
     def _admit(self, service: Service, creation: PlainRequest) -> None:
         """Count a creation that the parser has accepted until its handler begins."""
@@ -123,7 +207,8 @@ class FastPathConnection(BoundedQueue):
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self.transport is None:
             return
-        if not (self._server.is_draining or self._has_all):
+        # What is held was read, so it is answered before the connection ends.
+        if self._held or not (self._server.is_draining or self._has_all):
             self.transport.write(answer)
         else:
             self.transport.write(answer.replace(b"\r\n\r\n", CLOSE_LINE, 1))
@@ -139,8 +224,8 @@ def recall_owner(service: Service, request: PlainRequest) -> UserId | None:
     return None if verified is None else verified.owner
 
 
-def replay(service: Service, owner: UserId, request: PlainRequest) -> bytes | None:
-    """Return the answer to an exact repeat of an owner's creation, as it is sent."""
+def key_of(request: PlainRequest) -> str | None:
+    """Return the key of a creation, if its key and its body can be taken as they are."""
     key = request.fields.get(b"idempotency-key")
     if (
         key is None
@@ -149,14 +234,4 @@ def replay(service: Service, owner: UserId, request: PlainRequest) -> bytes | No
         or request.fields.get(b"content-type") != b"application/json"
     ):
         return None
-    answer = service.creator.replay(owner, key.decode(), request.body)
-    if answer is None:
-        return None
-    service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)
-    answer_fields = created_fields(CREATE_PATH, answer)
-    # The other fields have the order in which aiohttp and `connection.py` add them.
-    answer_fields[hdrs.CONTENT_TYPE] = "application/json"
-    answer_fields.update(COMMON_FIELDS)
-    answer_fields[hdrs.CONTENT_LENGTH] = str(len(answer.document))
-    answer_fields[hdrs.DATE] = rfc822_formatted_time()
-    return written(HTTPStatus.CREATED, answer_fields, answer.document)
+    return key.decode()
