@@ -242,6 +242,8 @@ async def backup_of(
             f" password={primary.place.password.read_text()} application_name={name}"
         )
         flags = ("-X", "stream", "-c", "fast", *options)
+        # The server may still recover from a crash.
+        await (await primary.connect()).close()
         code, output = await asyncio.to_thread(
             server.place.run, "pg_basebackup", "-D", server.place.cluster, "-d", source, *flags
         )
