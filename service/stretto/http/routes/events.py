@@ -152,18 +152,20 @@ def _wants_websocket(request: web.Request) -> bool:
 
 
 def _is_handshake(stream: WebSocketStream, request: web.Request) -> bool:
-    """Whether RFC 6455, 4.2.1 holds. aiohttp also takes HTTP/1.0, a body, and most keys.
-
-    For a key that is not text, aiohttp would raise an error of its own.
-    """
+    """Whether RFC 6455, 4.2.1 holds. aiohttp also takes HTTP/1.0, a body, and most keys."""
     keys = request.headers.getall(hdrs.SEC_WEBSOCKET_KEY, [])
-    return (
-        request.version == HttpVersion11
-        and not request.body_exists
-        and len(keys) == 1
-        and _WEBSOCKET_KEY.fullmatch(keys[0]) is not None
-        and bool(stream.response.can_prepare(request))
-    )
+    if (
+        request.version != HttpVersion11
+        or request.body_exists
+        or len(keys) != 1
+        or _WEBSOCKET_KEY.fullmatch(keys[0]) is None
+    ):
+        return False
+    try:
+        return bool(stream.response.can_prepare(request))
+    except ValueError:
+        # aiohttp repeats a bad field in an answer of its own, which fails for one that is not text.
+        return False
 
 
 def _require_origin(request: web.Request, allowed: frozenset[str]) -> None:
