@@ -19,6 +19,7 @@ import chaos
 from chaos.bus import Bus
 from chaos.server import OwnServer, backup_of, own_server, standby_of
 from chaos.wire_proxy import WireProxy
+from stretto.postgres.connecting import READ_ONLY
 from support.command_process import stretto
 from support.service_process import ServiceProcess
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 SERVICES: Final = 2
 # What a killed or stopped publisher had taken is published soon.
 PUBLISHER: Final = {"RELAY_LEASE_SECONDS": "1"}
+# A service that ends while it starts is started again so many times.
+STARTS_MAX: Final = 3
 # A service notices a dead server at once; then it forgets what that one may have lost.
 NOTICE_SECONDS: Final = 0.5
 # A request for a group of this name is refused by the database, always: its attempt fails.
@@ -83,13 +86,23 @@ class World:
         hosts = ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
         dsn = urlsplit(self.primary.dsn)._replace(netloc=f"{login}@{hosts}").geturl()
         settings = {"DATABASE_URL": dsn, "NATS_URL": self.bus.url, **PUBLISHER}
-        service = await self.stack.enter_async_context(ServiceProcess(settings))
+        service = await self._started(settings)
         if number is not None and number < len(self.services):
             self.ended.append(self.services[number])
             self.services[number] = service
         elif number is not None:
             self.services.append(service)
         return service
+
+    async def _started(self, settings: dict[str, str]) -> ServiceProcess:
+        """Start a service as its supervisor does: again, if it ended because it met no primary."""
+        for _ in range(STARTS_MAX - 1):
+            try:
+                return await self.stack.enter_async_context(ServiceProcess(settings))
+            except AssertionError as error:
+                if READ_ONLY not in str(error):
+                    raise
+        return await self.stack.enter_async_context(ServiceProcess(settings))
 
     async def end_service(self, number: int, how: signal.Signals) -> None:
         """End a service and start another in its place."""
