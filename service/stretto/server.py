@@ -157,7 +157,7 @@ def _stop_on_signals(drain_seconds: float, *, is_worker: bool) -> Stop:
     A worker has its supervisor for that. It gets a terminal's signals twice: once from the
     terminal, and once from the supervisor, which gets them as well.
     """
-    stop = Stop(drain_seconds)
+    stop = Stop(drain_seconds, is_worker=is_worker)
     loop = asyncio.get_running_loop()
     serving_task = asyncio.current_task()
     assert serving_task is not None

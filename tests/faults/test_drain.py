@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,6 +83,23 @@ async def test_a_person_need_not_wait_for_the_drain(
             await service.logged(b"service.draining")
         service.signal(numbers[-1])
         assert 0 == await service.exited()
+
+
+async def test_workers_drain_though_all_processes_get_the_signal(database_url: str) -> None:
+    """As from systemd, which sends SIGTERM to the supervisor and to each worker."""
+    settings = {"DATABASE_URL": database_url, "DRAIN_SECONDS": NEVER, "WORKERS": "2"}
+    async with ServiceProcess(settings) as service, apis(service) as (api,):
+        await service.logged(b"service.started", times=2)
+        workers = service.workers()
+        for pid in (workers[0], service.process.pid, *workers):
+            os.kill(pid, signal.SIGTERM)
+        await service.logged(b"service.draining", times=2)
+        # Each worker has got the supervisor's SIGTERM too: it was sent before these answers.
+        assert {200} == {(await api.get("/livez")).status for _ in range(20)}
+        service.signal(signal.SIGTERM)
+        assert 0 == await service.exited()
+    log = b"".join(service.log)
+    assert (2, 2) == (log.count(b'"service.draining"'), log.count(b'"service.stopped"'))
 
 
 async def test_all_that_was_read_before_the_stop_is_answered(

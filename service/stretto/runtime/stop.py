@@ -3,6 +3,10 @@
 A load balancer learns only from health checks that a process is stopping. So the first SIGTERM
 begins a drain: `/readyz` is red, and everything is still served. SIGINT comes from a terminal,
 where there is no load balancer: it skips the drain. A second signal ends a drain.
+
+A worker's drain ends by SIGINT alone, which its supervisor sends once its own drain is over. A second
+SIGTERM is the same order as the first: whatever stops all processes of a service at once, such as
+systemd or `timeout`, sends the worker one, and the supervisor passes its own on.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ from contextlib import suppress
 class Stop:
     """Two steps, each taken once: `asked`, then `at_once`."""
 
-    def __init__(self, drain_seconds: float) -> None:
+    def __init__(self, drain_seconds: float, *, is_worker: bool = False) -> None:
         self.drain_seconds = drain_seconds
+        self._is_worker = is_worker
         self.asked = asyncio.Event()
         """The process must stop, after its drain."""
         self.at_once = asyncio.Event()
@@ -26,7 +31,7 @@ class Stop:
         """Take the step that a signal asks for; return whether one was left."""
         if self.at_once.is_set():
             return False
-        if number is signal.SIGINT or self.asked.is_set():
+        if number is signal.SIGINT or (self.asked.is_set() and not self._is_worker):
             self.at_once.set()
         self.asked.set()
         return True

@@ -32,6 +32,17 @@ def test_sigterm_drains_and_what_follows_or_sigint_skips_the_drain(
     assert expected == (stop.asked.is_set(), stop.at_once.is_set())
 
 
+@pytest.mark.parametrize(("expected", "second"), [(False, SIGTERM), (True, SIGINT)])
+def test_a_workers_drain_ends_by_its_supervisors_sigint_alone(
+    expected: bool, second: Signals
+) -> None:
+    """Systemd sends SIGTERM to the worker and to its supervisor, which passes it on."""
+    stop = Stop(drain_seconds=10, is_worker=True)
+    assert stop.take(SIGTERM)
+    stop.take(second)
+    assert (True, expected) == (stop.asked.is_set(), stop.at_once.is_set())
+
+
 @pytest.mark.parametrize("number", [SIGTERM, SIGINT])
 def test_a_signal_to_a_process_that_stops_already_has_no_step_left(number: Signals) -> None:
     """The caller then ends by force."""
