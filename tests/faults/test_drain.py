@@ -62,7 +62,7 @@ async def test_while_it_drains_it_is_unready_and_serves_everything(
         async with api.session.ws_connect(f"{api.url}/v1/events", headers=stream) as late:
             assert "position" in await late.receive_json()
         assert "event" in await session.receive_json()
-        service.signal(signal.SIGTERM)
+        service.signal(signal.SIGINT)
         assert aiohttp.WSMsgType.CLOSE == (await session.receive()).type
         assert 1001 == session.close_code
         assert 0 == await service.exited()
@@ -86,17 +86,17 @@ async def test_a_person_need_not_wait_for_the_drain(
 
 
 async def test_workers_drain_though_all_processes_get_the_signal(database_url: str) -> None:
-    """As from systemd, which sends SIGTERM to the supervisor and to each worker."""
+    """As from systemd; `timeout` signals the supervisor twice as well."""
     settings = {"DATABASE_URL": database_url, "DRAIN_SECONDS": NEVER, "WORKERS": "2"}
     async with ServiceProcess(settings) as service, apis(service) as (api,):
         await service.logged(b"service.started", times=2)
         workers = service.workers()
-        for pid in (workers[0], service.process.pid, *workers):
+        for pid in (workers[0], service.process.pid, *workers, service.process.pid):
             os.kill(pid, signal.SIGTERM)
         await service.logged(b"service.draining", times=2)
         # Each worker has got the supervisor's SIGTERM too: it was sent before these answers.
         assert {200} == {(await api.get("/livez")).status for _ in range(20)}
-        service.signal(signal.SIGTERM)
+        service.signal(signal.SIGINT)
         assert 0 == await service.exited()
     log = b"".join(service.log)
     assert (2, 2) == (log.count(b'"service.draining"'), log.count(b'"service.stopped"'))

@@ -145,7 +145,7 @@ async def test_workers_drain_as_long_as_their_supervisor(
     await appeared(tmp_path / "drains")
     assert not running.done()
     (tmp_path / "skipped").mkdir()
-    stop.take(signal.SIGTERM)
+    stop.take(signal.SIGINT)
     async with asyncio.timeout(20):
         await running
     assert not (tmp_path / "cut short").exists()
