@@ -1,7 +1,7 @@
 """Settings: environment variables `STRETTO_*`; all their errors are reported at once.
 
-Each part declares its own settings (`setting.py`), and this module those of the process. A flag of
-the command line overrides the variable. A name that begins with STRETTO_ and is unknown is an error
+Each part declares its own settings (`setting.py`), and this module those of the process. What a text
+must be like is in `setting_texts.py`. A flag of the command line overrides the variable. A name that begins with STRETTO_ and is unknown is an error
 too: a misspelt setting must not be silently ignored. The value of STRETTO_X may be in a file
 instead, whose path is in STRETTO_X_FILE: that is how secrets are mounted.
 """
@@ -12,27 +12,22 @@ import os
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_type_hints
-from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
 from stretto.assembly.settings import ComponentSettings
-from stretto.domain import TOKEN_SECRET_BYTES_MIN
 from stretto.errors import ConfigurationError
 from stretto.http.event_streams import StreamSettings
 from stretto.http.front.limits import ConnectionLimits
 from stretto.http.tokens.authenticator import TOKEN_WAYS, TokenSettings
-from stretto.postgres.database_url import require_database_url
 from stretto.setting import allowed, setting
-from stretto.webhook.rules import parse_secrets
+from stretto.setting_texts import PARSERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 PREFIX: Final = "STRETTO_"
 FILE_SUFFIX: Final = "_FILE"
-# The one NATS_URL that is not a URL: an embedded server, in the data dir.
-EMBEDDED: Final = "embedded"
 # What pydantic calls a value that is not within the bounds of its setting.
 _OUT_OF_BOUNDS: Final = (
     "greater_than",
@@ -100,7 +95,7 @@ def read_settings(**flags: Any) -> Settings:
     values: dict[str, Any] = {}
     for name, text in (_read_environment() | files | given).items():
         try:
-            values[name] = _PARSERS[name](text) if name in _PARSERS else text
+            values[name] = PARSERS[name](text) if name in PARSERS else text
         except ValueError as error:
             errors.append(f"{_given_as(name, given, files)}: {error}")
     settings = None
@@ -191,6 +186,7 @@ def _errors_of_names(flags: Mapping[str, Any]) -> list[str]:
     known |= {name + FILE_SUFFIX for name in known}
     unknown = sorted(name for name in values if name.startswith(PREFIX) and name not in known)
     errors = [f"{name}: unknown setting" for name in unknown]
+    errors += _errors_of_spellings()
     ways = [PREFIX + way.upper() for way in TOKEN_WAYS]
     if sum(bool(values.get(way)) for way in ways) > 1:
         errors.append(f"set only one of {', '.join(ways)}")
@@ -200,92 +196,10 @@ def _errors_of_names(flags: Mapping[str, Any]) -> list[str]:
     return errors
 
 
-def _data_dir(path: str | Path) -> Path:
-    # An empty path would be the current folder. PostgreSQL writes the path as one line of a file.
-    if not str(path).strip() or "\n" in str(path):
-        raise ValueError("must be the path of a folder, such as .stretto, on one line")
-    return Path(path)
-
-
-def _host(host: str) -> str:
-    # An empty one would be every address of this machine.
-    if not host.strip():
-        raise ValueError("must be an address or a name: 127.0.0.1, or 0.0.0.0 for all addresses")
-    return host
-
-
-def _database_url(url: str) -> str:
-    if url:
-        require_database_url(url)
-    return url
-
-
-def _token_secret(secret: str) -> str:
-    if secret and len(secret.encode(errors="replace")) < TOKEN_SECRET_BYTES_MIN:
-        raise ValueError(f"needs at least {TOKEN_SECRET_BYTES_MIN} bytes")
-    return secret
-
-
-def _issuers_url(url: str) -> str:
-    # Any other would look like an issuer that does not answer.
-    if url and not _has_host(url, "http", "https"):
-        raise ValueError("must look like https://issuer.example/keys")
-    return url
-
-
-def _nats_url(urls: str) -> str:
-    are_urls = (_has_host(url.strip(), "nats", "tls", "ws", "wss") for url in urls.split(","))
-    if urls not in ("", EMBEDDED) and not all(are_urls):
-        raise ValueError(f"must look like nats://user:password@host:4222, or be {EMBEDDED}")
-    return urls
-
-
-def _webhook_url(url: str) -> str:
-    if url and not _has_host(url, "http", "https"):
-        raise ValueError("must look like https://backend.example/stretto")
-    return url
-
-
-def _origins(text: str) -> frozenset[str]:
-    origins = [*filter(None, map(str.strip, text.split(",")))]
-    # A text that no browser sends as its origin would keep every page out, and nothing would say
-    # why.
-    if not all(map(_is_origin, origins)):
-        raise ValueError("must look like https://chat.example,https://app.example:8443, or be *")
-    return frozenset(origin.rstrip("/").lower() for origin in origins)
-
-
-# What a text must be beyond its type and bounds: each returns the value, or raises `ValueError`,
-# whose message shows no secret.
-_PARSERS: Final[Mapping[str, Callable[[Any], object]]] = {
-    "data_dir": _data_dir,
-    "host": _host,
-    "database_url": _database_url,
-    "jwt_secret": _token_secret,
-    "jwks_url": _issuers_url,
-    "nats_url": _nats_url,
-    "webhook_url": _webhook_url,
-    "webhook_secret": parse_secrets,
-    "origins": _origins,
-}
-
-
-def _is_origin(text: str) -> bool:
-    """Whether a browser may send this as a page's origin; a slash at the end is ignored."""
-    try:
-        parts = urlsplit(text)
-        _ = parts.port
-    except ValueError:
-        return False
-    is_origin = parts.scheme and parts.hostname and parts.path in ("", "/")
-    return text == "*" or bool(is_origin and not {"@", "?", "#"} & {*text})
-
-
-def _has_host(url: str, *schemes: str) -> bool:
-    """Whether it is a URL of one of these schemes that names a host."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        return False
-    return parts.scheme in schemes and bool(parts.hostname)
+def _errors_of_spellings() -> list[str]:
+    """Return an error for each variable that is set in more than one case: only one can count."""
+    spellings: dict[str, list[str]] = {}
+    for name, value in sorted(os.environ.items()):
+        if value and name.upper().startswith(PREFIX):
+            spellings.setdefault(name.upper(), []).append(name)
+    return [f"set only one of {', '.join(names)}" for names in spellings.values() if len(names) > 1]

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.config import EMBEDDED
 from stretto.embedded.lock_file import sole_service
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.postgres import embedded_postgres
@@ -31,6 +30,7 @@ from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
 from stretto.postgres.driver_errors import is_lasting
 from stretto.postgres.migrate import migrate, newest_number
+from stretto.setting_texts import EMBEDDED
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:

@@ -173,9 +173,12 @@ async def test_what_would_look_like_a_database_that_is_away_is_a_usage_error(
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        ("jwt_public_key cannot be read as PEM", {"JWT_PUBLIC_KEY": "no key"}),
+        ("STRETTO_JWT_PUBLIC_KEY: cannot be read as PEM", {"JWT_PUBLIC_KEY": "no key"}),
         ("JWKS_URL: must look like", {"JWKS_URL": "keys"}),
-        ("jwt_secret is a PEM or SSH key", {"JWT_SECRET": f"{PEM_BEGIN}\nAAAA\n{PEM_END}"}),
+        (
+            "STRETTO_JWT_SECRET: is a PEM or SSH key",
+            {"JWT_SECRET": f"{PEM_BEGIN}\nAAAA\n{PEM_END}"},
+        ),
     ],
 )
 @pytest.mark.parametrize("workers", ["1", "3"])

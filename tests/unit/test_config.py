@@ -230,6 +230,62 @@ def test_what_is_no_address_of_an_issuer_is_refused_at_once(url: str) -> None:
     assert read_settings(jwks_url="http://[::1]:8000/keys").tokens.jwks_url
 
 
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.test", "a b", "a%20b", "ü..test"])
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("host", "{}"),
+        ("database_url", "postgresql://u:hidden@{}/x"),
+        ("jwks_url", "https://{}/hidden"),
+        ("nats_url", "nats://u:hidden@{}:4222"),
+        ("webhook_url", "https://{}/hidden"),
+        ("origins", "https://{}"),
+    ],
+)
+def test_a_host_that_cannot_be_looked_up_is_refused(name: str, url: str, host: str) -> None:
+    """A resolver would raise an error of Python's at each try."""
+    with pytest.raises(ConfigurationError, match=f"--{name.replace('_', '-')}: ") as error:
+        read_settings(**{name: url.format(host)})
+    assert "hidden" not in str(error.value)
+
+
+@pytest.mark.parametrize("host", ["::1", "0.0.0.0", "localhost", "db_1", "bücher.test", "a.test."])
+def test_an_address_or_a_name_is_a_host(host: str) -> None:
+    """Whether it can be looked up now or not."""
+    assert host == read_settings(host=host).host
+
+
+@pytest.mark.parametrize("name", ["pg_foo", "pg_catalog", "information_schema"])
+def test_a_schema_of_the_servers_own_is_refused(name: str) -> None:
+    """PostgreSQL keeps these names; `pg` alone is free."""
+    with pytest.raises(ConfigurationError, match="--db-schema: must be no schema of the server"):
+        read_settings(db_schema=name)
+    assert "pg" == read_settings(db_schema="pg").component.db_schema
+
+
+@pytest.mark.parametrize("rate", ["1e-300", "0.000009"])
+def test_a_rate_that_admits_nothing_in_a_day_is_refused(rate: str) -> None:
+    """`Retry-After` would be as long as that."""
+    with pytest.raises(ConfigurationError, match=r"--rate-limit: must be 0, or 0\.00001"):
+        read_settings(rate_limit=rate)
+    assert 0.00001 == read_settings(rate_limit="0.00001").component.creator.rate_limit
+
+
+@pytest.mark.parametrize("name", ["PORT", "JWT_SECRET_FILE"])
+def test_a_setting_in_two_cases_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which one counts would depend on their order; an empty one counts as none."""
+    upper, lower = f"STRETTO_{name}", f"stretto_{name}"
+    monkeypatch.setenv(upper, "1")
+    monkeypatch.setenv(lower, "2")
+    with pytest.raises(ConfigurationError, match=f"set only one of {upper}, {lower}"):
+        read_settings()
+    monkeypatch.setenv("STRETTO_PORT", "")
+    monkeypatch.setenv("stretto_PORT", "3")
+    monkeypatch.delenv("STRETTO_JWT_SECRET_FILE", raising=False)
+    monkeypatch.delenv("stretto_JWT_SECRET_FILE", raising=False)
+    assert 3 == read_settings().port
+
+
 @pytest.mark.parametrize(
     "urls", ["", "embedded", "nats://u:p@127.0.0.1:4222", "tls://a.test, nats://[::1]:4222"]
 )
@@ -456,6 +512,7 @@ def test_origins_are_taken(count: int, origins: str) -> None:
         "https://u@a.test",
         "https://a.test:port",
         "https://*.test https://b.test",
+        "https://bücher.test",
     ],
 )
 def test_what_no_browser_sends_as_its_origin_is_refused_at_once(wrong: str) -> None:

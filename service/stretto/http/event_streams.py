@@ -60,7 +60,7 @@ class StreamSettings:
         "origins whose pages may open WebSockets, beside the service's own, such as"
         " https://chat.example, separated by commas; *: any origin",
     )
-    """In lower case and without a slash at the end."""
+    """As browsers send them: in lower case, without a slash at the end or a default port."""
 
 
 class EventStream(Protocol):

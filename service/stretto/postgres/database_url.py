@@ -8,12 +8,12 @@ knows its other errors.
 from __future__ import annotations
 
 import os
-import re
 import stat
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from stretto.network import is_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,8 +23,6 @@ SCHEMES: Final = ("postgresql", "postgres")
 SCHEMA: Final = "stretto"
 # What needs quotes would be another schema in a search_path, or none.
 SCHEMA_PATTERN: Final = "[a-z_][a-z0-9_]{0,62}"
-# A compose file's service may have an underscore in its name.
-_HOST_NAME: Final = re.compile(rb"[A-Za-z0-9._-]+")
 # The driver reads a client's certificate in every mode but the first of these, and what verifies
 # the server's certificate from `require` on.
 _NO_TLS: Final = "disable"
@@ -78,19 +76,8 @@ def split_hosts(places: str) -> list[tuple[str, int | None]]:
 
 
 def _is_host(name: str) -> bool:
-    if name.startswith("/"):
-        # A folder with a socket.
-        return "\0" not in name
-    try:
-        ip_address(name)
-    except ValueError:
-        pass
-    else:
-        return True
-    try:
-        return _HOST_NAME.fullmatch(name.encode("idna")) is not None
-    except UnicodeError:
-        return False
+    # A folder with a socket is one too.
+    return "\0" not in name if name.startswith("/") else is_host(name)
 
 
 def _require_tls_files(parameters: Mapping[str, str]) -> None:

@@ -93,7 +93,7 @@ class WebhookEndpoint:
                 return Answered(
                     response.status, _retry_after(response.headers.get("Retry-After", ""), now)
                 )
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, UnicodeError) as error:
             if isinstance(getattr(error, "os_error", None), AddressRefused):
                 return NotCalled()
             # The errors' texts may contain the address, which may contain a secret.

@@ -64,8 +64,10 @@ def test_a_reason_fits_into_a_close_frame(code: CloseCode) -> None:
         (frozenset(), ""),
         ({"*"}, "*"),
         ({"https://a.example", "http://b:81"}, " https://A.example/ ,http://b:81,"),
+        ({"https://a.example", "http://[::1]"}, "https://a.example:443,http://[::1]:80/"),
+        ({"https://a.example:80", "app://b:443"}, "https://a.example:080,APP://b:443"),
     ],
 )
 def test_origins_are_read_as_browsers_write_them(expected: set[str], setting: str) -> None:
-    """In lower case, without a path."""
+    """In lower case, without a path, and without the port that its scheme has by default."""
     assert expected == read_settings(origins=setting).streams.origins

@@ -15,6 +15,7 @@ from stretto.http.tokens.jwks import (
     LOOK_AGAIN_SECONDS,
     RETRY,
     STALE_SECONDS,
+    KeySet,
 )
 from stretto.telemetry.logs import flush_log
 from support.issuer import NEW, OLD, RSA_KEY, Issuer, bearer, published
@@ -101,6 +102,38 @@ async def test_known_keys_outlive_their_issuer_for_a_day(
     issuer.now += STALE_SECONDS
     with pytest.raises(Overloaded):
         await known.owner(bearer(OLD, "old"))
+
+
+@pytest.mark.parametrize(
+    ("cause", "has_traceback", "error"),
+    [
+        ("the host's name cannot be looked up", False, UnicodeError("label empty or too long")),
+        ("an error of our own", True, RuntimeError("hidden")),
+    ],
+)
+async def test_whatever_a_fetch_raises_is_a_failed_fetch(
+    cause: str,
+    has_traceback: bool,
+    error: Exception,
+    issuer: Issuer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is logged, and the pause before the next fetch grows."""
+
+    async def fail(_: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(KeySet, "_download", fail)
+    async with issuer.authenticator() as known:
+        for failures in range(3):
+            flush_log()
+            with pytest.raises(Overloaded):
+                await known.owner(bearer(OLD, "old"))
+            issuer.now += RETRY.longest(failures)
+    assert 3 == len(caplog.records)
+    record = vars(caplog.records[0])
+    assert (cause, has_traceback) == (record["cause"], bool(record["exc_info"]))
 
 
 @pytest.mark.parametrize("trouble", ["status", "size"])

@@ -199,6 +199,12 @@ async def test_an_endpoint_that_does_not_answer_in_time_has_failed(receiver: Rec
     assert Unanswered("no answer in time") == await answer_of(receiver.url, send_seconds=0.1)
 
 
+@pytest.mark.parametrize("host", ["hooks..example", f"{'a' * 64}.example"])
+async def test_a_name_that_no_resolver_takes_is_an_answer(host: str) -> None:
+    """As a host's program may set it: the sender would crash with every event."""
+    assert Unanswered("the host's name cannot be looked up") == await answer_of(f"https://{host}/")
+
+
 async def test_nobody_to_connect_to_is_an_answer(unused_tcp_port: int) -> None:
     """The reason is given without the address."""
     url = f"http://127.0.0.1:{unused_tcp_port}/hidden"

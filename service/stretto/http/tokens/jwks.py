@@ -45,6 +45,8 @@ FETCH_SECONDS: Final = 3.0
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 # Reasons in one line of the log; the number of dropped keys is logged too.
 _REASONS_LOGGED: Final = 8
+# What a fetch raises; a resolver raises the third one. All else is logged with its traceback.
+_EXPECTED: Final = (aiohttp.ClientError, TimeoutError, UnicodeError, UnusableError)
 
 
 class KeySet:
@@ -170,13 +172,17 @@ class KeySet:
         pause_seconds = LOOK_AGAIN_SECONDS
         try:
             keys = self._usable_keys(await self._download())
-        except (aiohttp.ClientError, TimeoutError, UnusableError) as error:
+        except Exception as error:  # noqa: BLE001 it is logged
             self._failure = error
             pause_seconds = RETRY.seconds(self._failures)
             self._failures += 1
             # One line per fetch, so one per cool-down.
-            cause = str(error) if isinstance(error, UnusableError) else network_failure(error)
-            logger.warning("issuer.keys_not_fetched", cause=cause, known_keys=len(self._keys))
+            logger.warning(
+                "issuer.keys_not_fetched",
+                cause=_in_words(error),
+                known_keys=len(self._keys),
+                exc_info=None if isinstance(error, _EXPECTED) else error,
+            )
         else:
             self._failure = None
             self._failures = 0
@@ -215,3 +221,9 @@ class KeySet:
             if len(body) > DOCUMENT_BYTES_MAX:
                 raise UnusableError("the issuer's keys are too large")
             return body
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, UnusableError):
+        return str(error)
+    return network_failure(error) if isinstance(error, _EXPECTED) else "an error of our own"
