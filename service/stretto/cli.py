@@ -24,6 +24,7 @@ from stretto.commands.help import (
     EXIT_EMBEDDED,
     EXIT_INTERRUPTED,
     EXIT_NOT_FOUND,
+    EXIT_OUTPUT,
     EXIT_PORT,
     EXIT_USAGE,
     EXIT_VIOLATION,
@@ -47,7 +48,11 @@ from stretto.errors import (
     WorkersError,
 )
 from stretto.postgres.driver_errors import in_words
-from stretto.standard_streams import escape_what_cannot_be_written, open_missing
+from stretto.standard_streams import (
+    escape_what_cannot_be_written,
+    has_lost_output,
+    open_missing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +63,9 @@ _EXAMPLES: Final = (
     "STRETTO_DATABASE_URL=postgresql://stretto@db/chat stretto check",
 )
 # The exit codes of a command that works on the database.
-_DATABASE: Final = (EXIT_DONE, EXIT_USAGE, EXIT_DATABASE, EXIT_EMBEDDED, EXIT_INTERRUPTED)
+_DATABASE: Final = (
+    *(EXIT_DONE, EXIT_USAGE, EXIT_DATABASE, EXIT_EMBEDDED, EXIT_OUTPUT, EXIT_INTERRUPTED),
+)
 # Every command, in the order of `--help`: examples of it, and its exit codes.
 _COMMANDS: Final[tuple[tuple[Callable[..., None], tuple[str, ...], tuple[int, ...]], ...]] = (
     (serve, ("stretto serve --port 9000 --workers 2",), (*_DATABASE, EXIT_PORT, EXIT_WORKERS)),
@@ -70,7 +77,7 @@ _COMMANDS: Final[tuple[tuple[Callable[..., None], tuple[str, ...], tuple[int, ..
         ),
         _DATABASE,
     ),
-    (token, ("stretto token alice --hours 8",), (EXIT_DONE, EXIT_USAGE)),
+    (token, ("stretto token alice --hours 8",), (EXIT_DONE, EXIT_USAGE, EXIT_OUTPUT)),
     (attempt, ("stretto attempt alice 6f1c2e90",), (*_DATABASE, EXIT_NOT_FOUND)),
     (groups, ("stretto groups alice --limit 10",), _DATABASE),
     (psql, ("stretto psql -c 'table schema_version'",), (EXIT_USAGE, EXIT_EMBEDDED)),
@@ -78,7 +85,7 @@ _COMMANDS: Final[tuple[tuple[Callable[..., None], tuple[str, ...], tuple[int, ..
     (events, ("stretto events", "stretto events --retry-all"), (*_DATABASE, EXIT_NOT_FOUND)),
     (bus, ("stretto bus", "stretto bus --resize"), _DATABASE),
     (check, ("stretto check && echo sound",), (*_DATABASE, EXIT_VIOLATION)),
-    (openapi, ("stretto openapi > openapi.json",), (EXIT_DONE,)),
+    (openapi, ("stretto openapi > openapi.json",), (EXIT_DONE, EXIT_OUTPUT)),
 )
 # All arguments of psql are its own, and so are its exit codes.
 _PASSED_ON: Final[dict[str, Any]] = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -135,6 +142,8 @@ def main() -> None:
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         fail(database_failure(error), EXIT_DATABASE)
     except OSError as error:
+        if has_lost_output():
+            fail(f"the output cannot be written: {in_words(error)}", EXIT_OUTPUT)
         fail(f"the system refused: {in_words(error)}", EXIT_DATABASE)
     except ListenError as error:
         fail(str(error), EXIT_PORT)

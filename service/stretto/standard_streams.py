@@ -1,4 +1,4 @@
-"""Standard streams that take every text: a closed one is opened, empty.
+"""Standard streams that take every text: a closed one is opened, empty; a full one is reported.
 
 Without it Python has no `sys.stderr`, and the next file or connection takes the free number: what a
 child process writes to its stderr would go to the database.
@@ -25,3 +25,15 @@ def escape_what_cannot_be_written() -> None:
     """Have stdout escape characters that its encoding lacks, as stderr does: no traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def has_lost_output() -> bool:
+    """Whether stdout does not take what was printed; drops that, so that the exit does not fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+        return True
+    return False

@@ -68,8 +68,28 @@ async def test_help_names_every_command_setting_and_exit_code() -> None:
         assert any(line.startswith(f"{command} ") for line in lines)
     for name in SETTINGS:
         assert any(line.startswith(f"STRETTO_{name.upper()} ") for line in lines)
-    for exit_code in ("0", "1", "2", "3", "4", "5", "6", "130"):
+    for exit_code in ("0", "1", "2", "3", "4", "5", "6", "74", "130"):
         assert any(line.startswith(f"{exit_code} ") for line in lines)
+
+
+@pytest.mark.parametrize("command", [("check",), ("openapi",), ("--version",), ("--help",)])
+async def test_output_that_cannot_be_written_has_its_own_exit_code(
+    command: tuple[str, ...], database_url: str
+) -> None:
+    """It is not the database that has failed."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stretto", *command),
+        stdout=full,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"STRETTO_DATABASE_URL": database_url},
+    )
+    os.close(full)
+    _, errors = await process.communicate()
+    assert (74, "stretto: the output cannot be written: No space left on device\n") == (
+        process.returncode,
+        errors.decode(),
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

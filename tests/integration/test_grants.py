@@ -154,6 +154,20 @@ async def test_a_role_without_rights_is_answered_with_the_command_that_grants(
     assert "lacks rights on the tables attempt, outbox_7, outbox_reader; run" in errors
 
 
+async def test_the_grant_of_a_function_of_the_servers_is_named(
+    role: str, role_url: str, connection: Connection
+) -> None:
+    """Every role has it, unless a hardened server has revoked it; the statement helps as it is."""
+    await grant(connection, "stretto", [role])
+    await connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+    code, errors = await served("serve", role_url)
+    assert 3 == code
+    statement = f'GRANT EXECUTE ON FUNCTION pg_control_system() TO "{role}"'
+    assert errors.endswith(f"in this database: {statement}\n")
+    await connection.execute(statement)
+    assert 0 == (await stretto("check", DATABASE_URL=role_url))[0]
+
+
 @pytest.mark.parametrize("command", ["serve", "check", "sweep", "events", "attempt"])
 async def test_an_older_schema_is_not_served(
     command: str, database_url: str, connection: Connection

@@ -18,6 +18,8 @@ EXIT_DATABASE: Final = 3
 EXIT_EMBEDDED: Final = 4
 EXIT_PORT: Final = 5
 EXIT_WORKERS: Final = 6
+# EX_IOERR of sysexits.h.
+EXIT_OUTPUT: Final = 74
 EXIT_INTERRUPTED: Final = 130
 # What `--help` says of them.
 EXIT_CODES: Final = {
@@ -28,6 +30,7 @@ EXIT_CODES: Final = {
     EXIT_EMBEDDED: "the embedded server cannot run",
     EXIT_PORT: "the address is in use, or may not be listened on",
     EXIT_WORKERS: "no worker process stays alive",
+    EXIT_OUTPUT: "the output cannot be written",
     EXIT_INTERRUPTED: "interrupted",
 }
 

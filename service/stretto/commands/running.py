@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import uvloop
 
 from stretto.commands.console import say
+from stretto.errors import Unreachable
 from stretto.postgres.connections import Database
+from stretto.postgres.driver_errors import DRIVER_ERRORS
+from stretto.postgres.queries import QUERIES
 from stretto.provision import database_connection, database_place
 from stretto.telemetry.logs import configured_logging
 
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection
 
 Result = TypeVar("Result")
+
+# A commit that waits for a standby for so long is reported.
+STANDBY_SECONDS: Final = 5.0
 
 
 def run(work: Coroutine[Any, Any, Result], settings: Settings) -> Result:
@@ -40,7 +46,30 @@ async def connected(settings: Settings, *, needs_tables: bool = True) -> AsyncIt
         database_place(settings, say) as place,
         database_connection(place.dsn, schema, needs_tables=needs_tables) as connection,
     ):
-        yield connection
+        watching = asyncio.create_task(_report_wait(place.dsn, schema), name="watch of the commits")
+        try:
+            yield connection
+        finally:
+            watching.cancel()
+            await asyncio.wait((watching,))
+
+
+async def _report_wait(dsn: str, schema: str) -> None:
+    """Say once that a commit waits for a synchronous standby: it waits as long as that is away.
+
+    The command's own connection is busy with that commit.
+    """
+    is_waiting = False
+    while not is_waiting:
+        await asyncio.sleep(STANDBY_SECONDS)
+        # What fails here fails the command as well, or does not matter to it.
+        with suppress(*DRIVER_ERRORS, Unreachable):
+            async with database_connection(dsn, schema, needs_tables=False) as connection:
+                is_waiting = await connection.fetchval(QUERIES["waits_for_standby"])
+    say(
+        "still waiting: a commit waits for a synchronous standby. Start the standby, or take it out"
+        " of synchronous_standby_names. An interrupted command keeps what was committed"
+    )
 
 
 @asynccontextmanager

@@ -192,6 +192,14 @@ async def require_rights(connection: Connection, schema: str | None) -> list[str
         advice = f"run `stretto migrate --grant-to {shlex.quote(role)}`"
         message = f'the role "{role}" lacks {lacks}; {advice}'
         raise Unreachable(message)
+    if not found["may_identify"]:
+        # Only a superuser can grant it, so `--grant-to` does not.
+        message = (
+            f'the role "{role}" may not call pg_control_system(), which tells one server from'
+            " another; run as a superuser, in this database:"
+            f' GRANT EXECUTE ON FUNCTION pg_control_system() TO "{role}"'
+        )
+        raise Unreachable(message)
     missing: list[str] = found["missing"]
     return missing
 

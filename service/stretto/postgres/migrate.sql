@@ -6,16 +6,23 @@ SELECT max(number) FROM schema_version;
 
 -- name: schema_state
 -- Find the schema $1 (null: the one of the tables that the search_path leads to) for the current
--- role, and which of the tables and routines $2 it lacks; nothing if there is no such schema.
+-- role, which of the tables and routines $2 it lacks, and whether the role may ask for the server's
+-- identifier; nothing if there is no such schema.
 SELECT nspname::text AS schema, current_user::text AS role,
        ARRAY(SELECT unnest($2::text[])
              EXCEPT (SELECT relname::text FROM pg_class WHERE relnamespace = pg_namespace.oid
                      UNION SELECT proname::text FROM pg_proc WHERE pronamespace = pg_namespace.oid)
-             ORDER BY 1) AS missing
+             ORDER BY 1) AS missing,
+       has_function_privilege('pg_control_system()', 'EXECUTE') AS may_identify
 FROM pg_namespace
 WHERE CASE WHEN $1::text IS NULL
            THEN oid = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('attempt'))
            ELSE nspname = $1::text END;
+
+-- name: waits_for_standby
+-- Find out whether a commit waits for a synchronous standby, of a session that this role may see.
+SELECT EXISTS (SELECT FROM pg_stat_activity
+               WHERE wait_event = 'SyncRep' AND datname = current_database());
 
 -- name: grants
 -- Write the statements that give the roles $2 the privileges $4 on the tables and routines $3 of the

@@ -79,9 +79,12 @@ def configured_logging(*, level: str, as_json: bool | None = None) -> Iterator[N
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Such as the driver's, of a password file that it does not use any more.
+    logging.captureWarnings(capture=True)
     try:
         yield
     finally:
+        logging.captureWarnings(capture=False)
         logging.getLogger().removeHandler(handler)
         handler.close()
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
+import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import orjson
 import pytest
 
 from stretto.telemetry.log_writer import STOP_SECONDS, DroppedLines, LogWriter
+from stretto.telemetry.logs import configured_logging
 from support.full_pipe import fill
 
 if TYPE_CHECKING:
@@ -113,3 +117,17 @@ def test_a_pipe_that_does_not_block_is_waited_for(
     assert refused.wait(DEADLINE_SECONDS)
     pipe.drain()
     assert ["line 0"] == pipe.lines()
+
+
+def test_a_warning_is_a_line_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """JSON like any other: the driver warns so of a password file that it does not use."""
+    with os.fdopen(os.dup(2), "w") as stream, warnings.catch_warnings():
+        monkeypatch.setattr(sys, "stderr", stream)
+        warnings.simplefilter("default")
+        with configured_logging(level="info", as_json=True):
+            warnings.warn("password file has group or world access", stacklevel=1)
+    line = orjson.loads(capfd.readouterr().err)
+    assert "warning" == line["level"]
+    assert "password file has group or world access" in line["event"]

@@ -1,0 +1,34 @@
+"""Commands whose commits wait for a synchronous standby that is away: they say so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from stretto.embedded.postgres import embedded_postgres
+from support.command_process import ended, started
+from support.embedded_servers import FAST, ask, said
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEADLINE_SECONDS = 60
+
+
+async def test_a_command_says_that_its_commit_waits_for_a_standby(folder: Path) -> None:
+    """Once, on stderr; it ends as soon as the standby is there, or is not waited for any more."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        embedded_postgres(folder / "data", notify=said, settings=FAST) as server,
+    ):
+        await ask(server.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
+        await ask(server.dsn, "SELECT pg_reload_conf()")
+        command = await started("migrate", DATABASE_URL=server.dsn)
+        assert command.stderr is not None
+        line = await command.stderr.readline()
+        assert b"a commit waits for a synchronous standby" in line
+        await ask(server.dsn, "ALTER SYSTEM RESET synchronous_standby_names")
+        await ask(server.dsn, "SELECT pg_reload_conf()")
+        code, output, errors = await ended(command)
+    assert (0, "") == (code, errors)
+    assert output.startswith("applied: ")
