@@ -49,9 +49,11 @@ from stretto.errors import (
 )
 from stretto.postgres.driver_errors import in_words
 from stretto.standard_streams import (
+    OutputLost,
+    drop_output,
     escape_what_cannot_be_written,
-    has_lost_output,
     open_missing,
+    report_lost_output,
 )
 
 if TYPE_CHECKING:
@@ -129,6 +131,7 @@ def main() -> None:
     """Run the command; every expected error ends in one clear message and its exit code."""
     escape_what_cannot_be_written()
     open_missing()
+    report_lost_output()
     try:
         app()
     except ConfigurationError as error:
@@ -141,9 +144,10 @@ def main() -> None:
         fail(error.detail, EXIT_NOT_FOUND)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         fail(database_failure(error), EXIT_DATABASE)
+    except OutputLost as error:
+        drop_output()
+        fail(f"the output cannot be written: {in_words(error)}", EXIT_OUTPUT)
     except OSError as error:
-        if has_lost_output():
-            fail(f"the output cannot be written: {in_words(error)}", EXIT_OUTPUT)
         fail(f"the system refused: {in_words(error)}", EXIT_DATABASE)
     except ListenError as error:
         fail(str(error), EXIT_PORT)

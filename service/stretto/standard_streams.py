@@ -9,6 +9,10 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def open_missing() -> None:
@@ -27,13 +31,31 @@ def escape_what_cannot_be_written() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def has_lost_output() -> bool:
-    """Whether stdout does not take what was printed; drops that, so that the exit does not fail."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stdout.fileno())
-        os.close(nothing)
-        return True
-    return False
+class OutputLost(OSError):
+    """stdout does not take what is printed, such as on a full disk."""
+
+
+def report_lost_output() -> None:
+    """Have stdout raise `OutputLost`, which differs from what a file or a connection raises."""
+    for name in ("write", "flush"):
+        setattr(sys.stdout, name, _raising_output_lost(getattr(sys.stdout, name)))
+
+
+def drop_output() -> None:
+    """Drop what stdout has not taken: it would fail the exit of the process as well."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
+def _raising_output_lost(method: Callable[..., object]) -> Callable[..., object]:
+    def call(*arguments: object) -> object:
+        try:
+            return method(*arguments)
+        except BrokenPipeError:
+            # Its reader has seen enough: no error.
+            raise
+        except OSError as error:
+            raise OutputLost(error.errno, error.strerror) from error
+
+    return call

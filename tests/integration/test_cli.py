@@ -82,7 +82,7 @@ async def test_output_that_cannot_be_written_has_its_own_exit_code(
         *(sys.executable, "-m", "stretto", *command),
         stdout=full,
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"STRETTO_DATABASE_URL": database_url},
+        env={**os.environ, "PYTHONUNBUFFERED": "", "STRETTO_DATABASE_URL": database_url},
     )
     os.close(full)
     _, errors = await process.communicate()
