@@ -12,6 +12,8 @@ import pytest
 import pytest_asyncio
 
 from stretto.errors import Failure, InDoubt, Locked, Misconfigured, OutcomeUnknown, Refused
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.write_columns import attempt_columns, group_columns
 from stretto.postgres.writes import PostgresWriteStore
 from support.both_stores import write
 
@@ -119,6 +121,48 @@ async def test_a_table_that_is_locked_is_passing_trouble(
         # It is not the attempt's row.
         assert {ours.claim_token} == await store.unlocked([ours])
     assert {ours.claim_token} == await store.lead([ours])
+
+
+async def test_a_lock_on_any_table_that_a_lead_needs_is_recognized(
+    store: PostgresWriteStore, connection: Connection
+) -> None:
+    """Partitions included, also an operator's. Other locks are of no table."""
+    await connection.execute(
+        """CREATE TABLE member_part () INHERITS (conversation_member);
+           CREATE TABLE member_part_of_part () INHERITS (member_part)"""
+    )
+    await store.claim([])
+    needed = await _needed_by_a_lead(connection)
+    assert {"attempt", "outbox", "outbox_0", "outbox_history", "outbox_slot"} < needed
+    for table in {*needed, "outbox_7", "member_part", "member_part_of_part"}:
+        async with connection.transaction():
+            await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            assert await store.are_tables_locked(), table
+    async with connection.transaction():
+        await connection.execute("LOCK TABLE outbox_reader IN ACCESS EXCLUSIVE MODE")
+        await connection.execute("LOCK TABLE attempt, outbox IN ROW EXCLUSIVE MODE")
+        await connection.execute("UPDATE outbox_slot SET slot = slot")
+        assert not await store.are_tables_locked()
+
+
+async def _needed_by_a_lead(connection: Connection) -> set[str]:
+    """Return the tables that a lead locks, read from the server after one that is rolled back."""
+    ours, transaction = write("needs"), connection.transaction()
+    await transaction.start()
+    await connection.fetchval(QUERIES["claim"], *attempt_columns([ours]), "1s")
+    tokens = [ours.claim_token]
+    await connection.fetchval(
+        QUERIES["lead"], [ours.group_id], tokens, *group_columns([ours]), "1s"
+    )
+    rows = await connection.fetch(
+        """SELECT relation::regclass::text AS name FROM pg_locks
+           JOIN pg_class ON pg_class.oid = relation
+           WHERE pid = pg_backend_pid() AND relkind IN ('r', 'p')
+             AND relnamespace = (SELECT relnamespace FROM pg_class
+                                 WHERE oid = 'attempt'::regclass)"""
+    )
+    await transaction.rollback()
+    return {row["name"] for row in rows}
 
 
 async def test_in_haste_a_lead_gives_up_soon(

@@ -22,7 +22,7 @@ from stretto.runtime.thread_clock import ThreadClock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stretto.creation.ports import Write, WriteRequest, WriteResult
+    from stretto.creation.ports import Write, WriteRequest, WriteResult, WriteStore
     from stretto.runtime.mailbox import Mailbox
 
 # Another writer helps where the thread is idle for more than this share of the time. Measured: one writer
@@ -46,6 +46,8 @@ class Baton:
     ) -> None:
         """Take two clocks: of the time for which the event loop's thread has had work, and of all time."""
         self.mailbox = mailbox
+        self.stores: list[WriteStore] = []
+        """Of all the writers."""
         self._busy_seconds = busy_seconds or ThreadClock().busy_seconds
         self._holder: object = None
         self._waiting: deque[tuple[object, asyncio.Future[None]]] = deque()

@@ -69,8 +69,15 @@ class WriteStore(Protocol):
     """The leader's statements, on a connection of its own; raises `StoreError`s."""
 
     @property
+    def is_connected(self) -> bool:
+        """Whether a write needs no new connection, as far as is known."""
+
+    @property
     def writes_at_once(self) -> bool:
         """Whether a batch may be claimed and led in one round trip."""
+
+    async def open(self) -> None:
+        """Connect before the first write; what is not done now is done when it is needed."""
 
     async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         """Claim, commit, then lead, in one round trip; return the tokens that led.

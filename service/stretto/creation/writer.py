@@ -2,7 +2,8 @@
 
 It owns one database connection (inside its store) and shares a mailbox with its siblings, of which one
 at a time takes requests (`baton.py`). What arrives during one batch is the next: an idle service adds no
-delay, and a busy one adds few round trips. A batch costs one (`batch.py`).
+delay, and a busy one adds few round trips. A batch costs one (`batch.py`). A writer that has lost its
+connection takes no request while a sibling has one.
 
 The writer decides what is written together. A batch is bounded by rows. Keys that held up a batch before
 come after the others. Requests of owners who are paused (`breakers.py`) are answered, or come last.
@@ -19,8 +20,8 @@ from stretto.creation.batch import BatchWriter
 from stretto.creation.leads import BACKOFF, WRITER
 from stretto.creation.ports import NotLed
 from stretto.errors import Locked, OutcomeUnknown, StoreError
-from stretto.observations import BatchWritten
-from stretto.runtime.actor import Actor
+from stretto.observations import BatchWritten, WriteTrouble
+from stretto.runtime.actor import Actor, TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,6 +58,7 @@ class GroupWriter(Actor):
         super().__init__(WRITER)
         self._baton = baton
         self._store = store
+        baton.stores.append(store)
         self._observe = observe
         self._breakers = breakers
         self._batch_max = batch_max
@@ -77,7 +79,13 @@ class GroupWriter(Actor):
         """Wait for work, write one batch, answer it; return how many writes it had."""
         batch: list[WriteRequest] = []
         try:
+            await self._connect()
             batch = await self._baton.take(self, self._batch_max, _rows_of, ROWS_MAX)
+            if self._is_left_out():
+                # It has lost the connection while it waited. Nothing is claimed yet.
+                self._baton.mailbox.put_back(batch)
+                self._baton.pass_on(self)
+                return 0
             await self._write_and_answer(batch)
         except (Exception, asyncio.CancelledError):
             # What follows is a pause of this writer alone.
@@ -88,6 +96,28 @@ class GroupWriter(Actor):
             raise
         self._baton.rest(self)
         return len(batch)
+
+    def _is_left_out(self) -> bool:
+        """Whether another writer has a connection, and this one has none.
+
+        Where none has one, each tries with the requests that it takes, which fail at once with it.
+        """
+        return not self._store.is_connected and any(
+            store.is_connected for store in self._baton.stores
+        )
+
+    async def _connect(self) -> None:
+        """Connect before taking requests that another writer can write; raises `TryAgain`.
+
+        The server may have no connection left for this writer, such as by the limit of its role.
+        """
+        if self._is_left_out():
+            self._baton.pass_on(self)
+            try:
+                await self._store.open()
+            except StoreError as error:
+                self._observe(WriteTrouble(error, 0))
+                raise TryAgain from error
 
     async def _write_and_answer(self, batch: list[WriteRequest]) -> None:
         """Write a batch; each of its requests is answered then, whatever has happened."""

@@ -73,6 +73,11 @@ class PostgresWriteStore:
             )
 
     @property
+    def is_connected(self) -> bool:
+        """Whether a write needs no new connection, as far as is known."""
+        return self._connection is not None and not is_lost(self._connection)
+
+    @property
     def writes_at_once(self) -> bool:
         """Whether a batch may be claimed and led in one round trip: no hook runs in between."""
         return self._hooked is None

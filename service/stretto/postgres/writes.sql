@@ -21,14 +21,20 @@ WHERE group_id = ANY ($1::uuid[]) AND claim_token = ANY ($2::uuid[]) AND status 
 FOR UPDATE SKIP LOCKED;
 
 -- name: are_tables_locked
--- Ask whether another session holds, or waits for, a lock on one of our tables that prevents every
--- insert.
+-- Ask whether another session holds, or waits for, a lock on a table that every lead needs, or on a
+-- partition of one, that keeps inserts waiting. The partitions are those of pg_inherits:
+-- pg_partition_tree() would itself wait for the lock.
+WITH RECURSIVE needed AS (
+    SELECT name::regclass::oid AS relation
+    FROM unnest('{attempt, chat_group, conversation, conversation_member,
+                  outbox, outbox_history, outbox_slot}'::text[]) AS name
+    UNION
+    SELECT inhrelid FROM needed JOIN pg_inherits ON inhparent = relation
+)
 SELECT EXISTS (
-    SELECT FROM pg_locks
+    SELECT FROM pg_locks JOIN needed USING (relation)
     WHERE locktype = 'relation' AND pid <> pg_backend_pid()
       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND relation IN ('attempt'::regclass, 'chat_group'::regclass, 'conversation'::regclass,
-                       'conversation_member'::regclass, 'outbox'::regclass)
       AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock'));
 
 -- name: fail

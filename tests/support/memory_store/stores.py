@@ -30,9 +30,13 @@ class MemoryWriteStore:
         writes_at_once: bool = True,
     ) -> None:
         self.writes_at_once = writes_at_once
+        self.is_connected = True
         self._database = database
         self._on_lost = on_lost
         self._statement: Statement | None = None
+
+    async def open(self) -> None:
+        """Connected from the start."""
 
     async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         """Claim, commit, then lead; return the tokens that led."""

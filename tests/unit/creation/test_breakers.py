@@ -56,6 +56,7 @@ class CostlyStore:
     """Fails every lead with a write of certain owners, after a while."""
 
     writes_at_once = False
+    is_connected = True
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -65,6 +66,9 @@ class CostlyStore:
         self.fenced: set[int] = set()
         self.calls: list[tuple[str, list[int]]] = []
         self.is_table_locked = False
+
+    async def open(self) -> None:
+        raise AssertionError
 
     async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         raise AssertionError

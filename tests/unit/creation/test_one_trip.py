@@ -45,6 +45,7 @@ class Attempts:
     """A store that remembers which attempts are claimed; both of its halves can fail."""
 
     writes_at_once = True
+    is_connected = True
 
     def __init__(
         self,
@@ -58,6 +59,9 @@ class Attempts:
         """Attempts of others."""
         self.held: set[int] = set()
         self.claimed: set[UUID] = set()
+
+    async def open(self) -> None:
+        raise AssertionError
 
     async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         self._note(f"at once{' in haste' if is_hasty else ''}", writes)

@@ -34,7 +34,9 @@ from stretto.observations import (
     BatchWritten,
     Observation,
     OwnerPaused,
+    WriteTrouble,
 )
+from stretto.runtime.actor import TryAgain
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run, Runner
 from support.clock import Clock
@@ -58,6 +60,7 @@ class ScriptedStore:
     """Does what it is asked, unless `trouble` has an error for that call; in two steps."""
 
     writes_at_once = False
+    is_connected = True
 
     def __init__(self, trouble: Callable[[Call], Exception | None] = lambda _: None) -> None:
         self.trouble = trouble
@@ -66,6 +69,9 @@ class ScriptedStore:
         self.is_table_locked = False
         self.fenced: set[int] = set()
         self.held: set[int] = set()
+
+    async def open(self) -> None:
+        raise AssertionError
 
     async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         raise AssertionError
@@ -545,6 +551,67 @@ async def test_a_writer_that_does_not_reach_the_database_lets_another_try() -> N
         await second.run_once()
     assert isinstance(asked[0].exception(), Unreachable)
     assert Led() == asked[1].result()
+
+
+def two_writers(
+    first: ScriptedStore, second: ScriptedStore, seen: list[Observation]
+) -> tuple[Mailbox[Write, WriteResult], GroupWriter, GroupWriter]:
+    """Return two writers that share a mailbox."""
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    baton, breakers = Baton(mailbox), OwnerBreakers(lambda _: None)
+    one, two = (
+        GroupWriter(baton, store, seen.append, breakers=breakers, batch_max=1)
+        for store in (first, second)
+    )
+    return mailbox, one, two
+
+
+class ClosedStore(ScriptedStore):
+    """Has no connection, and the server has none left for it."""
+
+    is_connected = False
+
+    async def open(self) -> None:
+        raise Unreachable("too many connections")
+
+
+async def test_a_writer_that_cannot_connect_leaves_requests_to_one_that_can() -> None:
+    """It tries on its own after a pause; the other one writes all."""
+    away, seen = ClosedStore(), list[Observation]()
+    mailbox, first, second = two_writers(away, ScriptedStore(), seen)
+    asked = mailbox.ask(write(1))
+    with pytest.raises(TryAgain):
+        await first.run_once()
+    assert [WriteTrouble] == [type(event) for event in seen]
+    async with asyncio.timeout(5):
+        await second.run_once()
+    assert Led() == asked.result()
+    assert [] == away.calls
+
+
+async def test_a_writer_that_loses_its_connection_while_it_waits_puts_requests_back() -> None:
+    """Nothing is claimed yet: the other one writes them."""
+    lost = ScriptedStore()
+    mailbox, first, second = two_writers(lost, ScriptedStore(), [])
+    turns = [asyncio.create_task(each.run_once()) for each in (first, second)]
+    await asyncio.sleep(0)
+    lost.is_connected = False
+    asked = mailbox.ask(write(1))
+    async with asyncio.timeout(5):
+        assert [0, 1] == await asyncio.gather(*turns)
+    assert Led() == asked.result()
+    assert [] == lost.calls
+
+
+async def test_where_no_writer_has_a_connection_requests_fail_at_once() -> None:
+    """Each writer tries with those that it takes: no request waits for a connection."""
+    first, second = (ClosedStore(lambda _: Unreachable("away")) for _ in range(2))
+    mailbox, *writers = two_writers(first, second, [])
+    for number, each in enumerate(writers):
+        asked = mailbox.ask(write(number))
+        async with asyncio.timeout(5):
+            await each.run_once()
+        assert isinstance(asked.exception(), Unreachable)
 
 
 def _bug_of(*numbers: int, step: str = "lead") -> Callable[[Call], Exception | None]:

@@ -40,6 +40,21 @@ async def test_a_batch_is_bounded_by_weight_and_keeps_the_order() -> None:
     assert [5] == [envelope.message for envelope in await mailbox.take(10, int, 5)]
 
 
+async def test_what_is_put_back_is_taken_next_in_its_order() -> None:
+    """Before what its shares have queued since, also where it was of several rounds."""
+    mailbox = shared_mailbox(10)
+    for message in ("a1", "b1", "a2", "a3"):
+        mailbox.ask(message)
+    batch = await mailbox.take(3)
+    mailbox.put_back(batch)
+    assert 4 == len(mailbox)
+    for message in ("a4", "c1"):
+        mailbox.ask(message)
+    assert "a1 b1 a2" == await taken(mailbox, 3)
+    assert ["a3", "a4", "c1"] == sorted((await taken(mailbox)).split())
+    assert 0 == len(mailbox)
+
+
 async def test_whoever_waits_gets_what_another_has_left() -> None:
     """Two actors wait, two messages come at once, and one of them fits into a batch."""
     mailbox: Mailbox[int, str] = Mailbox(10)
