@@ -208,6 +208,6 @@ async def test_a_writer_that_finds_another_server_forgets(
     await store.close()
     if is_other:
         other = {**QUERIES, "server": "SELECT 'another' AS server, false AS is_elsewhere"}
-        monkeypatch.setattr("stretto.postgres.writes.QUERIES", other)
+        monkeypatch.setattr("stretto.postgres.servers.QUERIES", other)
     assert await led_by(store, "k2")
     assert ["lost"] * is_other == stores.lost

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 PACKAGE = Path(stretto.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILES = sorted(PACKAGE.glob("*/*.sql"))
-# What a host hands in is checked above the stores, as connections of ours are.
-LENT = {"connections.sql": [PACKAGE / "assembly/host_pool.py"]}
+# What a host hands in is checked above the stores, as connections of ours are. A rehearsal sends what
+# a writer sends.
+LENT = {
+    "connections.sql": [PACKAGE / "assembly/host_pool.py"],
+    "writes.sql": [PACKAGE / "postgres/rehearsal.py"],
+}
 
 
 @pytest.mark.parametrize("name", QUERIES)

@@ -16,6 +16,7 @@ from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.migrate import grant
 from stretto.postgres.readiness import PROBE_SECONDS, Readiness
 from stretto.postgres.writes import PostgresWriteStore
+from support.both_stores import write
 from support.clock import Clock
 from support.database import END_OURS, set_read_only
 from support.pgbouncer import give_settings, reconnect, running_pgbouncer, url_through
@@ -154,6 +155,7 @@ async def test_after_a_read_that_the_schema_refused_the_schema_is_asked(
         readiness = Readiness(database, [store], clock)
         await store.open()
         for mends in ("probe", "read"):
+            clock.now += PROBE_SECONDS
             await groups.groups_of_owner(UserId("alice"), None, 1)
             await connection.execute(f"REVOKE SELECT ON chat_group FROM {role}")
             await readiness.check()
@@ -289,6 +291,127 @@ async def test_a_write_that_succeeds_again_makes_ready_at_once(
         with pytest.raises(Unreachable):
             await readiness.check()
         await connection.execute("ALTER TABLE elsewhere RENAME TO chat_group")
+        # An empty batch shows nothing.
         await store.lead([])
+        with pytest.raises(Unreachable):
+            await readiness.check()
+        await store.claim_and_lead([write("k")])
+        await readiness.check()
+        await store.close()
+
+
+MEETS_NO_TABLE = """
+CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS
+$$BEGIN INSERT INTO audit_log VALUES (NEW.group_id); RETURN NEW; END$$;
+"""
+
+
+@pytest.mark.parametrize("has_led", [False, True])
+@pytest.mark.parametrize(
+    ("change", "undo", "refusal"),
+    [
+        pytest.param(
+            MEETS_NO_TABLE
+            + "CREATE TRIGGER audit BEFORE INSERT ON chat_group"
+            + " FOR EACH ROW EXECUTE FUNCTION audit()",
+            "DROP TRIGGER audit ON chat_group",
+            'relation "audit_log" does not exist',
+            id="trigger",
+        ),
+        pytest.param(
+            MEETS_NO_TABLE
+            + "CREATE CONSTRAINT TRIGGER audit AFTER INSERT ON chat_group"
+            + " DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION audit()",
+            "DROP TRIGGER audit ON chat_group",
+            'relation "audit_log" does not exist',
+            id="deferred trigger",
+        ),
+        pytest.param(
+            "ALTER TABLE outbox DETACH PARTITION outbox_0",
+            "ALTER TABLE outbox ATTACH PARTITION outbox_0 FOR VALUES IN (0)",
+            "refused a row",
+            id="partition",
+        ),
+    ],
+)
+async def test_what_only_rows_meet_keeps_unready_until_a_group_can_be_written(
+    change: str,
+    undo: str,
+    refusal: str,
+    database_url: str,
+    connection: Connection,
+    *,
+    has_led: bool,
+) -> None:
+    """Empty batches go through meanwhile; the probe writes a group, and nothing of it is left."""
+    clock = Clock()
+    async with Database(database_url) as database:
+        store = PostgresWriteStore(database, lambda: None)
+        readiness = Readiness(database, [store], clock)
+        if has_led:
+            await store.claim_and_lead([write("before")])
+        await connection.execute(change)
+        with pytest.raises(Misconfigured):
+            await store.claim_and_lead([write("k")])
+        for _ in range(3):
+            clock.now += PROBE_SECONDS
+            with pytest.raises(Unreachable, match=refusal):
+                await readiness.check()
+        await connection.execute(undo)
+        clock.now += PROBE_SECONDS
+        await readiness.check()
+        assert int(has_led) == await connection.fetchval("SELECT count(*) FROM outbox")
+        assert int(has_led) + 1 == await connection.fetchval("SELECT count(*) FROM attempt")
+        # The next statement to meet something is told as what it is, before the next probe.
+        store.is_misfit = True
+        with pytest.raises(Unreachable, match="has met a missing table, column, partition or"):
+            await readiness.check()
+        await store.close()
+
+
+@pytest.mark.parametrize("state", ["P0001", "42501"])
+async def test_what_is_refused_to_one_owner_keeps_nobody_unready(
+    state: str, database_url: str, connection: Connection
+) -> None:
+    """The probe writes for an owner whose group went through; a veto of that one counts as success."""
+    await connection.execute(
+        f"""CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN
+                IF {"true" if state == "P0001" else "NEW.owner_id <> 'alice'"} THEN
+                    RAISE EXCEPTION 'no' USING ERRCODE = '{state}';
+                END IF;
+                RETURN NEW;
+            END$$"""
+    )
+    async with Database(database_url) as database:
+        store = PostgresWriteStore(database, lambda: None)
+        readiness = Readiness(database, [store], Clock())
+        await store.claim_and_lead([write("k")])
+        await connection.execute(
+            "CREATE TRIGGER refuse BEFORE INSERT ON chat_group"
+            " FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+        store.is_misfit = True
+        await readiness.check()
+        assert not store.is_misfit
+        await store.close()
+
+
+async def test_a_history_that_is_lost_is_named(database_url: str, connection: Connection) -> None:
+    """A writer that connects cannot serve; it is no bug, and a connection alone does not mend it."""
+    clock = Clock()
+    async with Database(database_url) as database:
+        store = PostgresWriteStore(database, lambda: None)
+        readiness = Readiness(database, [store], clock)
+        await connection.execute("CREATE TABLE kept AS TABLE outbox_history")
+        await connection.execute("TRUNCATE outbox_history")
+        for _ in range(2):
+            clock.now += PROBE_SECONDS
+            with pytest.raises(Misconfigured, match="outbox_history"):
+                await store.claim([])
+            with pytest.raises(Unreachable, match="outbox_history has lost its rows"):
+                await readiness.check()
+        await connection.execute("INSERT INTO outbox_history TABLE kept")
+        clock.now += PROBE_SECONDS
         await readiness.check()
         await store.close()

@@ -4,7 +4,7 @@ A read of our own alone does not show it: the server may refuse writes, or have 
 for a writer or for what reads requests' answers. Nor do writers and readers alone: without requests
 they try nothing, and the cause may be over. So one that is cut off counts only until a connection
 like its own can be opened, and one whose statement met a missing table or right only until the
-schema suits us and a writer's statements can be run. One whose connections are all in use is busy,
+schema suits us and takes a group, which is rolled back. One whose connections are all in use is busy,
 and stays ready: another instance would be no less busy.
 """
 
@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import StoreError, Unreachable
+from stretto.postgres.rehearsal import rehearse
 from stretto.postgres.writes import PostgresWriteStore
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 # At most so often, since `/readyz` needs no token, and each probe is a new connection.
 PROBE_SECONDS: Final = 1.0
+# Until a probe says more.
+_MISFIT: Final = "a statement has met a missing table, column, partition or right"
+_CUT_OFF: Final = "no connection to the database can be opened"
 
 
 class Readiness:
@@ -38,7 +42,8 @@ class Readiness:
         self._stores = stores
         self._clock_seconds = clock_seconds
         self._probed_at = float("-inf")
-        self._refusal = "no connection to the database can be opened"
+        self._refusal: str | None = None
+        """What the last probe has met."""
 
     async def check(self) -> None:
         """Raise `Unreachable` unless the database answers, has the tables and takes our work."""
@@ -53,7 +58,7 @@ class Readiness:
         """Do as a writer does; if that works, all writers and readers count as well again."""
         now = self._clock_seconds()
         if now - self._probed_at < PROBE_SECONDS:
-            raise Unreachable(self._refusal)
+            raise Unreachable(self._refusal or (_MISFIT if is_misfit else _CUT_OFF))
         self._probed_at = now
         try:
             if is_misfit:
@@ -63,12 +68,13 @@ class Readiness:
         except StoreError as error:
             self._refusal = str(error)
             raise Unreachable(self._refusal) from error
+        self._refusal = None
         self._database.forgive()
         for store in self._stores:
             store.is_cut_off = store.is_misfit = False
 
     async def _require_fit(self) -> None:
-        """Raise a `StoreError` unless the schema suits us and takes a writer's statements."""
+        """Raise a `StoreError` unless the schema suits us and takes a writer's groups."""
         # Its error says what to do.
         await self._database.inspect()
         store = PostgresWriteStore(self._database, lambda: None)
@@ -76,3 +82,5 @@ class Readiness:
             await store.open()
         finally:
             await store.close()
+        owners = (each.owner_led for each in self._stores)
+        await rehearse(self._database, next((owner for owner in owners if owner), None))

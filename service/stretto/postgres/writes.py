@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from stretto.errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
 from stretto.postgres.connecting import CONNECT_SECONDS, LOCK_SECONDS
-from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS, Database
+from stretto.postgres.connections import WRITE_SECONDS, Database
 from stretto.postgres.driver_connection import is_in_transaction, is_lost, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, in_words, store_error
 from stretto.postgres.hook import HookedLead
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.servers import enter_server, is_same_backend
 from stretto.postgres.stalls import Stalls
 from stretto.postgres.write_columns import attempt_columns, group_columns, milliseconds
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.creation.ports import Write
+    from stretto.domain import UserId
     from stretto.errors import Failure
     from stretto.postgres.driver_connection import Connection
     from stretto.postgres.hook import OnCreate
@@ -60,7 +62,9 @@ class PostgresWriteStore:
         self.is_cut_off = False
         """Whether the last try to connect has failed, or is under way."""
         self.is_misfit = False
-        """Whether the database lacked what a statement needs, and no write has succeeded since."""
+        """Whether the database lacked what a statement needs, and no group was written since."""
+        self.owner_led: UserId | None = None
+        """Whose group was written last."""
         self._stalls = Stalls(database, others_wait)
         self._hooked: HookedLead | None = None
         if on_create is not None:
@@ -109,8 +113,7 @@ class PostgresWriteStore:
                 *group_columns(writes),
                 milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
             )
-        self.is_misfit = False
-        return set(led or ())
+        return self._noted(writes, set(led or ()))
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""
@@ -125,9 +128,7 @@ class PostgresWriteStore:
         async with self._writing() as connection:
             lead = self._lead if self._hooked is None else self._hooked.lead
             led = await lead(connection, writes, HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS)
-        # Not after a claim: that needs less.
-        self.is_misfit = False
-        return led
+        return self._noted(writes, led)
 
     async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
         """Return the tokens of the attempts that a lead would not have to wait for."""
@@ -189,6 +190,13 @@ class PostgresWriteStore:
         finally:
             self._is_writing = False
 
+    def _noted(self, writes: Sequence[Write], led: set[UUID]) -> set[UUID]:
+        """Note that the schema takes groups. A claim, or a batch of which none led, shows less."""
+        owner = next((each.new_group.owner for each in writes if each.claim_token in led), None)
+        if owner is not None:
+            self.is_misfit, self.owner_led = False, owner
+        return led
+
     async def _lead(
         self, connection: Connection, writes: Sequence[Write], lock_seconds: float
     ) -> set[UUID]:
@@ -214,10 +222,11 @@ class PostgresWriteStore:
         connection = await self._database.acquire()
         try:
             with watchdog(connection, CONNECT_SECONDS):
-                server = await _enter_server(connection)
+                server = await enter_server(connection)
         except BaseException as error:
             terminate(connection)
             await self._database.release(connection)
+            self.is_misfit |= isinstance(error, Misconfigured)
             if isinstance(error, DRIVER_ERRORS):
                 raise Unreachable(in_words(error)) from error
             raise
@@ -232,7 +241,7 @@ class PostgresWriteStore:
     async def _meaning(self, error: BaseException, connection: Connection) -> StoreError:
         """Return what an error means for the write; drop a connection that is of no more use."""
         meaning = store_error(error, connection_lives=not is_lost(connection))
-        if isinstance(meaning, InDoubt) and not await _is_same_backend(connection):
+        if isinstance(meaning, InDoubt) and not await is_same_backend(connection):
             meaning = OutcomeUnknown(*meaning.args)
         self.is_misfit |= isinstance(meaning, Misconfigured)
         is_read_only = getattr(error, "sqlstate", "") == READ_ONLY_STATE
@@ -271,31 +280,6 @@ class PostgresWriteStore:
     def _report_loss(self, _: Connection) -> None:
         """Report a lost connection at once: the next one may lead to another server."""
         self._on_lost()
-
-
-async def _enter_server(connection: Connection) -> str:
-    """Return which server this is; begin a history of events where the newest is another's."""
-    row = await connection.fetchrow(QUERIES["server"])
-    assert row is not None
-    if row["is_elsewhere"]:
-        await connection.execute(QUERIES["begin_history"], row["number"])
-    server: str = row["server"]
-    return server
-
-
-async def _is_same_backend(connection: Connection) -> bool:
-    """Whether the connection still leads to the server process that it was opened to.
-
-    Then it leads to the same server, and no statement of ours is left under way. PgBouncer reports
-    a server that it has lost while the connection to PgBouncer itself lives; the process id that it
-    gives at the opening belongs to no server process.
-    """
-    try:
-        with watchdog(connection, GRACE_SECONDS):
-            backend = await connection.fetchval(QUERIES["backend"])
-    except DRIVER_ERRORS:
-        return False
-    return bool(backend == connection.get_server_pid())
 
 
 def _claim_patience(writes: Sequence[Write]) -> str:
