@@ -22,6 +22,7 @@ OWNED = {
         "http/tokens/jwks.py",
         "create_task",
     ): "one download for all who wait for keys; the key set's end",
+    ("commands/running.py", "create_task"): "the watch of a command's commits; its connection",
     ("postgres/hook.py", "create_task"): "a host's hook in one write; that write",
     ("postgres/stalls.py", "create_task"): "the server is asked to end one write; that write",
     ("server.py", "create_task"): "the wait for the database at the start; that wait",
