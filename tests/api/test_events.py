@@ -17,6 +17,7 @@ from stretto.events.hub import HubSettings
 from stretto.events.log import CommittedEvent, LoggedEvent
 from stretto.events.place import History
 from stretto.http.event_streams import SUBPROTOCOL, StreamSettings
+from stretto.http.service import SERVICE
 from stretto.http.tokens.authenticator import TokenSettings
 from support.api_client import SECRET, TOKEN_SECONDS, connected_api, token_of
 from support.live_service import (
@@ -255,6 +256,23 @@ async def test_a_session_ends_with_its_token(live: LiveService) -> None:
         assert ("close", CloseCode.TOKEN_ENDED) == (goodbye.type, goodbye.json["code"])
         with pytest.raises(EOFError):
             await reader.next()
+    await live.emptied()
+
+
+async def test_a_session_ends_with_the_key_of_its_token(live: LiveService) -> None:
+    """Once the issuer's keys lack it, over both ways; while there are sessions, the keys are read."""
+    authenticator = live.app[SERVICE].authenticator
+    assert authenticator.refresh_keys == live.hub.on_tick
+    assert authenticator._key is not None
+    async with live.websocket("bob") as client, live.sse("carol") as reader:
+        await client.next()
+        await reader.next()
+        authenticator._keys_changed(())
+        assert len(live.hub) == 2
+        authenticator._keys_changed((authenticator._key,))
+        assert CloseCode.TOKEN_ENDED == await client.close_code()
+        goodbye = await reader.next()
+        assert ("close", CloseCode.TOKEN_ENDED) == (goodbye.type, goodbye.json["code"])
     await live.emptied()
 
 

@@ -81,6 +81,8 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
             ) as component,
         ):
             metrics.watch(_gauges(component))
+            authenticator.on_withdrawn = component.hub.withdraw
+            component.hub.on_tick = authenticator.refresh_keys
             yield Service(
                 component.creator,
                 component.lookup,

@@ -22,7 +22,7 @@ from stretto.runtime.actor import Actor, Pace
 from stretto.setting import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from stretto.domain import UserId
     from stretto.events.log import LoggedEvent
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 # A token's end is noticed at most this late.
 TICK_SECONDS: Final = 1.0
-# A token may have no end, or its key may have been withdrawn. As long as an issuer's keys are
-# trusted while the issuer does not answer.
+# A token may have no end. As long as an issuer's keys are trusted while the issuer does not answer.
 SESSION_SECONDS_MAX: Final = 24 * 3600.0
 # For the clients to close their sessions; then the process stops without waiting for them.
 STOP_SECONDS: Final = 3.0
@@ -84,6 +83,8 @@ class SessionHub(Actor):
         self._empty.set()
         self.on_join: Callable[[], None] = lambda: None
         """Is called when the first session joins."""
+        self.on_tick: Callable[[], None] = lambda: None
+        """Is called in each turn, while there are sessions."""
         self._place: Place | None = None
         self._placed = asyncio.Event()
 
@@ -121,9 +122,11 @@ class SessionHub(Actor):
         raise Overloaded.while_stopping() if self.is_stopping else Unreachable(_UNFOLLOWED)
 
     @contextmanager
-    def session(self, user: UserId, ends_at: float) -> Iterator[Session]:
+    def session(self, user: UserId, ends_at: float, key: object = None) -> Iterator[Session]:
         """Join the hub until the block is left; events gather from its first moment on.
 
+        No `await` may come between verifying the token by its key and this call: if the key is
+        withdrawn in between, `withdraw` does not find the session.
         Raises `RateLimited` if the user has too many sessions, `Overloaded` if the process has.
         """
         if self.is_stopping:
@@ -139,7 +142,7 @@ class SessionHub(Actor):
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         ends_at = min(ends_at, self._clock_seconds() + SESSION_SECONDS_MAX)
-        session = Session(user, ends_at, self._settings.session_events_max)
+        session = Session(user, ends_at, self._settings.session_events_max, key)
         self._sessions.setdefault(user, {})[session] = None
         self._count += 1
         self._empty.clear()
@@ -165,11 +168,19 @@ class SessionHub(Actor):
 
     async def run_once(self) -> int:
         """Close the sessions whose token has ended; return how many."""
+        if self._count:
+            self.on_tick()
         now = self._clock_seconds()
         ended = [session for session in self._all() if session.ends_at <= now]
         for session in ended:
             session.close(CloseCode.TOKEN_ENDED)
         return len(ended)
+
+    def withdraw(self, keys: Collection[object]) -> None:
+        """Close the sessions whose token one of these keys has verified."""
+        for session in self._all():
+            if session.key in keys:
+                session.close(CloseCode.TOKEN_ENDED)
 
     def stop(self) -> None:
         """Accept no more sessions and close all there are. Idempotent."""

@@ -36,13 +36,16 @@ class Session:
         "_scope",
         "close_code",
         "ends_at",
+        "key",
         "user",
     )
 
-    def __init__(self, user: UserId, ends_at: float, events_max: int) -> None:
+    def __init__(self, user: UserId, ends_at: float, events_max: int, key: object = None) -> None:
         self.user = user
         self.ends_at = ends_at
         """When its token ends, in seconds since the epoch."""
+        self.key = key
+        """What verified its token."""
         self.close_code: CloseCode | None = None
         self._events_max = events_max
         self._queue: list[OutgoingEvent] = []

@@ -200,6 +200,32 @@ async def test_a_session_ends_with_its_token(hub: SessionHub, clock: Clock) -> N
         assert (CloseCode.TOKEN_ENDED, None) == (short.close_code, long.close_code)
 
 
+async def test_a_session_ends_with_the_key_of_its_token(hub: SessionHub) -> None:
+    """And with no other: its user's other sessions go on, and those whose key is not known."""
+    with (
+        hub.session(ALICE, 2000, "old") as old,
+        hub.session(ALICE, 2000, "new") as new,
+        hub.session(BOB, 2000) as unknown,
+    ):
+        hub.withdraw(("older", "old"))
+        assert (CloseCode.TOKEN_ENDED, None, None) == (
+            old.close_code,
+            new.close_code,
+            unknown.close_code,
+        )
+
+
+async def test_a_turn_looks_at_the_keys_while_there_are_sessions(hub: SessionHub) -> None:
+    """Their tokens do not come again; without sessions there is nothing to end."""
+    ticks: list[None] = []
+    hub.on_tick = lambda: ticks.append(None)
+    await hub.run_once()
+    assert not ticks
+    with hub.session(ALICE, 2000):
+        await hub.run_once()
+    assert len(ticks) == 1
+
+
 async def test_a_session_whose_token_has_no_end_ends_nevertheless(
     hub: SessionHub, clock: Clock
 ) -> None:

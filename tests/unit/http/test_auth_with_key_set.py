@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -19,6 +19,11 @@ from stretto.http.tokens.jwks import (
 )
 from support.issuer import EC_KEY, NEW, OLD, RSA_KEY, Issuer, algorithm_name, bearer, published
 
+if TYPE_CHECKING:
+    from stretto.http.tokens.keys import TokenKey
+
+# Nothing here takes as long: what hangs must not hang the suite.
+DEADLINE_SECONDS = 20
 P384_KEY = ec.generate_private_key(ec.SECP384R1())
 SMALL_RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=1024)
 
@@ -251,6 +256,41 @@ async def test_all_clients_with_a_withdrawn_key_hear_so_after_one_look() -> None
         for _ in range(3):
             with pytest.raises(Unauthenticated):
                 await known.owner(bearer(OLD, "withdrawn"))
+    assert issuer.asked == 2
+
+
+async def test_keys_that_are_withdrawn_are_reported() -> None:
+    """Those alone: not one that stays when others come or go, or when the order changes."""
+    issuer = Issuer("old")
+    reported: list[tuple[TokenKey, ...]] = []
+    async with issuer.authenticator() as known:
+        key = (await known.verify(bearer(OLD, "old"))).key
+        known.on_withdrawn = reported.append
+        old, new = issuer.keys[0], published(NEW, kid="new")
+        for keys in ([old, new], [new, old], [new]):
+            issuer.keys = keys
+            issuer.now += LOOK_AGAIN_SECONDS
+            with pytest.raises(Unauthenticated):
+                await known.owner(bearer(OLD, f"makes us look {issuer.now}"))
+    assert [(), (), (key,)] == reported
+
+
+async def test_sessions_alone_find_that_a_key_is_withdrawn() -> None:
+    """Nothing else asks for the keys, so their age does; the hub ends the sessions then."""
+    issuer = Issuer("old")
+    reported = asyncio.Event()
+    async with issuer.authenticator() as known:
+        known.on_withdrawn = lambda _: reported.set()
+        issuer.keys = [published(NEW, kid="new")]
+        issuer.now += KEPT_SECONDS
+        known.refresh_keys()
+        assert known._key_set is not None
+        assert known._key_set._fetching is None
+        issuer.now += 1
+        known.refresh_keys()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await reported.wait()
+        known.refresh_keys()
     assert issuer.asked == 2
 
 

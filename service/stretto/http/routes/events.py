@@ -53,7 +53,7 @@ async def open_session(request: web.Request) -> web.StreamResponse:
     stream = _stream(request, service.streams)
     place = _client_place(request, query)
     # Join the hub before reading the log: what commits from now on comes live.
-    with service.hub.session(token.owner, token.ends_at) as session:
+    with service.hub.session(token.owner, token.ends_at, token.key) as session:
         catch_up = CatchUp(service.history, session, service.hub, place)
         try:
             await catch_up.begin()

@@ -65,6 +65,8 @@ class Verified:
     """The claims of a verified token."""
 
     owner: UserId
+    key: TokenKey
+    """What verified it."""
     until: float
     """When it must be verified again, in seconds of the monotonic clock."""
     ends_at: float
@@ -92,6 +94,8 @@ class Authenticator:
         self._monotonic_seconds = monotonic_seconds
         self._key = _fixed_key(settings)
         self._key_set: KeySet | None = None
+        self.on_withdrawn: Callable[[tuple[TokenKey, ...]], None] = lambda _: None
+        """Is called with the keys that the issuer publishes no longer."""
         self._verified: dict[str, tuple[str, Verified]] = {}
         """By the part of a token that its signature signs; with the token as it was verified.
 
@@ -102,14 +106,23 @@ class Authenticator:
 
     async def __aenter__(self) -> Self:
         if self._settings.jwks_url:
-            # A key may have been withdrawn: tokens that it has verified must be verified again.
-            forget = self._verified.clear
-            key_set = KeySet(self._settings.jwks_url, self._monotonic_seconds, forget)
+            url = self._settings.jwks_url
+            key_set = KeySet(url, self._monotonic_seconds, self._keys_changed)
             self._key_set = await self._stack.enter_async_context(key_set)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    def _keys_changed(self, withdrawn: tuple[TokenKey, ...]) -> None:
+        """Forget all tokens: those that a withdrawn key has verified must be verified again."""
+        self._verified.clear()
+        self.on_withdrawn(withdrawn)
+
+    def refresh_keys(self) -> None:
+        """Begin to fetch an issuer's keys if they are old: for sessions, which send no token again."""
+        if self._key_set is not None:
+            self._key_set.refresh()
 
     async def owner(self, authorization: str | None) -> UserId:
         """Return the owner that an Authorization header's token names; raise as `verify` does."""
@@ -146,7 +159,7 @@ class Authenticator:
 
     async def _verify(self, token: str) -> Verified:
         # No await after this until it is remembered: no change of the keys can come in between.
-        claims = await self._verified_claims(token)
+        claims, key = await self._verified_claims(token)
         try:
             owner = UserId(claims.get("sub"))
         except ValueError as error:
@@ -155,12 +168,12 @@ class Authenticator:
                 " characters, without a blank at either end."
             ) from error
         ends_at = end_of(claims, self._clock_seconds())
-        return Verified(owner, self._monotonic_seconds() + VERIFIED_SECONDS_MAX, ends_at)
+        return Verified(owner, key, self._monotonic_seconds() + VERIFIED_SECONDS_MAX, ends_at)
 
-    async def _verified_claims(self, token: str) -> dict[str, Any]:
-        """Return the claims of a token that our key, or one of the issuer's, has signed."""
+    async def _verified_claims(self, token: str) -> tuple[dict[str, Any], TokenKey]:
+        """Return a token's claims, and the key that has signed it: ours, or one of the issuer's."""
         if self._key is not None:
-            return self._read_claims(token, self._key)
+            return self._read_claims(token, self._key), self._key
         assert self._key_set is not None, "a key set is opened by `async with`"
         kid, algorithm = _key_named_by(token)
         keys = await self._key_set.keys(kid, algorithm)
@@ -177,16 +190,18 @@ class Authenticator:
                 raise
         return self._claims_by_any(token, replacements)
 
-    def _claims_by_any(self, token: str, keys: tuple[TokenKey, ...]) -> dict[str, Any]:
-        """Return the claims by the key that has signed the token; raise as the last key does."""
+    def _claims_by_any(
+        self, token: str, keys: tuple[TokenKey, ...]
+    ) -> tuple[dict[str, Any], TokenKey]:
+        """Return the claims, and the key that has signed the token; raise as the last key does."""
         *others, last = keys
         for key in others:
             try:
-                return self._read_claims(token, key)
+                return self._read_claims(token, key), key
             except Unauthenticated as error:
                 if not isinstance(error.__cause__, _OF_ANOTHER_KEY):
                     raise
-        return self._read_claims(token, last)
+        return self._read_claims(token, last), last
 
     def _read_claims(self, token: str, key: TokenKey) -> dict[str, Any]:
         """Verify a token, except for its times; return its claims."""

@@ -53,9 +53,15 @@ class KeySet:
     """The keys at one URL; use as `async with`."""
 
     def __init__(
-        self, url: str, clock_seconds: Callable[[], float], on_change: Callable[[], None]
+        self,
+        url: str,
+        clock_seconds: Callable[[], float],
+        on_change: Callable[[tuple[TokenKey, ...]], None],
     ) -> None:
-        """Take a monotonic clock, and a synchronous callback for when the published keys change."""
+        """Take a monotonic clock, and a synchronous callback for when the published keys change.
+
+        The callback takes the keys that are withdrawn.
+        """
         self._url = url
         self._clock_seconds = clock_seconds
         self._on_change = on_change
@@ -111,6 +117,11 @@ class KeySet:
             detail = "The token's key is not known yet; the issuer's keys are fetched again soon."
         seconds = max(1, math.ceil(self._cool_down_seconds))
         raise Overloaded(detail, retry_after_seconds=seconds) from self._failure
+
+    def refresh(self) -> None:
+        """Begin to fetch the keys if they are old, without waiting."""
+        if self._age_seconds > KEPT_SECONDS:
+            self._fetch_unless_just_tried()
 
     async def replacements(
         self, kid: str | None, algorithm: str | None, tried: tuple[TokenKey, ...]
@@ -190,8 +201,9 @@ class KeySet:
             # There is one fetch at a time: this is the last that has begun.
             self._last_success = self._fetches
             if keys != self._keys:
+                withdrawn = tuple(key for key in self._keys if key not in keys)
                 self._keys = keys
-                self._on_change()
+                self._on_change(withdrawn)
         finally:
             self._next_fetch_at = self._clock_seconds() + pause_seconds
             self._fetching = None
