@@ -17,7 +17,7 @@ import orjson
 import uuid_utils
 from uuid_utils.compat import uuid5
 
-from stretto.errors import FieldError, KeyInvalid, RequestInvalid
+from stretto.errors import FieldError, KeyInvalid, RequestInvalid, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -293,4 +293,4 @@ def _parse_members(value: object, errors: list[FieldError]) -> set[UserId]:
 
 def _escaped(field: str) -> str:
     """Return the field's name as a part of a JSON pointer (RFC 6901, 3)."""
-    return field.replace("~", "~0").replace("/", "~1")
+    return shortened(field).replace("~", "~0").replace("/", "~1")

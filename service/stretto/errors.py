@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+# Of each name that a client has chosen: it may be as long as a body.
+QUOTED_CHARACTERS_MAX: Final = 64
 
 
 class Retry(StrEnum):
@@ -103,6 +106,11 @@ def _where(error: FieldError | ParameterError) -> str:
     if isinstance(error, ParameterError):
         return f"parameter {error.parameter}"
     return error.pointer or "body"
+
+
+def shortened(text: str) -> str:
+    """Return a client's text as an error repeats it."""
+    return text if len(text) <= QUOTED_CHARACTERS_MAX else f"{text[:QUOTED_CHARACTERS_MAX]}…"
 
 
 class Unauthenticated(StrettoError):

@@ -7,9 +7,11 @@ from typing import Any
 from unicodedata import category
 from uuid import UUID
 
+import orjson
 import pytest
 
 from stretto import domain
+from stretto.codec import problem
 from stretto.domain import (
     DESCRIPTION_CHARACTERS_MAX,
     FIELD_ERRORS_MAX,
@@ -216,6 +218,19 @@ def test_a_document_is_read_for_what_it_means(
 def test_every_fault_is_told_where_it_is(expected: list[str], document: object) -> None:
     """All at once, each by a JSON pointer (RFC 6901)."""
     assert expected == pointers_of_faults(document)
+
+
+@pytest.mark.parametrize("character", ["/", "~", "a", "\x01", "\U0001f600"])
+def test_a_long_field_is_named_by_its_beginning(character: str) -> None:
+    """An answer must not be a multiple of what was asked; one of the longest is named in full."""
+    for length, expected in ((64, character * 64), (65, character * 64 + "…"), (250_000, None)):
+        (pointer,) = pointers_of_faults({"name": "T", character * length: 1})
+        name = pointer[1:].replace("~1", "/").replace("~0", "~")
+        assert (expected or character * 64 + "…") == name
+    fields = {f"{number:02}{character * 12_000}": 1 for number in range(FIELD_ERRORS_MAX + 1)}
+    with pytest.raises(RequestInvalid) as refusal:
+        NewGroup.parse(ALICE, fields)
+    assert len(orjson.dumps(problem(refusal.value))) < 32 * 1024
 
 
 # Of category Cf, and yet they are drawn: numbers, abbreviations and ends of verses.

@@ -19,6 +19,7 @@ from stretto.errors import (
     ParameterError,
     RequestInvalid,
     UnsupportedMediaType,
+    shortened,
 )
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ def read_query(request: web.Request, *known: str) -> Mapping[str, str]:
     twice: to ignore one of them would answer another question than the one that was asked.
     """
     query = request.query
-    errors = [ParameterError(name, "unknown parameter") for name in query if name not in known]
+    unknown = (shortened(name) for name in query if name not in known)
+    errors = [ParameterError(name, "unknown parameter") for name in unknown]
     twice = [name for name in known if len(query.getall(name, ())) > 1]
     errors += [ParameterError(name, "is given more than once") for name in twice]
     if errors:

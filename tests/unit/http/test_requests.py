@@ -5,17 +5,19 @@ import sys
 from contextlib import suppress
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from stretto.codec import parse_json
 from stretto.creation.creator import WAIT_SECONDS_MAX
 from stretto.domain import NewGroup, UserId
-from stretto.errors import FieldError, KeyInvalid, KeyMissing, RequestInvalid
+from stretto.errors import FieldError, KeyInvalid, KeyMissing, ParameterError, RequestInvalid
 from stretto.http.requests import (
     PAGE_ITEMS_DEFAULT,
     PAGE_ITEMS_MAX,
     read_key,
     read_limit,
+    read_query,
     read_wait_seconds,
 )
 
@@ -247,6 +249,14 @@ def test_white_space_and_escapes_do_not_change_the_fingerprint() -> None:
 def test_a_page_has_the_size_that_was_asked_for(expected: int, query: dict[str, str]) -> None:
     """Within its bounds."""
     assert expected == read_limit(query)
+
+
+def test_a_long_parameter_is_named_by_its_beginning() -> None:
+    """An answer must not be a multiple of what was asked; one of 64 characters is named in full."""
+    for length, expected in ((64, "x" * 64), (65, "x" * 64 + "…"), (8000, "x" * 64 + "…")):
+        with pytest.raises(RequestInvalid) as refusal:
+            read_query(make_mocked_request("GET", f"/?{'x' * length}=1"))
+        assert [ParameterError(expected, "unknown parameter")] == refusal.value.errors
 
 
 @pytest.mark.parametrize(
