@@ -22,7 +22,7 @@ BROKEN = b"\x78\x9c broken"
 
 
 async def raw(api: Api, request: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Send bytes as they are; return status, headers and body of the answer."""
+    """Send bytes as they are; return status, headers and body of the answer, an HTTP/1.1 one."""
     url = urlsplit(api.url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     writer.write(request)
@@ -32,6 +32,7 @@ async def raw(api: Api, request: bytes) -> tuple[int, dict[str, str], bytes]:
     body = await reader.readexactly(int(headers["content-length"]))
     writer.close()
     await writer.wait_closed()
+    assert status.startswith("HTTP/1.1 ")
     return int(status.split()[1]), headers, body
 
 

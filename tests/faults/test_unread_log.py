@@ -63,7 +63,7 @@ async def test_a_log_that_nobody_reads_holds_nothing_up(database_url: str, worke
         fill(writer)
         async with asyncio.timeout(SECONDS_MAX), connected_api(url) as api:
             for _ in range(4 * workers):
-                assert (await answer_to_garbage(url)).startswith(b"HTTP/1.0 400 ")
+                assert (await answer_to_garbage(url)).startswith(b"HTTP/1.1 400 ")
             assert 200 == (await api.get("/livez", user=None)).status
             assert 201 == (await api.create("key")).status
         process.send_signal(signal.SIGTERM)

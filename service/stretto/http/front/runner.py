@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 # The parser also accepts 0.9 and 2.0, which are not served here.
 VERSIONS: Final = (HttpVersion10, HttpVersion11)
+# aiohttp's own says HTTP/1.0. An answer has our highest version (RFC 9110, 6.2): as 1.0, it would tell
+# clients and proxies that the service is too old for chunks.
+_UNREADABLE: Final = ERROR._replace(version=HttpVersion11)
 # A share of all, so that one search through thousands of connections makes room for many new ones.
 CLOSED_AT_ONCE_SHARE: Final = 100
 
@@ -58,19 +61,19 @@ class ContractRunner(web.AppRunner):
         def take_request(
             message: Any, body: StreamReader, client: ClientConnection, *others: Any
         ) -> BaseRequest:
-            if message.version not in VERSIONS:
-                message = ERROR
+            if message is ERROR or message.version not in VERSIONS:
+                message = _UNREADABLE
             try:
                 return make_request(message, body, client, *others)
             except ValueError:
                 # The host cannot be decoded as a name. The error would end aiohttp's task.
-                return make_request(ERROR, body, client, *others)
+                return make_request(_UNREADABLE, body, client, *others)
 
         async def answer(request: BaseRequest) -> web.StreamResponse:
             client = request.protocol
             assert isinstance(client, ClientConnection)
             client.begin()
-            if request.method == ERROR.method:
+            if request.method == _UNREADABLE.method:
                 return client.handle_error(request, HTTPStatus.BAD_REQUEST, ValueError())
             if hdrs.CONTENT_ENCODING in request.headers:
                 client.end_at_answer()
