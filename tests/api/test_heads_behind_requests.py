@@ -21,7 +21,7 @@ DEADLINE_SECONDS = 60
 READ_SECONDS = 0.3
 TOKEN = token_of("alice")
 ZIPPED = creation_head(TOKEN, "z") + b"Content-Encoding: gzip\r\n"
-# More than aiohttp unpacks before it is read: the parser keeps what comes behind it.
+# More than a body's buffer, once it is decompressed.
 UNPACKED_BYTES = 200_000
 CHUNKED = creation_head(TOKEN, "c") + b"Transfer-Encoding: chunked\r\n\r\n"
 

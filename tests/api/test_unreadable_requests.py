@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import zlib
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 30
 HEAD = creation_head(token_of("alice"), "k")
 BROKEN = b"\x78\x9c broken"
+CUT_OFF = gzip.compress(b'{"name":"x"}')[:-8]
 
 
 async def raw(api: Api, request: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -55,6 +57,7 @@ async def raw(api: Api, request: bytes) -> tuple[int, dict[str, str], bytes]:
         b"GET http://a@xn--a/ HTTP/1.1\r\nHost: x\r\n\r\n",
         b"CONNECT xn--a:80 HTTP/1.1\r\nHost: x\r\n\r\n",
         HEAD + b"Content-Encoding: deflate\r\nContent-Length: %d\r\n\r\n" % len(BROKEN) + BROKEN,
+        HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(CUT_OFF) + CUT_OFF,
         HEAD
         + b"Content-Encoding: deflate\r\nContent-Length: 10\r\n\r\n"
         + zlib.compress(b"{}" * 99)[:10],

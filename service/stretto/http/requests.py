@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
@@ -35,8 +36,10 @@ PAGE_ITEMS_MAX: Final = 200
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
 _JSON_TYPE = re.compile(r"application/json\s*(?:;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
 
-# The encodings that aiohttp decompresses. It passes on any other as it is, and a body with several.
-_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
+_ENCODINGS: Final = frozenset({"identity", "gzip", "deflate"})
+# Of one body (RFC 1952, 2.2): what is behind a member is copied before the next one.
+MEMBERS_MAX: Final = 16
+_GZIP_BITS: Final = 16 + zlib.MAX_WBITS
 
 
 def read_key(headers: CIMultiDictProxy[str]) -> IdempotencyKey:
@@ -77,7 +80,7 @@ async def read_body(request: web.Request) -> bytes:
 
     The body stays where `request.read()` finds it: a host's middleware may read it afterwards, or call
     the handler again. Raises `UnsupportedMediaType`, `BodyTooLarge` (bytes are counted as they arrive,
-    after decompression) or `RequestInvalid`.
+    and after decompression) or `RequestInvalid`.
     """
     media_type = request.headers.get(hdrs.CONTENT_TYPE, "")
     if media_type != "application/json" and _JSON_TYPE.fullmatch(media_type) is None:
@@ -89,7 +92,8 @@ async def read_body(request: web.Request) -> bytes:
     ):
         raise UnsupportedMediaType("The request's Transfer-Encoding may be chunked, once.")
     encodings = request.headers.getall(hdrs.CONTENT_ENCODING, [])
-    if encodings and (len(encodings) > 1 or encodings[0].lower() not in _ENCODINGS):
+    encoding = encodings[0].lower() if encodings else "identity"
+    if len(encodings) > 1 or encoding not in _ENCODINGS:
         raise UnsupportedMediaType("The request's Content-Encoding may be gzip or deflate, once.")
     if (request.content_length or 0) > BODY_BYTES_MAX:
         raise BodyTooLarge
@@ -108,7 +112,39 @@ async def read_body(request: web.Request) -> bytes:
     if len(body) > BODY_BYTES_MAX:
         raise BodyTooLarge
     request._read_bytes = body  # noqa: SLF001 where aiohttp keeps a body that was read
-    return body
+    # A host's server has decompressed it already; our own leaves that to us (`front/queueing.py`).
+    if not body or encoding == "identity" or content.total_compressed_bytes is not None:
+        return body
+    return _decompressed(body, encoding)
+
+
+def _decompressed(body: bytes, encoding: str) -> bytes:
+    """Return the content of a compressed body; raises `RequestInvalid` or `BodyTooLarge`.
+
+    Every member must be whole: its end has a checksum, without which the content may be cut off or
+    wrong, although it is JSON.
+    """
+    bits = _GZIP_BITS
+    if encoding == "deflate":
+        # Some clients leave out the header (RFC 9110, 8.4.1.2); with it, the low bits are 8.
+        bits = zlib.MAX_WBITS if body[0] & 0x0F == 8 else -zlib.MAX_WBITS
+    content = bytearray()
+    rest = body
+    try:
+        for _ in range(MEMBERS_MAX):
+            member = zlib.decompressobj(bits)
+            # One byte beyond the maximum: a bomb is not decompressed.
+            content += member.decompress(rest, BODY_BYTES_MAX + 1 - len(content))
+            if len(content) > BODY_BYTES_MAX:
+                raise BodyTooLarge
+            rest = member.unused_data
+            if not member.eof or not rest:
+                break
+    except zlib.error as error:
+        raise RequestInvalid([FieldError("", BODY_UNREADABLE)]) from error
+    if rest or not member.eof:
+        raise RequestInvalid([FieldError("", BODY_UNREADABLE)])
+    return bytes(content)
 
 
 async def _read_arriving(content: StreamReader) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import zlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from multidict import CIMultiDict
 
 from stretto.codec import BODY_BYTES_MAX, parse_json
 from stretto.errors import StrettoError
-from stretto.http.requests import read_body
+from stretto.http.requests import MEMBERS_MAX, read_body
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,8 +28,13 @@ ANSWER_SECONDS = 10
 
 
 @asynccontextmanager
-async def echo(*middlewares: Middleware) -> AsyncIterator[TestClient[web.Request, web.Application]]:
-    """Serve one route that answers the document that it read, or the code of the error."""
+async def echo(
+    *middlewares: Middleware, auto_decompress: bool = True
+) -> AsyncIterator[TestClient[web.Request, web.Application]]:
+    """Serve one route that answers the document that it read, or the code of the error.
+
+    A host's server decompresses bodies itself; our own does not.
+    """
 
     async def answer(request: web.Request) -> web.Response:
         try:
@@ -38,14 +44,22 @@ async def echo(*middlewares: Middleware) -> AsyncIterator[TestClient[web.Request
 
     app = web.Application(middlewares=middlewares)
     app.router.add_post("/", answer)
-    async with TestClient(TestServer(app)) as client:
+    server = TestServer(app)
+    await server.start_server(auto_decompress=auto_decompress)
+    async with TestClient(server) as client:
         yield client
 
 
-async def sent(body: Any, content_type: str | None = JSON, encoding: str | None = None) -> str:
+async def sent(
+    body: Any,
+    content_type: str | None = JSON,
+    encoding: str | None = None,
+    *,
+    auto_decompress: bool = True,
+) -> str:
     """Return what the route answers to such a body."""
     given = {"Content-Type": content_type, "Content-Encoding": encoding}
-    async with echo() as client:
+    async with echo(auto_decompress=auto_decompress) as client:
         response = await client.post(
             "/",
             data=body,
@@ -142,10 +156,12 @@ async def test_a_body_without_an_end_is_refused_once_it_is_too_large() -> None:
     assert b"HTTP/1.1 200 OK" == await unfinished(b"Transfer-Encoding: chunked\r\n\r\n", chunk)
 
 
-@pytest.mark.parametrize("encodings", [["foo"], ["x-gzip"], ["gzip, gzip"], ["gzip", "gzip"], [""]])
+@pytest.mark.parametrize(
+    "encodings", [["foo"], ["br"], ["x-gzip"], ["gzip, gzip"], ["gzip", "gzip"], [""]]
+)
 async def test_an_encoding_that_is_not_undone_is_refused(encodings: list[str]) -> None:
     """The bytes as they came would be read as JSON, and be told to be none."""
-    async with echo() as client:
+    async with echo(auto_decompress=False) as client:
         fields = [("Content-Type", JSON), *(("Content-Encoding", each) for each in encodings)]
         response = await client.post("/", data=b"{}", headers=CIMultiDict(fields))
         assert "unsupported_media_type" == await response.text()
@@ -178,18 +194,90 @@ async def test_a_body_as_it_is_may_say_so() -> None:
     assert await sent(b"{}", encoding="identity") == "{}"
 
 
-async def test_a_compressed_body_is_counted_decompressed() -> None:
-    """A small body must not become a large one inside."""
-    assert await sent(gzip.compress(b"{}"), encoding="gzip") == "{}"
-    bomb = gzip.compress(padded(100 * BODY_BYTES_MAX))
-    assert len(bomb) < BODY_BYTES_MAX
-    assert await sent(bomb, encoding="gzip") == "body_too_large"
+@pytest.mark.parametrize("auto_decompress", [True, False])
+@pytest.mark.parametrize("members", [1, 2])
+async def test_a_compressed_body_is_counted_decompressed(
+    members: int, *, auto_decompress: bool
+) -> None:
+    """A small body must not become a large one inside, in one member or in several."""
+
+    async def sent_packed(size_bytes: int) -> str:
+        body = padded(size_bytes)
+        part_bytes = size_bytes // members
+        parts = [body[start : start + part_bytes] for start in range(0, size_bytes, part_bytes)]
+        packed = b"".join(gzip.compress(part) for part in parts)
+        assert len(packed) < BODY_BYTES_MAX
+        return await sent(packed, encoding="gzip", auto_decompress=auto_decompress)
+
+    assert await sent_packed(2) == await sent_packed(BODY_BYTES_MAX) == "{}"
+    for size_bytes in (BODY_BYTES_MAX + members, 100 * BODY_BYTES_MAX):
+        assert await sent_packed(size_bytes) == "body_too_large"
 
 
+@pytest.mark.parametrize("auto_decompress", [True, False])
 @pytest.mark.parametrize("body", [b"{}", gzip.compress(padded(1000), mtime=0)[:15]])
-async def test_a_body_that_cannot_be_decompressed_is_refused(body: bytes) -> None:
+async def test_a_body_that_cannot_be_decompressed_is_refused(
+    body: bytes, *, auto_decompress: bool
+) -> None:
     """It is the client's fault, so it is told and not a crash."""
-    assert await sent(body, encoding="gzip") == "request_invalid"
+    refused = await sent(body, encoding="gzip", auto_decompress=auto_decompress)
+    assert refused == "request_invalid"
+
+
+def flushed(body: bytes, bits: int) -> bytes:
+    """Return all of the body, compressed, without the block that says that it ends."""
+    compressor = zlib.compressobj(wbits=bits)
+    return compressor.compress(body) + compressor.flush(zlib.Z_SYNC_FLUSH)
+
+
+GZIP = gzip.compress(b"{}", mtime=0)
+EMPTY = gzip.compress(b"", mtime=0)
+ZLIB = zlib.compress(b"{}")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", GZIP[:-1]),
+        ("gzip", GZIP[:-8]),
+        ("gzip", GZIP[:-8] + bytes(8)),
+        ("gzip", flushed(b"{}", 31)),
+        ("gzip", GZIP + b"x"),
+        ("gzip", GZIP + EMPTY[:1]),
+        ("gzip", GZIP + EMPTY[:-1]),
+        ("gzip", GZIP + EMPTY * MEMBERS_MAX),
+        ("deflate", ZLIB[:-1]),
+        ("deflate", ZLIB[:-4]),
+        ("deflate", ZLIB[:-4] + bytes(4)),
+        ("deflate", flushed(b"{}", 15)),
+        ("deflate", flushed(b"{}", -15)),
+    ],
+)
+async def test_a_body_that_is_cut_off_is_refused_though_its_json_is_whole(
+    encoding: str, body: bytes
+) -> None:
+    """Its end has the checksum: without it nothing says that this is what the client meant."""
+    refused = await sent(body, encoding=encoding, auto_decompress=False)
+    assert refused == "request_invalid"
+
+
+@pytest.mark.parametrize("auto_decompress", [True, False])
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", GZIP),
+        ("GZIP", GZIP),
+        ("gzip", gzip.compress(b"{") + gzip.compress(b"}")),
+        ("gzip", GZIP + EMPTY * (MEMBERS_MAX - 1)),
+        ("deflate", ZLIB),
+        ("deflate", ZLIB[2:-4]),
+    ],
+)
+async def test_a_whole_compressed_body_is_read(
+    encoding: str, body: bytes, *, auto_decompress: bool
+) -> None:
+    """The twin: by our own server and by a host's."""
+    assert await sent(body, encoding=encoding, auto_decompress=auto_decompress) == "{}"
 
 
 async def test_a_body_that_cannot_be_decompressed_is_refused_each_time() -> None:

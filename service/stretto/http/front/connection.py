@@ -181,7 +181,7 @@ class ClientConnection(FastPathConnection):
         self._messages.clear()
 
     def end_at_answer(self) -> None:
-        """Read nothing of a request after its answer: reading would unpack a compression bomb."""
+        """Read nothing of a request after its answer."""
         self._lingering_time = 0.0
 
     async def finish_response(

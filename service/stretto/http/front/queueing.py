@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Behind the one in progress. Few clients pipeline at all.
 QUEUED_MAX: Final = 4
-# A body that waits to be read holds twice as much, and three times as much if it is compressed.
+# A body that waits to be read holds twice as much.
 BODY_BUFFER_BYTES: Final = 32 * 1024
 # Of all queued bodies; one read of the socket may add its bytes on top.
 QUEUED_BYTES_MAX: Final = 128 * 1024
@@ -76,6 +76,8 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
             max_field_size=self.max_field_size,
             max_headers=self.max_headers,
             payload_exception=RequestPayloadError,
+            # aiohttp accepts gzip without its end; `read_body` decompresses, and finds that.
+            auto_decompress=False,
             # It stops behind each request, so that what follows cannot spoil that request.
             max_msg_queue_size=1,
         )

@@ -75,8 +75,6 @@ class ContractRunner(web.AppRunner):
             client.begin()
             if request.method == _UNREADABLE.method:
                 return client.handle_error(request, HTTPStatus.BAD_REQUEST, ValueError())
-            if hdrs.CONTENT_ENCODING in request.headers:
-                client.end_at_answer()
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
                 # A proxy that speaks HTTP/1.0 would not see where it ends (RFC 9112, 6.1).
                 return closing_response(RequestInvalid([], UNREADABLE))
