@@ -276,6 +276,10 @@ class HookError(StoreError):
     """The host's hook failed the write without a veto; nothing was committed."""
 
 
+class HookEnded(HookError):
+    """The hook was ended because it kept others waiting; nothing was committed."""
+
+
 class HookInterrupted(HookError, Transient):
     """The hook met a lock, a deadlock or a full disk; the same write may succeed in a moment."""
 

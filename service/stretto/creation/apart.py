@@ -3,20 +3,25 @@
 Halves: where some were refused, such as by a host's veto, a half without one is written together.
 OneByOne: after any other error each request is written alone and answered with its own error.
 
-Failures that take time end this: no more is tried of an owner whose failures have taken too long, and
-after `APART_SECONDS_MAX` the rest is tried together once. What an owner's failures, or refusals, have
-cost others is charged to that owner (`breakers.py`): also the time of the requests that go through alone,
-because without the failures one statement would have written them.
+The owners whose writes have gone through of late come first. What takes long ends this, whatever its
+result: no more is tried of an owner whose failures have taken too long, or whose successes take much
+longer than its neighbours', and after `APART_SECONDS_MAX` the rest goes back to the mailbox if others
+wait. What an owner's failures, refusals or slow successes have cost others is charged to that owner
+(`breakers.py`). So is the time of the requests that go through alone, because without the failures one
+statement would have written them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from statistics import median_low
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from stretto.creation.breakers import OWNER_SECONDS_MAX, OwnerBreakers
-from stretto.creation.ports import SettledAsFailed
+from stretto.creation.ports import Led, SettledAsFailed
 from stretto.errors import (
+    HookEnded,
     HookError,
     Locked,
     Misconfigured,
@@ -35,9 +40,11 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# While requests are written alone, those in the mailbox wait. As long as a single write may take; a
-# request that the server refuses at once costs a few milliseconds.
-APART_SECONDS_MAX: Final = 5.0
+# While requests are written alone, those in the mailbox wait. Several times as long as a hook may hang
+# for one of them (`postgres/hook_patience.py`).
+APART_SECONDS_MAX: Final = 1.0
+# An owner is slow whose writes take so many times as long as its neighbours'.
+SLOW_RATIO: Final = 5.0
 
 
 class _RowLocked(Locked):
@@ -55,10 +62,10 @@ def is_away(error: StoreError) -> bool:
 def is_own(error: StoreError, started: float, breakers: OwnerBreakers) -> bool:
     """Whether a failure since `started` is its owner's own: a lock on a row, or the host's hook.
 
-    A write that the server has ended may have been slow because all are. So it is its owner's own only
+    A write or a hook that was ended may have been slow because all are. So it is its owner's own only
     where another write has gone through meanwhile.
     """
-    if isinstance(error, Stalled):
+    if isinstance(error, Stalled | HookEnded):
         return breakers.has_led_since(started)
     return isinstance(error, HookError | _RowLocked)
 
@@ -71,6 +78,15 @@ class _Failing:
     error: StoreError
     seconds: float = 0.0
     """What the failures themselves have taken."""
+    count: int = 0
+
+
+@dataclass(slots=True)
+class _Led:
+    """What an owner's successes in this batch have taken."""
+
+    write: Write
+    seconds: float = 0.0
     count: int = 0
 
 
@@ -141,21 +157,21 @@ class OneByOne:
         self._breakers = breakers
         self._forget_bug = forget_bug
         self._failing: dict[UserId, _Failing] = {}
+        self._led: dict[UserId, _Led] = {}
 
     async def write(
-        self,
-        step: Callable[[WriteRequest], Awaitable[Result]],
-        together: Callable[[Sequence[WriteRequest]], Awaitable[Result]],
-    ) -> list[Result]:
-        """Take a step for each request, and one together for those left after too long.
+        self, step: Callable[[WriteRequest], Awaitable[Result]]
+    ) -> tuple[list[Result], list[WriteRequest]]:
+        """Take a step for each request; return the results, and the requests for which no time was left.
 
-        Raises what ends it before all had their turn: the database is away, the rest has failed as
-        well, or every request has met a bug.
+        Raises what ends it before all had their turn: the database is away, or every request has met
+        a bug.
         """
         results: list[Result] = []
+        untried: list[WriteRequest] = []
         clock_seconds, failing = self._breakers.clock_seconds, self._failing
         started, bugs, is_late = clock_seconds(), 0, False
-        left = list(reversed(self._batch))
+        left = self._proven_first()
         try:
             while left and not is_late:
                 request, since = left.pop(), clock_seconds()
@@ -163,9 +179,13 @@ class OneByOne:
                 if owner in failing and failing[owner].seconds >= OWNER_SECONDS_MAX:
                     request.fail(failing[owner].error)
                     continue
+                if self._excess_seconds(owner) >= OWNER_SECONDS_MAX:
+                    untried.append(request)
+                    continue
                 try:
                     results.append(await step(request))
-                    continue
+                    if isinstance(result_of(request), Led):
+                        self._note_led(request, clock_seconds() - since)
                 except StoreError as error:
                     self._fail(request, error, clock_seconds() - since)
                     if is_away(error):
@@ -177,18 +197,50 @@ class OneByOne:
                     await self._forget_bug(error)
                     unknown = OutcomeUnknown("the writer has met a bug")
                     self._fail(request, unknown, clock_seconds() - since)
-                is_late = clock_seconds() - started >= APART_SECONDS_MAX
-            seconds = clock_seconds() - started
-            rest = self._innocent(left)
-            try:
-                if rest:
-                    results.append(await together(rest))
-            finally:
-                self._charge(started, seconds, others_led=bool(results))
+                is_late = self._is_late(started, left)
+            untried += self._innocent(left)
+            self._charge(started, others_led=bool(results))
         finally:
             # Each error refers to this frame by its traceback.
             failing.clear()
-        return results
+        return results, untried
+
+    def _proven_first(self) -> list[WriteRequest]:
+        """Return the requests, the first at the end: those of owners whose writes go through first.
+
+        Owners take turns: of each its first request, then of each its second.
+        """
+        ranks: Counter[UserId] = Counter()
+        order: list[tuple[bool, int, WriteRequest]] = []
+        for request in self._batch:
+            owner = request.message.new_group.owner
+            order.append((not self._breakers.is_proven(owner), ranks[owner], request))
+            ranks[owner] += 1
+        order.sort(key=lambda each: each[:2])
+        return [request for _, _, request in reversed(order)]
+
+    def _is_late(self, started: float, left: Sequence[WriteRequest]) -> bool:
+        """Whether the requests that are left must make room for others that wait."""
+        if self._breakers.clock_seconds() - started < APART_SECONDS_MAX:
+            return False
+        return len(self._mailbox) > 0 or _has_several_owners(left)
+
+    def _note_led(self, request: WriteRequest, seconds: float) -> None:
+        led = self._led.setdefault(request.message.new_group.owner, _Led(request.message))
+        led.seconds += seconds
+        led.count += 1
+
+    def _excess_seconds(self, owner: UserId) -> float:
+        """Return by how much an owner's writes have taken longer than as many of its neighbours'."""
+        led = self._led.get(owner)
+        usual = [each.seconds / each.count for key, each in self._led.items() if key != owner]
+        if led is None or not usual:
+            return 0.0
+        # Where the server is slow, it is slow for others too.
+        usual_seconds = median_low(usual)
+        if led.seconds < SLOW_RATIO * usual_seconds * led.count:
+            return 0.0
+        return led.seconds - usual_seconds * led.count
 
     def _fail(self, request: WriteRequest, error: StoreError, seconds: float) -> None:
         """Answer a request that has failed alone, and note what it has cost its neighbours."""
@@ -198,6 +250,7 @@ class OneByOne:
         failing.write, failing.error = request.message, error
         failing.seconds += seconds
         failing.count += 1
+        self._breakers.forget_proof(owner)
 
     def _innocent(self, left: list[WriteRequest]) -> list[WriteRequest]:
         """Answer the requests of owners who are failing with their error; return the others."""
@@ -210,16 +263,22 @@ class OneByOne:
                 request.fail(failing.error)
         return rest
 
-    def _charge(self, started: float, seconds: float, *, others_led: bool) -> None:
+    def _charge(self, started: float, *, others_led: bool) -> None:
         """Charge owners with what taking the batch apart has cost, where they had neighbours.
 
         Each pays the time of its own failures, and by their number a part of all other time: failures
-        that come at once have the whole batch taken apart as well.
+        that come at once have the whole batch taken apart as well. Slow successes cost as much as
+        failures: each pays what they took longer than those of its neighbours.
 
         Failures that are the owner's own are charged, and any other error while others get through.
         """
         if not _has_several_owners(self._batch) and not len(self._mailbox):
             return
+        seconds = self._breakers.clock_seconds() - started
+        for owner, led in self._led.items():
+            if excess_seconds := self._excess_seconds(owner):
+                seconds -= excess_seconds
+                self._breakers.charge(led.write, excess_seconds, slow())
         failing = self._failing.values()
         shared_seconds = seconds - sum(each.seconds for each in failing)
         count = sum(each.count for each in failing)
@@ -227,3 +286,8 @@ class OneByOne:
             if others_led or is_own(each.error, started, self._breakers):
                 cost = each.seconds + shared_seconds * each.count / count
                 self._breakers.charge(each.write, cost, each.error)
+
+
+def slow() -> StoreError:
+    """Return what pauses an owner whose writes succeed, and keep others waiting."""
+    return Stalled("writes of this owner take long while others wait")

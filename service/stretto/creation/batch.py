@@ -86,11 +86,16 @@ class BatchWriter:
         random.shuffle(batch)
         return await self._write_in_steps(batch, self._claim_contended, self._clock_seconds())
 
-    async def write_probe(self, request: WriteRequest) -> int:
-        """Claim and lead one request alone, once and in haste."""
+    async def write_probe(self, request: WriteRequest, *, is_hasty: bool) -> int:
+        """Claim and lead one request alone, and once."""
         if request.message.is_claimed or await self._claim([request]):
-            return await self._leads.lead_probe(request)
+            return await self._leads.lead_probe(request, is_hasty=is_hasty)
         return 0
+
+    def take_untried(self) -> list[WriteRequest]:
+        """Return the requests for which no time was left: they are to be put back."""
+        untried, self._leads.untried = self._leads.untried, []
+        return untried
 
     async def _write_at_once(self, batch: Sequence[WriteRequest]) -> int:
         """Claim and lead in one round trip, whatever comes of it."""
@@ -115,10 +120,11 @@ class BatchWriter:
                 self._leads.charge_alone(claims[0].message, started, error)
             raise
         leads = []
+        untried = {request.message.claim_token for request in self._leads.untried}
         for request in batch:
             if request.message.is_claimed or request.message.claim_token in won:
                 leads.append(request)
-            else:
+            elif request.message.claim_token not in untried:
                 request.answer(NotLed())
         return await self._leads.lead(leads) if leads else 0
 
@@ -146,8 +152,9 @@ class BatchWriter:
             await self._leads.forget_bug(error)
             # As after a lost connection: what was claimed before the bug is ours to lead.
             return {request.message.claim_token for request in batch}
-        apart = self._leads.one_by_one(batch)
-        return set().union(*await apart.write(lambda each: self._claim([each]), self._claim_once))
+        won, untried = await self._leads.one_by_one(batch).write(lambda each: self._claim([each]))
+        self._leads.untried += untried
+        return set().union(*won)
 
     async def _claim_once(
         self, batch: Sequence[WriteRequest], failed: list[StoreError] | None = None

@@ -49,12 +49,24 @@ class Baton:
         self.stores: list[WriteStore] = []
         """Of all the writers."""
         self._busy_seconds = busy_seconds or ThreadClock().busy_seconds
+        self._writers: set[object] = set()
         self._holder: object = None
         self._waiting: deque[tuple[object, asyncio.Future[None]]] = deque()
         self._clock_seconds = clock_seconds
         self._is_idle = True
         self._window_began, self._busy_before = clock_seconds(), self._busy_seconds()
         self._timer: asyncio.TimerHandle | None = None
+
+    def join(self, writer: object) -> None:
+        """Count a writer that will take batches."""
+        self._writers.add(writer)
+
+    def leave(self, writer: object) -> None:
+        """Take no more batches; after the last writer, no request must wait in vain. Idempotent."""
+        self.pass_on(writer)
+        self._writers.discard(writer)
+        if not self._writers:
+            self.mailbox.close()
 
     async def take(
         self, writer: object, batch_max: int, rows_of: Callable[[Write], int], rows_max: int

@@ -25,7 +25,7 @@ from stretto.observations import Observer, OwnerPaused, OwnerResumed
 from stretto.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from stretto.creation.ports import Write
     from stretto.domain import UserId
@@ -76,6 +76,8 @@ class OwnerBreakers:
         self._is_probing = False
         self._no_probe_before = 0.0
         self._led_at = -math.inf
+        self._proven: dict[UserId, float] = {}
+        """Owners whose last write has gone through, and when; the latest at the end."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -84,7 +86,7 @@ class OwnerBreakers:
         return owner in self._open
 
     def charge(self, write: Write, seconds: float, error: StoreError) -> None:
-        """Add to what failures of the write's owner have cost others; pause the owner for too much.
+        """Add to what writes of this one's owner have cost others; pause the owner for too much.
 
         The sum is forgiven over time: one second of it every `PAUSE_RATIO` seconds.
         """
@@ -98,13 +100,32 @@ class OwnerBreakers:
             return
         self._pause(write, cost, error)
 
-    def note_led(self) -> None:
-        """Note that a write has gone through, whoever's it is."""
-        self._led_at = self.clock_seconds()
+    def note_led(self, owners: Iterable[UserId]) -> None:
+        """Note that writes of these owners have gone through."""
+        self._led_at = now = self.clock_seconds()
+        proven = self._proven
+        for owner in owners:
+            proven.pop(owner, None)
+            proven[owner] = now
+        while len(proven) > OWNERS_MAX:
+            del proven[next(iter(proven))]
+
+    def is_proven(self, owner: UserId) -> bool:
+        """Whether a write of the owner has gone through of late, and none has failed alone since."""
+        return owner in self._proven
+
+    def forget_proof(self, owner: UserId) -> None:
+        """Note that a write of the owner has failed alone."""
+        self._proven.pop(owner, None)
 
     def has_led_since(self, started: float) -> bool:
         """Whether a write of any writer has gone through since then."""
         return self._led_at > started
+
+    def has_led_since_besides(self, started: float, owner: UserId) -> bool:
+        """Whether a write of another owner has gone through since then."""
+        times = (at for other, at in reversed(self._proven.items()) if other != owner)
+        return next(times, -math.inf) > started
 
     def error_of(self, owner: UserId) -> StoreError:
         """Return the error that answers a paused owner; it says how long to wait."""
@@ -112,6 +133,10 @@ class OwnerBreakers:
         error = _copy(breaker.error)
         error.retry_after_seconds = max(1, math.ceil(breaker.until - self.clock_seconds()))
         return error
+
+    def is_in_conflict(self, owner: UserId) -> bool:
+        """Whether a paused owner has met a lock or another passing conflict."""
+        return isinstance(self._open[owner].error, Transient)
 
     def may_probe(self, owner: UserId) -> bool:
         """Whether a write of the owner may be tried now: one probe at a time, over all writers."""

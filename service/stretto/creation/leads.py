@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from stretto.creation.apart import Halves, OneByOne, _RowLocked, is_away, is_own
+from stretto.creation.apart import Halves, OneByOne, _RowLocked, is_away, is_own, slow
+from stretto.creation.breakers import OWNER_SECONDS_MAX
 from stretto.creation.ports import Led, NotLed, SettledAsFailed
 from stretto.errors import (
     HookInterrupted,
@@ -27,6 +28,7 @@ from stretto.errors import (
 )
 from stretto.observations import ActorCrashed, WriteTrouble
 from stretto.runtime.backoff import Backoff
+from stretto.runtime.mailbox import Envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,6 +62,8 @@ class LeadWriter:
         self._mailbox = mailbox
         self._breakers = breakers
         self._observe = observe
+        self.untried: list[WriteRequest] = []
+        """Requests for which no time was left, to be put back into the mailbox."""
 
     async def lead(
         self,
@@ -76,7 +80,7 @@ class LeadWriter:
         started = self._breakers.clock_seconds() if started is None else started
         try:
             retried = (OutcomeUnknown, Transient if is_alone else Locked)
-            return await self._lead_persistently(batch, retried, failed=failed)
+            led = await self._lead_persistently(batch, retried, failed=failed)
         except Refused:
             return await self._lead_halves(batch, started)
         except StoreError as error:
@@ -92,11 +96,15 @@ class LeadWriter:
                 raise
             # A bug in judging one request: what it has left open is rolled back, or settled already.
             await self.forget_bug(error)
+        else:
+            if is_alone and led:
+                self._charge_slow(batch[0].message, started)
+            return led
         return await self._lead_apart(batch)
 
-    async def lead_probe(self, request: WriteRequest) -> int:
-        """Lead one request alone, in haste; only a lock is waited for again."""
-        return await self._lead_persistently([request], (Locked,), is_hasty=True)
+    async def lead_probe(self, request: WriteRequest, *, is_hasty: bool) -> int:
+        """Lead one request alone; only a lock is waited for again."""
+        return await self._lead_persistently([request], (Locked,), is_hasty=is_hasty)
 
     async def unlocked(self, batch: Sequence[WriteRequest]) -> set[UUID]:
         """Return the tokens of the attempts that are ours to lead, and that no other holds."""
@@ -107,11 +115,27 @@ class LeadWriter:
         """Charge the owner of a request that has failed alone, if others waited in the mailbox."""
         if len(self._mailbox) and is_own(error, started, self._breakers):
             self._breakers.charge(write, self._breakers.clock_seconds() - started, error)
+            self._breakers.forget_proof(write.new_group.owner)
+
+    def _charge_slow(self, write: Write, started: float) -> None:
+        """Charge the owner of a request that was led alone, if it took long and others waited.
+
+        Not where the server may be slow for all: where no other write has gone through meanwhile.
+        """
+        seconds, owner = self._breakers.clock_seconds() - started, write.new_group.owner
+        if seconds < OWNER_SECONDS_MAX or not len(self._mailbox):
+            return
+        if self._breakers.has_led_since_besides(started, owner):
+            self._breakers.charge(write, seconds, slow())
 
     def answered(self, batch: Sequence[WriteRequest], led: set[UUID]) -> int:
         """Answer a batch of which these tokens have led; return how many."""
         if led:
-            self._breakers.note_led()
+            self._breakers.note_led(
+                request.message.new_group.owner
+                for request in batch
+                if request.message.claim_token in led
+            )
         for request in batch:
             request.answer(Led() if request.message.claim_token in led else NotLed())
         return len(led)
@@ -161,12 +185,15 @@ class LeadWriter:
         return led
 
     async def _lead_apart(self, batch: Sequence[WriteRequest]) -> int:
-        """Lead each request in haste, as its neighbours wait; what is left after too long, together."""
-        lead = partial(self._lead_persistently, is_hasty=True)
+        """Lead each request in haste, as its neighbours wait; the rest stays claimed (`untried`)."""
         apart = self.one_by_one(batch)
-        return sum(
-            await apart.write(lambda each: lead([each], (Transient,)), lambda rest: lead(rest, ()))
+        led, untried = await apart.write(
+            lambda each: self._lead_persistently([each], (Transient,), is_hasty=True)
         )
+        self.untried += [
+            Envelope(replace(each.message, is_claimed=True), each.answered) for each in untried
+        ]
+        return sum(led)
 
     async def _lead_persistently(
         self,

@@ -57,6 +57,7 @@ class GroupWriter(Actor):
         """Take the breakers and the baton that all writers share, and what new events wake."""
         super().__init__(WRITER)
         self._baton = baton
+        baton.join(self)
         self._store = store
         baton.stores.append(store)
         self._observe = observe
@@ -72,7 +73,7 @@ class GroupWriter(Actor):
 
     async def close(self) -> None:
         """Give the baton and the connection back. Idempotent."""
-        self._baton.pass_on(self)
+        self._baton.leave(self)
         await self._store.close()
 
     async def run_once(self) -> int:
@@ -120,21 +121,27 @@ class GroupWriter(Actor):
                 raise TryAgain from error
 
     async def _write_and_answer(self, batch: list[WriteRequest]) -> None:
-        """Write a batch; each of its requests is answered then, whatever has happened."""
+        """Write a batch; each of its requests is answered or put back, whatever has happened."""
         # Every replica writes in the same order, so that they cannot deadlock each other.
         batch.sort(key=lambda envelope: envelope.message.group_id.bytes)
         unanswered: Exception = OutcomeUnknown("the writer was stopped")
         started = time.perf_counter()
         led = 0
+        untried: list[WriteRequest] = []
         try:
             led = await self._write(batch)
+            untried = self._batches.take_untried()
         except StoreError as error:
             unanswered = error
             # The connection of another writer may live. If none does, readiness hears it from all.
             self._baton.pass_on(self)
         finally:
+            self._batches.take_untried()
+            kept = {request.message.claim_token for request in untried}
             for request in batch:
-                request.fail(unanswered)
+                if request.message.claim_token not in kept:
+                    request.fail(unanswered)
+        self._baton.mailbox.put_back(untried)
         if led:
             for wake in self._wakes:
                 wake()
@@ -187,8 +194,11 @@ class GroupWriter(Actor):
     async def _try_alone(self, request: WriteRequest) -> int:
         """Write a probe; its outcome ends the pause of its owner, or prolongs it."""
         started, led = self._breakers.clock_seconds(), 0
+        owner = request.message.new_group.owner
         try:
-            led = await self._batches.write_probe(request)
+            # A hook may take long, as long as no other waits for it. A lock is as soon free later.
+            is_hasty = len(self._baton.mailbox) > 0 or self._breakers.is_in_conflict(owner)
+            led = await self._batches.write_probe(request, is_hasty=is_hasty)
         except StoreError as error:
             request.fail(error)
             if is_away(error):
@@ -200,7 +210,7 @@ class GroupWriter(Actor):
             return 0
         # Neither does an attempt that is another's. A veto has got as far as a success.
         if not isinstance(result_of(request), NotLed | None):
-            self._breakers.close(request.message.new_group.owner)
+            self._breakers.close(owner)
         return led
 
 

@@ -78,6 +78,10 @@ class HistoryReader(Actor):
         super().stop()
         self._mailbox.close()
 
+    async def close(self) -> None:
+        """Leave no request without an answer after the last turn, also where nobody has stopped it."""
+        self._mailbox.close()
+
     async def run_once(self) -> int:
         """Wait for asks, answer all of them; return how many there were."""
         batch = await self._mailbox.take(ASKS_MAX)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import asyncpg
 
 from stretto.domain import CreatedGroup, NewGroup
-from stretto.errors import HookError, Misconfigured, Refused, Transient
+from stretto.errors import HookEnded, HookError, Misconfigured, Refused, Transient
+from stretto.postgres.connecting import LOCK_SECONDS
 from stretto.postgres.connections import WRITE_SECONDS
 from stretto.postgres.driver_connection import end_resources, is_lost, terminate
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from stretto.creation.ports import Write
     from stretto.postgres.driver_connection import Connection
+    from stretto.postgres.hook_patience import HookPatience
 
     Lead: TypeAlias = Callable[[Connection, Sequence[Write], float], Awaitable[set[UUID]]]
 
@@ -85,6 +87,7 @@ class HookedLead:
         discard: Callable[[], Awaitable[None]],
         *,
         is_pooled: bool,
+        patience: HookPatience,
         running: set[asyncio.Task[None]],
     ) -> None:
         """Take the set that shows which tasks run a hook of this component."""
@@ -92,6 +95,7 @@ class HookedLead:
         self._lead = lead
         self._discard = discard
         self._is_pooled = is_pooled
+        self._patience = patience
         self._running = running
         self._first: tuple[Connection, _Session] | None = None
         """The session at the first lead on its connection."""
@@ -130,7 +134,7 @@ class HookedLead:
             if write.claim_token in tokens
         ]
         try:
-            after = await self._run(led, created)
+            after = await self._run(led, created, is_hasty=lock_seconds < LOCK_SECONDS)
         except Exception as error:
             is_gone = await self._roll_back(led)
             if is_gone and isinstance(error, DRIVER_ERRORS):
@@ -151,7 +155,9 @@ class HookedLead:
             self._first = led.connection, led.before
         return not self._is_pooled and self._first[1].state != led.before.state
 
-    async def _run(self, led: _Led, created: Sequence[tuple[CreatedGroup, NewGroup]]) -> _Session:
+    async def _run(
+        self, led: _Led, created: Sequence[tuple[CreatedGroup, NewGroup]], *, is_hasty: bool
+    ) -> _Session:
         """Run the hook, for a bounded time; return the session as the hook has left it."""
         handle = HookHandle(led.connection)
         clock_seconds = asyncio.get_running_loop().time
@@ -161,7 +167,10 @@ class HookedLead:
         self._running.add(hook)
         hook.add_done_callback(self._running.discard)
         try:
-            is_in_time = bool((await asyncio.wait({hook}, timeout=HOOK_SECONDS))[0])
+            patience_seconds = await self._patience.wait(
+                hook, [new_group.owner for _, new_group in created], HOOK_SECONDS, is_hasty=is_hasty
+            )
+            is_in_time = hook.done()
             seconds = clock_seconds() - started
         finally:
             if not hook.done():
@@ -172,6 +181,8 @@ class HookedLead:
                 terminate(led.connection)
             handle.end()
             end_resources(led.connection, led.transaction)
+        if not is_in_time and patience_seconds < HOOK_SECONDS:
+            raise HookEnded(too_late(seconds, patience_seconds))
         if not is_in_time:
             raise HookError(too_late(seconds, HOOK_SECONDS))
         if hook.cancelled():

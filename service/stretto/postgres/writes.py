@@ -11,6 +11,7 @@ from stretto.postgres.connections import WRITE_SECONDS, Database
 from stretto.postgres.driver_connection import is_in_transaction, is_lost, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, in_words, store_error
 from stretto.postgres.hook import HookedLead
+from stretto.postgres.hook_patience import HookPatience
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import enter_server, is_same_backend
 from stretto.postgres.stalls import Stalls
@@ -73,6 +74,7 @@ class PostgresWriteStore:
                 self._lead,
                 self._discard,
                 is_pooled=database.is_shared,
+                patience=HookPatience(others_wait),
                 running=set() if hooks is None else hooks,
             )
 

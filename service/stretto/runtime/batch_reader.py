@@ -84,6 +84,10 @@ class BatchReader(Actor, Generic[Message, Reply]):
         super().stop()
         self._mailbox.close()
 
+    async def close(self) -> None:
+        """Leave no question without an answer after the last turn, also where nobody has stopped it."""
+        self._mailbox.close()
+
     async def _answer(self, batch: Sequence[Envelope[Message, Reply]]) -> None:
         # A request that stopped waiting costs no read.
         waiting = [request for request in batch if not request.answered.done()]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from stretto.errors import Overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
@@ -159,11 +159,14 @@ class Mailbox(Generic[Message, Reply]):
             self._messages -= 1
         return batch
 
-    def put_back(self, batch: list[Envelope[Message, Reply]]) -> None:
-        """Queue again, before all others, what was taken just now: no `await` since."""
+    def put_back(self, batch: Sequence[Envelope[Message, Reply]]) -> None:
+        """Queue what was taken and not done: it is taken again before all others."""
         self._taking += reversed(batch)
         self._messages += len(batch)
-        self._arrived.set()
+        if self._closed:
+            self.close()
+        elif batch:
+            self._arrived.set()
 
     def take_queued(self) -> list[Envelope[Message, Reply]]:
         """Return all queued messages in order, without waiting."""

@@ -38,8 +38,8 @@ CRASHES_MAX: Final = 3
 # running. Otherwise a process that gets no requests because it is unready would never be ready
 # again.
 STABLE_SECONDS: Final = 30.0
-# Cancellations from outside in a row, each less than `STABLE_SECONDS` after the one before. A host
-# that cancels a task again and again wants its end, and waits for it.
+# Cancellations from outside in a row: without a completed turn in between, and each less than
+# `STABLE_SECONDS` after the one before. A host that cancels a task again and again wants its end, and waits for it.
 CANCELLATIONS_MAX: Final = 3
 
 
@@ -112,7 +112,7 @@ class Run:
                     # A `CancelledError` here is that of what the turn waited for.
                     await self._recover(error)
                 else:
-                    self._failures = self._crashes = 0
+                    self._failures = self._crashes = self._cancellations = 0
                     if pace is not None and done < pace.full:
                         await self._rest(pace)
         except asyncio.CancelledError as error:

@@ -11,6 +11,7 @@ import pytest
 from stretto.creation.baton import BATCH_SECONDS_MAX, IDLE_SHARE, WINDOW_SECONDS, Baton
 from stretto.creation.ports import Write, WriteResult
 from stretto.domain import NewGroup, UserId
+from stretto.errors import Overloaded
 from stretto.runtime.mailbox import Mailbox
 from support.waiting import until
 
@@ -188,3 +189,19 @@ async def test_passing_on_what_one_has_not_is_nothing() -> None:
     world.ask(3)
     assert [3] == await second
     await until(second.done)
+
+
+async def test_the_last_writer_that_leaves_closes_the_mailbox() -> None:
+    """Writes would wait in vain; while another writer is left, it takes them."""
+    world = World(busy_share=1)
+    for writer in ("first", "second"):
+        world.baton.join(writer)
+    world.baton.leave("first")
+    world.ask(1)
+    assert [1] == await world.taking("second")
+    world.ask(2)
+    world.baton.leave("second")
+    world.baton.leave("second")
+    assert 0 == len(world.mailbox)
+    with pytest.raises(Overloaded):
+        world.ask(3)

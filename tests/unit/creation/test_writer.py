@@ -311,7 +311,13 @@ async def test_what_fails_slowly_is_not_tried_for_every_request(
     monkeypatch.setattr("stretto.creation.apart.APART_SECONDS_MAX", 0.0)
     lost = OutcomeUnknown("reset")
     store = ScriptedStore(lambda c: lost if c[0] == "lead" and 2 in c[1] else None)
-    assert [Led(), lost, lost] == await answers(store, write(1), write(2), write(3))
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    writer = writer_of(mailbox, store, batch_max=3)
+    asked = [mailbox.ask(write(number)) for number in range(1, 5)]
+    await writer.run_once()
+    assert [Led(), False, False] == [asked[0].result(), asked[1].done(), asked[3].done()]
+    await writer.run_once()
+    assert isinstance(asked[1].exception(), OutcomeUnknown)
 
 
 async def test_a_database_that_goes_away_meanwhile_is_not_asked_for_every_request() -> None:

@@ -307,3 +307,19 @@ async def test_a_mailbox_is_a_queue_for_each_share_taken_in_turn(seed: int) -> N
     while len(mailbox):
         await mailbox.take(3)
     assert (0, {}, {}) == (len(mailbox), mailbox._rounds, mailbox._last_rounds)
+
+
+async def test_what_is_put_back_comes_first() -> None:
+    """In its order, and before what has come meanwhile; a closed mailbox answers it."""
+    mailbox: Mailbox[int, int] = Mailbox(10)
+    for number in (1, 2, 3):
+        mailbox.ask(number)
+    batch = await mailbox.take(2)
+    mailbox.ask(4)
+    mailbox.put_back(batch)
+    assert 4 == len(mailbox)
+    taken = await mailbox.take(10)
+    assert [1, 2, 3, 4] == [each.message for each in taken]
+    mailbox.close()
+    mailbox.put_back(taken)
+    assert all(isinstance(each.answered.exception(), Overloaded) for each in taken)

@@ -165,3 +165,13 @@ async def test_a_reader_that_stops_leaves_nobody_waiting(world: World) -> None:
     with pytest.raises(Overloaded):
         await world.reader.ask(1)
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_reader_that_has_ended_unasked_answers_at_once(world: World) -> None:
+    """Its task may be cancelled again and again: nobody has stopped it, and no turn follows."""
+    waiting = asyncio.create_task(world.reader.ask(1))
+    await asyncio.sleep(0)
+    await world.reader.close()
+    for question in (waiting, world.reader.ask(2)):
+        with pytest.raises(Overloaded):
+            await question

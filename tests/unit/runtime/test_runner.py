@@ -245,6 +245,17 @@ async def test_an_actor_that_is_cancelled_again_and_again_is_down(world: World) 
     assert [] == world.runner.down
 
 
+async def test_a_completed_turn_between_cancellations_ends_the_row(world: World) -> None:
+    """Strays that come seldom beside work that goes on are no end that a host wants."""
+    actor = Scripted()
+    world.runner.start(actor)
+    for _ in range(CANCELLATIONS_MAX + 2):
+        actor.script = [1]
+        await cancelled(world, actor)
+    assert {"scripted": 1} == world.runner.up
+    assert 0 == actor.closed
+
+
 @pytest.mark.parametrize("end", ["ended", "cancelled"])
 async def test_an_actor_ends_with_the_task_that_has_started_it(end: str, world: World) -> None:
     """A loop that closes cancels all tasks, and waits for them."""

@@ -1,0 +1,71 @@
+"""HookPatience: how long the host's hook may take while other requests wait for it.
+
+A hook that hangs for one owner must not cost its neighbours all of a write's time, in the batch and
+again for each of that owner's requests. So it is ended early where others wait, as a statement is that
+stalls (`stalls.py`). While no other waits, it has nearly all of the write's time.
+
+A hook that is slow for all must not be ended for that. So it may take several times as long as the
+longest before it, and all of the time after it was ended too often without a success in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from stretto.postgres.stalls import FORGOTTEN_RATIO, STALL_RATIO, STALL_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stretto.domain import UserId
+
+# From one look at the waiting requests to the next, once a hook takes long.
+LOOK_SECONDS: Final = 0.1
+# A request that is led alone while others wait: several owners whose hook hangs are found in a second.
+ALONE_SECONDS: Final = 0.25
+# In a row: more than a dozen owners whose hook hangs. From then on the hook counts as slow for all.
+ENDED_MAX: Final = 16
+
+
+class HookPatience:
+    """The time of the hooks of one write store."""
+
+    def __init__(self, others_wait: Callable[[], bool]) -> None:
+        self._others_wait = others_wait
+        self._usual_seconds = 0.0
+        self._ended = 0
+        """In a row, while others waited."""
+
+    async def wait(
+        self,
+        hook: asyncio.Task[None],
+        owners: Sequence[UserId],
+        seconds_max: float,
+        *,
+        is_hasty: bool,
+    ) -> float:
+        """Wait until the hook is done, or has taken too long; return how long it might take.
+
+        With `is_hasty` others wait for a request that is led alone, and for a batch of several owners.
+        """
+        clock_seconds = asyncio.get_running_loop().time
+        began = clock_seconds()
+        is_apart = is_hasty and len(owners) == 1
+        keeps_waiting = is_apart or (is_hasty and len(set(owners)) > 1)
+        patience = seconds_max
+        if self._ended < ENDED_MAX:
+            least = ALONE_SECONDS if is_apart else STALL_SECONDS
+            patience = min(seconds_max, max(least, STALL_RATIO * self._usual_seconds))
+        until = patience
+        while not (await asyncio.wait({hook}, timeout=began + until - clock_seconds()))[0]:
+            if until >= seconds_max:
+                return seconds_max
+            if keeps_waiting or self._others_wait():
+                self._ended += 1
+                return until
+            until = min(seconds_max, until + LOOK_SECONDS)
+        seconds = clock_seconds() - began
+        self._usual_seconds = max(seconds, self._usual_seconds * (1 - FORGOTTEN_RATIO))
+        self._ended = 0
+        return seconds_max

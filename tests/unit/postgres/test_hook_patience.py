@@ -1,0 +1,84 @@
+"""How long a hook may take: less while others wait for it, and more where it is slow for all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stretto.domain import UserId
+from stretto.postgres import hook_patience
+from stretto.postgres.hook_patience import ENDED_MAX, HookPatience
+
+ALICE, BOB = UserId("alice"), UserId("bob")
+MAX_SECONDS, STALL_SECONDS, ALONE_SECONDS = 0.3, 0.1, 0.05
+
+
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundredths of a second."""
+    monkeypatch.setattr(hook_patience, "STALL_SECONDS", STALL_SECONDS)
+    monkeypatch.setattr(hook_patience, "ALONE_SECONDS", ALONE_SECONDS)
+    monkeypatch.setattr(hook_patience, "LOOK_SECONDS", 0.05)
+
+
+async def waited(
+    patience: HookPatience, *owners: UserId, seconds: float = 60, is_hasty: bool = True
+) -> tuple[float, bool]:
+    """Run a hook of so many seconds; return its time and whether it has come to its end."""
+    hook = asyncio.create_task(asyncio.sleep(seconds))
+    longest = await patience.wait(hook, owners, MAX_SECONDS, is_hasty=is_hasty)
+    is_done = hook.done()
+    hook.cancel()
+    return longest, is_done
+
+
+@pytest.mark.parametrize(
+    ("owners", "is_hasty", "others_wait", "longest"),
+    [
+        ((ALICE, BOB), True, False, STALL_SECONDS),
+        ((ALICE,), True, False, ALONE_SECONDS),
+        ((ALICE,), False, True, STALL_SECONDS),
+        ((ALICE, ALICE), True, True, STALL_SECONDS),
+    ],
+)
+async def test_a_hook_is_ended_early_where_others_wait(
+    owners: tuple[UserId, ...], is_hasty: bool, others_wait: bool, longest: float
+) -> None:
+    """In its batch, beside it while a batch is taken apart, or in the mailbox."""
+    patience = HookPatience(lambda: others_wait)
+    assert (longest, False) == await waited(patience, *owners, is_hasty=is_hasty)
+
+
+@pytest.mark.parametrize(("owners", "is_hasty"), [((ALICE,), False), ((ALICE, ALICE), True)])
+async def test_a_hook_that_keeps_no_other_waiting_has_all_of_its_time(
+    owners: tuple[UserId, ...], is_hasty: bool
+) -> None:
+    """One owner's alone; it is ended as soon as another request comes."""
+    waiting = False
+    patience = HookPatience(lambda: waiting)
+    assert (MAX_SECONDS, False) == await waited(patience, *owners, is_hasty=is_hasty)
+    assert (MAX_SECONDS, True) == await waited(patience, *owners, is_hasty=is_hasty, seconds=0.15)
+
+
+async def test_a_hook_may_take_several_times_as_long_as_of_late() -> None:
+    """Where it is slow for all, it is not ended for that; quick ones make that be forgotten."""
+    patience = HookPatience(lambda: False)
+    await waited(patience, ALICE, seconds=0.15, is_hasty=False)
+    assert (MAX_SECONDS, False) == await waited(patience, ALICE, BOB)
+    for _ in range(50):
+        await waited(patience, ALICE, seconds=0)
+    assert (STALL_SECONDS, False) == await waited(patience, ALICE, BOB)
+
+
+async def test_a_hook_that_is_ended_again_and_again_counts_as_slow_for_all() -> None:
+    """Without a success in between; one success ends that."""
+    patience = HookPatience(lambda: False)
+    for _ in range(ENDED_MAX):
+        assert (ALONE_SECONDS, False) == await waited(patience, ALICE)
+    assert (MAX_SECONDS, True) == await waited(patience, BOB, seconds=0.02)
+    for _ in range(50):
+        await waited(patience, ALICE, seconds=0)
+    for _ in range(ENDED_MAX):
+        await waited(patience, ALICE)
+    assert (MAX_SECONDS, False) == await waited(patience, ALICE)
