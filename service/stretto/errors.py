@@ -228,6 +228,16 @@ def _storable(text: str) -> str:
     return text.encode(errors="replace").decode().replace("\0", "?")
 
 
+class WrongEventLoop(RuntimeError):
+    """A component was used in another event loop than its own, such as in another thread's."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the component belongs to another event loop; from another thread, call"
+            " asyncio.run_coroutine_threadsafe(..., loop) with the loop that has opened it"
+        )
+
+
 class ConfigurationError(Exception):
     """The service cannot start with these settings; the message lists every error."""
 

@@ -140,9 +140,15 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     mailbox: Mailbox[Write, WriteResult] = Mailbox(
         settings.mailbox_max, lambda write: write.new_group.owner
     )
+    breakers = OwnerBreakers(observe)
+
+    def others_wait() -> bool:
+        # The requests of paused owners wait in any case, such as for a probe of their own.
+        return mailbox.has_besides(breakers)
+
     hooks: set[asyncio.Task[None]] = set()
     write_stores = [
-        PostgresWriteStore(database, on_lost, inputs.on_create, lambda: len(mailbox) > 0, hooks)
+        PostgresWriteStore(database, on_lost, inputs.on_create, others_wait, hooks)
         for _ in range(settings.writers)
     ]
     reads = Reads(
@@ -169,7 +175,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     announcer = Announcer(tail_store.announce)
     # The readers of the log, which a writer wakes.
     wakes = [each.wake for each in (tail, announcer, relay, webhook) if each is not None]
-    breakers, baton = OwnerBreakers(observe), Baton(mailbox)
+    baton = Baton(mailbox)
     releases = [tail_store.close, *(store.release for store in write_stores)]
     asks: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max)
     return Component(

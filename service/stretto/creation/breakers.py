@@ -82,7 +82,7 @@ class OwnerBreakers:
     def __len__(self) -> int:
         return len(self._open)
 
-    def __contains__(self, owner: UserId) -> bool:
+    def __contains__(self, owner: object) -> bool:
         return owner in self._open
 
     def charge(self, write: Write, seconds: float, error: StoreError) -> None:

@@ -19,7 +19,7 @@ from stretto.creation.flights import Flights
 from stretto.creation.follower import Follower
 from stretto.creation.outcomes import NO_BODY, OutcomeMemory, document_for, document_of_repeat
 from stretto.domain import IdempotencyKey, NewGroup, UserId, digest, group_id_bytes
-from stretto.errors import AttemptPending, CreatedInHook, StrettoError
+from stretto.errors import AttemptPending, CreatedInHook, StrettoError, WrongEventLoop
 from stretto.observations import AttemptAnswered
 from stretto.runtime.turns import Turns
 from stretto.setting import setting
@@ -130,6 +130,7 @@ class GroupCreator:
         `KeyReused`, `AttemptFailed`, `AttemptPending`, `RateLimited`, `Overloaded`, `HookFailed` or
         `DatabaseUnavailable`, and `KeyInvalid` for a key that could not come over HTTP.
         """
+        self._require_own_loop()
         if not isinstance(key, IdempotencyKey):
             key = IdempotencyKey(key)
         id_ = group_id_bytes(new_group.owner, key)
@@ -148,6 +149,9 @@ class GroupCreator:
         Most retries repeat their request byte by byte: such a body is not parsed again once it has
         succeeded. Raises `RequestInvalid` as well.
         """
+        self._require_own_loop()
+        if not isinstance(key, IdempotencyKey):
+            key = IdempotencyKey(key)
         id_ = group_id_bytes(owner, key)
         known = self._memory.find(id_)
         if known is not None and (document := document_of_repeat(known, body)) is not None:
@@ -253,6 +257,11 @@ class GroupCreator:
         except StrettoError as error:
             self._observe(AttemptAnswered(error.code))
             raise
+
+    def _require_own_loop(self) -> None:
+        """Raise `WrongEventLoop` where the caller's loop would not see that an answer has come."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongEventLoop
 
     def _observed(self, document: bytes, status: AnswerStatus) -> Answer:
         """Return a successful answer, and report it."""

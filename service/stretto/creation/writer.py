@@ -197,7 +197,8 @@ class GroupWriter(Actor):
         owner = request.message.new_group.owner
         try:
             # A hook may take long, as long as no other waits for it. A lock is as soon free later.
-            is_hasty = len(self._baton.mailbox) > 0 or self._breakers.is_in_conflict(owner)
+            others_wait = self._baton.mailbox.has_besides(self._breakers)
+            is_hasty = others_wait or self._breakers.is_in_conflict(owner)
             led = await self._batches.write_probe(request, is_hasty=is_hasty)
         except StoreError as error:
             request.fail(error)

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from stretto.errors import Overloaded
+from stretto.errors import Overloaded, WrongEventLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Container, Hashable, Sequence
 
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
@@ -79,6 +79,8 @@ class Mailbox(Generic[Message, Reply]):
         """Of each share in the later rounds, the one with its newest message."""
         self._arrived = asyncio.Event()
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of the actors that take messages."""
 
     def __len__(self) -> int:
         return self._messages
@@ -87,18 +89,20 @@ class Mailbox(Generic[Message, Reply]):
         """Queue a message.
 
         Raises `Overloaded` at once when the mailbox is closed, or full and no share has a longer
-        queue. The future raises `Overloaded` when a share with a shorter queue needs the place.
+        queue, and `WrongEventLoop` in another loop than the actors'. The future raises `Overloaded` when a share with a shorter queue needs the place.
         """
         if self._closed:
             raise Overloaded.while_stopping()
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            # An answer would not wake the caller's loop.
+            raise WrongEventLoop
         share = self._share_of(message)
         if self._messages >= self.messages_max:
             if not self.would_displace(share):
                 raise Overloaded(retry_after_seconds=1)
             self.displace().fail(Overloaded(retry_after_seconds=1))
-        envelope: Envelope[Message, Reply] = Envelope(
-            message, asyncio.get_running_loop().create_future()
-        )
+        envelope: Envelope[Message, Reply] = Envelope(message, loop.create_future())
         number = self._last_rounds.get(share, self._round) + 1
         self._last_rounds[share] = number
         if number in self._rounds:
@@ -108,6 +112,11 @@ class Mailbox(Generic[Message, Reply]):
         self._messages += 1
         self._arrived.set()
         return envelope.answered
+
+    def has_besides(self, shares: Container[Hashable]) -> bool:
+        """Return whether a message of any other share is queued."""
+        queued = chain(self._last_rounds, (self._share_of(each.message) for each in self._taking))
+        return any(share not in shares for share in queued)
 
     def would_displace(self, share: Hashable, ahead: int = 0) -> bool:
         """Return whether another message would be taken after the next one of this share.
@@ -143,6 +152,7 @@ class Mailbox(Generic[Message, Reply]):
         At most `messages_max`, whose weights add up to at most `weight_max`; only the first message
         may be heavier than that.
         """
+        self._loop = asyncio.get_running_loop()
         # Another actor that shares the work may have taken the message since the wake-up.
         while not self._messages:
             self._arrived.clear()

@@ -26,12 +26,14 @@ from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import (
     AttemptPending,
     Failure,
+    KeyInvalid,
     KeyReused,
     NotFound,
     OutcomeUnknown,
     Overloaded,
     RateLimited,
     Unreachable,
+    WrongEventLoop,
 )
 from stretto.observations import GuaranteeBroken
 from stretto.runtime.mailbox import Mailbox
@@ -436,3 +438,27 @@ async def test_looking_up_tells_what_became_of_an_attempt(
     world.put(AttemptStatus.PENDING)
     await look_up(ALICE, KEY, 0)
     assert AttemptStatus.SUCCEEDED is world.status()
+
+
+@pytest.mark.parametrize("key", ["k k", "\u00e9", "", "k" * 300, b"k", None])
+async def test_a_key_that_could_not_come_over_http_is_refused(
+    key: object, creator: GroupCreator
+) -> None:
+    """However the group is given, and before anything is looked up."""
+    for creation in (
+        creator.create(key, TEAM),  # type: ignore[arg-type]
+        creator.create_from(ALICE, key, b'{"name":"Team"}'),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(KeyInvalid):
+            await creation
+
+
+async def test_a_creation_in_another_threads_loop_is_refused_at_once(creator: GroupCreator) -> None:
+    """Its loop would not hear of an answer. Also where the outcome is remembered."""
+
+    def create() -> object:
+        return asyncio.run(creator.create(KEY, TEAM))
+
+    assert AnswerStatus.CREATED is (await creator.create(KEY, TEAM)).status
+    with pytest.raises(WrongEventLoop, match="run_coroutine_threadsafe"):
+        await asyncio.to_thread(create)

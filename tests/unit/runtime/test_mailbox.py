@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from stretto.errors import Overloaded
+from stretto.errors import Overloaded, WrongEventLoop
 from stretto.runtime.mailbox import Mailbox
 
 
@@ -323,3 +323,32 @@ async def test_what_is_put_back_comes_first() -> None:
     mailbox.close()
     mailbox.put_back(taken)
     assert all(isinstance(each.answered.exception(), Overloaded) for each in taken)
+
+
+async def test_a_message_from_another_loop_than_the_actors_is_refused_at_once() -> None:
+    """Such as a read in another thread."""
+    mailbox: Mailbox[int, int] = Mailbox(10)
+    mailbox.ask(1)
+    await mailbox.take(1)
+
+    async def ask() -> None:
+        mailbox.ask(2)
+
+    with pytest.raises(WrongEventLoop):
+        await asyncio.to_thread(asyncio.run, ask())
+    assert 0 == len(mailbox)
+
+
+async def test_messages_of_other_shares_are_seen_in_every_round() -> None:
+    """In the round that is being taken, too; a share's own messages are no others."""
+    mailbox: Mailbox[int, int] = Mailbox(10, lambda number: number % 10)
+    for number in (1, 2, 11):
+        mailbox.ask(number)
+    assert mailbox.has_besides({1})
+    assert [1] == [each.message for each in await mailbox.take(1)]
+    assert mailbox.has_besides({1})
+    await mailbox.take(1)
+    assert not mailbox.has_besides({1})
+    assert mailbox.has_besides(())
+    await mailbox.take(1)
+    assert not mailbox.has_besides(())
