@@ -90,6 +90,8 @@ class BatchWriter:
         """Claim and lead one request alone, and once."""
         if request.message.is_claimed or await self._claim([request]):
             return await self._leads.lead_probe(request, is_hasty=is_hasty)
+        # It follows, and takes the attempt over after the lease: a retried key may be all there is.
+        request.answer(NotLed())
         return 0
 
     def take_untried(self) -> list[WriteRequest]:

@@ -539,3 +539,16 @@ def test_a_paused_owner_who_does_not_come_back_is_forgotten() -> None:
     breakers.drop_stale()
     assert not breakers
     assert [OwnerPaused, OwnerResumed] == [type(event) for event in events]
+
+
+async def test_a_probe_whose_attempt_is_pending_follows() -> None:
+    """It takes the attempt over after the lease: else an owner with retried keys stays paused."""
+    world = await paused_world(HookError("hang"))
+    world.clock.now += PAUSE_RATIO * HANG_SECONDS
+
+    async def claim(_: Sequence[Write]) -> set[UUID]:
+        return set()
+
+    world.store.claim = claim  # type: ignore[method-assign]
+    assert [NotLed()] == await world.answers(write(HOT, 1))
+    assert HOT in world.breakers
