@@ -549,6 +549,6 @@ async def test_a_probe_whose_attempt_is_pending_follows() -> None:
     async def claim(_: Sequence[Write]) -> set[UUID]:
         return set()
 
-    world.store.claim = claim  # type: ignore[method-assign]
+    world.store.claim = claim  # type: ignore[method-assign, assignment]
     assert [NotLed()] == await world.answers(write(HOT, 1))
     assert HOT in world.breakers
