@@ -1,8 +1,13 @@
 """HistoryReader: reads what sessions have missed, one scan of the log for many of them.
 
-All sessions that wait for history at one moment share a scan: thousands of clients that reconnect
-after a restart cost a few statements. A session asks page by page, at its client's pace: a slow
-client delays only itself, and holds nothing meanwhile.
+A *sweep* moves up the log page by page from the lowest place. It takes along every session whose
+place it reaches; who comes behind it waits for the next sweep. A session of whose user a page has
+no event moves along without an answer: thousands of clients that reconnect after a restart cost one
+scan together. A session that has events asks again at its client's pace: a slow client delays only
+itself, and holds nothing meanwhile.
+
+Every few pages, the session that has waited longest gets a page from its own place: a client that
+resumes near the present does not wait for a scan of the whole log, whoever begins one.
 """
 
 from __future__ import annotations
@@ -21,7 +26,6 @@ from stretto.events.place import PositionLost
 from stretto.observations import UpkeepTrouble
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
-from stretto.runtime.mailbox import Envelope, Mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,10 +34,17 @@ if TYPE_CHECKING:
     from stretto.events.log import LogPage, LogStore
     from stretto.events.place import Place
     from stretto.observations import Observer
+    from stretto.runtime.mailbox import Envelope, Mailbox
 
-# Sessions that share a scan; more of them wait for the next one.
+# Sessions that share a scan; more of them wait until one of these has its answer.
 ASKS_MAX: Final = 1000
-# A batch whose read fails is read again for so long: clients wait for an answer about as long. If
+# One page in so many is for the session that has waited longest. So sessions at any places cost at
+# most a third more pages than one that reads the whole log.
+FIRST_COME_PAGES: Final = 4
+# A session that moves along without an event gets an empty answer after so long, so that its client
+# sees the stream begin.
+ANSWER_SECONDS_MAX: Final = 1.0
+# A page whose read fails is read again for so long: clients wait for an answer about as long. If
 # sessions were closed for a passing failure, all would reconnect and read more than before.
 RETRY_SECONDS_MAX: Final = 10.0
 BACKOFF: Final = Backoff(0.05, 1.0)
@@ -57,7 +68,22 @@ class Stretch:
     """Whether nothing more was visible."""
 
 
-_Request = Envelope[Ask, Stretch]
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A session that waits for an answer."""
+
+    request: Envelope[Ask, Stretch]
+    place: Place
+    """Its place, moved on by pages that had no event for it."""
+    since: int
+    """The number of the page before which it came, or which last moved it or its user's turn."""
+    answer_at: float
+    """On the loop's clock."""
+
+    @property
+    def user(self) -> UserId:
+        """Whose events it waits for."""
+        return self.request.message.user
 
 
 class HistoryReader(Actor):
@@ -71,7 +97,9 @@ class HistoryReader(Actor):
         self._log = log
         self._observe = observe
         self._retry_until = 0.0
-        """On the loop's clock, for the batch that is being read."""
+        """On the loop's clock, for the page that is being read."""
+        self._swept: Place | None = None
+        """Where the sweep is; None before it begins."""
 
     def stop(self) -> None:
         """Accept nothing more; answer what waits with an error. Idempotent."""
@@ -83,50 +111,73 @@ class HistoryReader(Actor):
         self._mailbox.close()
 
     async def run_once(self) -> int:
-        """Wait for asks, answer all of them; return how many there were."""
-        batch = await self._mailbox.take(ASKS_MAX)
-        self._retry_until = asyncio.get_running_loop().time() + RETRY_SECONDS_MAX
+        """Wait for asks, answer all of them and those that come meanwhile; return their number."""
+        asks = await self._mailbox.take(ASKS_MAX)
+        taken = 0
+        waiting: list[_Waiting] = []
+        self._swept = None
         unanswered: Exception = Overloaded.while_stopping()
         try:
-            waiting = batch
-            while waiting:
-                waiting = await self._read_page(waiting)
+            for number in itertools.count():
+                answer_at = asyncio.get_running_loop().time() + ANSWER_SECONDS_MAX
+                waiting += (_Waiting(ask, ask.message.place, number, answer_at) for ask in asks)
+                taken += len(asks)
+                if not waiting:
+                    break
+                waiting = await self._read_page(number, waiting)
+                # Clients that keep pace ask again now, and stay with the sweep.
+                await asyncio.sleep(0)
+                waiting = [each for each in waiting if not each.request.answered.done()]
+                has_room = len(self._mailbox) and len(waiting) < ASKS_MAX
+                asks = await self._mailbox.take(ASKS_MAX - len(waiting)) if has_room else []
         except StoreError as error:
             unanswered = error
         except Exception:
             unanswered = InternalError()
             raise
         finally:
-            for request in batch:
+            for request in (*asks, *(each.request for each in waiting)):
                 request.fail(unanswered)
-        return len(batch)
+        return taken
 
-    async def _read_page(self, waiting: list[_Request]) -> list[_Request]:
-        """Read a page from the lowest place on; return the requests that begin beyond it."""
-        begin = reduce(operator.and_, (request.message.place for request in waiting))
-        page = await self._page(begin, sorted({request.message.user for request in waiting}))
-        served: list[_Request] = []
-        beyond: list[_Request] = []
-        for request in waiting:
-            place = request.message.place
+    async def _read_page(self, number: int, waiting: list[_Waiting]) -> list[_Waiting]:
+        """Read one page, answer those who have events on it; return those who wait on."""
+        is_sweep = number % FIRST_COME_PAGES != FIRST_COME_PAGES - 1
+        if is_sweep:
+            begin = self._sweep(waiting)
+        else:
+            first = min(waiting, key=lambda each: each.since)
+            begin = first.place
+            for each in waiting:
+                if each.user == first.user:
+                    # A user's many sessions take turns, so that they do not delay other users.
+                    each.since = number
+        page = await self._page(begin, sorted({each.user for each in waiting}))
+        kept: list[_Waiting] = []
+        for each in waiting:
             try:
-                page.present.require(place)
+                page.present.require(each.place)
             except PositionLost as error:
-                request.fail(error)
+                each.request.fail(error)
                 continue
-            is_beyond = page.is_full and place | page.place == place
-            (beyond if is_beyond else served).append(request)
+            kept.append(each)
         if page.present.histories.get(begin.history.number) != begin.history.id:
-            # The lowest place was none of this log, and may lie behind where the others begin.
-            return served + beyond
-        events = _events_of(page, served)
-        for request in served:
-            place = request.message.place | page.place
-            request.answer(Stretch(events[id(request)], place, not page.is_full))
-        return beyond
+            # The place was none of this log, and may lie behind where the others begin.
+            return kept
+        if is_sweep:
+            self._swept = page.place
+        _serve(page, number, [each for each in kept if _covers(each.place, begin)])
+        return kept
+
+    def _sweep(self, waiting: list[_Waiting]) -> Place:
+        """Return where the sweep goes on; a new one begins if it is past all who wait."""
+        swept = self._swept
+        ahead = {each.place for each in waiting if swept is None or _covers(each.place, swept)}
+        return reduce(operator.and_, ahead or {each.place for each in waiting})
 
     async def _page(self, begin: Place, users: Sequence[UserId]) -> LogPage:
-        """Read a page, and after a failure read again, until `_retry_until`."""
+        """Read a page, and after a failure read again, for `RETRY_SECONDS_MAX`."""
+        self._retry_until = asyncio.get_running_loop().time() + RETRY_SECONDS_MAX
         for failures in itertools.count():
             try:
                 return await self._log.page(begin, PAGE_EVENTS, users)
@@ -138,16 +189,36 @@ class HistoryReader(Actor):
         raise AssertionError  # the loop ends only by a return or a raise
 
 
-def _events_of(page: LogPage, served: Sequence[_Request]) -> dict[int, list[OutgoingEvent]]:
-    """Return each request's events, by the request's `id`; an event is encoded once for all."""
-    events: dict[int, list[OutgoingEvent]] = {id(request): [] for request in served}
-    requests_of: dict[str, list[_Request]] = {}
-    for request in served:
-        requests_of.setdefault(request.message.user, []).append(request)
+def _serve(page: LogPage, number: int, served: Sequence[_Waiting]) -> None:
+    """Move each on to the page's end; answer those with events, and all at the log's end."""
+    events = _events_of(page, served)
+    now = asyncio.get_running_loop().time()
+    # Most are at one place: they have moved along together.
+    places = {place: place | page.place for place in {each.place for each in served}}
+    for each in served:
+        place = places[each.place]
+        is_moved = place != each.place
+        if events[id(each)] or not page.is_full or (is_moved and now >= each.answer_at):
+            each.request.answer(Stretch(events[id(each)], place, not page.is_full))
+        elif is_moved:
+            each.place, each.since = place, number
+
+
+def _events_of(page: LogPage, served: Sequence[_Waiting]) -> dict[int, list[OutgoingEvent]]:
+    """Return the events of each by its `id`; an event is encoded once for all."""
+    events: dict[int, list[OutgoingEvent]] = {id(each): [] for each in served}
+    waiting_of: dict[str, list[_Waiting]] = {}
+    for each in served:
+        waiting_of.setdefault(each.user, []).append(each)
     for logged, position in page.numbered():
         outgoing = OutgoingEvent(logged, position)
-        for user in requests_of.keys() & logged.event.recipients:
-            for request in requests_of[user]:
-                if not outgoing.is_covered_by(request.message.place):
-                    events[id(request)].append(outgoing)
+        for user in waiting_of.keys() & logged.event.recipients:
+            for each in waiting_of[user]:
+                if not outgoing.is_covered_by(each.place):
+                    events[id(each)].append(outgoing)
     return events
+
+
+def _covers(place: Place, other: Place) -> bool:
+    """Whether a reader at `place` has had all that one at the other place has had."""
+    return place & other == other

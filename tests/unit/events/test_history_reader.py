@@ -350,3 +350,61 @@ async def test_every_session_that_waits_learns_that_history_cannot_be_read(
                 await world.all_of(world.catch_up(session, place(0)))
         assert [[]] == await world.all_of(world.catch_up(session, place(0)))
     assert [ActorCrashed] == [type(each) for each in world.told if isinstance(each, ActorCrashed)]
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_sessions_at_any_places_cost_about_one_scan_of_the_log(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    """While the log has no events for them; if each was answered page by page, they cost far more."""
+    if not is_kept:
+        monkeypatch.setattr(history_reader, "ANSWER_SECONDS_MAX", 0.0)
+        monkeypatch.setattr(CatchUp, "_ask", _slow_ask)
+    pages, sessions = 60, 20
+    world.log.events = [logged(n, BOB) for n in range(1, pages * PAGE_EVENTS)]
+    with world.hub.session(ALICE, 1e12) as session:
+        places = [place(1 + n * pages * PAGE_EVENTS // sessions) for n in range(sessions)]
+        found = await world.all_of(*(world.catch_up(session, each) for each in places))
+    assert [[]] * sessions == found
+    is_shared = len(world.log.scans) <= pages * 4 // 3 + 2
+    assert is_kept == is_shared, len(world.log.scans)
+
+
+async def _slow_ask(catch_up: CatchUp, where: Place) -> Stretch:
+    """Ask as a client does that needs a moment to write what it was answered."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return await catch_up._mailbox.ask(Ask(catch_up._session.user, where))
+
+
+async def test_who_resumes_near_the_present_does_not_wait_for_a_scan_of_the_log(
+    world: World,
+) -> None:
+    """One user's sessions scan all of it, more of them than there are turns."""
+    world.log.events = [logged(n, BOB) for n in range(1, 100 * PAGE_EVENTS)]
+    with world.hub.session(ALICE, 1e12) as old, world.hub.session(BOB, 1e12) as recent:
+        near = world.catch_up(recent, place(100 * PAGE_EVENTS - 2))
+        catch_ups = [world.catch_up(old, place(1 + n)) for n in range(0, 300, 10)]
+        pages: list[int] = []
+
+        async def note_pages() -> None:
+            await near.begin()
+            pages.append(len(world.log.scans))
+
+        await asyncio.gather(world.all_of(*catch_ups), note_pages())
+    assert pages[0] <= 2 * history_reader.FIRST_COME_PAGES
+
+
+async def test_newcomers_at_the_beginning_of_the_log_hold_back_nobody(world: World) -> None:
+    """However many come, the sweep goes on to those who wait further on."""
+    world.log.events = [logged(n, BOB) for n in range(1, 20 * PAGE_EVENTS)]
+    with world.hub.session(ALICE, 1e12) as old:
+        newcomers: list[asyncio.Future[Stretch]] = []
+        world.log.after_page = lambda: newcomers.append(world.mailbox.ask(Ask(ALICE, place(1))))
+        reading = asyncio.create_task(Run(world.reader, world.told.append).turns())
+        async with asyncio.timeout(10):
+            await world.catch_up(old, place(1)).begin()
+        assert len(world.log.scans) <= 20 * 4 // 3 + 2
+        world.reader.stop()
+        reading.cancel()
+        await asyncio.gather(*newcomers, reading, return_exceptions=True)
