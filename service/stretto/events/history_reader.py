@@ -6,8 +6,9 @@ no event moves along without an answer: thousands of clients that reconnect afte
 scan together. A session that has events asks again at its client's pace: a slow client delays only
 itself, and holds nothing meanwhile.
 
-Every few pages, the session that has waited longest gets a page from its own place: a client that
-resumes near the present does not wait for a scan of the whole log, whoever begins one.
+Every few pages, one session gets a page from its own place: in turns the one that has waited longest
+and the one nearest to the present. So a client that has missed little does not wait for a scan of
+the whole log, whoever begins one.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 
 # Sessions that share a scan; more of them wait until one of these has its answer.
 ASKS_MAX: Final = 1000
-# One page in so many is for the session that has waited longest. So sessions at any places cost at
-# most a third more pages than one that reads the whole log.
-FIRST_COME_PAGES: Final = 4
+# One page in so many is for a session that the sweep has not reached. So sessions at any places cost
+# at most a third more pages than one that reads the whole log.
+OWN_PAGE_EVERY: Final = 4
 # A session that moves along without an event gets an empty answer after so long, so that its client
 # sees the stream begin.
 ANSWER_SECONDS_MAX: Final = 1.0
@@ -142,16 +143,8 @@ class HistoryReader(Actor):
 
     async def _read_page(self, number: int, waiting: list[_Waiting]) -> list[_Waiting]:
         """Read one page, answer those who have events on it; return those who wait on."""
-        is_sweep = number % FIRST_COME_PAGES != FIRST_COME_PAGES - 1
-        if is_sweep:
-            begin = self._sweep(waiting)
-        else:
-            first = min(waiting, key=lambda each: each.since)
-            begin = first.place
-            for each in waiting:
-                if each.user == first.user:
-                    # A user's many sessions take turns, so that they do not delay other users.
-                    each.since = number
+        is_sweep = number % OWN_PAGE_EVERY != OWN_PAGE_EVERY - 1
+        begin = self._sweep(waiting) if is_sweep else _own(number, waiting)
         page = await self._page(begin, sorted({each.user for each in waiting}))
         kept: list[_Waiting] = []
         for each in waiting:
@@ -187,6 +180,19 @@ class HistoryReader(Actor):
                     raise
             await asyncio.sleep(BACKOFF.seconds(failures))
         raise AssertionError  # the loop ends only by a return or a raise
+
+
+def _own(number: int, waiting: Sequence[_Waiting]) -> Place:
+    """Return the place of the session that has waited longest, or is nearest to the present."""
+    if number // OWN_PAGE_EVERY % 2:
+        first = min(waiting, key=lambda each: each.since)
+    else:
+        first = max(waiting, key=lambda each: (each.place.history.number, each.place.xmax))
+    for each in waiting:
+        if each.user == first.user:
+            # A user's many sessions take turns, so that they do not delay other users.
+            each.since = number
+    return first.place
 
 
 def _serve(page: LogPage, number: int, served: Sequence[_Waiting]) -> None:

@@ -392,7 +392,7 @@ async def test_who_resumes_near_the_present_does_not_wait_for_a_scan_of_the_log(
             pages.append(len(world.log.scans))
 
         await asyncio.gather(world.all_of(*catch_ups), note_pages())
-    assert pages[0] <= 2 * history_reader.FIRST_COME_PAGES
+    assert pages[0] <= 2 * history_reader.OWN_PAGE_EVERY
 
 
 async def test_newcomers_at_the_beginning_of_the_log_hold_back_nobody(world: World) -> None:
