@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     Acquire: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
 
 SOURCE: Final = "urn:stretto"
-# Most events are for one of more users than this: comparing would cost more than sending.
-FILTERED_USERS_MAX: Final = 64
 _ORIGIN_CHARACTERS: Final = 8
 
 
@@ -53,7 +51,6 @@ class PostgresLogStore:
 
         It may leave out events of other users. The caller checks the place: `page.present.require`.
         """
-        wanted = users if users is not None and len(users) <= FILTERED_USERS_MAX else None
         async with self._acquire() as connection:
             first, *rows = await connection.fetch(
                 QUERIES["log_page"],
@@ -61,7 +58,7 @@ class PostgresLogStore:
                 begin.xmax,
                 "{" + ",".join(map(str, begin.running)) + "}",
                 events_max,
-                wanted,
+                users,
             )
         present = _present(orjson.loads(first["present"]))
         events = [
