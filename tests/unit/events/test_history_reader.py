@@ -79,6 +79,7 @@ class World:
         self.hub.move(place(0))
         self.mailbox: Mailbox[Ask, Stretch] = Mailbox(100)
         self.reader = HistoryReader(self.mailbox, self.log, self.told.append)
+        self.reading: asyncio.Task[None] | None = None
 
     def catch_up(self, session: Session, where: Place | None) -> CatchUp:
         """Return a session's catch-up."""
@@ -86,11 +87,9 @@ class World:
 
     async def all_of(self, *catch_ups: CatchUp) -> list[list[int]]:
         """Read all of them to the end, at the same pace; return the numbers of their events."""
-        reading = asyncio.create_task(Run(self.reader, self.told.append).turns())
-        try:
-            return list(await asyncio.gather(*map(numbers, catch_ups)))
-        finally:
-            reading.cancel()
+        if self.reading is None:
+            self.reading = asyncio.create_task(Run(self.reader, self.told.append).turns())
+        return list(await asyncio.gather(*map(numbers, catch_ups)))
 
 
 async def numbers(catch_up: CatchUp) -> list[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web, web_protocol
 from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 
 import stretto
@@ -55,7 +56,13 @@ def known_names(ours: type) -> set[str]:
     server = {*dir(web.Server), *vars(web.Server(no_handler))}
     classes = (ours, FastPathConnection, BoundedQueue, BoundedWriting, ContractRunner)
     defined = {name for kind in classes for name in (*getattr(kind, "__slots__", ()), *vars(kind))}
-    return handler | server | defined | set(dir(web_protocol)) | web.BaseRequest.ATTRS
+    return (
+        handler
+        | server
+        | defined
+        | set(dir(web_protocol))
+        | {*web.BaseRequest.ATTRS, *dir(RawRequestMessage)}
+    )
 
 
 @pytest.mark.parametrize("file", OURS)
