@@ -30,6 +30,7 @@
 | `frozen_server` | a connection to a server that can be frozen |
 | `webhook_receiver` | a webhook's endpoint |
 | `issuer` | an issuer that publishes its keys, and tokens signed with them |
+| `full_service` | a service whose mailbox is full of one owner's creations |
 | `full_pipe` | a pipe that has no room left |
 
 | stores | |

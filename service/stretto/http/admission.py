@@ -11,7 +11,9 @@ among them is then rejected by the mailbox, where it would be queued.
 The mailbox is fair between owners, so this is, too: where the mailbox is full, a creation is admitted
 if its owner has fewer queued there than another. Its owner is known if its token was verified before.
 A few of other owners are admitted as well, in each turn of the loop: a token is verified only then, so
-that an owner who comes during an overload would be rejected for as long as it lasts.
+that an owner who comes during an overload would be rejected for as long as it lasts. A token that is
+known to be refused is not among them, and a connection whose last token was refused has a smaller
+share: otherwise clients with false tokens would take all these places.
 
 Rejected clients retry. If many are rejected at once, their retries alone can keep the process overloaded
 after the cause is gone (a metastable failure). So `Retry-After` doubles while more creations are rejected
@@ -43,6 +45,9 @@ ANSWERS_PER_TURN: Final = 256
 # Creations of unknown owners that are on their way to a full mailbox. A token takes up to 0.1 ms to
 # verify; any client can send tokens that are not valid.
 UNKNOWN_OWNERS_MAX: Final = 16
+# As many of them may come from connections whose last token was refused. Not none: the connection may
+# be a proxy's, which others use, too, or its client may have a new token.
+REFUSED_BEFORE_MAX: Final = 4
 PAUSE_SECONDS_MIN: Final = 1
 PAUSE_SECONDS_MAX: Final = 16
 
@@ -89,10 +94,11 @@ class LoadShedder:
         """The rejection, as it is sent at this time."""
         return rfc822_formatted_time().encode().join(self._answer)
 
-    def has_room(self, owner: UserId | None) -> bool:
+    def has_room(self, owner: UserId | None, unknown_owners_max: int = UNKNOWN_OWNERS_MAX) -> bool:
         """Return whether one more creation of this owner finds a place in the mailbox.
 
-        The owner is None if it is not known.
+        The owner is None if it is not known; then so many others of unknown owners, and this one, may
+        be on their way to a full mailbox.
         """
         mailbox = self._mailbox
         if self._coming + len(mailbox) < mailbox.messages_max:
@@ -101,7 +107,7 @@ class LoadShedder:
         return (
             # No more in one turn of the loop than an empty mailbox would take.
             self._coming < mailbox.messages_max
-            and (owner is not None or coming < UNKNOWN_OWNERS_MAX)
+            and (owner is not None or coming < unknown_owners_max)
             and mailbox.would_displace(owner, coming)
         )
 

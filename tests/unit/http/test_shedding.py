@@ -10,6 +10,7 @@ from stretto.domain import UserId
 from stretto.http.admission import (
     ANSWERS_PER_TURN,
     PAUSE_SECONDS_MAX,
+    REFUSED_BEFORE_MAX,
     UNKNOWN_OWNERS_MAX,
     LoadShedder,
 )
@@ -66,6 +67,17 @@ async def test_owners_who_are_not_known_are_admitted_a_few_at_a_time() -> None:
     assert shedder.has_room(BOB)
     shedder.arrived(None)
     assert shedder.has_room(None)
+
+
+async def test_clients_with_false_tokens_leave_places_to_others() -> None:
+    """However many they are; and they do not need a mailbox's free places."""
+    shedder = LoadShedder(full_mailbox(UNKNOWN_OWNERS_MAX + 10), lambda: None)
+    while shedder.has_room(None, REFUSED_BEFORE_MAX):
+        shedder.admit(None)
+    assert {None: REFUSED_BEFORE_MAX} == shedder._coming_of
+    assert not shedder.has_room(None, 0)
+    assert shedder.has_room(None)
+    assert LoadShedder(Mailbox(1), lambda: None).has_room(None, 0)
 
 
 async def test_no_more_are_on_their_way_than_an_empty_mailbox_takes() -> None:

@@ -193,6 +193,8 @@ class ClientConnection(FastPathConnection):
             if not request.content.is_eof() and (self._is_chunked or not self._lingering_time):
                 # Its rest, in chunks of a byte, could cost as much as many requests.
                 resp.force_close()
+        if resp.status == HTTPStatus.UNAUTHORIZED:
+            self._was_refused = True
         self._decline_upgrade(request, resp)
         resp, is_lost = await super().finish_response(request, resp, start_time)
         if is_lost:

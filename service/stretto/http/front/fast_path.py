@@ -24,6 +24,7 @@ from stretto.creation.attempt import AnswerStatus
 from stretto.creation.creator import WAIT_SECONDS_DEFAULT
 from stretto.creation.flight import Answer
 from stretto.errors import Overloaded
+from stretto.http.admission import REFUSED_BEFORE_MAX, UNKNOWN_OWNERS_MAX
 from stretto.http.answers import CREATE_PATH, created_answer, problem_answer
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.problems import final_problem
@@ -49,7 +50,7 @@ class FastPathConnection(BoundedQueue):
 
     __slots__ = (
         *("_admitted_owner", "_began", "_held", "_in_flight"),
-        *("_is_admitted", "_is_rejected", "_server", "_service"),
+        *("_is_admitted", "_is_rejected", "_server", "_service", "_was_refused"),
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
@@ -62,6 +63,8 @@ class FastPathConnection(BoundedQueue):
         """Its owner, if that was known."""
         self._is_rejected = False
         """Whether a creation was rejected and its answer has not been sent."""
+        self._was_refused = False
+        """Whether a token was refused, and none has been remembered as verified since."""
         self._in_flight: asyncio.Future[bytes] | None = None
         """What a creation that was not parsed waits for."""
         self._began = 0.0
@@ -127,7 +130,11 @@ class FastPathConnection(BoundedQueue):
         ):
             return False
         owner = recall_owner(service, creation)
-        has_room = service.shedder.has_room(owner)
+        if owner is not None:
+            self._was_refused = False
+            has_room = service.shedder.has_room(owner)
+        else:
+            has_room = service.shedder.has_room(None, self._unknown_owners_max(service, creation))
         self._began = began
         if owner is not None and self._begin_unparsed(service, owner, creation, may_start=has_room):
             return True
@@ -136,6 +143,13 @@ class FastPathConnection(BoundedQueue):
         service.shedder.reject(self)
         self._is_rejected = True
         return True
+
+    def _unknown_owners_max(self, service: Service, creation: PlainRequest) -> int:
+        """Return how many creations of unknown owners may come together, with this one of them."""
+        authorization = creation.fields.get(b"authorization")
+        if authorization is None or service.authenticator.is_refused(authorization.decode()):
+            return 0
+        return REFUSED_BEFORE_MAX if self._was_refused else UNKNOWN_OWNERS_MAX
 
     def _begin_unparsed(
         self, service: Service, owner: UserId, creation: PlainRequest, *, may_start: bool

@@ -18,6 +18,7 @@ from stretto.domain import USER_ID_CHARACTERS_MAX, UserId
 from stretto.errors import ConfigurationError, Unauthenticated
 from stretto.http.tokens.jwks import KeySet
 from stretto.http.tokens.keys import TokenKey, public_key, secret_key
+from stretto.http.tokens.refusals import Refusals
 from stretto.http.tokens.times import end_of
 from stretto.setting import setting
 
@@ -102,6 +103,7 @@ class Authenticator:
         A signature has many spellings (unused bits of base64, a second one of ECDSA), the signed
         part has one: so a token has one entry, however it is spelled.
         """
+        self._refusals = Refusals(monotonic_seconds)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -117,6 +119,7 @@ class Authenticator:
     def _keys_changed(self, withdrawn: tuple[TokenKey, ...]) -> None:
         """Forget all tokens: those that a withdrawn key has verified must be verified again."""
         self._verified.clear()
+        self._refusals.clear()
         self.on_withdrawn(withdrawn)
 
     def refresh_keys(self) -> None:
@@ -139,7 +142,11 @@ class Authenticator:
         if known is not None:
             return known
         token = _bearer(authorization)
-        verified = await self._verify(token)
+        try:
+            verified = await self._verify(token)
+        except Unauthenticated:
+            self._refusals.add(token)
+            raise
         signed = _signed(token)
         # Removed first, so that a token that is verified again becomes the youngest.
         self._verified.pop(signed, None)
@@ -156,6 +163,11 @@ class Authenticator:
             return None
         is_good = self._clock_seconds() < known.ends_at
         return known if is_good and self._monotonic_seconds() < known.until else None
+
+    def is_refused(self, authorization: str) -> bool:
+        """Return whether this header's token is known not to be valid, at little cost."""
+        token = authorization.partition(" ")[2].strip()
+        return token in self._refusals or (self._key is not None and self._key.is_forged(token))
 
     async def _verify(self, token: str) -> Verified:
         # No await after this until it is remembered: no change of the keys can come in between.
