@@ -388,9 +388,12 @@ async def test_who_resumes_near_the_present_does_not_wait_for_a_scan_of_the_log(
         near = world.catch_up(recent, place(100 * PAGE_EVENTS - 2))
         catch_ups = [world.catch_up(old, place(1 + n)) for n in range(0, 300, 10)]
 
+        began = asyncio.Event()
+        world.log.after_page = began.set
+
         async def pages_of_near() -> int:
-            while not (before := len(world.log.scans)):
-                await asyncio.sleep(0)
+            await began.wait()
+            before = len(world.log.scans)
             await near.begin()
             return len(world.log.scans) - before
 

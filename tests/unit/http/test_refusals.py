@@ -58,7 +58,7 @@ async def test_a_change_of_the_keys_forgets_refusals() -> None:
     tokens._refusals.add("x")
     assert tokens.is_refused("Bearer x")
     assert not tokens.is_refused("Bearer y")
-    tokens._forget()
+    tokens._keys_changed(())
     assert not tokens.is_refused("Bearer x")
 
 
