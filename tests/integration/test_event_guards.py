@@ -46,6 +46,7 @@ class World:
         self.store = PostgresLogStore(partial(database.connection, Lane.HISTORY))
         self._asks: Mailbox[Ask, Stretch] = Mailbox(10)
         self._reader = HistoryReader(self._asks, self.store, lambda _: None)
+        self._reading: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def session(
@@ -56,13 +57,14 @@ class World:
         with self.hub.session(BOB, 1e12) as session:
             await self.tail.run_once()
             catch_up = CatchUp(self._asks, session, self.hub, place)
-            reading = asyncio.create_task(Run(self._reader, lambda _: None).turns())
+            if self._reading is None:
+                turns = Run(self._reader, lambda _: None).turns()
+                self._reading = asyncio.create_task(turns)
             await catch_up.begin()
             position = catch_up.position
             missed: list[OutgoingEvent] = []
             while (stretch := await catch_up.next()) is not None:
                 missed += stretch
-            reading.cancel()
             last = missed[-1].position if missed else position
             yield last, [str(each.event.event_id) for each in missed], session
 

@@ -384,6 +384,9 @@ async def provoke(stage: Stage, load: Load) -> None:
 async def crash(stage: Stage, fuse: Fuse, load: Load) -> None:
     """Have the actor crash, and wait until it has."""
     crashes = stage.seen.count(ActorCrashed)
+    # A turn may go on for a moment after its answer: the one after the next is to crash.
+    for _ in range(3):
+        await asyncio.sleep(0)
     fuse.is_armed = True
     await provoke(stage, load)
     await stage.seen.until(lambda _: stage.seen.count(ActorCrashed) == crashes + 1)

@@ -12,7 +12,7 @@ from stretto.commands.console import say
 from stretto.errors import Unreachable
 from stretto.postgres.connections import Database
 from stretto.postgres.driver_errors import DRIVER_ERRORS
-from stretto.postgres.queries import QUERIES
+from stretto.postgres.migrate import waits_for_standby
 from stretto.provision import database_connection, database_place
 from stretto.telemetry.logs import configured_logging
 
@@ -65,7 +65,7 @@ async def _report_wait(dsn: str, schema: str) -> None:
         # What fails here fails the command as well, or does not matter to it.
         with suppress(*DRIVER_ERRORS, Unreachable):
             async with database_connection(dsn, schema, needs_tables=False) as connection:
-                is_waiting = await connection.fetchval(QUERIES["waits_for_standby"])
+                is_waiting = await waits_for_standby(connection)
     say(
         "still waiting: a commit waits for a synchronous standby. Start the standby, or take it out"
         " of synchronous_standby_names. An interrupted command keeps what was committed"

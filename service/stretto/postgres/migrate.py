@@ -204,6 +204,11 @@ async def require_rights(connection: Connection, schema: str | None) -> list[str
     return missing
 
 
+async def waits_for_standby(connection: Connection) -> bool:
+    """Whether a commit waits for a synchronous standby, of a session that this role may see."""
+    return bool(await connection.fetchval(QUERIES["waits_for_standby"]))
+
+
 def listed(names: Sequence[str]) -> str:
     """Return the names of tables and routines as a part of a sentence."""
     kinds = {
