@@ -1,9 +1,10 @@
 """Settings: environment variables `STRETTO_*`; all their errors are reported at once.
 
 Each part declares its own settings (`setting.py`), and this module those of the process. What a text
-must be like is in `setting_texts.py`. A flag of the command line overrides the variable. A name that begins with STRETTO_ and is unknown is an error
-too: a misspelt setting must not be silently ignored. The value of STRETTO_X may be in a file
-instead, whose path is in STRETTO_X_FILE: that is how secrets are mounted.
+must be like is in `setting_texts.py`. A flag of the command line overrides the variable. A name that
+begins with STRETTO_ and is unknown is an error too: a misspelt setting must not be silently ignored.
+The value of STRETTO_X may be in a file instead, whose path is in STRETTO_X_FILE: that is how secrets
+are mounted.
 """
 
 from __future__ import annotations

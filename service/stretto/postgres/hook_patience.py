@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from stretto.postgres.stalls import FORGOTTEN_RATIO, STALL_RATIO, STALL_SECONDS
+from stretto.postgres.stalls import STALL_SECONDS, LongestOfLate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class HookPatience:
 
     def __init__(self, others_wait: Callable[[], bool]) -> None:
         self._others_wait = others_wait
-        self._usual_seconds = 0.0
+        self._longest = LongestOfLate()
         self._ended = 0
         """In a row, while others waited."""
 
@@ -56,7 +56,7 @@ class HookPatience:
         patience = seconds_max
         if self._ended < ENDED_MAX:
             least = ALONE_SECONDS if is_apart else STALL_SECONDS
-            patience = min(seconds_max, max(least, STALL_RATIO * self._usual_seconds))
+            patience = self._longest.patience(least, seconds_max)
         until = patience
         while not (await asyncio.wait({hook}, timeout=began + until - clock_seconds()))[0]:
             if until >= seconds_max:
@@ -65,7 +65,6 @@ class HookPatience:
                 self._ended += 1
                 return until
             until = min(seconds_max, until + LOOK_SECONDS)
-        seconds = clock_seconds() - began
-        self._usual_seconds = max(seconds, self._usual_seconds * (1 - FORGOTTEN_RATIO))
+        self._longest.note(clock_seconds() - began)
         self._ended = 0
         return seconds_max

@@ -45,13 +45,28 @@ PATIENCE_SECONDS: Final = WRITE_SECONDS - 1
 LOOK_SECONDS: Final = 0.25
 
 
+class LongestOfLate:
+    """How long the longest of the writes, or hooks, before has taken; each further one forgets a part."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def patience(self, least_seconds: float, most_seconds: float) -> float:
+        """Return how long the next one may take."""
+        return min(most_seconds, max(least_seconds, STALL_RATIO * self.seconds))
+
+    def note(self, seconds: float) -> None:
+        """Take down how long one has taken that has succeeded."""
+        self.seconds = max(seconds, self.seconds * (1 - FORGOTTEN_RATIO))
+
+
 class Stalls:
     """The statements of one write store; `others_wait` tells whether requests are queued."""
 
     def __init__(self, database: Database, others_wait: Callable[[], bool]) -> None:
         self._database = database
         self._others_wait = others_wait
-        self._usual_seconds = 0.0
+        self._longest = LongestOfLate()
 
     @asynccontextmanager
     async def ended(
@@ -81,7 +96,7 @@ class Stalls:
             )
 
         watch = _Watch(self._database, is_due, end)
-        watch.look_in(min(max(STALL_SECONDS, STALL_RATIO * self._usual_seconds), PATIENCE_SECONDS))
+        watch.look_in(self._longest.patience(STALL_SECONDS, PATIENCE_SECONDS))
         try:
             yield
         except asyncpg.QueryCanceledError as error:
@@ -98,8 +113,7 @@ class Stalls:
             terminate(connection)
             message = "the write ended while the server was asked to end it"
             raise asyncpg.ConnectionDoesNotExistError(message)
-        forgotten = self._usual_seconds * (1 - FORGOTTEN_RATIO)
-        self._usual_seconds = max(clock_seconds() - began, forgotten)
+        self._longest.note(clock_seconds() - began)
 
 
 class _Watch:

@@ -89,7 +89,8 @@ class Mailbox(Generic[Message, Reply]):
         """Queue a message.
 
         Raises `Overloaded` at once when the mailbox is closed, or full and no share has a longer
-        queue, and `WrongEventLoop` in another loop than the actors'. The future raises `Overloaded` when a share with a shorter queue needs the place.
+        queue, and `WrongEventLoop` in another loop than the actors'. The future raises `Overloaded`
+        when a share with a shorter queue needs the place.
         """
         if self._closed:
             raise Overloaded.while_stopping()
