@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 SERVER = "TEST_POSTGRES_URL"
 DATA_DIR = Path(__file__).parents[1] / ".pytest-postgres"
+# What can still be read in the name of a test.
+ID_BYTES_MAX = 32
 
 _server = pytest.StashKey[tuple[asyncio.Runner, AsyncExitStack]]()
 
@@ -55,6 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SERVER] = runner.run(_start_server(stack))
     runner.run(_make_template(os.environ[SERVER]))
     config.stash[_server] = runner, stack
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name long bytes by their length: their content may differ from process to process."""
+    return f"{len(val)}_bytes" if isinstance(val, bytes) and len(val) > ID_BYTES_MAX else None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

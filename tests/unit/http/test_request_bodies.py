@@ -267,7 +267,7 @@ async def test_a_body_that_is_cut_off_is_refused_though_its_json_is_whole(
     [
         ("gzip", GZIP),
         ("GZIP", GZIP),
-        ("gzip", gzip.compress(b"{") + gzip.compress(b"}")),
+        ("gzip", gzip.compress(b"{", mtime=0) + gzip.compress(b"}", mtime=0)),
         ("gzip", GZIP + EMPTY * (MEMBERS_MAX - 1)),
         ("deflate", ZLIB),
         ("deflate", ZLIB[2:-4]),
