@@ -25,7 +25,7 @@ from stretto.embedded.lock_file import sole_service
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.postgres import embedded_postgres
 from stretto.errors import ConfigurationError, Unreachable
-from stretto.http.tokens.authenticator import Authenticator
+from stretto.http.tokens.keys import secret_key
 from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
 from stretto.postgres.driver_errors import is_lasting
@@ -168,8 +168,8 @@ def _remedy(cause: BaseException | None) -> str:
 def token_settings(settings: Settings) -> TokenSettings:
     """Return how tokens are verified; raises `ConfigurationError` where they cannot be.
 
-    A key that cannot be used is refused here: each worker would find that out, and be replaced by
-    another one.
+    The settings have refused keys that cannot be used; the own secret is refused here. Each worker
+    would find that out, and be replaced by another one.
     """
     tokens = settings.tokens
     if not tokens.ways and not settings.is_embedded:
@@ -180,7 +180,6 @@ def token_settings(settings: Settings) -> TokenSettings:
         raise ConfigurationError(message)
     if not tokens.ways:
         tokens = replace(tokens, jwt_secret=_own_secret(settings.data_dir / "jwt-secret"))
-    Authenticator(tokens)
     return tokens
 
 
@@ -194,7 +193,8 @@ def _own_secret(path: Path) -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
             _make_secret(path)
         # A link that was planted may lead to a file whose content its planter knows.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as file:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, encoding="utf-8", errors="surrogateescape") as file:
             status = os.fstat(file.fileno())
             if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 message = (
@@ -203,7 +203,7 @@ def _own_secret(path: Path) -> str:
                     " with the old one end); or `chmod 600` and `chown` it if it was not read"
                 )
                 raise ConfigurationError(message)
-            return file.read()
+            secret = file.read()
     except OSError as error:
         message = (
             f"{path} cannot be used ({error.strerror}): it must be a file of ours and no link. Set"
@@ -211,6 +211,15 @@ def _own_secret(path: Path) -> str:
             " may be written"
         )
         raise ConfigurationError(message) from error
+    try:
+        secret_key(secret)
+    except ConfigurationError as error:
+        message = (
+            f"{path} holds no secret that can be used. Remove it, and the next start makes another"
+            " one (tokens made with the old one end)"
+        )
+        raise ConfigurationError(message) from error
+    return secret
 
 
 def _make_secret(path: Path) -> None:

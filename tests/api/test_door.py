@@ -197,13 +197,14 @@ async def test_a_repeat_overtakes_nobody(raw: RawClients, monkeypatch: pytest.Mo
         assert ["created", "replayed", "replayed", None, "replayed"] == told
 
 
+@pytest.mark.parametrize("key", ["new", '"new"'], ids=["on the fast path", "by a handler"])
 async def test_a_repeat_waits_for_what_is_worked_for(
-    api: Api, raw: RawClients, connection: Connection
+    key: str, api: Api, raw: RawClients, connection: Connection
 ) -> None:
     """The connection is the order of its answers."""
     client = await raw.connect()
     async with writes_held_up(connection):
-        client.send(request({**FIELDS, "Idempotency-Key": "new"}))
+        client.send(request({**FIELDS, "Idempotency-Key": key}))
         await first_row(connection, "SELECT 1 FROM attempt WHERE status = 'pending'")
         client.send(REPEAT)
         for _ in range(10):

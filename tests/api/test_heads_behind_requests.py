@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.http.front.limits import ConnectionLimits
-from stretto.http.front.queueing import QUEUED_MAX
+from stretto.http.front.connection import ClientConnection
+from stretto.http.front.limits import READ_BYTES_MAX, ConnectionLimits
+from stretto.http.front.queueing import BODY_BUFFER_BYTES, QUEUED_MAX
 from support.api_client import api_for, token_of
 from support.raw_client import BODY, PING, RawClients, creation, creation_head, raw_clients
 
@@ -65,6 +66,31 @@ async def test_a_head_that_has_begun_with_the_end_of_a_request_is_timed(
     for _ in range(request_.count(b" HTTP/1.1\r\n")):
         assert (await client.answer())[0] in (200, 201, 401)
     assert b"" == await client.closed()
+
+
+async def test_a_head_behind_a_body_that_is_not_read_yet_is_timed(
+    raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser keeps both until the body is read, however much arrives before that."""
+    request = creation(TOKEN, "k", BODY.ljust(2 * BODY_BUFFER_BYTES + 1)) + PING[:9]
+    receive = ClientConnection.data_received
+    arrived = b""
+
+    def receive_in_one_turn(client: ClientConnection, data: bytes) -> None:
+        nonlocal arrived
+        arrived += data
+        if data and len(arrived) < len(request):
+            return
+        pieces, arrived = arrived, b""
+        for at in range(0, max(len(pieces), 1), READ_BYTES_MAX):
+            receive(client, pieces[at : at + READ_BYTES_MAX])
+
+    monkeypatch.setattr(ClientConnection, "data_received", receive_in_one_turn)
+    # Less than an idle connection may have.
+    async with asyncio.timeout(DEADLINE_SECONDS / 2):
+        client = await raw.connect(request)
+        assert 201 == (await client.answer())[0]
+        assert b"" == await client.closed()
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)

@@ -204,6 +204,20 @@ async def test_what_follows_a_last_request_is_ignored(last: bytes, api: Api) -> 
         assert (await api.get("/v1/attempts/u")).status == 404
 
 
+async def test_what_follows_a_last_request_is_not_queued(
+    raw: RawClients, made: list[ClientConnection], pending: UUID, connection: Connection
+) -> None:
+    """It would hold memory for as long as the last request takes."""
+    client = await raw.connect(LOOKUP.replace(b"Host: x", b"Host: x\r\nConnection: close") + PING)
+    await until_working(made[0])
+    client.send(PING)
+    await (await raw.connect(PING)).answer()
+    assert (1, True) == (made[0]._request_count, made[0].is_at_last_request)
+    await connection.execute("DELETE FROM attempt WHERE group_id = $1", pending)
+    assert 404 == (await client.answer())[0]
+    assert b"" == await client.closed()
+
+
 @pytest.mark.parametrize("is_at_once", [True, False])
 async def test_a_session_may_be_the_last_request_of_its_connection(
     is_at_once: bool, api: Api

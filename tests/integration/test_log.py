@@ -196,6 +196,7 @@ async def test_one_process_has_the_lease_and_moves_the_place(
     moved = (await store.page(place, 10)).place
     assert not await store.advance(other, moved)
     await store.give_back(other)
+    assert None is await store.lease(other, LEASE_SECONDS)
     assert place == await store.lease(one, LEASE_SECONDS)
     assert await store.advance(one, moved)
     await store.give_back(one)

@@ -14,6 +14,8 @@ from stretto.provision import _make_secret, _own_secret
 if TYPE_CHECKING:
     from pathlib import Path
 
+PEM_BEGIN = "-----BEGIN PUBLIC KEY-----"
+
 
 def test_a_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     """In a folder that is made as well; no draft stays behind."""
@@ -61,6 +63,18 @@ def test_a_secret_that_others_may_read_or_write_is_refused(mode: int, tmp_path: 
         _own_secret(path)
     path.chmod(0o600)
     assert "s" * 64 == _own_secret(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"s" * 31, b"\xff" * 64, PEM_BEGIN.encode() + b"\nAAAA"])
+def test_a_secret_that_is_damaged_is_refused(content: bytes, tmp_path: Path) -> None:
+    """Here, and not by each worker; once it is removed, another one is made."""
+    path = tmp_path / "jwt-secret"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="Remove it"):
+        _own_secret(path)
+    path.unlink()
+    assert _own_secret(path)
 
 
 def test_a_secret_of_another_user_is_refused(
