@@ -132,12 +132,23 @@ def test_a_user_id_is_printable_ascii(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "x" * (USER_ID_CHARACTERS_MAX + 1), "é", "a\n", "\x00", "\x7f", None, 1, b"a"]
+    "value",
+    [
+        *("", "x" * (USER_ID_CHARACTERS_MAX + 1), "é", "a\n", "\x00", "\x7f", None, 1, b"a"),
+        *("aéa", "a\ta", "a\x7fa", "a\u00a0a"),
+    ],
 )
 def test_anything_else_is_no_user_id(value: object) -> None:
     """It goes into logs of others, headers and an ASCII-only column."""
     with pytest.raises(ValueError, match="printable ASCII"):
         UserId(value)
+
+
+def test_members_in_any_order_are_the_same_request() -> None:
+    """A set of texts has another order in every process: so many cannot be sorted by chance."""
+    members = [UserId(f"m{number:02}") for number in range(50)]
+    document = {"name": "T", "members": members[::-1]}
+    assert tuple(members) == NewGroup.parse(ALICE, document).members
 
 
 @pytest.mark.parametrize(
