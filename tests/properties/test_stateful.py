@@ -258,8 +258,8 @@ def forget_the_fingerprint(_: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer another body with the group of the first."""
 
     def decide_blindly(sighting: Any, _: bytes) -> Any:
-        owner_of_key = sighting.group or sighting.attempt
-        return decide(sighting, owner_of_key.fingerprint if owner_of_key else b"")
+        holder_of_key = sighting.group or sighting.attempt
+        return decide(sighting, holder_of_key.fingerprint if owner_of_key else b"")
 
     monkeypatch.setattr(follower_module, "decide", decide_blindly)
 

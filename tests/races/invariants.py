@@ -124,9 +124,9 @@ def _judge_memory(rows: Tables, process: Process, key: str, body: NewGroup) -> N
             exists = group and group.seen().group
             assert known == exists, "a process remembers another group"
         case told if told is KeyReused:
-            owner_of_key = group or attempt
-            assert owner_of_key is not None, "a process remembers a body that nobody has stored"
-            assert owner_of_key.fingerprint != body.fingerprint(), "it refuses the right body"
+            holder_of_key = group or attempt
+            assert holder_of_key is not None, "a process remembers a body that nobody has stored"
+            assert holder_of_key.fingerprint != body.fingerprint(), "it refuses the right body"
 
 
 def _recalled(process: Process, id_: UUID, body: NewGroup) -> object:

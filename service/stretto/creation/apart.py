@@ -3,12 +3,12 @@
 Halves: where some were refused, such as by a host's veto, a half without one is written together.
 OneByOne: after any other error each request is written alone and answered with its own error.
 
-The owners whose writes have gone through of late come first. What takes long ends this, whatever its
-result: no more is tried of an owner whose failures have taken too long, or whose successes take much
-longer than its neighbours', and after `APART_SECONDS_MAX` the rest goes back to the mailbox if others
-wait. What an owner's failures, refusals or slow successes have cost others is charged to that owner
-(`breakers.py`). So is the time of the requests that go through alone, because without the failures one
-statement would have written them.
+The owners whose writes have gone through of late come first. What takes long ends this, whatever
+its result: no more is tried of an owner whose failures have taken too long, or whose successes take
+much longer than its neighbours', and after `APART_SECONDS_MAX` the rest goes back to the mailbox if
+others wait. What an owner's failures, refusals or slow successes have cost others is charged to
+that owner (`breakers.py`). So is the time of the requests that go through alone, because without
+the failures one statement would have written them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# While requests are written alone, those in the mailbox wait. Several times as long as a hook may hang
-# for one of them (`postgres/hook_patience.py`).
+# While requests are written alone, those in the mailbox wait. Several times as long as a hook may
+# hang for one of them (`postgres/hook_patience.py`).
 APART_SECONDS_MAX: Final = 1.0
 # An owner is slow whose writes take so many times as long as its neighbours'.
 SLOW_RATIO: Final = 5.0
@@ -62,8 +62,8 @@ def is_away(error: StoreError) -> bool:
 def is_own(error: StoreError, started: float, breakers: OwnerBreakers) -> bool:
     """Whether a failure since `started` is its owner's own: a lock on a row, or the host's hook.
 
-    A write or a hook that was ended may have been slow because all are. So it is its owner's own only
-    where another write has gone through meanwhile.
+    A write or a hook that was ended may have been slow because all are. So it is its owner's own
+    only where another write has gone through meanwhile.
     """
     if isinstance(error, Stalled | HookEnded):
         return breakers.has_led_since(started)
@@ -71,7 +71,7 @@ def is_own(error: StoreError, started: float, breakers: OwnerBreakers) -> bool:
 
 
 @dataclass(slots=True)
-class _Failing:
+class _Failures:
     """An owner's failures in this batch."""
 
     write: Write
@@ -82,7 +82,7 @@ class _Failing:
 
 
 @dataclass(slots=True)
-class _Led:
+class _Successes:
     """What an owner's successes in this batch have taken."""
 
     write: Write
@@ -91,12 +91,12 @@ class _Led:
 
 
 class Halves:
-    """The parts of a batch to lead next, of which some requests are refused; use once."""
+    """Yields parts of a batch to lead, and the halves of each part that is refused; use once."""
 
     def __init__(
         self, batch: Sequence[WriteRequest], started: float, breakers: OwnerBreakers
     ) -> None:
-        """Take when the lead of the whole batch was begun."""
+        """Take the time at which the lead of the whole batch began."""
         self._batch = batch
         self._breakers = breakers
         self._since = started
@@ -110,13 +110,13 @@ class Halves:
             yield self._parts.pop()
 
     def split(self, part: Sequence[WriteRequest]) -> None:
-        """Have both halves led instead of a part that was refused."""
+        """Replace a part that was refused by its halves."""
         self._wasted_seconds += self._breakers.clock_seconds() - self._since
         middle = len(part) // 2
         self._parts += [part[middle:], part[:middle]]
 
     def charge(self) -> None:
-        """Charge the owners of the refused with what was done in vain, where they had neighbours."""
+        """Charge the owners of refused requests with the time lost, if they had neighbours."""
         if not _has_several_owners(self._batch):
             return
         refused = [
@@ -130,7 +130,7 @@ class Halves:
 
 
 def result_of(request: WriteRequest) -> WriteResult | None:
-    """Return what a request was answered; None if it was not, with an error, or its sender has left."""
+    """Return a request's result; None if it has no answer, an error, or a sender that has left."""
     answered = request.answered
     if not answered.done() or answered.cancelled() or answered.exception() is not None:
         return None
@@ -142,7 +142,7 @@ def _has_several_owners(batch: Sequence[WriteRequest]) -> bool:
 
 
 class OneByOne:
-    """The requests of one batch; use once."""
+    """Writes the requests of one batch, each alone; use once."""
 
     def __init__(
         self,
@@ -151,21 +151,21 @@ class OneByOne:
         breakers: OwnerBreakers,
         forget_bug: Callable[[Exception], Awaitable[None]],
     ) -> None:
-        """Take what reports a bug and replaces the connection; the mailbox shows whether others wait."""
+        """Take the mailbox only to see whether others wait; `forget_bug` reports a bug."""
         self._batch = batch
         self._mailbox = mailbox
         self._breakers = breakers
         self._forget_bug = forget_bug
-        self._failing: dict[UserId, _Failing] = {}
-        self._led: dict[UserId, _Led] = {}
+        self._failing: dict[UserId, _Failures] = {}
+        self._successes: dict[UserId, _Successes] = {}
 
     async def write(
         self, step: Callable[[WriteRequest], Awaitable[Result]]
     ) -> tuple[list[Result], list[WriteRequest]]:
-        """Take a step for each request; return the results, and the requests for which no time was left.
+        """Take a step for each request; return the results, and the requests that had no time.
 
-        Raises what ends it before all had their turn: the database is away, or every request has met
-        a bug.
+        Raises what ends it before all had their turn: the database is away, or every request has
+        met a bug.
         """
         results: list[Result] = []
         untried: list[WriteRequest] = []
@@ -185,7 +185,7 @@ class OneByOne:
                 try:
                     results.append(await step(request))
                     if isinstance(result_of(request), Led):
-                        self._note_led(request, clock_seconds() - since)
+                        self._note_success(request, clock_seconds() - since)
                 except StoreError as error:
                     self._fail(request, error, clock_seconds() - since)
                     if is_away(error):
@@ -198,17 +198,18 @@ class OneByOne:
                     unknown = OutcomeUnknown("the writer has met a bug")
                     self._fail(request, unknown, clock_seconds() - since)
                 is_late = self._is_late(started, left)
-            untried += self._innocent(left)
-            self._charge(started, others_led=bool(results))
+            untried += self._fail_failing(left)
+            self._charge(started, others_passed=bool(results))
         finally:
             # Each error refers to this frame by its traceback.
             failing.clear()
         return results, untried
 
     def _proven_first(self) -> list[WriteRequest]:
-        """Return the requests, the first at the end: those of owners whose writes go through first.
+        """Return the requests in an order to be taken from the end.
 
-        Owners take turns: of each its first request, then of each its second.
+        First come the owners whose last write has gone through. Among those, and among the others,
+        owners take turns: of each its first request, then of each its second.
         """
         ranks: Counter[UserId] = Counter()
         order: list[tuple[bool, int, WriteRequest]] = []
@@ -225,35 +226,39 @@ class OneByOne:
             return False
         return len(self._mailbox) > 0 or _has_several_owners(left)
 
-    def _note_led(self, request: WriteRequest, seconds: float) -> None:
-        led = self._led.setdefault(request.message.new_group.owner, _Led(request.message))
-        led.seconds += seconds
-        led.count += 1
+    def _note_success(self, request: WriteRequest, seconds: float) -> None:
+        owner = request.message.new_group.owner
+        successes = self._successes.setdefault(owner, _Successes(request.message))
+        successes.seconds += seconds
+        successes.count += 1
 
     def _excess_seconds(self, owner: UserId) -> float:
-        """Return by how much an owner's writes have taken longer than as many of its neighbours'."""
-        led = self._led.get(owner)
-        usual = [each.seconds / each.count for key, each in self._led.items() if key != owner]
-        if led is None or not usual:
+        """Return how much longer an owner's successes have taken than as many of its neighbours'.
+
+        It is 0 below `SLOW_RATIO` times their time: such an owner is not slow.
+        """
+        own = self._successes.get(owner)
+        usual = [each.seconds / each.count for key, each in self._successes.items() if key != owner]
+        if own is None or not usual:
             return 0.0
-        # Where the server is slow, it is slow for others too.
+        # A slow server is slow for the neighbours too.
         usual_seconds = median_low(usual)
-        if led.seconds < SLOW_RATIO * usual_seconds * led.count:
+        if own.seconds < SLOW_RATIO * usual_seconds * own.count:
             return 0.0
-        return led.seconds - usual_seconds * led.count
+        return own.seconds - usual_seconds * own.count
 
     def _fail(self, request: WriteRequest, error: StoreError, seconds: float) -> None:
         """Answer a request that has failed alone, and note what it has cost its neighbours."""
         request.fail(error)
         owner = request.message.new_group.owner
-        failing = self._failing.setdefault(owner, _Failing(request.message, error))
+        failing = self._failing.setdefault(owner, _Failures(request.message, error))
         failing.write, failing.error = request.message, error
         failing.seconds += seconds
         failing.count += 1
         self._breakers.forget_proof(owner)
 
-    def _innocent(self, left: list[WriteRequest]) -> list[WriteRequest]:
-        """Answer the requests of owners who are failing with their error; return the others."""
+    def _fail_failing(self, left: list[WriteRequest]) -> list[WriteRequest]:
+        """Fail the requests of owners with failures, by the owner's error; return the others."""
         rest = []
         for request in reversed(left):
             failing = self._failing.get(request.message.new_group.owner)
@@ -263,31 +268,32 @@ class OneByOne:
                 request.fail(failing.error)
         return rest
 
-    def _charge(self, started: float, *, others_led: bool) -> None:
+    def _charge(self, started: float, *, others_passed: bool) -> None:
         """Charge owners with what taking the batch apart has cost, where they had neighbours.
 
-        Each pays the time of its own failures, and by their number a part of all other time: failures
-        that come at once have the whole batch taken apart as well. Slow successes cost as much as
-        failures: each pays what they took longer than those of its neighbours.
+        Each pays the time of its own failures, and by their number a part of all other time:
+        failures that come at once have the whole batch taken apart as well. Slow successes cost as
+        much as failures: each pays what they took longer than those of its neighbours.
 
-        Failures that are the owner's own are charged, and any other error while others get through.
+        A failure that is the owner's own is charged (`is_own`). Any other is charged only if the
+        step of some request did not fail (`others_passed`).
         """
         if not _has_several_owners(self._batch) and not len(self._mailbox):
             return
         seconds = self._breakers.clock_seconds() - started
-        for owner, led in self._led.items():
+        for owner, successes in self._successes.items():
             if excess_seconds := self._excess_seconds(owner):
                 seconds -= excess_seconds
-                self._breakers.charge(led.write, excess_seconds, slow())
+                self._breakers.charge(successes.write, excess_seconds, slow())
         failing = self._failing.values()
         shared_seconds = seconds - sum(each.seconds for each in failing)
         count = sum(each.count for each in failing)
         for each in failing:
-            if others_led or is_own(each.error, started, self._breakers):
+            if others_passed or is_own(each.error, started, self._breakers):
                 cost = each.seconds + shared_seconds * each.count / count
                 self._breakers.charge(each.write, cost, each.error)
 
 
 def slow() -> StoreError:
-    """Return what pauses an owner whose writes succeed, and keep others waiting."""
+    """Return the error of an owner whose writes succeed, but keep others waiting: it is paused."""
     return Stalled("writes of this owner take long while others wait")

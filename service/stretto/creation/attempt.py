@@ -1,7 +1,7 @@
 """The attempt's states, and what a follower does about each: a pure decision without I/O.
 
-    claim ──► pending ──lead──► succeeded
-                 │  └──refused─► failed
+    claim ──► pending ──lead, heal──► succeeded
+                 │  └──refused──────► failed
                  └──lease over: reclaim──► pending (another token)
 
 A settled attempt (succeeded, failed) never changes again.
@@ -34,7 +34,7 @@ class AnswerStatus(StrEnum):
 
     CREATED = "created"  # this request's own claim and write
     REPLAYED = "replayed"  # another request's write, from its settled attempt
-    HEALED = "healed"  # found in the domain tables; its attempt was open or gone
+    HEALED = "healed"  # found in the domain tables; its attempt was pending or gone
     RECOVERED = "recovered"  # this request's write, after another's lease had run out
 
     @property
@@ -127,14 +127,14 @@ Decision = Replay | Heal | Wait | Reclaim | Refuse | ReuseOfKey | ClaimAgain
 def decide(sighting: Sighting, fingerprint: bytes) -> Decision:
     """Return what a request with this fingerprint does about what it sees.
 
-    The group's fingerprint counts before the attempt's: after the first attempt was swept, a request
-    with another body may have claimed the key again.
+    The group's fingerprint counts before the attempt's: after the first attempt was swept, a
+    request with another body may have claimed the key again.
     """
     attempt, row = sighting.attempt, sighting.group
-    owner_of_key = row or attempt
-    if owner_of_key is None:
+    holder_of_key = row or attempt
+    if holder_of_key is None:
         return ClaimAgain()
-    if owner_of_key.fingerprint != fingerprint:
+    if holder_of_key.fingerprint != fingerprint:
         return ReuseOfKey()
     if attempt is None:
         assert row is not None

@@ -1,8 +1,8 @@
 """BatchWriter: claims a batch and leads what was won, in one round trip if that may be.
 
-Claim and lead are two commits in any case. If the one round trip fails, the attempts show which of the
-two has failed, and what follows is the same as if they had been sent one after the other. Nothing here
-follows, or decides what a request means.
+Claim and lead are two commits in any case. If the one round trip fails, the attempts show which of
+the two has failed, and what follows is the same as if they had been sent one after the other.
+Nothing here follows, or decides what a request means.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ class BatchWriter:
         if is_lost:
             # Lead them all: the fence lets through what carries our token.
             return await self._leads.lead(batch)
-        # A claim that failed has left no attempt of ours. One that did not is committed.
+        # If the claim failed, no attempt carries our tokens. If the lead failed, the claims stand.
         tokens = await self._leads.unlocked(batch)
         if not tokens:
             claim = partial(self._claim, failed=failed)
             return await self._write_in_steps(batch, claim, started)
         claimed = kept(batch, tokens)
         if len(claimed) < len(batch):
-            # Without the others, which may have been held, the lead may go through.
+            # The attempts of the others may be locked. Without them the lead may go through.
             failed.clear()
         return await self._leads.lead(claimed, started, failed)
 
     async def write_contended(self, batch: list[WriteRequest]) -> int:
-        """Claim each alone, as long as the batches of others hardly notice; lead the won together."""
+        """Claim each alone, for at most `CONTENDED_SECONDS_MAX`; lead those that won together."""
         # In random order: a key that gets no time now gets it in another batch.
         random.shuffle(batch)
         return await self._write_in_steps(batch, self._claim_contended, self._clock_seconds())
@@ -90,7 +90,8 @@ class BatchWriter:
         """Claim and lead one request alone, and once."""
         if request.message.is_claimed or await self._claim([request]):
             return await self._leads.lead_probe(request, is_hasty=is_hasty)
-        # It follows, and takes the attempt over after the lease: a retried key may be all there is.
+        # Not won: the request follows. After the lease it reclaims, and comes back as claimed: so
+        # an owner who only retries one key is probed as well.
         request.answer(NotLed())
         return 0
 
@@ -100,7 +101,7 @@ class BatchWriter:
         return untried
 
     async def _write_at_once(self, batch: Sequence[WriteRequest]) -> int:
-        """Claim and lead in one round trip, whatever comes of it."""
+        """Claim and lead in one round trip; return how many led. Handles no error."""
         with self._leads.reporting(batch):
             led = await self._store.claim_and_lead(
                 [request.message for request in batch], is_hasty=len(batch) > 1
@@ -133,7 +134,7 @@ class BatchWriter:
     async def _claim(
         self, batch: Sequence[WriteRequest], failed: list[StoreError] | None = None
     ) -> set[UUID]:
-        """Return the tokens that may lead; `failed` has the error of a claim that was made before."""
+        """Return the tokens that may lead; `failed` may have the error of a claim made before."""
         try:
             return await self._claim_once(batch, failed)
         except Locked:
@@ -144,7 +145,7 @@ class BatchWriter:
                 return set()
         except StoreError as error:
             if _is_lost(error):
-                # As in `write`.
+                # As in `write`: the fence lets through what carries our token.
                 return {request.message.claim_token for request in batch}
             if len(batch) == 1 or is_away(error):
                 raise
@@ -161,7 +162,7 @@ class BatchWriter:
     async def _claim_once(
         self, batch: Sequence[WriteRequest], failed: list[StoreError] | None = None
     ) -> set[UUID]:
-        """Claim a batch in one statement, whatever comes of it; return the tokens that won."""
+        """Claim a batch in one statement; return the tokens that won. Handles no error."""
         if failed:
             raise failed.pop()
         with self._leads.reporting(batch):

@@ -1,13 +1,14 @@
 """Baton: which of a process's writers takes the next batch.
 
 Two writers that take whatever has arrived split what one would write together: each batch costs the
-database and the loop more than its share of a larger one. So one writer takes batch after batch, and the
-next one grows while it writes. Another writer helps only where the time is spent elsewhere, on the way to
-a far database or by its disk: then this process is idle although requests wait.
+database and the loop more than its share of a larger one. So one writer takes batch after batch,
+and the next one grows while it writes. Another writer helps only where the time is spent elsewhere,
+on the way to a far database or by its disk: then this process is idle although requests wait.
 
-So where the loop's thread has lately been idle for a good part of the time, the holder passes the baton on
-as soon as it has a batch. How fast the machine is does not matter, nor how large the batch: a loop that has
-work is not idle. Nor is one that waits for a processor: another batch would only take that from it.
+So where the loop's thread has lately been idle for a good part of the time, the holder passes the
+baton on as soon as it has a batch. How fast the machine is does not matter, nor how large the
+batch: a loop that has work is not idle. Nor is one that waits for a processor: another batch would
+only take that from it.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
     from stretto.creation.ports import Write, WriteRequest, WriteResult, WriteStore
     from stretto.runtime.mailbox import Mailbox
 
-# Another writer helps where the thread is idle for more than this share of the time. Measured: one writer
-# creates more up to 0.30, two from 0.66 on (docs/adr/0031-writers-by-need.md).
+# Another writer helps where the thread is idle for more than this share of the time. Measured: one
+# writer creates more up to 0.30, two from 0.66 on (docs/adr/0031-writers-by-need.md).
 IDLE_SHARE: Final = 0.45
 # The time over which the share is taken: several batches.
 WINDOW_SECONDS: Final = 0.05
-# A batch that takes so long waits for a lock or for a server that hangs: the others go on, however busy
-# the loop is. Several times what the largest batch takes.
+# A batch that takes so long waits for a lock or for a server that hangs: the others go on, however
+# busy the loop is. Several times what the largest batch takes.
 BATCH_SECONDS_MAX: Final = 0.1
 
 
 class Baton:
-    """Shared by the writers of a process, with their mailbox; each writer is known by itself."""
+    """Shared by the writers of a process, with their mailbox; a writer is known by its identity."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Baton:
         busy_seconds: Callable[[], float] | None = None,
         clock_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take two clocks: of the time for which the event loop's thread has had work, and of all time."""
+        """Take two clocks: `busy_seconds` runs only while the event loop's thread has work."""
         self.mailbox = mailbox
         self.stores: list[WriteStore] = []
         """Of all the writers."""
@@ -71,7 +72,11 @@ class Baton:
     async def take(
         self, writer: object, batch_max: int, rows_of: Callable[[Write], int], rows_max: int
     ) -> list[WriteRequest]:
-        """Return a batch for this writer, which keeps the baton until it is passed on."""
+        """Return a batch for this writer.
+
+        If the thread has been busy, the writer keeps the baton, but passes it on when the batch has
+        taken `BATCH_SECONDS_MAX`. Else it passes the baton on at once.
+        """
         if self._holder not in (None, writer):
             granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((writer, granted))
@@ -79,7 +84,7 @@ class Baton:
         self._holder = writer
         batch = await self.mailbox.take(batch_max, rows_of, rows_max)
         # From now on the writer waits for the database.
-        if self._is_mostly_idle():
+        if self._has_been_idle():
             self.pass_on(writer)
         else:
             loop = asyncio.get_running_loop()
@@ -103,8 +108,8 @@ class Baton:
                 self._holder = following
                 granted.set_result(None)
 
-    def _is_mostly_idle(self) -> bool:
-        """Whether the thread was idle for most of the last window."""
+    def _has_been_idle(self) -> bool:
+        """Whether the thread was idle for more than `IDLE_SHARE` of the last window."""
         seconds = self._clock_seconds() - self._window_began
         if seconds >= WINDOW_SECONDS:
             busy_seconds = self._busy_seconds()

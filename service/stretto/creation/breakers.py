@@ -1,13 +1,14 @@
 """OwnerBreakers: owners whose writes are paused, because they have cost others their time.
 
-A tenant's row that stays locked, or a hook or trigger that hangs for one tenant, costs a time-out in each
-batch that has a write of that tenant, however often it is repeated. So failures are charged to their owner.
-An owner who has cost too much is paused: its requests are answered with the error of its last write,
-before anything is claimed. After the pause one of them is a probe: tried alone, after the others. If the
-probe goes through, the owner shares batches again; if not, the next pause is longer.
+A tenant's row that stays locked, or a hook or trigger that hangs for one tenant, costs a time-out
+in each batch that has a write of that tenant, however often it is repeated. So failures are charged
+to their owner. An owner who has cost too much is paused: its requests are answered with the error
+of its last write, before anything is claimed. After the pause one of them is a probe: tried alone,
+after the others. If the probe goes through, the owner shares batches again; if not, the next pause
+is longer.
 
-After a lock or another passing conflict the pause stays short: the owner may be the one that waits for a
-lock, and not the one that holds it.
+After a lock or another passing conflict the pause stays short: the owner may be the one that waits
+for a lock, and not the one that holds it.
 
 Shared by the writers of a process. The writer decides which failures are an owner's own.
 """
@@ -31,18 +32,18 @@ if TYPE_CHECKING:
     from stretto.domain import UserId
     from stretto.errors import StoreError
 
-# What one owner's failures may cost the batches of others at once: less than one hasty lock time-out,
-# more than a few errors that the server gives at once.
+# What one owner's failures may cost the batches of others at once: less than one hasty lock
+# time-out, more than a few errors that the server gives at once.
 OWNER_SECONDS_MAX: Final = 0.2
 # A pause lasts so many times what it follows has cost: the rest of the time is left for the others.
 PAUSE_RATIO: Final = 10.0
 # Between probes that fail. A client that was asked to wait half a minute still has its user.
 PAUSE: Final = Backoff(1.0, 30.0)
-# The longest pause after a passing conflict: what one hasty lock time-out costs, at `PAUSE_RATIO`. The
-# owner may be the victim of a lock that another owner holds.
+# The longest pause after a passing conflict: what one hasty lock time-out costs, at `PAUSE_RATIO`.
+# The owner may be the victim of a lock that another owner holds.
 CONFLICT_PAUSE_SECONDS_MAX: Final = 2.5
-# After a probe that failed, no owner is probed for so many times as long as it took: however many owners
-# are paused, most of the time is left for the others.
+# After a probe that failed, no owner is probed for so many times as long as it took: however many
+# owners are paused, most of the time is left for the others.
 PROBE_RATIO: Final = 4.0
 # A paused owner who sends nothing is forgotten this long after the pause.
 STALE_SECONDS: Final = 60.0
@@ -86,7 +87,7 @@ class OwnerBreakers:
         return owner in self._open
 
     def charge(self, write: Write, seconds: float, error: StoreError) -> None:
-        """Add to what writes of this one's owner have cost others; pause the owner for too much.
+        """Add to what the owner of this write has cost others; pause the owner if it is too much.
 
         The sum is forgiven over time: one second of it every `PAUSE_RATIO` seconds.
         """
@@ -111,7 +112,7 @@ class OwnerBreakers:
             del proven[next(iter(proven))]
 
     def is_proven(self, owner: UserId) -> bool:
-        """Whether a write of the owner has gone through of late, and none has failed alone since."""
+        """Whether a write of the owner went through lately, and none has failed alone since."""
         return owner in self._proven
 
     def forget_proof(self, owner: UserId) -> None:
@@ -189,5 +190,5 @@ class OwnerBreakers:
 
 
 def _copy(error: StoreError) -> StoreError:
-    """Return an error of the same type and text, without traceback and cause: those keep frames alive."""
+    """Return an error of the same type and text; traceback and cause would keep frames alive."""
     return type(error).__new__(type(error), *error.args)

@@ -1,8 +1,8 @@
 """ContendedKeys: the keys whose claims another transaction has held up a short while ago.
 
-A claim that meets an uncommitted claim of its key waits for it, and so does everything in its statement.
-The other claim may last for long: its client may be gone without the server's knowledge. So such a key
-stays out of shared batches until it can be claimed again.
+A claim that meets an uncommitted claim of its key waits for it, and so does everything in its
+statement. The other claim may last for long: its client may be gone without the server's knowledge.
+So such a key stays out of shared batches until it can be claimed again.
 """
 
 from __future__ import annotations

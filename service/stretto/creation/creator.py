@@ -1,8 +1,8 @@
 """GroupCreator: answers every request for a group, so that a key never makes two.
 
-It owns the memory of outcomes, and decides what a request waits for. The first request of a key starts
-its flight (`flights.py`); later ones with the same meaning wait for the outcome and hold no connection.
-Nothing here writes domain rows; the writers do.
+It owns the memory of outcomes, and decides what a request waits for. The first request of a key
+starts its flight (`flights.py`); later ones with the same meaning wait for the outcome and hold no
+connection. Nothing here writes domain rows; the writers do.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS_DEFAULT: Final = 10.0
 WAIT_SECONDS_MAX: Final = 30.0
-# The request that starts a flight waits this long even with `wait=0`: its own write is under way, and
-# the answer "pending" would only cost its client another request.
+# The request that starts a flight waits this long even with `wait=0`: its own write is under way,
+# and the answer "pending" would only cost its client another request.
 OWN_WRITE_SECONDS: Final = 1.0
 
 
@@ -109,7 +109,7 @@ class GroupCreator:
         return len(self._flights)
 
     def flights_by_age(self) -> Mapping[str, int]:
-        """Return the same of each class of ages."""
+        """Return how many keys are in flight, by class of age."""
         return self._flights.by_age()
 
     @property
@@ -158,6 +158,7 @@ class GroupCreator:
             return self._observed(document, AnswerStatus.REPLAYED)
         if len(body) > LARGE_BODY_BYTES:
             await self._turns.take(owner)
+            # Another request of the key may have succeeded during the wait.
             known = self._memory.find(id_)
         new_group = NewGroup.parse(owner, parse_json(body))
         return await self._create(id_, known, new_group, digest(body), wait_seconds)
@@ -174,9 +175,9 @@ class GroupCreator:
     ) -> Answer | asyncio.Future[bytes] | None:
         """Do what `create_from` does, as far as that needs no task.
 
-        Return the answer to a body that is repeated byte by byte. If such a body is in flight, or its
-        flight may start and does, return a future: `then` gets the outcome, unless the future is
-        cancelled. Return None for all else: `create_from` answers it, or raises the error.
+        Return the answer to a body that is repeated byte by byte. If such a body is in flight, or
+        its flight may start and does, return a future: `then` gets the outcome, unless the future
+        is cancelled. Return None for all else: `create_from` answers it, or raises the error.
         """
         id_ = group_id_bytes(owner, key)
         known = self._memory.find(id_)
@@ -211,7 +212,7 @@ class GroupCreator:
     ) -> None:
         """Report the outcome to a request that waits without a task, unless it has left.
 
-        `own` is the flight that it has started.
+        `own` is the flight that this request has started; None if it has joined another's.
         """
         if not waiter.cancelled():
             answer = answer_of(waiter, AnswerStatus.REPLAYED if own is None else own.status)
@@ -227,7 +228,7 @@ class GroupCreator:
         body_digest: bytes,
         wait_seconds: float,
     ) -> Answer:
-        """Answer from the known outcome, else from the key's flight, else from a flight of its own."""
+        """Answer from the known outcome, else from the key's flight, else from a new flight."""
         if self._hooks and asyncio.current_task() in self._hooks:
             raise CreatedInHook
         fingerprint = new_group.fingerprint()
@@ -253,6 +254,7 @@ class GroupCreator:
                     raise
                 except StrettoError:
                     pass
+                # A failure is not remembered: then this request starts a flight, and finds out.
                 known = self._memory.find(id_)
         except StrettoError as error:
             self._observe(AttemptAnswered(error.code))

@@ -1,6 +1,7 @@
 """A flight: one key on its way to an outcome in this process, and the requests that wait for it.
 
-It is registered before its write is handed in, so that a key has one flight at most. It finishes once.
+It is registered before its write is handed in, so that a key has one flight at most.
+It finishes once.
 """
 
 from __future__ import annotations
@@ -105,42 +106,52 @@ class Flight:
             case _:
                 assert_never(result)
 
-    def join(self, deadline: float, until: float | None = None) -> asyncio.Future[bytes]:
+    def join(self, deadline: float, own_deadline: float | None = None) -> asyncio.Future[bytes]:
         """Return a future of the document for one more request, which cancels it if it leaves.
 
-        The future raises what the flight finishes with, and `AttemptPending` at the deadline, on the
-        loop's clock. The request that started the flight may wait longer, `until` then, while its own
-        write is under way.
+        The future raises what the flight finishes with, and `AttemptPending` at the deadline, on
+        the loop's clock. The request that started the flight may pass a later `own_deadline`, which
+        holds while its own write is under way.
         """
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bytes] = loop.create_future()
         self.waiters[waiter] = deadline
-        timer = loop.call_at(until or deadline, _give_up, waiter)
+        timer = loop.call_at(own_deadline or deadline, _give_up, waiter)
         waiter.add_done_callback(partial(self._leave, timer))
         return waiter
 
     def _leave(self, timer: asyncio.TimerHandle, waiter: asyncio.Future[bytes]) -> None:
-        """Forget a request that was answered or has left: an error would refer to itself by us."""
+        """Forget a request that was answered or has left.
+
+        An error must not stay here: its traceback may refer to this flight, which would be a cycle.
+        """
         timer.cancel()
         del self.waiters[waiter]
 
-    async def wait(self, deadline: float, until: float | None = None) -> bytes:
+    async def wait(self, deadline: float, own_deadline: float | None = None) -> bytes:
         """Return the document; raises as the future of `join` does."""
-        waiter = self.join(deadline, until)
+        waiter = self.join(deadline, own_deadline)
         try:
             return await waiter
         finally:
-            # An error would refer to itself by this frame.
+            # The traceback of an error refers to this frame: a reference back would be a cycle.
             del waiter
 
     def release_impatient(self, now: float) -> None:
-        """Answer those whose deadline has passed: the write under way is another's, not their own."""
+        """Answer `AttemptPending` to requests whose deadline has passed.
+
+        The later deadline of the request that started the flight holds only for its own write. Here
+        another's is awaited.
+        """
         for waiter, deadline in self.waiters.items():
             if deadline <= now:
                 _give_up(waiter)
 
     def finish(self, result: bytes | StrettoError) -> None:
-        """Answer every request that still waits; one that has left is among them for one more turn."""
+        """Answer every request that still waits.
+
+        One that has left is among the waiters for one more turn of the loop, and is skipped.
+        """
         for waiter in self.waiters:
             if waiter.done():
                 continue
@@ -151,28 +162,28 @@ class Flight:
 
 
 def by_age(flights: Iterable[Flight], now: float) -> Mapping[str, int]:
-    """Return how many flights are in each class, which its least age names: `0s`, `1s`, `5s`, `30s`."""
+    """Return how many flights are in each class; its name is its least age, such as `5s`."""
     ages = Counter(bisect_right(AGES_SECONDS, now - flight.started_at) for flight in flights)
     names = ("0s", *(f"{age:.0f}s" for age in AGES_SECONDS))
     return {name: ages[number] for number, name in enumerate(names)}
 
 
 def _give_up(waiter: asyncio.Future[bytes]) -> None:
-    """Answer a request whose time is over that its attempt is pending."""
+    """Answer `AttemptPending` to a request whose time is over, if it has no answer yet."""
     if not waiter.done():
         waiter.set_exception(AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS))
 
 
 def answer_of(waiter: asyncio.Future[bytes], status: AnswerStatus) -> Answer | StrettoError:
-    """Return what a request that was waiting is answered with; `status` is that of a success."""
-    # Taken, not raised: its traceback would refer to this frame.
+    """Return the answer or the error for a request that waited; `status` is that of a success."""
+    # The error is taken, not raised: its traceback would refer to this frame.
     error = waiter.exception()
     assert error is None or isinstance(error, StrettoError)
     return Answer(waiter.result(), status) if error is None else error
 
 
 def public_error(cause: Failure | BaseException) -> StrettoError:
-    """Return what requests are answered with for a failure, or for an error of a writer or a store."""
+    """Return the error that requests get for a failure, or for an error of a writer or a store."""
     if isinstance(cause, Failure):
         return AttemptFailed(cause)
     if isinstance(cause, StrettoError):

@@ -128,18 +128,19 @@ class Flights:
             self._finish(flight, Overloaded.while_stopping())
             raise
         finally:
-            # A bug leaves the outcome unknown: it ends this task, and its requests get an error.
+            # Any other exception is a bug, which leaves the outcome unknown: it ends this task, and
+            # the requests get an error. A flight that has finished is left alone.
             self._finish(flight, InternalError())
 
     def _finish(self, flight: Flight, outcome: CreatedGroup | Failure | BaseException) -> None:
-        """Answer the flight's requests and remember a success, once: a finished flight is left alone."""
+        """Answer the flight's requests and remember a success. Does nothing if it has finished."""
         id_ = flight.group_id.bytes
         if self._flights.get(id_) is not flight:
             return
         del self._flights[id_]
         if isinstance(outcome, CreatedGroup):
             document = created_document(outcome)
-            # A flight that began before the last `forget` may have met a server that was replaced since.
+            # A flight that began before the last `forget` may have met another server.
             if flight.memory_epoch == self._memory.epoch:
                 self._memory.remember(id_, flight.fingerprint, document, flight.body_digest)
             flight.finish(document)

@@ -1,7 +1,7 @@
 """Follower: pursues an attempt that a flight's own write has not settled, until something has.
 
-Another request leads the attempt, has led it, or has left it behind. The pure `decide` says what to do;
-this carries it out in turns: look, then replay, heal, wait or take over; then write once more.
+Another request leads the attempt, has led it, or has left it behind. The pure `decide` says what to
+do; this carries it out in turns: look, then replay, heal, wait or take over; then write once more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ POLL: Final = Backoff(0.005, 0.25)
 
 
 class Follower:
-    """Finds or brings about the outcome that a flight's first write has not."""
+    """Finds, or brings about, the outcome that a flight's first write has not settled."""
 
     def __init__(
         self,

@@ -73,8 +73,9 @@ class LeadWriter:
     ) -> int:
         """Lead a batch together; where that fails, each request alone. Return how many led.
 
-        `failed` has the error of a lead of this batch that was `started` before. It is taken out: an
-        error that a frame of its own traceback refers to would never be freed.
+        `failed` may have one error: that of a lead of this batch that was `started` before, and is
+        not made again. The error is taken out of the list: one that a frame of its own traceback
+        refers to would never be freed.
         """
         is_alone = len(batch) == 1
         started = self._breakers.clock_seconds() if started is None else started
@@ -87,14 +88,14 @@ class LeadWriter:
             if is_alone:
                 self.charge_alone(batch[0].message, started, error)
                 raise
-            # A table that all need is locked, or the database is away: alone they would fail as well.
+            # A table that all need is locked, or the database is away: each would fail alone too.
             may_be_table = isinstance(error, Locked) and not isinstance(error, _RowLocked)
             if is_away(error) or (may_be_table and await self._are_tables_locked()):
                 raise
         except Exception as error:
             if is_alone:
                 raise
-            # A bug in judging one request: what it has left open is rolled back, or settled already.
+            # A bug in judging one request: what it left open is rolled back, or settled already.
             await self.forget_bug(error)
         else:
             if is_alone and led:
@@ -129,7 +130,7 @@ class LeadWriter:
             self._breakers.charge(write, seconds, slow())
 
     def answered(self, batch: Sequence[WriteRequest], led: set[UUID]) -> int:
-        """Answer a batch of which these tokens have led; return how many."""
+        """Answer every request of a batch, of which these tokens have led; return how many led."""
         if led:
             self._breakers.note_led(
                 request.message.new_group.owner
@@ -141,11 +142,11 @@ class LeadWriter:
         return len(led)
 
     def one_by_one(self, batch: Sequence[WriteRequest]) -> OneByOne:
-        """Return what takes a batch apart."""
+        """Return what tries each request of a batch alone."""
         return OneByOne(batch, self._mailbox, self._breakers, self.forget_bug)
 
     async def forget_bug(self, error: Exception) -> None:
-        """Report a bug that did not end the turn, and take another connection."""
+        """Report a bug that did not end the turn; the next statement gets another connection."""
         self._observe(ActorCrashed(WRITER, error))
         await self._store.close()
 
@@ -159,10 +160,10 @@ class LeadWriter:
             raise
 
     async def _lead_halves(self, batch: Sequence[WriteRequest], started: float) -> int:
-        """Lead a batch of which the server, or a host's hook, has refused some: it does not say which.
+        """Lead a batch in halves: the server or a host's hook has refused some, not saying which.
 
-        A half without a refused one goes through together, so that a veto costs its neighbours a few
-        statements, and not one for each of them.
+        A half without a refused one goes through together, so that a veto costs its neighbours a
+        few statements, and not one for each of them.
         """
         halves = Halves(batch, started, self._breakers)
         led = 0
@@ -185,7 +186,7 @@ class LeadWriter:
         return led
 
     async def _lead_apart(self, batch: Sequence[WriteRequest]) -> int:
-        """Lead each request in haste, as its neighbours wait; the rest stays claimed (`untried`)."""
+        """Lead each alone, in haste: its neighbours wait. The rest stays claimed (`untried`)."""
         apart = self.one_by_one(batch)
         led, untried = await apart.write(
             lambda each: self._lead_persistently([each], (Transient,), is_hasty=True)
@@ -223,7 +224,7 @@ class LeadWriter:
             except retried as error:
                 is_locked = isinstance(error, Locked)
                 is_of_hook = isinstance(error, HookInterrupted)
-                # An error that the server itself gives for this write, it will give again.
+                # `InDoubt` is the server's own answer to this write: it would give it again.
                 if failures == TRIES_MAX - 1 or isinstance(error, InDoubt):
                     raise
                 if is_of_hook and (is_hasty or len(self._mailbox)):
@@ -241,7 +242,7 @@ class LeadWriter:
     async def _lead_once(
         self, batch: Sequence[WriteRequest], failed: list[StoreError] | None, *, is_hasty: bool
     ) -> set[UUID]:
-        """Lead in one statement, whatever comes of it; raise what it has `failed` with before."""
+        """Lead in one statement, or raise the error that it `failed` with before. Handles none."""
         if failed:
             raise failed.pop()
         with self.reporting(batch):
@@ -258,7 +259,7 @@ class LeadWriter:
         request.answer(SettledAsFailed(refused.failure) if is_failed else NotLed())
 
     async def _require_patience(self, batch: Sequence[WriteRequest], *, is_hasty: bool) -> None:
-        """Raise `_RowLocked` where a row of one request, such as a host's, would keep others waiting."""
+        """Raise `_RowLocked` if a locked row of one request, such as a host's, delays others."""
         keeps_waiting = is_hasty or len(batch) > 1 or len(self._mailbox) > 0
         if keeps_waiting and not await self._are_tables_locked():
             message = "a row that the group refers to is held by another transaction"
@@ -270,7 +271,7 @@ class LeadWriter:
 
 
 def kept(batch: Sequence[WriteRequest], tokens: set[UUID]) -> list[WriteRequest]:
-    """Return the requests with these tokens; have the others follow."""
+    """Return the requests with these tokens; answer the others `NotLed`, so that they follow."""
     for request in batch:
         if request.message.claim_token not in tokens:
             request.answer(NotLed())

@@ -1,8 +1,8 @@
 """OutcomeMemory: the attempts that succeeded in this process, so that a replay needs no database.
 
 A group stays, whatever becomes of its attempt. So a success may be remembered for as long as the
-database behind the process is the same; `forget()` is called whenever that may have changed. A failure
-is not remembered: it lasts as long as its attempt, which another process may delete.
+database behind the process is the same; `forget()` is called whenever that may have changed. A
+failure is not remembered: it lasts as long as its attempt, which another process may delete.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class OutcomeMemory:
     that every request of its key is answered with. The garbage collector would walk objects: a full
     collection then stops the process for 100 ms at 50,000 of them.
 
-    Two generations bound it. When the young one holds half of the maximum, it becomes the old one, and
-    the old one is dropped. One dictionary that drops its oldest entry each time would step over all
-    entries that were dropped before: 30 µs at 50,000 entries.
+    Two generations bound it. When the young one holds half of the maximum, it becomes the old one,
+    and the old one is dropped. One dictionary that drops its oldest entry each time would step over
+    all entries that were dropped before: 30 µs at 50,000 entries.
     """
 
     def __init__(self, outcomes_max: int) -> None:
@@ -41,7 +41,7 @@ class OutcomeMemory:
         self._young: _Generation = {}
         self._old: _Generation = {}
         self.epoch = 0
-        """Grows with every `forget`: an outcome of a flight that began before it is not remembered."""
+        """Grows with every `forget`: a flight that began before leaves nothing to remember."""
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)

@@ -77,7 +77,7 @@ class WriteStore(Protocol):
         """Whether a batch may be claimed and led in one round trip."""
 
     async def open(self) -> None:
-        """Connect before the first write; what is not done now is done when it is needed."""
+        """Connect before the first write. If this is not called, or raises, a write connects."""
 
     async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         """Claim, commit, then lead, in one round trip; return the tokens that led.
@@ -91,8 +91,8 @@ class WriteStore(Protocol):
     async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
         """Write groups and settle their attempts in one commit; return the tokens that did.
 
-        A write whose token is not the attempt's, or whose attempt is not pending, writes nothing. With
-        `is_hasty`, a lock is waited for only as long as other requests can bear.
+        A write whose token is not the attempt's, or whose attempt is not pending, writes nothing.
+        With `is_hasty`, a lock is waited for only as long as other requests can bear.
         """
 
     async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
@@ -132,8 +132,8 @@ class Writers(Protocol):
     def ask(self, message: Write) -> asyncio.Future[WriteResult]:
         """Queue the write; raises `Overloaded` at once where there is no room.
 
-        The future raises a `StoreError` when the attempt could not be settled, and `Overloaded` when
-        nothing was done for it: the mailbox needed its place, or was closed.
+        The future raises a `StoreError` when the attempt could not be settled, and `Overloaded`
+        when nothing was done for it: the mailbox needed its place, or was closed.
         """
 
 
@@ -141,23 +141,23 @@ class BatchAttemptStore(AttemptStore, Protocol):
     """A follower's statements; looks of many requests share one."""
 
     async def look_all(self, wanted: Sequence[tuple[UUID, float]]) -> Sequence[Sighting]:
-        """Read attempts and groups of many ids, each with the lease of its attempt, in one query."""
+        """For each `(group_id, lease_seconds)`: the attempt and the group; all in one query."""
 
 
 class BatchGroupStore(Protocol):
-    """Reads of the domain tables."""
+    """Reads of the domain tables: each takes a batch of questions, and answers them in order."""
 
     async def group_of_member(
         self, wanted: Sequence[tuple[UUID, UserId]]
     ) -> Sequence[Group | None]:
-        """Return each group by its id, if this user is a member of it."""
+        """For each `(group_id, user)`: the group, if the user is a member of it."""
 
     async def groups_of_member(
         self, wanted: Sequence[tuple[UserId, UUID | None, int]]
     ) -> Sequence[Sequence[Group]]:
-        """Return up to so many groups of each user, newest first, that follow a conversation."""
+        """For each `(user, after, limit)`: the next groups, newest first, after a conversation."""
 
     async def members_of_group(
         self, wanted: Sequence[tuple[UUID, str | None, int]]
     ) -> Sequence[Sequence[Member]]:
-        """Return up to so many members of each group, in the order of their ids, that follow a user."""
+        """For each `(group_id, after, limit)`: the next members, by id, after a user."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stretto.creation.ports import BatchAttemptStore, BatchGroupStore
     from stretto.domain import Group, Member, UserId
 
-# Rows by primary key, some microseconds each: as many as writes.
+# Rows by primary key, some microseconds each: as many as a batch of writes has by default.
 ROWS_READ_MAX: Final = 128
 PAGES_READ_MAX: Final = 16
 # Of all pages of a statement, two of the largest (200 rows, and one that shows that there is more).
@@ -31,7 +31,7 @@ class AttemptReads:
 
     def __init__(self, store: BatchAttemptStore) -> None:
         self._store = store
-        # By the group's id: a look does not name its owner, and 128 of them take a few milliseconds.
+        # By the group's id: a look does not name its owner, and 128 looks take a few milliseconds.
         self.looks = BatchReader(
             "reader of attempts",
             store.look_all,

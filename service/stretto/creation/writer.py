@@ -1,12 +1,13 @@
 """GroupWriter: the only actor that writes groups.
 
-It owns one database connection (inside its store) and shares a mailbox with its siblings, of which one
-at a time takes requests (`baton.py`). What arrives during one batch is the next: an idle service adds no
-delay, and a busy one adds few round trips. A batch costs one (`batch.py`). A writer that has lost its
-connection takes no request while a sibling has one.
+It owns one database connection (inside its store) and shares a mailbox with its siblings, of which
+one at a time takes requests (`baton.py`). What arrives during one batch is the next: an idle
+service adds no delay, and a busy one adds few round trips. A batch costs one (`batch.py`). A writer
+that has lost its connection takes no request while a sibling has one.
 
-The writer decides what is written together. A batch is bounded by rows. Keys that held up a batch before
-come after the others. Requests of owners who are paused (`breakers.py`) are answered, or come last.
+The writer decides what is written together. A batch is bounded by rows. Keys that held up a batch
+before come after the others. Requests of owners who are paused (`breakers.py`) are answered, or
+come last.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from stretto.domain import UserId
     from stretto.observations import Observer
 
-# Four of the largest groups: 0.2 s on two busy cores, a twenty-fifth of what a write may take. 128 of
-# the largest take longer than that, and small ones would wait behind them.
+# Four of the largest groups: 0.2 s on two busy cores, a twenty-fifth of what a write may take. 128
+# of the largest take longer than that, and small ones would wait behind them.
 ROWS_MAX: Final = 4096
 # Attempt, conversation, group, owner and event; each other member is one more.
 ROWS_OF_GROUP: Final = 5
@@ -89,7 +90,7 @@ class GroupWriter(Actor):
                 return 0
             await self._write_and_answer(batch)
         except (Exception, asyncio.CancelledError):
-            # What follows is a pause of this writer alone.
+            # The pause that follows is this writer's alone: another one may go on.
             self._baton.pass_on(self)
             if batch:
                 # A bug or a cancellation leaves the connection in an unknown state.
@@ -101,7 +102,8 @@ class GroupWriter(Actor):
     def _is_left_out(self) -> bool:
         """Whether another writer has a connection, and this one has none.
 
-        Where none has one, each tries with the requests that it takes, which fail at once with it.
+        If no writer has one, none is left out: each takes requests and connects for them. If it
+        cannot, they fail at once.
         """
         return not self._store.is_connected and any(
             store.is_connected for store in self._baton.stores
@@ -133,13 +135,14 @@ class GroupWriter(Actor):
             untried = self._batches.take_untried()
         except StoreError as error:
             unanswered = error
-            # The connection of another writer may live. If none does, readiness hears it from all.
+            # The connection of another writer may live. If none does, readiness learns it from all.
             self._baton.pass_on(self)
         finally:
+            # After an error none is put back: all that have no answer yet get the error.
             self._batches.take_untried()
-            kept = {request.message.claim_token for request in untried}
+            untried_tokens = {request.message.claim_token for request in untried}
             for request in batch:
-                if request.message.claim_token not in kept:
+                if request.message.claim_token not in untried_tokens:
                     request.fail(unanswered)
         self._baton.mailbox.put_back(untried)
         if led:
@@ -148,7 +151,7 @@ class GroupWriter(Actor):
         self._observe(BatchWritten(len(batch), led, time.perf_counter() - started))
 
     async def _write(self, batch: Sequence[WriteRequest]) -> int:
-        """Write a batch: most requests together, then contended keys, then probes; return how many led."""
+        """Write most of a batch together, then contended keys, then probes; return how many led."""
         if not self._breakers and not self._batches.contended:
             return await self._batches.write(batch)
         self._breakers.drop_stale()
@@ -175,7 +178,7 @@ class GroupWriter(Actor):
         return led
 
     async def _probe(self, owner: UserId, requests: Sequence[WriteRequest]) -> int:
-        """Try one request of a paused owner; if it goes through, write the others, else fail them."""
+        """Try one request of a paused owner; after a success write the others, else fail them."""
         led = 0
         # Another writer may have paused, resumed or probed the owner meanwhile.
         if owner in self._breakers and self._breakers.begin_probe(owner):
@@ -196,7 +199,8 @@ class GroupWriter(Actor):
         started, led = self._breakers.clock_seconds(), 0
         owner = request.message.new_group.owner
         try:
-            # A hook may take long, as long as no other waits for it. A lock is as soon free later.
+            # A hook may take long while no other request waits for it. A lock need not be waited
+            # for: the next probe finds it free as well.
             others_wait = self._baton.mailbox.has_besides(self._breakers)
             is_hasty = others_wait or self._breakers.is_in_conflict(owner)
             led = await self._batches.write_probe(request, is_hasty=is_hasty)
@@ -204,12 +208,13 @@ class GroupWriter(Actor):
             request.fail(error)
             if is_away(error):
                 raise
-            # A table that is locked says nothing of the owner.
+            # A locked table says nothing about the owner.
             if type(error) is not Locked:
                 seconds = self._breakers.clock_seconds() - started
                 self._breakers.keep(request.message, seconds, error)
             return 0
-        # Neither does an attempt that is another's. A veto has got as far as a success.
+        # Neither does `NotLed`: the attempt is another's. A veto ends the pause as a success does:
+        # the write has come as far.
         if not isinstance(result_of(request), NotLed | None):
             self._breakers.close(owner)
         return led
