@@ -44,7 +44,7 @@ class CatchUp:
 
     @property
     def position(self) -> str:
-        """The client's position until an event is sent, and again once all missed ones are."""
+        """The client's position before the first missed event is sent, and after the last."""
         return str(self._place)
 
     async def begin(self) -> None:

@@ -1,14 +1,14 @@
 """HistoryReader: reads what sessions have missed, one scan of the log for many of them.
 
 A *sweep* moves up the log page by page from the lowest place. It takes along every session whose
-place it reaches; who comes behind it waits for the next sweep. A session of whose user a page has
+place it reaches; a session behind it waits for the next sweep. A session of whose user a page has
 no event moves along without an answer: thousands of clients that reconnect after a restart cost one
 scan together. A session that has events asks again at its client's pace: a slow client delays only
 itself, and holds nothing meanwhile.
 
-Every few pages, one session gets a page from its own place: in turns the one that has waited longest
-and the one nearest to the present. So a client that has missed little does not wait for a scan of
-the whole log, whoever begins one.
+Every few pages, one session gets a page from its own place: in turns the one that has waited
+longest and the one nearest to the present. So a client that has missed little does not wait for a
+scan of the whole log, whichever session begins one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 # Sessions that share a scan; more of them wait until one of these has its answer.
 ASKS_MAX: Final = 1000
-# One page in so many is for a session that the sweep has not reached. So sessions at any places cost
-# at most a third more pages than one that reads the whole log.
+# One page in so many is for a session that the sweep has not reached. So sessions at any places
+# cost at most a third more pages than one that reads the whole log.
 OWN_PAGE_EVERY: Final = 4
 # A session that moves along without an event gets an empty answer after so long, so that its client
 # sees the stream begin.
@@ -76,8 +76,9 @@ class _Waiting:
     request: Envelope[Ask, Stretch]
     place: Place
     """Its place, moved on by pages that had no event for it."""
-    since: int
-    """The number of the page before which it came, or which last moved it or its user's turn."""
+    since_page: int
+    """The number of the page from which its wait counts: the first one after it came, or a later
+    one that moved it on, or was read for its user."""
     answer_at: float
     """On the loop's clock."""
 
@@ -108,11 +109,11 @@ class HistoryReader(Actor):
         self._mailbox.close()
 
     async def close(self) -> None:
-        """Leave no request without an answer after the last turn, also where nobody has stopped it."""
+        """Leave no request without an answer after the last turn, also if it was never stopped."""
         self._mailbox.close()
 
     async def run_once(self) -> int:
-        """Wait for asks, answer all of them and those that come meanwhile; return their number."""
+        """Wait for asks; answer all of them, and those that come meanwhile; return how many."""
         asks = await self._mailbox.take(ASKS_MAX)
         taken = 0
         waiting: list[_Waiting] = []
@@ -142,7 +143,7 @@ class HistoryReader(Actor):
         return taken
 
     async def _read_page(self, number: int, waiting: list[_Waiting]) -> list[_Waiting]:
-        """Read one page, answer those who have events on it; return those who wait on."""
+        """Read one page and answer sessions by it; return all whose place is not lost."""
         is_sweep = number % OWN_PAGE_EVERY != OWN_PAGE_EVERY - 1
         begin = self._sweep(waiting) if is_sweep else _own(number, waiting)
         page = await self._page(begin, sorted({each.user for each in waiting}))
@@ -155,7 +156,7 @@ class HistoryReader(Actor):
                 continue
             kept.append(each)
         if page.present.histories.get(begin.history.number) != begin.history.id:
-            # The place was none of this log, and may lie behind where the others begin.
+            # `begin` is no place of this log: its page may leave out events that others lack.
             return kept
         if is_sweep:
             self._swept = page.place
@@ -163,7 +164,7 @@ class HistoryReader(Actor):
         return kept
 
     def _sweep(self, waiting: list[_Waiting]) -> Place:
-        """Return where the sweep goes on; a new one begins if it is past all who wait."""
+        """Return where the sweep goes on; a new one begins if it has passed all that wait."""
         swept = self._swept
         ahead = {each.place for each in waiting if swept is None or _covers(each.place, swept)}
         return reduce(operator.and_, ahead or {each.place for each in waiting})
@@ -185,18 +186,21 @@ class HistoryReader(Actor):
 def _own(number: int, waiting: Sequence[_Waiting]) -> Place:
     """Return the place of the session that has waited longest, or is nearest to the present."""
     if number // OWN_PAGE_EVERY % 2:
-        first = min(waiting, key=lambda each: each.since)
+        first = min(waiting, key=lambda each: each.since_page)
     else:
         first = max(waiting, key=lambda each: (each.place.history.number, each.place.xmax))
     for each in waiting:
         if each.user == first.user:
             # A user's many sessions take turns, so that they do not delay other users.
-            each.since = number
+            each.since_page = number
     return first.place
 
 
 def _serve(page: LogPage, number: int, served: Sequence[_Waiting]) -> None:
-    """Move each on to the page's end; answer those with events, and all at the log's end."""
+    """Move each on to the page's end; answer those with events, and all at the log's end.
+
+    One that has moved without an answer for `ANSWER_SECONDS_MAX` gets an empty one.
+    """
     events = _events_of(page, served)
     now = asyncio.get_running_loop().time()
     # Most are at one place: they have moved along together.
@@ -207,7 +211,7 @@ def _serve(page: LogPage, number: int, served: Sequence[_Waiting]) -> None:
         if events[id(each)] or not page.is_full or (is_moved and now >= each.answer_at):
             each.request.answer(Stretch(events[id(each)], place, not page.is_full))
         elif is_moved:
-            each.place, each.since = place, number
+            each.place, each.since_page = place, number
 
 
 def _events_of(page: LogPage, served: Sequence[_Waiting]) -> dict[int, list[OutgoingEvent]]:

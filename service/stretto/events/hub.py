@@ -82,7 +82,7 @@ class SessionHub(Actor):
         self._empty = asyncio.Event()
         self._empty.set()
         self.on_join: Callable[[], None] = lambda: None
-        """Is called when the first session joins."""
+        """Is called when a session joins while the log is not followed: the tail must begin."""
         self.on_tick: Callable[[], None] = lambda: None
         """Is called in each turn, while there are sessions."""
         self._place: Place | None = None
@@ -98,11 +98,14 @@ class SessionHub(Actor):
 
     @property
     def place(self) -> Place | None:
-        """The place in the log that was reached: what it does not cover comes to every session."""
+        """The place that the tail has reached; None while the log is not followed.
+
+        What it does not cover comes to every session.
+        """
         return self._place
 
     def move(self, place: Place | None) -> None:
-        """Move on, before what lies between is delivered; None: the log is not followed."""
+        """Set the place that the tail has reached, before it delivers the events up to there."""
         self._place = place
         if place is None:
             self._placed.clear()
@@ -112,7 +115,7 @@ class SessionHub(Actor):
     async def followed(self) -> Place:
         """Wait until the log is followed, and return the place; raises `Unreachable`, `Overloaded`.
 
-        Whoever reads the log after this misses nothing between the read and what comes live.
+        A session that reads the log after this misses nothing between the read and what comes live.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(FOLLOW_SECONDS):

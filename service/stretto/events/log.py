@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from stretto.domain import UserId
     from stretto.events.place import History, Place, Present
 
-# For sessions: a statement of a few milliseconds, whatever the filter, since rows are counted before
-# it. As each event may have a thousand recipients, a page is 20 MB at most.
+# For sessions: a statement of a few milliseconds, whatever the filter, since rows are counted
+# before it. As each event may have a thousand recipients, a page is 20 MB at most.
 PAGE_EVENTS: Final = 100
 
 
@@ -44,18 +44,18 @@ class LogPage:
 
     begin: Place
     events: Sequence[LoggedEvent]
-    """Those of other users than were asked for may be left out."""
+    """Events of users that were not asked for may be left out."""
     place: Place
-    """Where the reader is after the page: after its last transaction if it is full, else the present."""
+    """Where the reader is after the page: past its last transaction, or at the present."""
     present: Present
     is_full: bool
-    """Whether there may be more."""
+    """Whether there may be more: then `place` is right after the last transaction."""
 
     def numbered(self) -> Iterator[tuple[LoggedEvent, str]]:
         """Yield each event with the position that its clients get.
 
-        A client that has got one event of a transaction may still have to get another one. So only
-        the last one of the page's transaction carries the place after it.
+        A client that has one event of a transaction may still lack another. So only the last event
+        of each transaction carries the place after it; the others carry the place before it.
         """
         place, position = self.begin, str(self.begin)
         for transaction, events in groupby(self.events, lambda each: (each.history, each.position)):
@@ -70,14 +70,15 @@ class LogStore(Protocol):
     """Reads the log; each call is one statement and raises `Unreachable`."""
 
     async def present(self) -> Place:
-        """Return the place that covers every event that is visible now."""
+        """Return the place (not a `Present`) that covers every event that is visible now."""
 
     async def page(
         self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
     ) -> LogPage:
-        """Return the next events, once a synchronous standby has them; whole transactions.
+        """Return the next events, whole transactions, once a synchronous standby has them.
 
-        It may leave out events of other users. The caller checks the place: `page.present.require`.
+        It may leave out events of other users than `users`. It does not check that the log still
+        has all after `begin`: the caller does, by `page.present.require(begin)`.
         """
 
 

@@ -54,7 +54,7 @@ class Place:
     xmax: int
     """Positions from here on are not covered."""
     running: tuple[int, ...] = ()
-    """Positions below `xmax` that are not covered, in order: their transactions may still commit."""
+    """Positions below `xmax` that are not covered, in order: their transactions may commit."""
 
     def covers(self, number: int, position: int) -> bool:
         """Whether a reader that is here has had the events of this history and transaction."""
@@ -145,8 +145,9 @@ class Present:
     def require(self, place: Place) -> None:
         """Raise `PositionLost` unless the log has all that the place does not cover.
 
-        A place beyond the end of a history that has ended is fine: what it has had besides was lost,
-        and nothing is added there. If the history goes on, its ids have gone back unnoticed.
+        A place may lie beyond the end of a history that has ended: the events up to it were lost,
+        and none is added there. Beyond the end of one that goes on, ids have gone back unnoticed:
+        new events may get positions that the place covers.
         """
         is_known = self.histories.get(place.history.number) == place.history.id
         lowest = place.history.number, min(place.running, default=place.xmax)

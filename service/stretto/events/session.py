@@ -45,7 +45,7 @@ class Session:
         self.ends_at = ends_at
         """When its token ends, in seconds since the epoch."""
         self.key = key
-        """What verified its token."""
+        """The key that verified its token (not an idempotency key)."""
         self.close_code: CloseCode | None = None
         self._events_max = events_max
         self._queue: list[OutgoingEvent] = []
@@ -74,10 +74,10 @@ class Session:
         self._arrived.set()
 
     def go_live(self, place: Place) -> bool:
-        """End the catch-up, which has come to this place; if the queue overflowed, it is not over.
+        """End the catch-up at this place, unless the queue has overflowed; return whether it ended.
 
-        Return whether it is. Else the log must be read again, from this place on: a read that
-        begins after this call finds every event that the queue has dropped before it.
+        If it did not, the log must be read again from this place. A read that begins after this
+        call finds every event that the queue dropped before it.
         """
         if self._has_overflowed:
             self._has_overflowed = False

@@ -1,9 +1,9 @@
 """LogTail: follows the log of events for the live sessions of this process.
 
-It is woken by this process's own writers and by the announcements of others; what neither tells is
-found by looking. It keeps its place in memory, since sessions end with their process. While there
-are no sessions it reads nothing, and holds no connection unless another reader needs to hear of
-announcements.
+It is woken by this process's own writers and by the announcements of others; what neither reports
+is found by looking. It keeps its place in memory, since sessions end with their process. While
+there are no sessions it reads nothing, and holds no connection unless another reader needs to hear
+of announcements.
 
 A read that fails is repeated from the same place. A place that is lost, as when the log was swept
 beyond it, ends all sessions: their clients resume, and learn what cannot be had.
@@ -55,7 +55,7 @@ class LogTail(Actor):
         is_unheard: bool = False,
         others: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Take what wakes other readers that need to hear of announcements, sessions or not."""
+        """Take in `others` what wakes readers that need announcements also without sessions."""
         super().__init__("log tail")
         self.pace = Pace(
             seconds=LOOK_SECONDS_UNHEARD if is_unheard else LOOK_SECONDS,
@@ -74,7 +74,7 @@ class LogTail(Actor):
 
         Raises a `StoreError`; the next turn then reads the same page.
         """
-        # Of a turn that was cancelled.
+        # What a turn that was cancelled has left.
         await self._deliver()
         if not self._hub:
             self._hub.move(None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stretto.events.log import CommittedEvent, LoggedEvent
     from stretto.events.place import Place
 
-# Of an event's envelope, on every way out.
+# Of an event's envelope: on the bus and to the webhook's endpoint.
 CONTENT_TYPE: Final = "application/cloudevents+json"
 # The prefix of a deployment's names on the bus: one token of a subject.
 BUS_PREFIX_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}"
@@ -46,16 +46,16 @@ class BusStore(LogStore, DeliveryStore, Protocol):
     """
 
     async def open(self) -> None:
-        """Begin at the present, unless the reader has begun before."""
+        """Begin at the present, unless a process has begun before."""
 
     async def lease(self, token: UUID, seconds: float) -> Place | None:
-        """Take or renew the lease; None while another process has it."""
+        """Take or renew the lease; return the bus's place, or None if another process has it."""
 
     async def advance(self, token: UUID, place: Place) -> bool:
-        """Move to a place; False where the lease is another's by now, and nothing was moved."""
+        """Move to a place; return False, and move nothing, if another process has the lease now."""
 
     async def give_back(self, token: UUID) -> None:
         """End the lease, if it is ours."""
 
     async def refuse(self, reasons: Mapping[LoggedEvent, str]) -> None:
-        """Make deliveries of events that the bus has refused once; before `advance`."""
+        """Create deliveries for events that the bus has refused once; call it before `advance`."""

@@ -27,12 +27,14 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class PutOff:
-    """A delivery that failed: when to try again, or why it is a dead letter."""
+    """A delivery that was not sent: when to try again, or why it is a dead letter."""
 
     event_id: UUID
     seconds: float = 0.0
     is_try: bool = False
+    """Whether this counts as a try that has failed."""
     dead_reason: str | None = None
+    """None: it is tried again."""
 
 
 class DeliveryStore(Protocol):

@@ -93,7 +93,7 @@ class OutboxRelay(Actor):
         self.lag = Lag(store.oldest_seconds, clock_seconds)
 
     async def open(self) -> None:
-        """Begin with the next commit, unless a process has begun before. Raises a `StoreError`."""
+        """Begin at the present, unless a process has begun before. Raises a `StoreError`."""
         if not self._is_open:
             await self._store.open()
             self._is_open = True
@@ -105,12 +105,13 @@ class OutboxRelay(Actor):
         """
         started = time.perf_counter()
         await self.open()
-        is_late = await self.lag.look()
+        has_waiting = await self.lag.look()
         if self._clock_seconds() >= self._lease_due_at:
             await self._lease()
         if self._place is None:
             return 0
-        if is_late:
+        # Known once a second at most: an event waits. It may be a refused one that is due.
+        if has_waiting:
             await self._publish_refused()
         page = await self._store.page(self._place, self._settings.batch_max)
         try:

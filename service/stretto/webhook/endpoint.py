@@ -72,7 +72,7 @@ class WebhookEndpoint:
 
     @property
     def url_digest(self) -> bytes:
-        """SHA-256 of its URL: tells it from the endpoint of another configuration."""
+        """SHA-256 of its URL: it differs if the settings name another endpoint."""
         return hashlib.sha256(self._settings.webhook_url.encode()).digest()
 
     async def send(self, event_id: UUID, body: bytes) -> Answer:

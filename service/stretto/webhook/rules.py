@@ -43,7 +43,7 @@ _UNICAST: Final = ipaddress.IPv6Network("2000::/3")
 
 
 class PrivateAddress(ConfigurationError, ValueError):
-    """The endpoint's address is not public; as a `ValueError`, one fault among those of settings."""
+    """The endpoint's address is not public. As a `ValueError`, one of the settings' errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,11 +199,12 @@ def judge(answer: Answer) -> Verdict:
 
 
 def put_off(delivery: Delivery, verdict: Failed | Throttled | Gone) -> PutOff:
-    """Return when a failed delivery is tried again, or why it is not."""
+    """Return when a delivery that was not accepted is tried again, or why it is not."""
     match verdict:
         case Throttled(seconds):
             return PutOff(delivery.event.event_id, seconds)
         case Gone():
+            # Due at once, but not taken until an operator enables the webhook again.
             return PutOff(delivery.event.event_id)
         case Failed(reason) if delivery.tries >= len(RETRY_SECONDS):
             return PutOff(delivery.event.event_id, is_try=True, dead_reason=reason)
@@ -217,7 +218,7 @@ class Endpoint(Protocol):
 
     @property
     def url_digest(self) -> bytes:
-        """SHA-256 of its URL: tells it from the endpoint of another configuration."""
+        """SHA-256 of its URL: it differs if the settings name another endpoint."""
 
     async def send(self, event_id: UUID, body: bytes) -> Answer:
         """Send an event; every network error is returned as an answer."""
@@ -229,11 +230,11 @@ class Endpoint(Protocol):
 class WebhookStore(DeliveryStore, Protocol):
     """Short statements, each a transaction of its own; each raises `Unreachable`.
 
-    None is taken while the endpoint is paused or disabled.
+    No delivery is taken while the endpoint is paused or disabled.
     """
 
     async def open(self, url_digest: bytes) -> None:
-        """Begin with the next commit, unless a process has begun before.
+        """Begin at the present, unless a process has begun before.
 
         Another URL than before ends a pause, enables the webhook, and makes waiting events due.
         """
@@ -245,4 +246,4 @@ class WebhookStore(DeliveryStore, Protocol):
         """Send nothing for `seconds`, from any replica."""
 
     async def disable(self) -> bool:
-        """Send nothing from any replica until enabled again; return whether it was enabled."""
+        """Send nothing from any replica until it is enabled; return whether it was enabled."""

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 # Requests under way in a process: one that hangs occupies one slot and does not delay the others.
 UNDER_WAY_MAX: Final = 32
-# Events per statement: a few milliseconds of work, and 20 MB at most: each event may have a thousand
-# recipients.
+# Events per statement: a few milliseconds of work, and 20 MB at most: each event may have a
+# thousand recipients.
 ENROLLED_MAX: Final = 100
 # Four times as long as a request may take.
 LEASE_SECONDS: Final = 60.0
@@ -70,11 +70,11 @@ class WebhookSender(Actor):
         self.lag = Lag(store.oldest_seconds)
 
     async def open(self) -> None:
-        """Begin with the next commit, unless a process has begun before."""
+        """Begin at the present, unless a process has begun before."""
         await self._store.open(self._endpoint.url_digest)
 
     async def run_once(self) -> int:
-        """Settle what was answered and send what is due; return how many events became due by it.
+        """Settle what was answered, send what is due, enrol; return how many events were enrolled.
 
         Raises a `StoreError`; what was answered is then settled at the next turn.
         """
@@ -88,7 +88,7 @@ class WebhookSender(Actor):
             task = asyncio.create_task(self._send(delivery), name="stretto webhook")
             self._under_way[task] = delivery
             task.add_done_callback(lambda _: self.wake())
-        # Where every slot is taken there is more than can be sent: enrol nothing in this turn.
+        # If every slot is taken, more is due than can be sent: enrol nothing in this turn.
         return await self._store.enrol(ENROLLED_MAX) if len(taken) < room else 0
 
     async def answered(self) -> None:
@@ -101,7 +101,7 @@ class WebhookSender(Actor):
             return await self._endpoint.send(delivery.event.event_id, delivery.event.envelope)
         except Exception as error:  # noqa: BLE001 the delivery must be settled anyway
             self._observe(ActorCrashed("webhook", error))
-            return Unanswered("a fault in stretto, which its log describes")
+            return Unanswered("a bug in stretto, which its log describes")
 
     async def _settle(self) -> None:
         """Settle every delivery that has its answer; forget it only after it is settled."""
@@ -112,7 +112,7 @@ class WebhookSender(Actor):
         ]
         if not done:
             return
-        # First the endpoint's state: no sender may take a delivery again in between.
+        # The endpoint's state comes first: else another sender may take what is put off below.
         if any(isinstance(verdict, Gone) for _, _, verdict in done) and await self._store.disable():
             self._observe(WebhookDisabled())
         pauses = [verdict.seconds for _, _, verdict in done if isinstance(verdict, Throttled)]
@@ -132,7 +132,7 @@ class WebhookSender(Actor):
                 self._observe(EventBuried(each.event_id, f"webhook: {each.dead_reason}"))
 
     def _note_blocked(self, *, is_blocked: bool) -> None:
-        """Report once that the endpoint may not be called, until it has been called again."""
+        """Report that the endpoint may not be called: once, until it has been called again."""
         if is_blocked and not self._is_blocked:
             self._observe(WebhookBlocked())
         self._is_blocked = is_blocked

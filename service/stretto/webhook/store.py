@@ -28,7 +28,7 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         PostgresDeliveryStore.__init__(self, database, READER, now)
 
     async def open(self, url_digest: bytes) -> None:
-        """Begin with the next commit, unless a process has begun before.
+        """Begin at the present, unless a process has begun before.
 
         Another URL than before ends a pause, enables the webhook, and makes waiting events due.
         """
@@ -60,7 +60,7 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
             await connection.execute(QUERIES["pause_webhook"], seconds, self._now())
 
     async def disable(self) -> bool:
-        """Send nothing from any replica until enabled again; return whether it was enabled."""
+        """Send nothing from any replica until it is enabled; return whether it was enabled."""
         async with self._database.upkeep() as connection:
             return bool(await connection.fetchval(QUERIES["disable_webhook"]))
 
