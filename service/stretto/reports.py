@@ -102,7 +102,7 @@ class WorkersMetrics(Collector):
         self._instance.end(worker)
 
     async def _answer(self) -> None:
-        """Gather the reports and send the sum; those who ask meanwhile get the next one."""
+        """Gather the reports and send the sum; workers that ask meanwhile get the next one."""
         while self._asking:
             asking, self._asking = self._asking, set()
             reports = {worker.ask(): worker for worker in self._reporting}

@@ -91,7 +91,7 @@ class BatchWriter:
         if request.message.is_claimed or await self._claim([request]):
             return await self._leads.lead_probe(request, is_hasty=is_hasty)
         # Not won: the request follows. After the lease it reclaims, and comes back as claimed: so
-        # an owner who only retries one key is probed as well.
+        # an owner that only retries one key is probed as well.
         request.answer(NotLed())
         return 0
 

@@ -85,7 +85,7 @@ class Follower:
     async def _follow(self, flight: Flight, own: Write) -> CreatedGroup | Failure | Write:
         """Return the outcome of an attempt that is not ours, or the write by which it becomes so.
 
-        `own` is the write whose acknowledgement may have been lost: its token tells whether it led.
+        `own` is the write whose acknowledgement may have been lost: its token shows whether it led.
         """
         for looks in itertools.count():
             sighting = await self._attempts.look(flight.group_id, self._lease_seconds)

@@ -69,7 +69,7 @@ def problem_response(error: StrettoError) -> web.Response:
 
 
 def final_problem(error: StrettoError) -> web.Response:
-    """Return the error that has ended a request as a problem document; log one that is our fault."""
+    """Return the error that has ended a request as a problem document; log a bug of ours."""
     if isinstance(error, InternalError):
         logger.error("request.crashed", exc_info=error.__cause__ or error)
     drop_frames(error)

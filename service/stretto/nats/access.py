@@ -38,7 +38,7 @@ _USER: Final = b"\xa0"
 
 
 class AccessInvalid(ConfigurationError, ValueError):
-    """Such access is refused; as a `ValueError`, one fault among those of settings."""
+    """Such access is refused; as a `ValueError`, one of the settings' errors."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

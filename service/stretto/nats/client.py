@@ -62,6 +62,6 @@ class Client(nats.aio.client.Client):
 def is_stored(message: Msg) -> bool:
     """Whether a stream delivers this message, rather than JetStream's answer or another client.
 
-    Only the reply subject tells: the sender of a stored message chooses its headers, `Status` too.
+    Only the reply subject shows it: a stored message's sender chooses its headers, `Status` too.
     """
     return message.reply.startswith(_ACKNOWLEDGE)

@@ -97,7 +97,7 @@ class Link:
 class TlsClient(Client):
     """The NATS client, but with TLS always: it starts TLS itself only if the server demands it.
 
-    Then whoever answers in the server's place could demand none, and read user and password.
+    An attacker that answers in the server's place would demand none, and read user and password.
     """
 
     def _process_info(

@@ -1,7 +1,7 @@
 """Pull: takes the messages of a durable consumer, one at a time.
 
-The NATS client's own `fetch` tells JetStream's answers by their header `Status`, which the sender
-of a stored message can set as well: such a message would fail the fetch or come again for ever.
+The NATS client's own `fetch` recognises JetStream's answers by their header `Status`. The sender of
+a stored message can set it as well: such a message would fail the fetch, or come back for ever.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 In a cluster each stream and each consumer has a leader among the servers. If a leader's server
 stops in order, another one leads at once. If it dies, the others wait 4 to 9 s before they elect
-one; NATS has no setting for that. A request that comes in between is answered that nobody is there,
-or not at all: only its sender can notice that, and send it again. So nothing here waits long for an
-answer that a leader may have taken with it, and nothing pauses longer than `AGAIN_SECONDS`.
+one; NATS has no setting for that. A request in between is answered "no responders", or not at all:
+only its sender can notice that, and send it again. So nothing here waits long for an answer that
+may have been lost with a leader, and nothing pauses longer than `AGAIN_SECONDS`.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ LIMIT $1;
 
 -- name: check_groups
 -- G5: groups that lack a part. The event may be gone once it was truncated: it is missing only if
--- the group is younger than the retention, $2 days, and behind the start of history. The retention
+-- the group is younger than the retention, $2 days, and after the start of history. The retention
 -- may have been another one then, and a restored group has a later transaction than its event had.
--- So a group counts as behind that start by the time of the first event that is kept, and, where
+-- So a group counts as after that start by the time of the first event that is kept, and, where
 -- the start is of the newest history, by its own transaction. $3 is now.
 SELECT group_id,
        CASE WHEN conversation.conversation_id IS NULL THEN 'group without its conversation'
@@ -60,7 +60,7 @@ LIMIT $1;
 -- name: check_events
 -- G5, G8: events without a group, a second one of the same group, or one whose content contradicts
 -- its group. The log may still have the event of a group that was deleted and created again: it
--- tells of another conversation, beside the event of the present one. The members may have changed
+-- has another conversation, beside the event of the present one. The members may have changed
 -- since, so only the owner is compared.
 SELECT subject AS group_id,
        CASE WHEN owner_id IS NULL THEN 'event without a group'

@@ -3,7 +3,7 @@
 -- name: take_deliveries
 -- Lease up to $2 due deliveries of the reader $1 for $3 seconds, if its target may be called. $4 is
 -- now. Needs no durability: a lease that is lost in a crash only makes its deliveries due sooner.
--- But where there is a synchronous standby, the commit waits for it: no event is told that a
+-- But where there is a synchronous standby, the commit waits for it: no event is sent that a
 -- failover loses.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($4::timestamptz, clock_timestamp()) AS now,

@@ -39,12 +39,12 @@ class PostgresGroupStore:
     async def groups_of_member(
         self, wanted: Sequence[tuple[UserId, UUID | None, int]]
     ) -> list[list[Group]]:
-        """Return for each user up to so many groups, newest first, behind a conversation."""
+        """For each `(user, after, limit)`: the next groups, newest first, after a conversation."""
         rows = await self._fetch(QUERIES["groups_of_member"], wanted)
         return _pages(Group, rows, len(wanted))
 
     async def groups_of_owner(self, owner: UserId, after: UUID | None, limit: int) -> list[Group]:
-        """Return up to `limit` groups of an owner, newest first, behind conversation `after`."""
+        """Return up to `limit` groups of an owner, newest first, after the conversation `after`."""
         async with self._database.connection(Lane.GROUPS) as connection:
             rows = await connection.fetch(QUERIES["groups_of_owner"], owner, after, limit)
         return [Group(**row) for row in rows]
@@ -52,7 +52,7 @@ class PostgresGroupStore:
     async def members_of_group(
         self, wanted: Sequence[tuple[UUID, str | None, int]]
     ) -> list[list[Member]]:
-        """Return for each group up to so many members, in the order of their ids, behind a user."""
+        """For each `(group_id, after, limit)`: the next members, by id, after a user."""
         rows = await self._fetch(QUERIES["members_of_group"], wanted)
         return _pages(Member, rows, len(wanted))
 

@@ -17,7 +17,7 @@ CROSS JOIN LATERAL (
 ) AS membership;
 
 -- name: groups_of_member
--- Read pages of users' groups, newest first: of each user ($1) up to $3 behind the conversation id
+-- Read pages of users' groups, newest first: of each user ($1) up to $3 after the conversation id
 -- that the last page ended on ($2; null for the first page). `number` is the question's number.
 SELECT number, page.*
 FROM unnest($1::text[], $2::uuid[], $3::int[]) WITH ORDINALITY
@@ -48,7 +48,7 @@ ORDER BY conversation_id DESC
 LIMIT $3;
 
 -- name: members_of_group
--- Read pages of groups' members by user id: of each group ($1) up to $3 behind the user id that the
+-- Read pages of groups' members by user id: of each group ($1) up to $3 after the user id that the
 -- last page ended on ($2; null for the first page). `number` is the question's number.
 SELECT number, page.*
 FROM unnest($1::uuid[], $2::text[], $3::int[]) WITH ORDINALITY

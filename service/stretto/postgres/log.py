@@ -76,7 +76,7 @@ class PostgresLogStore:
 
 
 async def origin(database: Database) -> str:
-    """Return what tells this database from others, on a bus that they may share."""
+    """Return what identifies this database on a bus that others may share."""
     async with database.connection(Lane.HISTORY) as connection:
         identity: str = await connection.fetchval(QUERIES["origin"])
     return hashlib.sha256(identity.encode()).hexdigest()[:_ORIGIN_CHARACTERS]

@@ -1,10 +1,10 @@
 """RetentionSweeper deletes what is past its retention, in batches short enough to delay no request.
 
 Three tables are swept: old attempts (a group outlives its attempt, and its key still finds it), the
-inbox, and deliveries that no one waits for. None has an index on its age, which would make every
-write more expensive: a sweep reads each table once, block range by block range. Each range is a
-short transaction under a lock that ends with it, so that of all replicas' sweepers one works at a
-time, also behind PgBouncer.
+inbox, and deliveries that no reader serves any more, or that are dead letters. None has an index on
+its age, which would make every write more expensive: a sweep reads each table once, block range by
+block range. Each range is a short transaction under a lock that ends with it, so that of all
+replicas' sweepers one works at a time, also behind PgBouncer.
 
 The log of events is kept in partitions by time, which are truncated whole.
 """

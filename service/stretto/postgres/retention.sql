@@ -13,7 +13,7 @@ FROM (SELECT to_regclass($1) AS relid
 -- Delete the attempts in a range of the table ($1 to $2) that were settled more than $3 days ago,
 -- unless another sweeper works. No index leads to them: one on settled_at would make every
 -- settlement more expensive. A pending one that was claimed so long ago is deleted, too, unless a
--- leader holds its row: whoever retries claims its key again, the claim token fences a leader that
+-- leader holds its row: a retry claims its key again, the claim token fences a leader that
 -- comes back, and the group's primary key guards G1. $4 is now. Needs no durability: what a crash
 -- brings back is deleted again.
 WITH turn AS MATERIALIZED (

@@ -61,7 +61,7 @@ class LongestOfLate:
 
 
 class Stalls:
-    """The statements of one write store; `others_wait` tells whether requests are queued."""
+    """The statements of one write store; `others_wait` returns whether requests are queued."""
 
     def __init__(self, database: Database, others_wait: Callable[[], bool]) -> None:
         self._database = database

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PostgresTail(PostgresLogStore):
-    """A `TailStore`. `token` tells this process's announcements from others'.
+    """A `TailStore`. `token` marks this process's announcements: it ignores them.
 
     Where sessions are shared, as behind PgBouncer, nothing can be heard.
     """
@@ -52,7 +52,7 @@ class PostgresTail(PostgresLogStore):
             self._heard = channel, hear
 
     async def announce(self) -> None:
-        """Tell other processes that this one has written; raises `Unreachable`."""
+        """Announce to other processes that this one has written; raises `Unreachable`."""
         async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["announce"], self._token)
 

@@ -42,8 +42,8 @@ class PostgresWriteStore:
     """A writer's statements. Connects when needed; a broken connection is dropped at once.
 
     `on_lost` is called when the database may be another one than before: remembered outcomes may be
-    wrong. `others_wait` tells whether requests are queued behind a write. `hooks` are the tasks that
-    run `on_create`, of all stores of a component.
+    wrong. `others_wait` returns whether requests are queued behind a write. `hooks` are the tasks
+    that run `on_create`, of all stores of a component.
     """
 
     def __init__(

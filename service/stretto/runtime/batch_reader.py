@@ -85,7 +85,7 @@ class BatchReader(Actor, Generic[Message, Reply]):
         self._mailbox.close()
 
     async def close(self) -> None:
-        """Leave no question without an answer after the last turn, also where nobody has stopped it."""
+        """Leave no question without an answer after the last turn, also if it was never stopped."""
         self._mailbox.close()
 
     async def _answer(self, batch: Sequence[Envelope[Message, Reply]]) -> None:

@@ -1,4 +1,4 @@
-"""A bounded mailbox of typed messages, fair between those who share it, each answered exactly once.
+"""A bounded mailbox of typed messages, fair between its shares; each is answered exactly once.
 
 The actor that takes messages out answers every one, with a result or an error. What is still queued
 when the mailbox closes is answered with an error.

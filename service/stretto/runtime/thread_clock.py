@@ -1,7 +1,7 @@
 """How long the present thread has had work to do: it ran, or waited for a processor.
 
-The rest of the time it was idle. CPU time alone does not tell: on a machine whose processors are all
-taken, a thread with work stands still as well.
+The rest of the time it was idle. CPU time alone does not show that: on a machine whose processors
+are all taken, a thread with work stands still as well.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Parsing the largest body or writing all metrics takes milliseconds. A hundred of those in one turn
 would let every other request wait for all of them. So each waits for a turn of its own, and small
-requests run in between. Owners are served in rotation: who asks for many waits for its own.
+requests run in between. Owners are served in rotation: one with many requests waits for its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The metrics of an instance: those of several processes, added up.
 
-A counter must never go back, or whoever reads it takes that for a restart and counts all of it
-again. So what an ended worker has counted, up to its last report, stays in the sum.
+A counter must never go back: Prometheus would take that for a restart, and count all of it again.
+So what an ended worker has counted, up to its last report, stays in the sum.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 # The parser also accepts 0.9 and 2.0, which are not served here.
 VERSIONS: Final = (HttpVersion10, HttpVersion11)
-# aiohttp's own says HTTP/1.0. An answer has our highest version (RFC 9110, 6.2): as 1.0, it would tell
-# clients and proxies that the service is too old for chunks.
+# aiohttp's own says HTTP/1.0. An answer has our highest version (RFC 9110, 6.2): with 1.0, clients
+# and proxies would take the service for one that is too old for chunks.
 _UNREADABLE: Final = ERROR._replace(version=HttpVersion11)
 # A share of all, so that one search through thousands of connections makes room for many new ones.
 CLOSED_AT_ONCE_SHARE: Final = 100

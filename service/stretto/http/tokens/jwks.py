@@ -213,7 +213,7 @@ class KeySet:
         keys, dropped = read_keys(document)
         if dropped and dropped != self._dropped:
             reasons = list(dropped[:_REASONS_LOGGED])
-            # No warning: a key for encryption beside the others is no fault.
+            # No warning: a key for encryption beside the others is no error.
             logger.info(
                 "issuer.keys_dropped", dropped=len(dropped), usable=len(keys), reasons=reasons
             )

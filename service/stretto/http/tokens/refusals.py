@@ -23,7 +23,7 @@ class Refusals:
 
     def add(self, token: str) -> None:
         """Remember a token as it is spelled, in place of the oldest where there are too many."""
-        # Not by its signed part: whoever knows that of a good token could have it refused.
+        # Not by its signed part: a client that knows that of a good token could have it refused.
         digest = _digest(token)
         self._until.pop(digest, None)
         if len(self._until) >= REFUSED_MAX:
