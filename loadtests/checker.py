@@ -34,10 +34,10 @@ TRIES_MAX: Final = 10
 # The service's largest page.
 PAGE_GROUPS: Final = 200
 # More output would add nothing.
-FAULTS_TOLD_MAX: Final = 20
-HISTORIES_TOLD_MAX: Final = 3
-ANSWERS_TOLD_MAX: Final = 40
-TEXT_TOLD_MAX: Final = 160
+FAULTS_SHOWN_MAX: Final = 20
+HISTORIES_SHOWN_MAX: Final = 3
+ANSWERS_SHOWN_MAX: Final = 40
+TEXT_SHOWN_MAX: Final = 160
 PROGRESS_SECONDS: Final = 5
 
 _SELF: Final = "Checker"
@@ -46,7 +46,7 @@ _KINDS: Final = (
     "created",
     "replayed",
     "looked up",
-    "told to wait",
+    "asked to wait",
     "refused",
     "unanswered",
 )
@@ -91,12 +91,12 @@ class Checker:
             for wish in records.open_wishes():
                 self._finish(wish, records)
             faults: list[Fault] = []
-            told_at = time.monotonic()
+            shown_at = time.monotonic()
             owners = records.owners()
             for number, owner in enumerate(owners):
                 faults += self._faults_of_owner(owner, records)
-                if time.monotonic() - told_at > PROGRESS_SECONDS:
-                    told_at = time.monotonic()
+                if time.monotonic() - shown_at > PROGRESS_SECONDS:
+                    shown_at = time.monotonic()
                     sys.stdout.write(f"checked {number + 1} of {len(owners)} owners\n")
             return faults + list(_idle_scenarios(records, scenarios))
         finally:
@@ -107,8 +107,8 @@ class Checker:
         headers = {"Idempotency-Key": wish.key, "Content-Type": "application/json"}
         body = json.dumps(wish.document)
         for _ in range(TRIES_MAX):
-            status, told, text = self._ask(wish.owner, "POST", "/v1/groups", headers, body)
-            is_replay = told.get("Idempotent-Replayed") == "true"
+            status, fields, text = self._ask(wish.owner, "POST", "/v1/groups", headers, body)
+            is_replay = fields.get("Idempotent-Replayed") == "true"
             answer = Answer(time.time(), _SELF, "finish", status, text, is_replay)
             records.record(wish.owner, wish.key, answer)
             if status not in TRY_AGAIN:
@@ -142,13 +142,13 @@ class Checker:
                     yield f"refused, but its attempt is answered {status}"
             return
         group = groups.pop(history.wish.group_id, None)
-        told = history.conversations()
+        named = history.conversations()
         if group is None:
-            if told:
+            if named:
                 yield f"acknowledged, but group {history.wish.group_id} is lost"
             return
         yield from history.wish.faults_of_group(group)
-        if group["conversation_id"] not in told:
+        if group["conversation_id"] not in named:
             yield f"conversation_id is {group['conversation_id']}, which no answer named"
 
     def _groups_of(self, owner: str) -> dict[str, dict[str, Any]] | None:
@@ -209,14 +209,14 @@ def report(records: Records, faults: list[Fault], groups_read: int) -> str:
     ]
     keys = sum(kinds.get("keys", 0) for kinds in counts.values())
     lines.append(f"{keys} keys, {groups_read} groups read: {len(faults) or 'no'} faults")
-    lines += [str(fault) for fault in faults[:FAULTS_TOLD_MAX]]
-    keys_told = dict.fromkeys((fault.owner, fault.key) for fault in faults if fault.owner)
-    for owner, key in list(keys_told)[:HISTORIES_TOLD_MAX]:
+    lines += [str(fault) for fault in faults[:FAULTS_SHOWN_MAX]]
+    keys_shown = dict.fromkeys((fault.owner, fault.key) for fault in faults if fault.owner)
+    for owner, key in list(keys_shown)[:HISTORIES_SHOWN_MAX]:
         lines.append(f"history of {owner}, key {key}:")
         lines += [
             f"  {answer.at:.6f} {answer.scenario} {answer.request}: {answer.status}"
-            f"{' replayed' if answer.is_replay else ''} {answer.text[:TEXT_TOLD_MAX]}"
-            for answer in records.history(owner, key).answers[:ANSWERS_TOLD_MAX]
+            f"{' replayed' if answer.is_replay else ''} {answer.text[:TEXT_SHOWN_MAX]}"
+            for answer in records.history(owner, key).answers[:ANSWERS_SHOWN_MAX]
         ]
     return "\n".join(lines)
 

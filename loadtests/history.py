@@ -41,8 +41,8 @@ class Wish:
     @property
     def document(self) -> dict[str, object]:
         """The request's document."""
-        told = {} if self.description is None else {"description": self.description}
-        return {"name": self.name, "members": list(self.members), **told}
+        described = {} if self.description is None else {"description": self.description}
+        return {"name": self.name, "members": list(self.members), **described}
 
     def faults_of_group(self, group: dict[str, object]) -> Iterable[str]:
         """Yield how a group, as the service shows it, differs from the wish."""
@@ -117,15 +117,15 @@ class KeyHistory:
         for answer in answers:
             if answer.status not in (OK, CREATED) and answer.status not in TRY_AGAIN:
                 yield f"answered {answer.status}"
-        told = [answer for answer in answers if answer.is_acknowledgement]
-        if not told:
+        acknowledged = [answer for answer in answers if answer.is_acknowledgement]
+        if not acknowledged:
             yield "no group"
         groups = {group for answer in answers if (group := answer.group)}
         if len(groups) > 1:
             yield f"{len(groups)} groups"
-        elif len({answer.text for answer in told}) > 1:
+        elif len({answer.text for answer in acknowledged}) > 1:
             yield "its answers differ"
         if any(group_id != wish.group_id for group_id, _ in groups):
             yield f"the group's id is not {wish.group_id}"
-        if sum(not answer.is_replay for answer in told) > 1:
+        if sum(not answer.is_replay for answer in acknowledged) > 1:
             yield "created more than once"

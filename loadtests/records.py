@@ -144,7 +144,7 @@ class Records:
         for scenario, kind, number in self._database.execute(
             "SELECT scenario, CASE WHEN due > 0 THEN 'refused' WHEN status = 201 AND is_replay"
             " THEN 'replayed' WHEN status = 201 THEN 'created' WHEN status = 200 THEN 'looked up'"
-            " WHEN status = 0 THEN 'unanswered' ELSE 'told to wait' END, count(*)"
+            " WHEN status = 0 THEN 'unanswered' ELSE 'asked to wait' END, count(*)"
             " FROM answer GROUP BY 1, 2"
         ):
             counts[scenario][kind] = number
@@ -164,5 +164,5 @@ def _wish(row: Iterable[Any]) -> Wish:
 
 
 def _answer(row: list[Any]) -> Answer:
-    *told, is_replay, due = row
-    return Answer(*told, is_replay=bool(is_replay), due=due)
+    *fields, is_replay, due = row
+    return Answer(*fields, is_replay=bool(is_replay), due=due)

@@ -84,13 +84,13 @@ async def fan_out(bench: Bench) -> Measure:
         _sessions(bench) as service,
         listeners(service.url, sessions, PER_USER) as clients,
     ):
-        slowest_ms, told = [], 1
+        slowest_ms, sent = [], 1
         until = time.monotonic() + bench.seconds
         while time.monotonic() < until:
             delivered = await service.deliver(users=sessions // PER_USER)
-            told += 1
+            sent += 1
             async with asyncio.timeout(ARRIVAL_SECONDS):
-                await asyncio.gather(*(client.reached(told) for client in clients))
+                await asyncio.gather(*(client.reached(sent) for client in clients))
             last_at = max(client.last_at for client in clients)
             slowest_ms.append((last_at - delivered["began"]) * 1e3)
     slowest_ms.sort()

@@ -36,7 +36,7 @@ TRIES_MAX: Final = 20
 RETRY_SECONDS_MIN: Final = 0.1
 RETRY_SECONDS_MAX: Final = 5.0
 # Codes of an overloaded service: the client retries, and the run has not failed.
-SHED: Final = frozenset(("overloaded", "rate_limited"))
+REJECTIONS: Final = frozenset(("overloaded", "rate_limited"))
 MEMBERS_USUAL_MAX: Final = 20
 PROBLEM_CHARACTERS_MAX: Final = 500
 
@@ -135,7 +135,7 @@ class Client(FastHttpUser):
         ) as response:
             answer = self._read(response, request)
             self.note(request, answer)
-            if answer.status in request.expected or _code(answer) in SHED:
+            if answer.status in request.expected or _code(answer) in REJECTIONS:
                 response.success()
             else:
                 response.failure(f"{answer.status} {_code(answer) or response.error or ''}")
