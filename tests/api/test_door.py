@@ -145,14 +145,14 @@ async def test_the_door_tells_what_would_have_been_told_inside(api: Api, raw: Ra
     assert 'stretto_fast_path_seconds_count{outcome="replayed"} 1.0' in metrics
 
 
-@pytest.mark.parametrize(("status", "told", "data"), OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize(("status", "outcome", "data"), OTHERS.values(), ids=OTHERS)
 async def test_whatever_differs_goes_its_usual_way(
-    status: int, told: str, data: bytes, api: Api, raw: RawClients
+    status: int, outcome: str, data: bytes, api: Api, raw: RawClients
 ) -> None:
     """Even where all else is the same."""
     before = await worked_for(api)
     answered, headers, document = await (await raw.connect(data)).answer()
-    assert (status, told) == (answered, headers.get("idempotency-status") or document["code"])
+    assert (status, outcome) == (answered, headers.get("idempotency-status") or document["code"])
     assert before + 1 == await worked_for(api)
 
 
@@ -193,8 +193,8 @@ async def test_a_repeat_overtakes_nobody(raw: RawClients, monkeypatch: pytest.Mo
     for number in range(20):
         new = request({**FIELDS, "Idempotency-Key": f"new{number}"})
         client.send(new + REPEAT + REPEAT + ping + REPEAT)
-        told = [(await client.answer())[1].get("idempotency-status") for _ in range(5)]
-        assert ["created", "replayed", "replayed", None, "replayed"] == told
+        statuses = [(await client.answer())[1].get("idempotency-status") for _ in range(5)]
+        assert ["created", "replayed", "replayed", None, "replayed"] == statuses
 
 
 @pytest.mark.parametrize("key", ["new", '"new"'], ids=["on the fast path", "by a handler"])
@@ -209,8 +209,8 @@ async def test_a_repeat_waits_for_what_is_worked_for(
         client.send(REPEAT)
         for _ in range(10):
             await api.get("/livez")
-    told = [(await client.answer())[1]["idempotency-status"] for _ in range(2)]
-    assert ["created", "replayed"] == told
+    statuses = [(await client.answer())[1]["idempotency-status"] for _ in range(2)]
+    assert ["created", "replayed"] == statuses
 
 
 async def test_a_large_repeat_leaves_its_connection_as_it_was(api: Api, raw: RawClients) -> None:

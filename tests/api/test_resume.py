@@ -87,15 +87,15 @@ async def test_any_position_that_was_told_leads_on_from_there(
     live: LiveService, connection: Connection
 ) -> None:
     """Whether it came live, with what was missed, or with neither."""
-    told = [await bookmark(live)]
+    positions = [await bookmark(live)]
     groups = []
     async with live.websocket() as client:
         await client.next()
         for number in range(PAGE + 3):
             groups.append(await live.create(f"k{number}"))
             await live.tail_once()
-            told.append((await client.next())["position"])
-    for number, position in enumerate(told):
+            positions.append((await client.next())["position"])
+    for number, position in enumerate(positions):
         async with live.sse(Last_Event_ID=position) as reader:
             await reader.next()
             got = []
@@ -128,12 +128,12 @@ async def test_a_transaction_that_commits_late_is_not_skipped(
     await live.tail_once()
     async with live.websocket(since=since) as client:
         await client.next()
-        told = await client.next()
-        assert early == told["event"]["subject"]
+        message = await client.next()
+        assert early == message["event"]["subject"]
     await transaction.commit()
     await late.close()
     await live.tail_once()
-    async with live.websocket(since=told["position"]) as client:
+    async with live.websocket(since=message["position"]) as client:
         await client.next()
         assert str(group_id("alice", "late")) == (await client.next())["event"]["subject"]
         assert "event" not in await client.next()
@@ -141,7 +141,7 @@ async def test_a_transaction_that_commits_late_is_not_skipped(
     own = await connection.fetchval(
         "SELECT max(position::text::bigint) FROM outbox WHERE subject::text = $1", early
     )
-    past = Place(Place.parse(told["position"]).history, own)
+    past = Place(Place.parse(message["position"]).history, own)
     async with live.websocket(since=str(past)) as client:
         await client.next()
         assert early == (await client.next())["event"]["subject"]

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from support.database import Connection
     from support.live_service import LiveService
 
-# Both keep what they are told in `told`, and `end` says how it ended.
+# Both keep what they get in `received`, and `end` says how it ended.
 WEBSOCKET = """([token, since]) => {
-    window.told = [], window.end = null;
+    window.received = [], window.end = null;
     const path = since ? `/v1/events?since=${since}` : "/v1/events";
     const place = new URL(path, location.href.startsWith("http") ? location.href : window.service);
     place.protocol = "ws:";
     window.session = new WebSocket(place, ["stretto.v1", `stretto.token.${token}`]);
-    session.onmessage = message => told.push(JSON.parse(message.data));
+    session.onmessage = message => received.push(JSON.parse(message.data));
     session.onclose = event => { window.end = event.code };
 }"""
 SSE = """async ([token, since]) => {
-    window.told = [], window.end = null;
+    window.received = [], window.end = null;
     const headers = {Accept: "text/event-stream", Authorization: `Bearer ${token}`};
     if (since) headers["Last-Event-ID"] = since;
     const answer = await fetch("/v1/events", {headers});
@@ -47,7 +47,7 @@ SSE = """async ([token, since]) => {
                 const fields = Object.fromEntries(lines.map(([n, ...v]) => [n, v.join(": ")]));
                 const data = fields.data && JSON.parse(fields.data);
                 if (fields.event === "close") window.end = data.code;
-                else told.push({position: fields.id, ...(data && {event: data})});
+                else received.push({position: fields.id, ...(data && {event: data})});
             }
         }
     })();
@@ -68,10 +68,10 @@ async def page(live: LiveService) -> AsyncIterator[Page]:
         await browser.close()
 
 
-async def told(page: Page, count: int) -> list[dict[str, Any]]:
-    """Wait until the page was told so much; return it."""
-    await page.wait_for_function("count => told.length >= count", arg=count)
-    found: list[dict[str, Any]] = await page.evaluate("told")
+async def received(page: Page, count: int) -> list[dict[str, Any]]:
+    """Wait until the page has received so much; return it."""
+    await page.wait_for_function("count => received.length >= count", arg=count)
+    found: list[dict[str, Any]] = await page.evaluate("received")
     return found
 
 
@@ -88,10 +88,10 @@ async def test_a_page_is_told_resumes_and_is_sent_away(
     """Over both ways, with what a browser lets a page send."""
     for number, client in enumerate((WEBSOCKET, SSE)):
         await page.evaluate(client, [token_of("bob"), None])
-        await told(page, 1)
+        await received(page, 1)
         first = await live.create(f"first-{number}")
         await live.tail_once()
-        seen = (await told(page, 2))[1]
+        seen = (await received(page, 2))[1]
         assert ("group.created", first) == (seen["event"]["type"], seen["event"]["subject"])
         if client is WEBSOCKET:
             assert SUBPROTOCOL == await page.evaluate("session.protocol")
@@ -103,7 +103,7 @@ async def test_a_page_is_told_resumes_and_is_sent_away(
         await live.tail_once()
         await page.evaluate(client, [token_of("bob"), seen["position"]])
         await page.wait_for_function(
-            "missed => told.some(each => each.event?.subject === missed)", arg=missed
+            "missed => received.some(each => each.event?.subject === missed)", arg=missed
         )
         for session in live.hub._all():
             session.close(CloseCode.TOKEN_ENDED)
@@ -126,4 +126,4 @@ async def test_a_page_of_another_origin_gets_no_session(live: LiveService, page:
     await page.evaluate("url => { window.service = url }", live.api.url)
     await page.evaluate(WEBSOCKET, [token_of("bob"), None])
     assert await ended(page) == 1006
-    assert (0, []) == (len(live.hub), await page.evaluate("told"))
+    assert (0, []) == (len(live.hub), await page.evaluate("received"))

@@ -80,18 +80,18 @@ class Checker:
         """G1, G2: one group, told in the same bytes, and created by one request."""
         if any(operation.status in SERVICE_ERRORS for operation in operations):
             yield "the service had an error of its own"
-        told = [operation for operation in operations if operation.is_success]
-        if len({operation.text for operation in told}) > 1:
+        successes = [operation for operation in operations if operation.is_success]
+        if len({operation.text for operation in successes}) > 1:
             yield "answers differ"
-        if any(operation.document.get("group_id") != str(key.group_id) for operation in told):
+        if any(operation.document.get("group_id") != str(key.group_id) for operation in successes):
             yield "an answer names another group than the key's"
-        if sum(operation.how in ("created", "recovered") for operation in told) > 1:
+        if sum(operation.how in ("created", "recovered") for operation in successes) > 1:
             yield "created more than once"
-        if len({_meaning(key, operation.body or {}) for operation in told}) > 1:
+        if len({_meaning(key, operation.body or {}) for operation in successes}) > 1:
             yield "two bodies were accepted"
-        if told and any(operation.state == "failed" for operation in operations):
+        if successes and any(operation.state == "failed" for operation in operations):
             yield "told to have failed and to have succeeded"
-        conversations = {operation.document.get("conversation_id") for operation in told} | {
+        conversations = {operation.document.get("conversation_id") for operation in successes} | {
             operation.document["conversation_id"]
             for operation in operations
             if operation.do == "lookup" and operation.state == "succeeded"
@@ -118,7 +118,7 @@ class Checker:
         self, key: Key, kept: Sequence[Operation], operations: Sequence[Operation]
     ) -> Iterator[str]:
         """G3 to G5, G7: the rows of a key are what its answers say, all or none."""
-        told = [operation for operation in kept if operation.state == "succeeded"]
+        successes = [operation for operation in kept if operation.state == "succeeded"]
         failed = any(operation.state == "failed" for operation in kept)
         groups = self._groups[key.group_id]
         attempt = self._attempts.get(key.group_id)
@@ -127,7 +127,7 @@ class Checker:
         if failed and groups:
             yield "told to have failed, but there is a group"
         if not groups:
-            if told:
+            if successes:
                 yield "acknowledged, but there is no group"
             if attempt is not None and all(o.status in REJECTED for o in operations):
                 yield "rejected, but there is an attempt"
@@ -137,7 +137,9 @@ class Checker:
         for group in groups:
             yield from self._parts(key, group)
             yield from self._content(key, group, kept, operations)
-            if any(o.document.get("conversation_id") != str(group.conversation_id) for o in told):
+            if any(
+                o.document.get("conversation_id") != str(group.conversation_id) for o in successes
+            ):
                 yield "the group has another conversation than the one told"
 
     def _parts(self, key: Key, group: GroupRow) -> Iterator[str]:

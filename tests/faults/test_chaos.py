@@ -20,10 +20,10 @@ SEED = 4
 async def test_nothing_is_doubled_lost_or_falsely_failed_under_any_fault(tmp_path: Path) -> None:
     """And the run has really tried it: faults met their statements, outcomes were unknown."""
     outcome = await run_chaos(SEED, tmp_path)
-    told = "\n".join(outcome.lines())
-    assert [] == outcome.violations, told
+    report = "\n".join(outcome.lines())
+    assert [] == outcome.violations, report
     assert set(outcome.faults.values()) == {1}
-    assert len(outcome.met) > len(FaultKind) / 2, told
+    assert len(outcome.met) > len(FaultKind) / 2, report
     statuses = {operation.status for operation in outcome.history.operations}
-    assert {None, 200, 201, 400, 401, 410, 422, 503} <= statuses, told
-    assert outcome.troubles["write.trouble OutcomeUnknown"] > 0, told
+    assert {None, 200, 201, 400, 401, 410, 422, 503} <= statuses, report
+    assert outcome.troubles["write.trouble OutcomeUnknown"] > 0, report

@@ -216,9 +216,9 @@ def test_every_planted_violation_is_found(what: str, plant: Callable[[Run], obje
     plant(run)
     found = [violation for violation in run.violations() if what in violation.what]
     assert found
-    told = report(run.history, found)
+    reported = report(run.history, found)
     for line in run.history.of(found[0].key) if found[0].key else []:
-        assert json.dumps(line) in told
+        assert json.dumps(line) in reported
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ async def test_a_failover_under_load_doubles_nothing(
     assert {201} == {reply.status for reply in [*replies, *after.values()]}
     assert {str(group_id("alice", key)) for key in keys} == ids(list(after.values()))
     if mode == "synchronous":
-        told = [*before.values(), *replies]
-        assert {reply.body for reply in told} == {reply.body for reply in after.values()}
+        answers = [*before.values(), *replies]
+        assert {reply.body for reply in answers} == {reply.body for reply in after.values()}
 
 
 def ids(replies: list[Reply]) -> set[str]:

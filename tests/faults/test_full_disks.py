@@ -142,6 +142,6 @@ async def test_what_finds_no_room_is_finished_when_there_is_some(
         assert await sound(after)
         await after.close()
     assert {201} == {reply.status for reply in replies}
-    told = {(reply.json["group_id"], reply.json["conversation_id"]) for reply in replies}
-    assert told == {(str(row["group_id"]), str(row["conversation_id"])) for row in groups}
+    answered = {(reply.json["group_id"], reply.json["conversation_id"]) for reply in replies}
+    assert answered == {(str(row["group_id"]), str(row["conversation_id"])) for row in groups}
     assert 1001 == members

@@ -135,21 +135,21 @@ async def test_a_place_outlives_a_failover_that_loses_the_tail(
         for _ in range(10):
             await beside.execute("SELECT pg_current_xact_id()")
         await create(server, "lost-too")
-        told = await present(server)
+        given = await present(server)
         await server.stop("immediate")
         await standby.promote()
         # Before anything is written there, the place is not lost either.
-        assert [] == await resumed(standby, told)
+        assert [] == await resumed(standby, given)
         ids = await create(standby, "lost", "new")
         connection = await standby.connect()
-        assert await position_of(connection, ids[0]) < told.xmax
-        assert ids == await resumed(standby, told) == await resumed(standby, between)
+        assert await position_of(connection, ids[0]) < given.xmax
+        assert ids == await resumed(standby, given) == await resumed(standby, between)
         own = await present(standby)
-        assert own.history.number > told.history.number
+        assert own.history.number > given.history.number
         # The twin: of one history, its position alone would be beyond the new event.
         await create(standby, *(f"k{number}" for number in range(15)))
-        assert ids[0] not in await resumed(standby, replace(told, history=own.history))
-        assert kept[0] not in await resumed(standby, told)
+        assert ids[0] not in await resumed(standby, replace(given, history=own.history))
+        assert kept[0] not in await resumed(standby, given)
         await connection.close()
 
 
@@ -161,19 +161,19 @@ async def test_a_place_outlives_files_that_were_put_back(server: OwnServer) -> N
     await run("cp", "-a", server.place.cluster, copy)
     server.signal(signal.SIGCONT)
     await create(server, "lost", "k")
-    told = await present(server)
+    given = await present(server)
     await server.stop("immediate")
     await run("rm", "-r", server.place.cluster)
     copy.rename(server.place.cluster)
     (server.place.cluster / "postmaster.pid").unlink()
     assert await server.start()
     # Before anything is written there, the place is not lost either.
-    assert [] == await resumed(server, told)
+    assert [] == await resumed(server, given)
     ids = await create(server, "lost", "new")
     connection = await server.connect()
-    assert await position_of(connection, ids[0]) < told.xmax
+    assert await position_of(connection, ids[0]) < given.xmax
     await connection.close()
-    assert ids == await resumed(server, told)
+    assert ids == await resumed(server, given)
 
 
 async def test_a_place_outlives_a_recovery_to_a_point_in_time(server: OwnServer) -> None:
@@ -182,16 +182,16 @@ async def test_a_place_outlives_a_recovery_to_a_point_in_time(server: OwnServer)
         await create(server, "kept")
         await server.mark("here")
         await create(server, "lost", "k")
-        told = await present(server)
+        given = await present(server)
         await server.kill()
         await backup.recover("here", server.place.cluster / "pg_wal")
         # Before anything is written there, the place is not lost either.
-        assert [] == await resumed(backup, told)
+        assert [] == await resumed(backup, given)
         ids = await create(backup, "lost", "new")
         connection = await backup.connect()
-        assert await position_of(connection, ids[0]) < told.xmax
+        assert await position_of(connection, ids[0]) < given.xmax
         await connection.close()
-        assert ids == await resumed(backup, told)
+        assert ids == await resumed(backup, given)
 
 
 async def test_a_place_outlives_a_restore_into_another_server(server: OwnServer) -> None:
@@ -200,17 +200,17 @@ async def test_a_place_outlives_a_restore_into_another_server(server: OwnServer)
     for _ in range(2000):
         await connection.execute("SELECT pg_current_xact_id()")
     await create(server, "had")
-    told = await present(server)
+    given = await present(server)
     restored = await create(server, "missed")
     file = await server.dump()
     async with own_server(has_tables=False) as other:
         await other.restore(file)
-        assert restored == await resumed(other, told)
+        assert restored == await resumed(other, given)
         ids = await create(other, "new")
         there = await other.connect()
-        assert await position_of(there, ids[0]) < told.xmax
-        assert restored + ids == await resumed(other, told)
-        assert (await present(other)).history.number > told.history.number
+        assert await position_of(there, ids[0]) < given.xmax
+        assert restored + ids == await resumed(other, given)
+        assert (await present(other)).history.number > given.history.number
         await there.close()
     await connection.close()
 

@@ -242,10 +242,10 @@ async def test_streams_are_kept_by_as_many_servers_as_is_set(
         consumer = await jetstream.consumer_info(OURS.command_stream, OURS.command_consumer)
         assert consumer.cluster is not None
         assert SERVERS - 1 == len(consumer.cluster.replicas or [])
-    told: list[Observation] = []
-    async with open_component(database_url, settings=settings(cluster, 1), observe=told.append):
+    observed: list[Observation] = []
+    async with open_component(database_url, settings=settings(cluster, 1), observe=observed.append):
         differ = {StreamDiffers(name, SERVERS, 1) for name in OURS.streams}
-        await until(lambda: differ <= {*told})
+        await until(lambda: differ <= {*observed})
     assert {SERVERS} == await replicas()
     where = {"DATABASE_URL": database_url, "NATS_URL": cluster.url}
     code, shown, _ = await stretto("bus", **where)
@@ -269,15 +269,15 @@ async def test_a_stream_for_more_servers_than_there_are_is_not_made(
     cluster: NatsCluster, database_url: str
 ) -> None:
     """The log says what to set, and groups are created meanwhile."""
-    told: list[Observation] = []
+    observed: list[Observation] = []
     async with open_component(
-        database_url, settings=settings(cluster, 5), observe=told.append
+        database_url, settings=settings(cluster, 5), observe=observed.append
     ) as component:
         await component.creator.create(IdempotencyKey("k"), NewGroup.parse(UserId("alice"), TEAM))
         await until(
             lambda: any(
                 isinstance(each, BusTrouble) and "set STRETTO_NATS_REPLICAS" in each.cause
-                for each in told
+                for each in observed
             )
         )
 

@@ -72,7 +72,7 @@ async def test_a_token_that_was_tampered_with_in_any_part_lets_nobody_in(
         assert (await api.create("k")).status == 201
 
 
-def told(reply: Reply) -> tuple[int, bytes, dict[str, str]]:
+def shown(reply: Reply) -> tuple[int, bytes, dict[str, str]]:
     """Return all of an answer but its date."""
     return reply.status, reply.body, {n: v for n, v in reply.headers.items() if n != "Date"}
 
@@ -95,8 +95,8 @@ async def test_what_is_anothers_looks_like_what_does_not_exist(
         (f"/v1/groups/{conversation}", f"/v1/groups/{nobodys}"),
         (f"/v1/groups/{event_id(mine)}", f"/v1/groups/{nobodys}"),
     ):
-        expected = told(await api.get(missing, user="mallory"))
-        assert expected == told(await api.get(path, user="mallory"))
+        expected = shown(await api.get(missing, user="mallory"))
+        assert expected == shown(await api.get(path, user="mallory"))
         assert expected[0] == 404
         assert NAME.encode() not in expected[1]
     # From where alice's groups are listed, mallory sees her own alone.

@@ -166,5 +166,5 @@ async def test_what_has_one_meaning_is_answered_once_each(start_service: StartSe
             client = await raw.connect(outer + INNER.replace(b"inner", name.encode()))
             first, second = await client.answer(), await client.answer()
             assert (201, 201, first[2]) == (first[0], second[0], second[2]), name
-            told = [headers["idempotency-status"] for _, headers, _ in (first, second)]
-            assert ["created", "replayed"] == told
+            statuses = [headers["idempotency-status"] for _, headers, _ in (first, second)]
+            assert ["created", "replayed"] == statuses

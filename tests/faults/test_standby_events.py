@@ -78,8 +78,8 @@ async def test_what_the_standby_lacks_is_neither_delivered_nor_published(
         acquire = partial(component.database.connection, Lane.HISTORY)
         catching_up = asyncio.create_task(PostgresLogStore(acquire).page(begin, 10))
         await asyncio.sleep(SILENCE_SECONDS)
-        told = [len(session), len(bus.ids) - 1, int(catching_up.done())]
-        assert ([0, 0, 0] if is_guarded else [1, 1, 1]) == told
+        sent = [len(session), len(bus.ids) - 1, int(catching_up.done())]
+        assert ([0, 0, 0] if is_guarded else [1, 1, 1]) == sent
 
         assert await standby.start()
         (event,) = await session.take()

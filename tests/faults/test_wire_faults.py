@@ -83,8 +83,8 @@ async def test_a_broken_statement_of_the_leader_is_its_own_again(
         replies = await asyncio.gather(*requests)
         again = [await other.create(key) for key in keys.values()]
         after = await api.create("after")
-    told = [(reply.status, reply.headers["Idempotency-Status"]) for reply in [*replies, after]]
-    assert [(201, "created")] * (len(keys) + 1) == told
+    answered = [(reply.status, reply.headers["Idempotency-Status"]) for reply in [*replies, after]]
+    assert [(201, "created")] * (len(keys) + 1) == answered
     assert ["replayed"] * len(keys) == [reply.headers["Idempotency-Status"] for reply in again]
     assert [reply.body for reply in replies] == [reply.body for reply in again]
     assert await connection.fetchval("SELECT count(*) FROM chat_group") == len(keys) + 1

@@ -153,14 +153,14 @@ async def sender(server: NatsProcess) -> AsyncIterator[Sender]:
 async def consuming(
     server: NatsProcess,
     creator: GroupCreator,
-    told: list[Observation] | None = None,
+    observed: list[Observation] | None = None,
     settings: CommandSettings = FAST,
 ) -> AsyncIterator[tuple[Runner, CommandConsumer]]:
     """Run a consumer with a connection of its own, as one process has it."""
-    told = [] if told is None else told
-    runner = Runner(told.append)
-    connection = NatsConnection(server.url, told.append)
-    consumer = CommandConsumer(connection, OURS, creator, told.append, settings)
+    observed = [] if observed is None else observed
+    runner = Runner(observed.append)
+    connection = NatsConnection(server.url, observed.append)
+    consumer = CommandConsumer(connection, OURS, creator, observed.append, settings)
     async with runner.running(connection), runner.running(consumer):
         yield runner, consumer
 
@@ -258,12 +258,12 @@ async def test_a_bad_command_is_answered_and_buried_with_its_problem(
         reply = await bus.ask(document, **headers)
         await bus.settled()
         (dead,) = await bus.dead()
-    told = orjson.loads(reply.data)
+    answer = orjson.loads(reply.data)
     command = dead.pop("command")
-    assert told == dead
-    assert code == told["code"]
+    assert answer == dead
+    assert code == answer["code"]
     assert reply.headers is not None
-    assert str(told["status"]) == reply.headers["Stretto-Status"]
+    assert str(answer["status"]) == reply.headers["Stretto-Status"]
     assert "application/problem+json" == reply.headers["Content-Type"]
     body = document if isinstance(document, bytes) else orjson.dumps(document)
     assert body == base64.b64decode(command["body"])
@@ -359,9 +359,9 @@ async def test_a_long_subject_for_the_outcome_does_not_cut_the_connection(
     """The longest one gets its outcome; the server refuses a line of more than 4,096 bytes."""
     if not is_guarded:
         monkeypatch.setattr(outcomes_module, "REPLY_CHARACTERS_MAX", 10_000)
-    told: list[Observation] = []
+    observed: list[Observation] = []
     longest = "_INBOX." + "a" * (REPLY_CHARACTERS_MAX - 7)
-    async with consuming(server, component.creator, told), sender(server) as bus:
+    async with consuming(server, component.creator, observed), sender(server) as bus:
         replies = await bus.client.subscribe(longest)
         await bus.send(Stretto_Reply_To=longest)
         assert b"group_id" in (await replies.next_msg(DEADLINE_SECONDS)).data
@@ -369,10 +369,10 @@ async def test_a_long_subject_for_the_outcome_does_not_cut_the_connection(
         await bus.send(Idempotency_Key="poison", Stretto_Reply_To="_INBOX." + "a" * 5000)
         if is_guarded:
             await bus.settled()
-            assert not any(isinstance(each, BusTrouble) for each in told)
+            assert not any(isinstance(each, BusTrouble) for each in observed)
         else:
-            await until(lambda: 3 <= told.count(BusConnected()))
-            assert "maximum control line exceeded" in str(told)
+            await until(lambda: 3 <= observed.count(BusConnected()))
+            assert "maximum control line exceeded" in str(observed)
             assert 1 == (await bus.jetstream.stream_info(STREAM)).state.messages
 
 
@@ -398,12 +398,12 @@ async def test_a_problem_that_quotes_too_much_does_not_cut_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Just within what the client checks, and with the headers more than the server takes."""
-    told: list[Observation] = []
+    observed: list[Observation] = []
     # What is quoted is short by now, but a host's own reasons need not be.
     monkeypatch.setattr(errors_module, "QUOTED_CHARACTERS_MAX", 1 << 20)
     if not is_guarded:
         monkeypatch.setattr(connection_module, "_FRAME_BYTES", 0)
-    async with consuming(server, component.creator, told), sender(server) as bus:
+    async with consuming(server, component.creator, observed), sender(server) as bus:
         poison = unknown_field(bus.client.max_payload)
         if is_guarded:
             reply = await bus.ask(poison)
@@ -414,11 +414,11 @@ async def test_a_problem_that_quotes_too_much_does_not_cut_the_connection(
             command = dead.pop("command")
             assert short == dead
             assert {"sequence", "headers"} == command.keys()
-            assert not any(isinstance(each, BusTrouble) for each in told)
+            assert not any(isinstance(each, BusTrouble) for each in observed)
         else:
             await bus.send(poison, Stretto_Reply_To=bus.client.new_inbox())
-            await until(lambda: 3 <= told.count(BusConnected()))
-            assert "maximum payload violation" in str(told)
+            await until(lambda: 3 <= observed.count(BusConnected()))
+            assert "maximum payload violation" in str(observed)
             assert 1 == (await bus.jetstream.stream_info(STREAM)).state.messages
 
 
@@ -448,15 +448,15 @@ async def test_a_command_whose_dead_letter_is_not_stored_is_put_off(
     server: NatsProcess, component: Component, connection: Connection
 ) -> None:
     """The other commands go on, and it is buried as soon as there is room in the stream."""
-    told: list[Observation] = []
-    async with consuming(server, component.creator, told), sender(server) as bus:
+    observed: list[Observation] = []
+    async with consuming(server, component.creator, observed), sender(server) as bus:
         info = await bus.jetstream.stream_info(OURS.dead_stream)
         full = replace(info.config, max_bytes=1, discard=DiscardPolicy.NEW)
         await bus.jetstream.update_stream(full)
         await bus.send({"name": ""})
-        await until(lambda: 2 <= told.count(CommandHandled("put_off")))
+        await until(lambda: 2 <= observed.count(CommandHandled("put_off")))
         await bus.ask()
-        (trouble,) = [each for each in told if isinstance(each, BusTrouble)]
+        (trouble,) = [each for each in observed if isinstance(each, BusTrouble)]
         assert OURS.dead_stream in trouble.cause
         assert "maximum bytes exceeded" in trouble.cause
         await bus.jetstream.update_stream(info.config)
@@ -469,15 +469,15 @@ async def test_a_deleted_stream_of_dead_letters_is_made_again(
     server: NatsProcess, component: Component
 ) -> None:
     """By the first command that needs it: its sender is answered once."""
-    told: list[Observation] = []
-    async with consuming(server, component.creator, told), sender(server) as bus:
+    observed: list[Observation] = []
+    async with consuming(server, component.creator, observed), sender(server) as bus:
         await bus.jetstream.delete_stream(OURS.dead_stream)
         await asyncio.gather(*(bus.ask({"name": ""}, Idempotency_Key=f"k{n}") for n in range(20)))
         await bus.settled()
         assert 20 == len(await bus.dead())
         info = await bus.jetstream.stream_info(OURS.dead_stream)
         assert {MARK: OURS.database}.items() <= (info.config.metadata or {}).items()
-    assert [BusConnected(), *([CommandHandled("buried")] * 20)] == told
+    assert [BusConnected(), *([CommandHandled("buried")] * 20)] == observed
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
@@ -495,15 +495,15 @@ async def test_a_command_with_a_status_is_buried_and_not_taken_for_an_answer_of_
         monkeypatch.setattr(
             pull_module, "is_stored", lambda message: "Status" not in (message.headers or {})
         )
-    told: list[Observation] = []
-    async with consuming(server, component.creator, told), sender(server) as bus:
+    observed: list[Observation] = []
+    async with consuming(server, component.creator, observed), sender(server) as bus:
         if is_guarded:
             reply = await bus.ask(Status=status, Description="x")
             assert "the header Status is JetStream's own" == orjson.loads(reply.data)["detail"]
             await bus.settled()
             (dead,) = await bus.dead()
             assert status == dead["command"]["headers"]["Status"]
-            assert [BusConnected(), CommandHandled("buried")] == told
+            assert [BusConnected(), CommandHandled("buried")] == observed
         else:
             await bus.send(Status=status)
             await bus.ask(Idempotency_Key="another")
@@ -527,8 +527,11 @@ async def test_headers_that_cannot_be_parsed_do_not_end_the_reading(
         original = nats.aio.client.Client
         for method in ("_process_msg", "_process_headers"):
             monkeypatch.setattr(client_module.Client, method, getattr(original, method))
-    told: list[Observation] = []
-    async with consuming(server, component.creator, told) as (_, consumer), sender(server) as bus:
+    observed: list[Observation] = []
+    async with (
+        consuming(server, component.creator, observed) as (_, consumer),
+        sender(server) as bus,
+    ):
         await publish_raw(server, SUBJECT.encode(), block)
         if is_guarded:
             await bus.settled()
@@ -578,8 +581,8 @@ async def test_a_worker_that_fails_does_not_cost_what_the_others_hold(
 
         monkeypatch.setattr(CommandConsumer, "_end_when_idle", end_at_once)
     creator: Any = Slow(component.creator)
-    told: list[Observation] = []
-    async with consuming(server, creator, told, settings), sender(server) as bus:
+    observed: list[Observation] = []
+    async with consuming(server, creator, observed, settings), sender(server) as bus:
         asked = asyncio.create_task(bus.ask())
         await failed.wait()
         if not is_guarded:
@@ -587,7 +590,7 @@ async def test_a_worker_that_fails_does_not_cost_what_the_others_hold(
         go_on.set()
         assert b"group_id" in (await asked).data
         await bus.settled()
-        await until(lambda: BusTrouble("one worker fails") in told)
+        await until(lambda: BusTrouble("one worker fails") in observed)
         # The next turn takes commands again.
         await bus.ask(Idempotency_Key="another")
     assert (2 if is_guarded else 3) == creator.calls
@@ -625,10 +628,10 @@ async def test_an_attempt_that_failed_is_told_and_not_tried_again(
     async def reject(*_: object) -> None:
         raise GroupRejected("quota", "No more groups.")
 
-    told: list[Observation] = []
+    observed: list[Observation] = []
     async with (
         open_component(database_url, on_create=reject) as component,
-        consuming(server, component.creator, told),
+        consuming(server, component.creator, observed),
         sender(server) as bus,
     ):
         reply = await bus.ask()
@@ -636,7 +639,7 @@ async def test_an_attempt_that_failed_is_told_and_not_tried_again(
         assert [] == await bus.dead()
     failed = AttemptFailed(Failure("quota", "No more groups."))
     assert problem(failed) == orjson.loads(reply.data)
-    assert CommandHandled("failed") in told
+    assert CommandHandled("failed") in observed
     assert await groups(connection) == 0
 
 
@@ -651,15 +654,15 @@ async def test_a_command_that_cannot_be_settled_yet_is_put_off_and_then_settled(
         DatabaseUnavailable(),
         RuntimeError("a fault"),
     )
-    told: list[Observation] = []
-    async with consuming(server, creator, told), sender(server) as bus:
+    observed: list[Observation] = []
+    async with consuming(server, creator, observed), sender(server) as bus:
         reply = await bus.ask()
         await bus.settled()
         assert reply.headers is not None
         assert "201" == reply.headers["Stretto-Status"]
         assert [] == await bus.dead()
     assert 5 == creator.calls
-    assert 4 == told.count(CommandHandled("put_off"))
+    assert 4 == observed.count(CommandHandled("put_off"))
     assert await groups(connection) == 1
 
 
@@ -693,7 +696,7 @@ async def test_commands_that_are_put_off_leave_places_for_other_owners(
     if not is_guarded:
         monkeypatch.setattr(window_module.PutOff, "of", lambda *_: 0)
         monkeypatch.setattr(window_module, "QUEUED_MAX", 1)
-    told: list[Observation] = []
+    observed: list[Observation] = []
     creator: Any = OfOwners(component.creator, limit)
     async with nats_client(server.url) as client:
         bus = Sender(client)
@@ -707,13 +710,13 @@ async def test_commands_that_are_put_off_leave_places_for_other_owners(
         for number in range(200):
             asked = {"Stretto_Reply_To": inbox} if number % 2 else {}
             await bus.send(Idempotency_Key=f"k{number}", Stretto_Owner="greedy", **asked)
-        async with consuming(server, creator, told):
+        async with consuming(server, creator, observed):
             if is_guarded:
                 await bus.ask()
                 info = await bus.jetstream.consumer_info(STREAM, CONSUMER)
                 # Queued, put off, under way, or about to be.
                 assert info.num_ack_pending <= 4 + 4 + FAST.workers + FAST.fetchers
-                await until(lambda: 150 <= told.count(CommandHandled("rejected")))
+                await until(lambda: 150 <= observed.count(CommandHandled("rejected")))
                 dead = await bus.dead()
                 assert {each["code"] for each in dead} <= {RateLimited.code, Overloaded.code}
                 assert 50 <= len(dead) <= 100
@@ -722,7 +725,7 @@ async def test_commands_that_are_put_off_leave_places_for_other_owners(
                 assert "same-key" == orjson.loads(reply.data)["retry"]
             else:
                 await bus.send()
-                await until(lambda: 500 <= told.count(CommandHandled("put_off")))
+                await until(lambda: 500 <= observed.count(CommandHandled("put_off")))
                 assert {"greedy"} == set(creator.owners)
 
 
@@ -942,11 +945,11 @@ async def test_permissions_of_the_runbook_let_senders_command_and_nothing_else(
         own, others = (
             server.url.replace("//", f"//{user}:secret@") for user in ("stretto", "backend")
         )
-        told: list[Observation] = []
-        runner = await stack.enter_async_context(Runner(told.append))
-        connection = NatsConnection(own, told.append)
+        observed: list[Observation] = []
+        runner = await stack.enter_async_context(Runner(observed.append))
+        connection = NatsConnection(own, observed.append)
         runner.start(connection)
-        runner.start(CommandConsumer(connection, OURS, component.creator, told.append, FAST))
+        runner.start(CommandConsumer(connection, OURS, component.creator, observed.append, FAST))
         watcher = Sender(await stack.enter_async_context(nats_client(own)))
         await watcher.ready()
         client = await nats.connect(others, error_cb=on_error)
@@ -958,4 +961,4 @@ async def test_permissions_of_the_runbook_let_senders_command_and_nothing_else(
             assert "publish" in await refused.get()
             await client.subscribe("stretto.events.>")
             assert "subscription" in await refused.get()
-    assert not any("trouble" in type(event).__name__.lower() for event in told)
+    assert not any("trouble" in type(event).__name__.lower() for event in observed)

@@ -91,8 +91,8 @@ async def test_a_statement_that_hangs_is_cut_off(database_url: str) -> None:
         connection = await database.acquire()
         with pytest.raises(DRIVER_ERRORS) as error, watchdog(connection, SOON_SECONDS):
             await connection.execute(SLEEP)
-        told = store_error(error.value, connection_lives=not connection.is_closed())
-        assert isinstance(told, OutcomeUnknown)
+        raised = store_error(error.value, connection_lives=not connection.is_closed())
+        assert isinstance(raised, OutcomeUnknown)
         await database.release(connection)
 
 

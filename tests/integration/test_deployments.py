@@ -214,8 +214,8 @@ async def test_a_stream_without_our_mark_is_refused_until_it_is_adopted(
     await jetstream.add_stream(
         name=name, subjects=OURS.streams[name], max_age=60, metadata=metadata
     )
-    told: list[Observation] = []
-    runner, connection = Runner(told.append), NatsConnection(server.url, told.append)
+    observed: list[Observation] = []
+    runner, connection = Runner(observed.append), NatsConnection(server.url, observed.append)
     async with runner.running(connection):
         bus = NatsBus(connection, OURS)
         with pytest.raises(ForeignStream, match=f"the stream {name} "):

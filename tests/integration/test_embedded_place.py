@@ -107,10 +107,10 @@ async def test_server_of_a_closed_folder_has_a_private_place_under_root(
         f"PostgreSQL cannot run as root: it runs as {account}, with its data in {server.data_dir}"
     )
     assert len(notices) == 2
-    for told in notices:
+    for line in notices:
         # Where the checkout is closed as well, the programs are elsewhere too, and that is told.
-        assert told.startswith(notice)
-        assert "\n" not in told
+        assert line.startswith(notice)
+        assert "\n" not in line
 
 
 async def test_programs_of_a_closed_wheel_are_copied_under_root_and_stay_roots(

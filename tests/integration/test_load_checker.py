@@ -42,7 +42,7 @@ def records(load: Any) -> Iterator[Any]:
         yield records
 
 
-def told(load: Any, **fields: Any) -> Any:
+def answer_of(load: Any, **fields: Any) -> Any:
     """Return an answer: a creation, unless the fields say otherwise."""
     ids = {"group_id": GROUP, "conversation_id": "c"}
     ids |= {name: fields.pop(name) for name in ids if name in fields}
@@ -55,7 +55,7 @@ def told(load: Any, **fields: Any) -> Any:
 def faults_of(load: Any, *answers: dict[str, Any]) -> list[str]:
     """Return what is found wrong with these answers to one wish."""
     wish = load.history.Wish("alice", "k", "Team", ("bob",))
-    given = [told(load, **answer) for answer in answers]
+    given = [answer_of(load, **answer) for answer in answers]
     return list(load.history.KeyHistory("alice", "k", wish, given).faults())
 
 
@@ -120,7 +120,7 @@ def test_journals_of_several_processes_are_read_as_one(
 ) -> None:
     """What one process began another may have been told; half a last line is left out."""
     wish = load.history.Wish("alice", "k\u00e9", 'Te"am', ("bob", "zo"), "two\nlines")
-    answers = [told(load, at=2.0, is_replay=True), told(load, at=1.0, text="\U0001f600")]
+    answers = [answer_of(load, at=2.0, is_replay=True), answer_of(load, at=1.0, text="\U0001f600")]
     for machine, answer in zip(("one", "two"), answers, strict=True):
         monkeypatch.setattr("socket.gethostname", lambda machine=machine: machine)
         journal = load.records.Journal(tmp_path / "made")
@@ -147,9 +147,9 @@ async def test_the_checker_finishes_what_was_cut_off_and_reads_every_group(
     for number in range(4):
         wish = load.history.Wish("alice", f"k{number}", "Team", ("bob", "alice"), "why")
         records.begin(wish, "S")
-        lost = told(load, status=0, text="")
+        lost = answer_of(load, status=0, text="")
         records.record("alice", f"k{number}", lost)
-    records.record("alice", "wrong", told(load, status=400, due=400, text=""))
+    records.record("alice", "wrong", answer_of(load, status=400, due=400, text=""))
 
     idle = "S was never acknowledged anything: it proves nothing"
     assert [idle] == await check(load, service, records)
@@ -185,12 +185,12 @@ async def test_what_the_service_has_lost_changed_or_kept_is_a_fault(
             [history] = [h for h in records.histories_of("alice") if h.key == wish.key]
             if wish.group_id == unwished:
                 # Clients were told that it is refused, yet it has left a group and an attempt.
-                planted.record("alice", wish.key, told(load, status=400, due=400, text=""))
+                planted.record("alice", wish.key, answer_of(load, status=400, due=400, text=""))
                 continue
             planted.begin(wish, "S")
             for answer in history.answers:
                 planted.record("alice", wish.key, answer)
-        other = told(load, group_id=moved, conversation_id="not-this")
+        other = answer_of(load, group_id=moved, conversation_id="not-this")
         planted.record("alice", "k3", other)
 
         faults = await check(load, service, planted)
@@ -217,7 +217,7 @@ async def test_a_conversation_of_two_keys_is_a_fault(
     for key in ("k", "l"):
         wish = load.history.Wish("alice", key, "Team")
         records.begin(wish)
-        records.record("alice", key, told(load, group_id=wish.group_id))
+        records.record("alice", key, answer_of(load, group_id=wish.group_id))
     faults = await check(load, service, records)
     assert "alice, key l: conversation c is also that of alice, key k" in faults
 

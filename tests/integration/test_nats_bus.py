@@ -51,9 +51,9 @@ class Publisher:
     """What one process has: a connection, a bus, and what it was told."""
 
     def __init__(self, url: str) -> None:
-        self.told: list[Observation] = []
-        self.runner = Runner(self.told.append)
-        self.connection = NatsConnection(url, self.told.append)
+        self.observed: list[Observation] = []
+        self.runner = Runner(self.observed.append)
+        self.connection = NatsConnection(url, self.observed.append)
         self.bus = NatsBus(self.connection, OURS)
 
     async def published(self, *events: CommittedEvent) -> None:
@@ -141,7 +141,7 @@ async def test_what_is_larger_than_the_server_takes_is_refused_alone(server: Nat
         assert {large.event_id} == refused.keys()
         assert "larger than 1048576 bytes" == refused[large.event_id]
         assert [str(good.event_id)] == await ids_of(server.url)
-        assert [BusConnected()] == one.told
+        assert [BusConnected()] == one.observed
 
 
 async def test_a_stream_that_an_operator_made_stays_as_it_is(server: NatsProcess) -> None:

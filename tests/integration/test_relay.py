@@ -69,7 +69,7 @@ class World:
         self._database = database
         self.clock = Clock(0.0)
         self.bus = RecordingBus()
-        self.told: list[Observation] = []
+        self.observed: list[Observation] = []
         self.relay = self.another()
 
     def store(self) -> PostgresBusStore:
@@ -79,7 +79,9 @@ class World:
     def another(self, bus: RecordingBus | None = None, batch_max: int = 100) -> OutboxRelay:
         """Return the relay of one more process."""
         settings = RelaySettings(relay_lease_seconds=LEASE_SECONDS, batch_max=batch_max)
-        return OutboxRelay(self.store(), bus or self.bus, self.told.append, settings, self.clock)
+        return OutboxRelay(
+            self.store(), bus or self.bus, self.observed.append, settings, self.clock
+        )
 
 
 @pytest_asyncio.fixture
@@ -261,7 +263,7 @@ async def test_an_event_refused_too_often_dies_and_can_be_retried(
         world.clock.now += LOOK_SECONDS + 1
         await world.relay.run_once()
     assert [good] == world.bus.ids
-    buried = [each for each in world.told if isinstance(each, EventBuried)]
+    buried = [each for each in world.observed if isinstance(each, EventBuried)]
     assert [EventBuried(bad, "too large\0")] == buried
     (letter,) = await dead_letters(connection, 10)
     assert (bad, 3, "too large") == (letter["event_id"], letter["tries"], letter["dead_reason"])

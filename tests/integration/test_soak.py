@@ -98,8 +98,8 @@ async def test_a_short_soak_runs_and_passes(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(LOADTESTS)},
     )
     assert process.stdout is not None
-    told = (await process.stdout.read()).decode()
-    assert (0, "passed") == (await process.wait(), told.splitlines()[-1]), told
+    output = (await process.stdout.read()).decode()
+    assert (0, "passed") == (await process.wait(), output.splitlines()[-1]), output
     found = json.loads((tmp_path / "figures.json").read_text())
     kinds = {"create", "replay", "same", "lookup", "list", "ready", "session"}
     assert kinds == found["requests"].keys()

@@ -168,8 +168,10 @@ async def test_a_success_that_comes_while_the_server_is_asked_is_not_believed(
     database: Database, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit that waited for a standby may have been broken off: the next lead, or a look, tells."""
-    told = "SELECT true WHERE $1::integer > 0 AND $2::uuid[] IS NOT NULL AND $3::uuid[] IS NOT NULL"
-    monkeypatch.setattr(stalls, "QUERIES", {"end_stalled": told})
+    statement = (
+        "SELECT true WHERE $1::integer > 0 AND $2::uuid[] IS NOT NULL AND $3::uuid[] IS NOT NULL"
+    )
+    monkeypatch.setattr(stalls, "QUERIES", {"end_stalled": statement})
     await trigger(connection, "chat_group", "BEFORE INSERT", "PERFORM pg_sleep(0.5)")
     async with store_of(database) as store:
         ours = write("k")

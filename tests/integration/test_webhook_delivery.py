@@ -338,7 +338,7 @@ async def test_what_fails_is_tried_by_the_schedule_then_dies_and_can_be_replayed
     database: Database, receiver: Receiver, clock: Clock, connection: Connection
 ) -> None:
     """Ten tries in three days, each signed anew; its death says why."""
-    async with opened(database, receiver, clock) as (sender, told):
+    async with opened(database, receiver, clock) as (sender, observed):
         (event_id,) = await commit_events(connection)
         receiver.answers.extend({"status": 500} for _ in range(10))
         for tries, pause in enumerate(RETRY_SECONDS, start=1):
@@ -350,7 +350,7 @@ async def test_what_fails_is_tried_by_the_schedule_then_dies_and_can_be_replayed
             clock.move(1 + pause * JITTER_RATIO_MAX)
         await work(sender)
         assert [EventBuried(event_id, "webhook: answered 500")] == [
-            event for event in told if isinstance(event, EventBuried)
+            event for event in observed if isinstance(event, EventBuried)
         ]
         clock.move(10 * RETRY_SECONDS[-1])
         await work(sender)
@@ -374,10 +374,10 @@ async def test_gone_disables_the_endpoint_everywhere_until_it_is_enabled(
 ) -> None:
     """For every replica and after restarts; what was committed meanwhile then comes."""
     receiver.answers.append({"status": 410})
-    async with opened(database, receiver, clock) as (sender, told):
+    async with opened(database, receiver, clock) as (sender, observed):
         ids = await commit_events(connection)
         await work(sender)
-        assert [WebhookDisabled(), WebhookTried("gone")] == told
+        assert [WebhookDisabled(), WebhookTried("gone")] == observed
     async with opened(database, receiver, clock) as (sender, _):
         ids += await commit_events(connection)
         clock.move(10 * RETRY_SECONDS[-1])

@@ -138,15 +138,15 @@ def _keys(document: Document) -> set[str]:
     return {IdempotencyKey.parse(each["value"]) for each in examples.values()}
 
 
-def _error(told: Document) -> StrettoError:
+def _error(document: Document) -> StrettoError:
     """Return the error that such a document would come from."""
-    kind = ERRORS.get(told["code"], StrettoError)
+    kind = ERRORS.get(document["code"], StrettoError)
     if kind is RequestInvalid:
         faults = (
             FieldError(**each) if "pointer" in each else ParameterError(**each)
-            for each in told["errors"]
+            for each in document["errors"]
         )
         return RequestInvalid([*faults])
     if kind is AttemptFailed:
-        return AttemptFailed(Failure(**told["failure"]))
+        return AttemptFailed(Failure(**document["failure"]))
     return kind()

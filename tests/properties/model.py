@@ -87,7 +87,7 @@ class Model:
         if known is not None:
             return "replayed" if known == body else "reused"
         outcome = self._claim_or_follow(wish, body)
-        self.told(memory, wish, body, outcome)
+        self.learn(memory, wish, body, outcome)
         return outcome
 
     def fall_silent(self, memory: Memory, wish: Wish, body: int, place: Place) -> Outcome | None:
@@ -105,7 +105,7 @@ class Model:
         if outcome in writes and not settled:
             memory.silence = Silence(wish, body, None, outcome)
             return None
-        self.told(memory, wish, body, outcome)
+        self.learn(memory, wish, body, outcome)
         return outcome
 
     def go_on(self, memory: Memory) -> Outcome:
@@ -118,10 +118,10 @@ class Model:
                 outcome = self._lead(wish, silence.own, "created")
             else:
                 outcome = self._claim_or_follow(wish, body)
-        self.told(memory, wish, body, outcome)
+        self.learn(memory, wish, body, outcome)
         return outcome
 
-    def told(self, memory: Memory, wish: Wish, body: int, outcome: Outcome) -> None:
+    def learn(self, memory: Memory, wish: Wish, body: int, outcome: Outcome) -> None:
         """Remember a success."""
         if outcome not in ("reused", "pending", "failed"):
             memory.settled[wish] = body

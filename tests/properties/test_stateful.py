@@ -259,7 +259,7 @@ def forget_the_fingerprint(_: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def decide_blindly(sighting: Any, _: bytes) -> Any:
         holder_of_key = sighting.group or sighting.attempt
-        return decide(sighting, holder_of_key.fingerprint if owner_of_key else b"")
+        return decide(sighting, holder_of_key.fingerprint if holder_of_key else b"")
 
     monkeypatch.setattr(follower_module, "decide", decide_blindly)
 

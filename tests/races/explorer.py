@@ -139,16 +139,16 @@ class Explorer:
     def _tell(self) -> list[str]:
         """Run the failing schedule once more, to put it into words."""
         world = _begin(self.scenario)
-        told = []
+        described = []
         for branch in self._way:
             step = branch.steps[branch.position]
-            told.append(world.describe(step))
+            described.append(world.describe(step))
             try:
                 world.take(step)
             except AssertionError:
                 break
         world.end()
-        return told
+        return described
 
 
 def explore(scenario: Scenario) -> Exploration:

@@ -72,25 +72,25 @@ class Witness:
 
     def _judge_answers(self, rows: Tables) -> None:
         world = self._world
-        told: dict[str, set[object]] = {}
+        answered: dict[str, set[object]] = {}
         own = 0
         for number, answer in world.answers.items():
             request = world.request(number)
             if isinstance(answer, Answer):
-                told.setdefault(request.key, set()).add(answer.group)
+                answered.setdefault(request.key, set()).add(answer.group)
                 group = rows.group(answer.group.group_id)
                 assert group is not None, "G3: a told group does not exist"
                 assert group.conversation_id == answer.group.conversation_id, "G2: told another"
                 assert group.new_group == request.body, "told a group of another body"
                 own += not answer.status.is_replay
             elif answer is AttemptFailed:
-                told.setdefault(request.key, set()).add("failed")
+                answered.setdefault(request.key, set()).add("failed")
                 group = rows.group(group_id(request.body.owner, request.key))
                 is_ours = group is not None and group.new_group == request.body
                 assert not is_ours, "G4: told failed, and the group exists"
-        for key, answers in told.items():
+        for key, answers in answered.items():
             assert len(answers) == 1, f"G2: different answers for {key}: {answers}"
-        assert own <= len(told), "G2: two requests were told that theirs created the group"
+        assert own <= len(answered), "G2: two requests were told that theirs created the group"
 
     def _judge_end(self, rows: Tables) -> None:
         """After the faults, one retry per request has settled everything (liveness)."""
@@ -123,7 +123,7 @@ def _judge_memory(rows: Tables, process: Process, key: str, body: NewGroup) -> N
         case CreatedGroup() as known:
             exists = group and group.seen().group
             assert known == exists, "a process remembers another group"
-        case told if told is KeyReused:
+        case error if error is KeyReused:
             holder_of_key = group or attempt
             assert holder_of_key is not None, "a process remembers a body that nobody has stored"
             assert holder_of_key.fingerprint != body.fingerprint(), "it refuses the right body"

@@ -81,7 +81,7 @@ def _told_for_good(world: World) -> Iterator[object]:
             yield request.key, request.body, answer
 
 
-def told(statement: Statement) -> object:
+def reply_of(statement: Statement) -> object:
     """Return what the sender of a statement has heard, as something to compare."""
     error = statement.answered.exception()
     if error is not None:

@@ -73,8 +73,8 @@ def explore_log(begin: Callable[[], Steppable]) -> Explored:
                 way = *way, steps[0]
                 world.take(steps[0])
         except AssertionError as error:
-            told = "\n".join(f"{number:3}. {step}" for number, step in enumerate(way, 1))
-            raise LogAnomaly(f"{error}\n{told}") from error
+            listing = "\n".join(f"{number:3}. {step}" for number, step in enumerate(way, 1))
+            raise LogAnomaly(f"{error}\n{listing}") from error
         finally:
             world.end()
     found.states = len(known)

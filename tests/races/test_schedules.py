@@ -100,7 +100,7 @@ def test_in_every_schedule_the_guarantees_hold(
     """One group or none, one answer, failed for good; and one retry settles what faults have left."""
     schedules_min, scenario = SCENARIOS[name]
     found = explore(scenario)
-    told = f"{found.schedules:,} schedules in {found.runs:,} runs, {found.states:,} states"
-    record_property("explored", f"{name}: {told}")
+    summary = f"{found.schedules:,} schedules in {found.runs:,} runs, {found.states:,} states"
+    record_property("explored", f"{name}: {summary}")
     # A floor: an explorer that finds little to explore is broken.
     assert schedules_min <= found.schedules

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from races import faults
-from races.likeness import told
+from races.likeness import reply_of
 from races.process import LEASE_SECONDS, Process
 from races.scenario import Request
 from stretto.creation.attempt import AttemptStatus
@@ -183,7 +183,7 @@ class World:
         """Let the sender of a statement react to what became of it."""
         process = self.owners[statement]
         sent, heard = len(self.statements), len(process.inputs)
-        self.react(process, (statement.name, statement.arguments[0], told(statement)))
+        self.react(process, (statement.name, statement.arguments[0], reply_of(statement)))
         if statement.name not in ("look", "reclaim"):
             return
         for newer in self.statements[sent:]:

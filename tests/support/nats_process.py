@@ -58,11 +58,11 @@ class NatsProcess:
             stderr=asyncio.subprocess.PIPE,
         )
         assert self.process.stderr is not None
-        told = []
+        lines = []
         async with asyncio.timeout(DEADLINE_SECONDS):
             while b"Server is ready" not in (line := await self.process.stderr.readline()):
-                told.append(line)
-                assert line, b"".join(told).decode()
+                lines.append(line)
+                assert line, b"".join(lines).decode()
         # Read on, or the server would wait for us one day.
         self._reading = asyncio.create_task(self.process.stderr.read())
 

@@ -72,12 +72,12 @@ async def running_prometheus(folder: Path, jobs: Mapping[str, str]) -> AsyncIter
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None
-    told = asyncio.create_task(process.stderr.read(), name="log of prometheus")
+    log = asyncio.create_task(process.stderr.read(), name="log of prometheus")
     try:
         async with aiohttp.ClientSession() as session:
 
             async def is_ready() -> bool:
-                assert process.returncode is None, (await told).decode()
+                assert process.returncode is None, (await log).decode()
                 try:
                     async with session.get(f"http://{place}/-/ready") as response:
                         return response.status == 200
@@ -90,7 +90,7 @@ async def running_prometheus(folder: Path, jobs: Mapping[str, str]) -> AsyncIter
         if process.returncode is None:
             process.kill()
         await process.wait()
-        await told
+        await log
 
 
 def free_port() -> int:

@@ -154,6 +154,6 @@ def test_start_and_stop_are_the_same_lists_in_the_docs_and_in_the_code() -> None
 
     text = (ROOT / "docs/ARCHITECTURE.md").read_text().split("## Life cycle", 1)[1]
     assert component.__doc__ is not None
-    told, done = lists(text.split("A load balancer notices", 1)[0]), lists(component.__doc__)
+    documented, done = lists(text.split("A load balancer notices", 1)[0]), lists(component.__doc__)
     assert len(done[1]) >= 13
-    assert told == done
+    assert documented == done

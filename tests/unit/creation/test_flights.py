@@ -378,11 +378,11 @@ async def test_a_group_that_exists_is_answered_and_settles_its_attempt(
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [(Unreachable("away"), DatabaseUnavailable), (ZeroDivisionError("bug"), InternalError)],
 )
 async def test_whatever_goes_wrong_is_told_to_everybody_who_waits(
-    error: Exception, told: type[StrettoError], world: World
+    error: Exception, expected: type[StrettoError], world: World
 ) -> None:
     """In a write or in a look: no request waits for what never comes."""
 
@@ -400,12 +400,12 @@ async def test_whatever_goes_wrong_is_told_to_everybody_who_waits(
         else:
             answered.set_result(NotLed())
         for request in requests:
-            with pytest.raises(told) as caught:
+            with pytest.raises(expected) as caught:
                 await request
-            assert (told is DatabaseUnavailable) == (caught.value.retry_after_seconds == 1)
+            assert (expected is DatabaseUnavailable) == (caught.value.retry_after_seconds == 1)
     assert 0 == world.creator.flights
     counted = [event.outcome for event in world.events if isinstance(event, AttemptAnswered)]
-    assert [told.code] * 4 == counted
+    assert [expected.code] * 4 == counted
 
 
 async def test_the_stop_ends_as_soon_as_the_last_flight_has_finished(world: World) -> None:

@@ -66,34 +66,38 @@ async def report(store: Store, wait_seconds: float = 0) -> AttemptReport:
 async def test_an_attempt_whose_group_exists_is_healed() -> None:
     """And then reported with its own times."""
     store = Store(Sighting(PENDING, GROUP), Sighting(SUCCEEDED, GROUP))
-    told = await report(store)
+    reported = await report(store)
     assert (AttemptStatus.SUCCEEDED, GROUP.group.conversation_id) == (
-        told.status,
-        told.conversation_id,
+        reported.status,
+        reported.conversation_id,
     )
-    assert (CLAIMED, SETTLED) == (told.claimed_at, told.settled_at)
+    assert (CLAIMED, SETTLED) == (reported.claimed_at, reported.settled_at)
 
 
 async def test_a_settled_attempt_is_reported_at_once_with_its_own_times() -> None:
     """Nothing is healed, and no wait, however long the wait."""
     store = Store(Sighting(SUCCEEDED, GROUP))
-    told = await report(store, wait_seconds=1000)
-    assert (CLAIMED, SETTLED, 1) == (told.claimed_at, told.settled_at, store.looks)
+    reported = await report(store, wait_seconds=1000)
+    assert (CLAIMED, SETTLED, 1) == (reported.claimed_at, reported.settled_at, store.looks)
 
 
 async def test_an_attempt_that_was_swept_is_reported_from_its_group() -> None:
     """With the only time that is left, and without putting the attempt back."""
-    told = await report(Store(Sighting(None, GROUP)))
-    assert (CREATED, CREATED, False) == (told.claimed_at, told.settled_at, told.is_recorded)
+    reported = await report(Store(Sighting(None, GROUP)))
+    assert (CREATED, CREATED, False) == (
+        reported.claimed_at,
+        reported.settled_at,
+        reported.is_recorded,
+    )
 
 
 async def test_a_failure_is_told_with_its_reason() -> None:
     """As it is to a client that sends the request again."""
-    told = await report(Store(Sighting(FAILED, None)))
+    reported = await report(Store(Sighting(FAILED, None)))
     assert (AttemptStatus.FAILED, FAILED.failure, SETTLED) == (
-        told.status,
-        told.failure,
-        told.settled_at,
+        reported.status,
+        reported.failure,
+        reported.settled_at,
     )
 
 
@@ -115,7 +119,7 @@ async def test_a_pending_attempt_is_waited_for_ever_more_rarely() -> None:
             store.sighting = Sighting(SUCCEEDED, GROUP)
 
     async with asyncio.timeout(20):
-        told = await AttemptLookup(store, 5, pause).look_up(ALICE, KEY, 1000)
-    assert AttemptStatus.SUCCEEDED is told.status
+        reported = await AttemptLookup(store, 5, pause).look_up(ALICE, KEY, 1000)
+    assert AttemptStatus.SUCCEEDED is reported.status
     longest = [POLL.longest(looks) for looks in range(10)]
     assert all(most / 2 <= s <= most for s, most in zip(pauses, longest, strict=True))

@@ -128,8 +128,8 @@ async def answers(
 ) -> list[WriteResult | BaseException]:
     """Have one batch written; return what each asker got."""
     mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
-    told = [] if events is None else events
-    writer = writer_of(mailbox, store, told.append, batch_max=100, **options)
+    observed = [] if events is None else events
+    writer = writer_of(mailbox, store, observed.append, batch_max=100, **options)
     asked = [mailbox.ask(message) for message in writes]
     assert len(writes) == await writer.run_once()
     return await asyncio.gather(*asked, return_exceptions=True)

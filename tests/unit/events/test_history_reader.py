@@ -73,12 +73,12 @@ class World:
     """A hub and a reader on a scripted log; the log is followed from its beginning."""
 
     def __init__(self) -> None:
-        self.told: list[Observation] = []
+        self.observed: list[Observation] = []
         self.log = ScriptedLog()
-        self.hub = SessionHub(HubSettings(), self.told.append)
+        self.hub = SessionHub(HubSettings(), self.observed.append)
         self.hub.move(place(0))
         self.mailbox: Mailbox[Ask, Stretch] = Mailbox(100)
-        self.reader = HistoryReader(self.mailbox, self.log, self.told.append)
+        self.reader = HistoryReader(self.mailbox, self.log, self.observed.append)
         self.reading: asyncio.Task[None] | None = None
 
     def catch_up(self, session: Session, where: Place | None) -> CatchUp:
@@ -88,7 +88,7 @@ class World:
     async def all_of(self, *catch_ups: CatchUp) -> list[list[int]]:
         """Read all of them to the end, at the same pace; return the numbers of their events."""
         if self.reading is None:
-            self.reading = asyncio.create_task(Run(self.reader, self.told.append).turns())
+            self.reading = asyncio.create_task(Run(self.reader, self.observed.append).turns())
         return list(await asyncio.gather(*map(numbers, catch_ups)))
 
 
@@ -281,7 +281,7 @@ async def test_a_place_that_is_not_ours_is_lost_for_its_session_alone(
     world.log.events = [logged(n) for n in range(1, 10)]
     with world.hub.session(ALICE, 1e12) as session:
         foreign, ours = world.catch_up(session, where), world.catch_up(session, place(8))
-        reading = asyncio.create_task(Run(world.reader, world.told.append).turns())
+        reading = asyncio.create_task(Run(world.reader, world.observed.append).turns())
         lost, found = await asyncio.gather(numbers(foreign), numbers(ours), return_exceptions=True)
         reading.cancel()
     assert isinstance(lost, PositionLost)
@@ -294,7 +294,7 @@ async def test_a_place_that_was_swept_is_lost_for_its_session_alone(world: World
     world.log.start = 5
     with world.hub.session(ALICE, 1e12) as session:
         old, kept = world.catch_up(session, place(4)), world.catch_up(session, place(5))
-        reading = asyncio.create_task(Run(world.reader, world.told.append).turns())
+        reading = asyncio.create_task(Run(world.reader, world.observed.append).turns())
         lost, found = await asyncio.gather(numbers(old), numbers(kept), return_exceptions=True)
         reading.cancel()
     assert isinstance(lost, PositionLost)
@@ -322,7 +322,7 @@ async def test_a_page_that_fails_is_read_again_and_closes_no_session(
     world.log.events = [logged(n, ALICE, BOB) for n in range(1, 12)]
     world.log.errors = [Unreachable("cut"), ReadCancelled("slow")]
     with world.hub.session(ALICE, 1e12) as first, world.hub.session(BOB, 1e12) as second:
-        reading = asyncio.create_task(Run(world.reader, world.told.append).turns())
+        reading = asyncio.create_task(Run(world.reader, world.observed.append).turns())
         found = await asyncio.gather(
             numbers(world.catch_up(first, place(0))),
             numbers(world.catch_up(second, place(9))),
@@ -331,7 +331,9 @@ async def test_a_page_that_fails_is_read_again_and_closes_no_session(
         reading.cancel()
     if is_patient:
         assert [list(range(1, 12)), [9, 10, 11]] == list(found)
-        assert ["cut", "slow"] == [str(e.error) for e in world.told if isinstance(e, UpkeepTrouble)]
+        assert ["cut", "slow"] == [
+            str(e.error) for e in world.observed if isinstance(e, UpkeepTrouble)
+        ]
     else:
         assert [Unreachable, Unreachable] == [type(each) for each in found]
 
@@ -348,7 +350,9 @@ async def test_every_session_that_waits_learns_that_history_cannot_be_read(
             with pytest.raises(raised):
                 await world.all_of(world.catch_up(session, place(0)))
         assert [[]] == await world.all_of(world.catch_up(session, place(0)))
-    assert [ActorCrashed] == [type(each) for each in world.told if isinstance(each, ActorCrashed)]
+    assert [ActorCrashed] == [
+        type(each) for each in world.observed if isinstance(each, ActorCrashed)
+    ]
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -407,7 +411,7 @@ async def test_newcomers_at_the_beginning_of_the_log_hold_back_nobody(world: Wor
     with world.hub.session(ALICE, 1e12) as old:
         newcomers: list[asyncio.Future[Stretch]] = []
         world.log.after_page = lambda: newcomers.append(world.mailbox.ask(Ask(ALICE, place(1))))
-        reading = asyncio.create_task(Run(world.reader, world.told.append).turns())
+        reading = asyncio.create_task(Run(world.reader, world.observed.append).turns())
         async with asyncio.timeout(10):
             await world.catch_up(old, place(1)).begin()
         assert len(world.log.scans) <= 20 * 4 // 3 + 2

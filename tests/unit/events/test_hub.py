@@ -27,9 +27,9 @@ ALICE, BOB = UserId("alice"), UserId("bob")
 EVENTS_MAX = 3
 
 
-def test_sessions_that_have_missed_events_are_sent_to_resume(told: list[Observation]) -> None:
+def test_sessions_that_have_missed_events_are_sent_to_resume(observed: list[Observation]) -> None:
     """All that are there; the hub goes on, and those who come back are told again."""
-    hub = SessionHub(HubSettings(), told.append)
+    hub = SessionHub(HubSettings(), observed.append)
     with hub.session(ALICE, math.inf) as first, hub.session(BOB, math.inf) as second:
         hub.interrupt()
         assert CloseCode.EVENTS_MISSED == first.close_code == second.close_code
@@ -44,20 +44,20 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def told() -> list[Observation]:
+def observed() -> list[Observation]:
     """What the hub has told its observer."""
     return []
 
 
 @pytest.fixture
-def hub(clock: Clock, told: list[Observation]) -> SessionHub:
+def hub(clock: Clock, observed: list[Observation]) -> SessionHub:
     """A hub whose sessions are soon too slow."""
     settings = HubSettings(sessions_max=4, sessions_per_user=2, session_events_max=EVENTS_MAX)
-    return SessionHub(settings, told.append, clock)
+    return SessionHub(settings, observed.append, clock)
 
 
 async def test_an_event_is_told_to_every_session_of_its_recipients(
-    hub: SessionHub, told: list[Observation]
+    hub: SessionHub, observed: list[Observation]
 ) -> None:
     """And counted once for each."""
     with (
@@ -69,7 +69,7 @@ async def test_an_event_is_told_to_every_session_of_its_recipients(
         deliver(hub, logged(2, ALICE, BOB))
         assert [1, 2] == numbers(await first.take()) == numbers(await second.take())
         assert [2] == numbers(await third.take())
-    assert [EventDelivered(2), EventDelivered(3)] == told[:2]
+    assert [EventDelivered(2), EventDelivered(3)] == observed[:2]
     assert len(hub) == 0
 
 
@@ -109,10 +109,10 @@ async def test_a_session_whose_queue_is_full_is_closed_and_others_go_on(hub: Ses
     ids=["bounded", "without the bound"],
 )
 async def test_a_session_that_never_reads_holds_no_more_than_its_queue(
-    told: list[Observation], code: CloseCode | None, waiting: int, events_max: int
+    observed: list[Observation], code: CloseCode | None, waiting: int, events_max: int
 ) -> None:
     """Without the bound it would hold all that it was ever to be told."""
-    hub = SessionHub(HubSettings(session_events_max=events_max), told.append)
+    hub = SessionHub(HubSettings(session_events_max=events_max), observed.append)
     with hub.session(ALICE, math.inf) as mute:
         mute.go_live(place(0))
         for number in range(5000):
@@ -165,11 +165,11 @@ async def test_a_log_that_nobody_can_read_is_not_waited_for_without_end(
 
 
 async def test_an_event_that_nobody_hears_is_not_counted(
-    hub: SessionHub, told: list[Observation]
+    hub: SessionHub, observed: list[Observation]
 ) -> None:
     """What is delivered is delivered to a session."""
     deliver(hub, logged(1))
-    assert [] == told
+    assert [] == observed
 
 
 async def test_limits_of_sessions_are_kept(hub: SessionHub) -> None:
@@ -238,7 +238,7 @@ async def test_a_session_whose_token_has_no_end_ends_nevertheless(
 
 
 async def test_closing_interrupts_whatever_a_session_awaits(
-    hub: SessionHub, told: list[Observation]
+    hub: SessionHub, observed: list[Observation]
 ) -> None:
     """A client that takes nothing, too; the first reason counts."""
     with hub.session(ALICE, 2000) as session:
@@ -248,7 +248,7 @@ async def test_closing_interrupts_whatever_a_session_awaits(
         session.close(CloseCode.GOING_AWAY)
         deliver(hub, logged(1))
         assert (CloseCode.TOO_SLOW, 0) == (session.close_code, len(session))
-    assert SessionEnded(CloseCode.TOO_SLOW) in told
+    assert SessionEnded(CloseCode.TOO_SLOW) in observed
 
 
 async def test_a_time_out_of_its_own_is_not_taken_for_the_end(hub: SessionHub) -> None:

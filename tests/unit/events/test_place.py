@@ -59,10 +59,10 @@ def test_a_position_is_readable() -> None:
 def test_the_text_is_bounded_and_covers_no_more_than_the_place(running: set[int]) -> None:
     """Where more transactions were running than it can name, it ends at the next one."""
     where = place(200, *sorted(running))
-    told = Place.parse(str(where))
-    assert len(told.running) <= RUNNING_MAX
-    assert all(where.covers(1, n) for n in range(201) if told.covers(1, n))
-    assert len(running) > RUNNING_MAX or told == where
+    parsed = Place.parse(str(where))
+    assert len(parsed.running) <= RUNNING_MAX
+    assert all(where.covers(1, n) for n in range(201) if parsed.covers(1, n))
+    assert len(running) > RUNNING_MAX or parsed == where
 
 
 @pytest.mark.parametrize("text", ["", "7", "7.", ".1-0a1b2c3d", "7.0a1b2c3d", "7.1-0A1B2C3D", "7.1-0a1b2c3", "7.1-0a1b2c3d4", "-7.1-0a1b2c3d", "\u0667.1-0a1b2c3d", f"{2**64}.1-0a1b2c3d", "7.1-0a1b2c3d\n", "7~0.1-0a1b2c3d", "7~8.1-0a1b2c3d", "7~.1-0a1b2c3d", f"7.{2**31}-0a1b2c3d", "99" + "~1" * (RUNNING_MAX + 1) + ".1-0a1b2c3d"])  # fmt: skip
@@ -167,12 +167,14 @@ def test_only_the_last_event_of_a_transaction_carries_the_place_after_it() -> No
     """A client that has had the first one may still have to get the second."""
     events = [logged(n) for n in (5, 5, 6)]
     page = LogPage(place(5), events, place(7), present(7), is_full=False)
-    assert ["5.1-0a1b2c3d", "6.1-0a1b2c3d", "7.1-0a1b2c3d"] == [told for _, told in page.numbered()]
+    assert ["5.1-0a1b2c3d", "6.1-0a1b2c3d", "7.1-0a1b2c3d"] == [
+        position for _, position in page.numbered()
+    ]
 
 
 def test_no_event_carries_a_place_beyond_a_transaction_that_still_runs() -> None:
     """Its event may come later."""
     events = [logged(n) for n in (3, 8, 9)]
     page = LogPage(place(7, 3, 4), events, place(10, 4), present(10, 4), is_full=False)
-    told = [Place.parse(position) for _, position in page.numbered()]
-    assert [place(7, 4), place(9, 4), place(10, 4)] == told
+    places = [Place.parse(position) for _, position in page.numbered()]
+    assert [place(7, 4), place(9, 4), place(10, 4)] == places

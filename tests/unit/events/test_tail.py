@@ -85,10 +85,10 @@ class World:
     """A tail on a scripted log, and its hub."""
 
     def __init__(self) -> None:
-        self.told: list[Observation] = []
+        self.observed: list[Observation] = []
         self.log = ScriptedLog()
         self.hub = SessionHub(HubSettings(), lambda _: None)
-        self.tail = LogTail(self.log, self.hub, self.told.append)
+        self.tail = LogTail(self.log, self.hub, self.observed.append)
 
     def session(self, stack: ExitStack) -> Session:
         """Have alice join."""
@@ -125,9 +125,9 @@ async def test_an_event_that_commits_late_is_delivered(world: World) -> None:
         world.log.events.append(logged(1))
         world.log.running = ()
         await world.tail.run_once()
-        told = await session.take()
-        assert [2, 1] == numbers(told)
-        assert [place(3, 1), place(3)] == [Place.parse(each.position) for each in told]
+        taken = await session.take()
+        assert [2, 1] == numbers(taken)
+        assert [place(3, 1), place(3)] == [Place.parse(each.position) for each in taken]
 
 
 async def test_without_sessions_nothing_is_read_and_no_connection_is_held(world: World) -> None:
@@ -154,7 +154,7 @@ async def test_an_announcement_wakes_the_tail_and_others_that_need_it() -> None:
     woken: list[str] = []
     world = World()
     world.tail = LogTail(
-        world.log, world.hub, world.told.append, others=[lambda: woken.append("relay")]
+        world.log, world.hub, world.observed.append, others=[lambda: woken.append("relay")]
     )
     await world.tail.run_once()
     assert world.log.on_announced is not None
@@ -190,7 +190,7 @@ async def test_a_place_that_is_lost_sends_all_sessions_to_resume(world: World) -
         world.log.events, world.log.start = [logged(9)], 5
         await world.tail.run_once()
         assert CloseCode.EVENTS_MISSED == session.close_code
-        assert [PlaceLost("log tail")] == world.told
+        assert [PlaceLost("log tail")] == world.observed
         again = world.session(stack)
         world.log.events.append(logged(10))
         await world.tail.run_once()

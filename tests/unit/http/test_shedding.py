@@ -97,11 +97,11 @@ async def test_the_pause_grows_while_more_are_shed_than_admitted() -> None:
     """It is judged when those who were told it are back; an overload that is over is forgotten."""
     now = [0.0]
     shedder = LoadShedder(Mailbox(10), lambda: None, lambda: now[0])
-    told: list[bytes] = []
+    sent: list[bytes] = []
 
     class Client:
         def send_rejection(self, answer: bytes) -> None:
-            told.append(answer)
+            sent.append(answer)
 
     async def pause_after(seconds: float, admitted: int, rejected: int) -> int:
         now[0] += seconds
@@ -111,10 +111,10 @@ async def test_the_pause_grows_while_more_are_shed_than_admitted() -> None:
             shedder.arrived(ALICE)
         for _ in range(rejected):
             shedder.reject(Client())
-        await until(lambda: len(told) >= rejected)
-        found = re.search(rb"\r\nRetry-After: (\d+)\r\n", told[-1])
+        await until(lambda: len(sent) >= rejected)
+        found = re.search(rb"\r\nRetry-After: (\d+)\r\n", sent[-1])
         assert found is not None
-        told.clear()
+        sent.clear()
         return int(found[1])
 
     assert await pause_after(0, 0, 1) == 1
@@ -129,19 +129,19 @@ async def test_the_pause_grows_while_more_are_shed_than_admitted() -> None:
 
 async def test_everybody_who_is_shed_is_told_in_turns_that_leave_room_for_others() -> None:
     """However many they are, the loop goes round in between."""
-    told: list[int] = []
+    sent: list[int] = []
     counted: list[int] = []
 
     class Client:
         def send_rejection(self, answer: bytes) -> None:
             assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-            told.append(1)
+            sent.append(1)
 
     shedder = LoadShedder(Mailbox(0), lambda: counted.append(1))
     for _ in range(2 * ANSWERS_PER_TURN + 1):
         shedder.reject(Client())
     turns = []
-    while len(told) < len(counted):
+    while len(sent) < len(counted):
         await asyncio.sleep(0)
-        turns.append(len(told))
+        turns.append(len(sent))
     assert [ANSWERS_PER_TURN, 2 * ANSWERS_PER_TURN, 2 * ANSWERS_PER_TURN + 1] == turns[-3:]

@@ -56,16 +56,16 @@ async def ended(task: asyncio.Task[None]) -> None:
 async def test_it_sweeps_time_and_again_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing wakes it."""
     monkeypatch.setattr(sweeper_module, "SWEEP_SECONDS", 0.001)
-    told: list[Observation] = []
+    observed: list[Observation] = []
     sweep = ScriptedSweep(batches=2)
     sweep.until_ended = 3
-    sweeper = RetentionSweeper(sweep, told.append)
-    task = asyncio.create_task(Run(sweeper, told.append).turns())
+    sweeper = RetentionSweeper(sweep, observed.append)
+    task = asyncio.create_task(Run(sweeper, observed.append).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
         await sweep.is_done.wait()
     sweeper.stop()
     await ended(task)
-    assert [RowsSwept("attempt", 7)] * 6 == told[:6]
+    assert [RowsSwept("attempt", 7)] * 6 == observed[:6]
 
 
 @pytest.mark.parametrize(("draw", "seconds"), [(0.0, 300), (1.0, 900)])
@@ -89,11 +89,11 @@ async def test_it_waits_at_random_so_that_replicas_take_turns(
 
 async def test_it_stops_at_once_while_it_waits_and_before_it_has_begun() -> None:
     """And may be stopped as often as one likes."""
-    told: list[Observation] = []
+    observed: list[Observation] = []
     for is_begun in (True, False):
         sweep = ScriptedSweep()
         sweeper = RetentionSweeper(sweep, lambda _: None)
-        task = asyncio.create_task(Run(sweeper, told.append).turns())
+        task = asyncio.create_task(Run(sweeper, observed.append).turns())
         if is_begun:
             await asyncio.sleep(0)
         sweeper.stop()
@@ -105,13 +105,13 @@ async def test_it_stops_at_once_while_it_waits_and_before_it_has_begun() -> None
 async def test_it_stops_between_two_batches_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is under way is told still; nothing is cancelled in the midst of a statement."""
     monkeypatch.setattr(sweeper_module, "SWEEP_SECONDS", 0.001)
-    told: list[Observation] = []
+    observed: list[Observation] = []
     sweep = ScriptedSweep(batches=1000)
-    sweeper = RetentionSweeper(sweep, told.append)
-    sweep.in_batch = lambda: sweeper.stop() if len(told) == 2 else None
-    await ended(asyncio.create_task(Run(sweeper, told.append).turns()))
+    sweeper = RetentionSweeper(sweep, observed.append)
+    sweep.in_batch = lambda: sweeper.stop() if len(observed) == 2 else None
+    await ended(asyncio.create_task(Run(sweeper, observed.append).turns()))
     assert (1, 0) == (sweep.begun, sweep.ended)
-    assert [RowsSwept("attempt", 7)] * 3 == told
+    assert [RowsSwept("attempt", 7)] * 3 == observed
 
 
 @pytest.mark.parametrize(
@@ -126,25 +126,25 @@ async def test_no_error_ends_the_sweeping(
 ) -> None:
     """It is told, and the next sweep comes."""
     monkeypatch.setattr(sweeper_module, "SWEEP_SECONDS", 0.001)
-    told: list[Observation] = []
+    observed: list[Observation] = []
     sweep = ScriptedSweep(error, batches=0)
-    sweeper = RetentionSweeper(sweep, told.append)
-    task = asyncio.create_task(Run(sweeper, told.append).turns())
+    sweeper = RetentionSweeper(sweep, observed.append)
+    task = asyncio.create_task(Run(sweeper, observed.append).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
         await sweep.is_done.wait()
     sweeper.stop()
     await ended(task)
-    assert expected == [type(event) for event in told]
+    assert expected == [type(event) for event in observed]
 
 
 async def test_a_batch_that_found_nothing_is_not_told() -> None:
     """Most of a table is younger than its retention."""
-    told: list[Observation] = []
+    observed: list[Observation] = []
 
     async def sweep(progress: Callable[[str, int], None]) -> Mapping[str, int]:
         for rows in (0, 3, 0):
             progress("inbox", rows)
         return {"inbox": 3}
 
-    assert 3 == await RetentionSweeper(sweep, told.append).run_once()
-    assert [RowsSwept("inbox", 3)] == told
+    assert 3 == await RetentionSweeper(sweep, observed.append).run_once()
+    assert [RowsSwept("inbox", 3)] == observed

@@ -126,13 +126,13 @@ class World:
 
     def __init__(self, *errors: Exception, settings: RelaySettings = NO_POLL) -> None:
         self.store, self.bus, self.clock = ScriptedStore(*errors), Bus(), Clock()
-        self.told: list[Observation] = []
+        self.observed: list[Observation] = []
         self.settings = settings
         self.relay = self.another()
 
     def another(self) -> OutboxRelay:
         """Return a relay of another process."""
-        return OutboxRelay(self.store, self.bus, self.told.append, self.settings, self.clock)
+        return OutboxRelay(self.store, self.bus, self.observed.append, self.settings, self.clock)
 
 
 async def test_events_are_published_in_order_and_the_place_moves_behind_them() -> None:
@@ -142,7 +142,7 @@ async def test_events_are_published_in_order_and_the_place_moves_behind_them() -
     assert [2, 1, 0] == [await world.relay.run_once() for _ in range(3)]
     assert [1, 2, 3] == world.bus.published
     assert place(4) == world.store.place
-    assert [2, 1] == [each.delivered for each in world.told if isinstance(each, EventsRelayed)]
+    assert [2, 1] == [each.delivered for each in world.observed if isinstance(each, EventsRelayed)]
 
 
 async def test_one_relay_publishes_and_another_takes_over() -> None:
@@ -224,7 +224,7 @@ async def test_a_place_that_was_swept_goes_on_where_the_log_begins() -> None:
     world.store.events = [logged(7)]
     assert NO_POLL.batch_max == await world.relay.run_once()
     assert 1 == await world.relay.run_once()
-    assert PlaceLost("relay") == world.told[0]
+    assert PlaceLost("relay") == world.observed[0]
     assert [7] == world.bus.published
 
 
@@ -257,7 +257,7 @@ async def test_an_event_that_is_refused_too_often_is_a_dead_letter() -> None:
     assert (None, "too large") == (second.dead_reason, last.dead_reason)
     assert second.is_try
     assert [] == world.store.sent
-    assert EventBuried(ONE.event.event_id, "too large") in world.told
+    assert EventBuried(ONE.event.event_id, "too large") in world.observed
 
 
 async def test_a_wake_up_wakes_the_relay_and_stop_ends_it() -> None:
@@ -301,7 +301,7 @@ async def test_events_that_follow_a_wake_up_closely_are_published_with_it() -> N
         world.relay.stop()
         await task
     assert NO_POLL.gather_seconds == pauses[0]
-    assert [2] == [each.delivered for each in world.told if isinstance(each, EventsRelayed)]
+    assert [2] == [each.delivered for each in world.observed if isinstance(each, EventsRelayed)]
 
 
 @pytest.mark.parametrize(
@@ -315,13 +315,13 @@ async def test_events_that_follow_a_wake_up_closely_are_published_with_it() -> N
 async def test_no_error_ends_the_relay(expected: list[type[Observation]], error: Exception) -> None:
     """It is told, and the next turn comes."""
     world = World(error)
-    told: list[Observation] = []
-    task = asyncio.create_task(Run(world.relay, told.append).turns())
+    observed: list[Observation] = []
+    task = asyncio.create_task(Run(world.relay, observed.append).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
         await world.store.looked.wait()
         world.relay.stop()
         await task
-    assert expected == [type(event) for event in told]
+    assert expected == [type(event) for event in observed]
 
 
 @pytest.mark.parametrize("moment", ["page", "publish", "advance"])

@@ -112,27 +112,27 @@ async def test_no_error_of_the_store_ends_the_sending(
     expected: list[type[Observation]], name: str, error: Exception
 ) -> None:
     """It is told, and what was answered is settled at a later turn, and counted once."""
-    store, told = ScriptedStore(**{name: error}), list["Observation"]()
-    sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), told.append)
-    running = asyncio.create_task(Run(sender, told.append).turns())
+    store, observed = ScriptedStore(**{name: error}), list["Observation"]()
+    sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), observed.append)
+    running = asyncio.create_task(Run(sender, observed.append).turns())
     async with asyncio.timeout(DEADLINE_SECONDS):
         await store.settled.wait()
         sender.stop()
         await running
     assert [ONE.event.event_id] == store.sent
-    assert [*expected, WebhookTried] == [type(event) for event in told]
+    assert [*expected, WebhookTried] == [type(event) for event in observed]
 
 
 async def test_a_fault_in_the_sending_fails_the_delivery_alone() -> None:
     """It is told, and counts as a try: it must not come again and again."""
-    store, told = ScriptedStore(), list["Observation"]()
-    sender = WebhookSender(store, ScriptedEndpoint(ZeroDivisionError()), told.append)
+    store, observed = ScriptedStore(), list["Observation"]()
+    sender = WebhookSender(store, ScriptedEndpoint(ZeroDivisionError()), observed.append)
     await sender.run_once()
     await sender.answered()
     await sender.run_once()
     (put,) = store.others
     assert (ONE.event.event_id, True) == (put.event_id, put.is_try)
-    assert [ActorCrashed, WebhookTried] == [type(event) for event in told]
+    assert [ActorCrashed, WebhookTried] == [type(event) for event in observed]
 
 
 class FullStore(ScriptedStore):
@@ -244,9 +244,9 @@ async def test_a_wake_up_during_a_turn_leads_to_another_turn() -> None:
 
 async def test_an_address_that_is_not_called_is_reported_once_until_it_is_called() -> None:
     """At the start, and when it becomes so later; each try is counted, and costs one."""
-    store, told = FullStore(), list["Observation"]()
+    store, observed = FullStore(), list["Observation"]()
     endpoint = SilentEndpoint()
-    sender = WebhookSender(store, endpoint, told.append)
+    sender = WebhookSender(store, endpoint, observed.append)
     sender._note_blocked(is_blocked=True)
     await sender.run_once()
     await asyncio.sleep(0)
@@ -265,7 +265,7 @@ async def test_an_address_that_is_not_called_is_reported_once_until_it_is_called
         await sender.run_once()
         await asyncio.sleep(0)
     blocked, tried = WebhookBlocked(), WebhookTried("blocked")
-    assert [blocked, tried, tried, tried, WebhookTried("sent"), tried, blocked] == told
+    assert [blocked, tried, tried, tried, WebhookTried("sent"), tried, blocked] == observed
     assert [True] * 4 == [each.is_try for each in store.others]
     sender.stop()
     with patch("stretto.webhook.sender.STOP_SECONDS", 0):
@@ -275,10 +275,10 @@ async def test_an_address_that_is_not_called_is_reported_once_until_it_is_called
 @pytest.mark.parametrize("is_blocked", [True, False])
 async def test_a_blocked_endpoint_is_reported_at_the_start(is_blocked: bool) -> None:
     """Before there is any event."""
-    store, told = ScriptedStore(), list["Observation"]()
+    store, observed = ScriptedStore(), list["Observation"]()
     store.due = []
     endpoint = ScriptedEndpoint(Answered(204))
-    sender = WebhookSender(store, endpoint, told.append)
+    sender = WebhookSender(store, endpoint, observed.append)
     looked = asyncio.Event()
 
     async def look() -> bool:
@@ -291,7 +291,7 @@ async def test_a_blocked_endpoint_is_reported_at_the_start(is_blocked: bool) -> 
             await looked.wait()
             sender.stop()
             await running
-    assert [WebhookBlocked()] * is_blocked == told
+    assert [WebhookBlocked()] * is_blocked == observed
 
 
 async def test_an_error_while_stopping_is_no_error() -> None:
