@@ -48,7 +48,7 @@ _server = pytest.StashKey[tuple[asyncio.Runner, AsyncExitStack]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the server, and make the database that every test gets a copy of."""
-    # A run in the background is told to ignore it, and so would be every process that it starts.
+    # A run in the background ignores it, and so would be every process that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
@@ -73,7 +73,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tell how much was explored: a number that has shrunk should be seen."""
+    """Report how much was explored: a number that has shrunk should be seen."""
     for report in terminalreporter.stats.get("passed", ()):
         for name, value in report.user_properties:
             if name == "explored":
@@ -139,7 +139,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def events() -> list[Observation]:
-    """What the component under test has told its observer."""
+    """What the component under test has reported to its observer."""
     return []
 
 

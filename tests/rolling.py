@@ -130,7 +130,7 @@ async def _balanced_to(url: str) -> None:
         async def is_served() -> bool:
             return b'route="/v1/groups",status="20' in (await api.get("/metrics")).body
 
-        # Nothing tells when a load balancer has changed its mind.
+        # Nothing signals that a load balancer has changed its mind.
         await until(is_served, DEADLINE_SECONDS)
 
 

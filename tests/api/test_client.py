@@ -1,4 +1,4 @@
-"""StrettoClient against a real service behind a proxy that fails as it is told."""
+"""StrettoClient against a real service behind a proxy that fails by its script."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def answering(status: int, body: bytes = b"", headers: dict[str, str] | None = N
     return answer
 
 
-def telling(error: Any) -> Step:
-    """Return a step that answers as the service tells this error."""
+def answering_with(error: Any) -> Step:
+    """Return a step that answers as the service does for this error."""
 
     async def answer(*_: object) -> web.StreamResponse:
         return problem_response(error)
@@ -146,12 +146,12 @@ async def hang(*_: object) -> web.StreamResponse:
 
 HTML = b"<html><h1>502 Bad Gateway</h1></html>"
 AGAIN: dict[str, Step] = {
-    "409": telling(AttemptPending(retry_after_seconds=1)),
-    "429": telling(RateLimited(retry_after_seconds=1)),
-    "500": telling(InternalError()),
-    "503": telling(Overloaded(retry_after_seconds=1)),
-    "503 of the database": telling(DatabaseUnavailable(retry_after_seconds=1)),
-    "503 of a host's hook": telling(HookFailed(retry_after_seconds=1)),
+    "409": answering_with(AttemptPending(retry_after_seconds=1)),
+    "429": answering_with(RateLimited(retry_after_seconds=1)),
+    "500": answering_with(InternalError()),
+    "503": answering_with(Overloaded(retry_after_seconds=1)),
+    "503 of the database": answering_with(DatabaseUnavailable(retry_after_seconds=1)),
+    "503 of a host's hook": answering_with(HookFailed(retry_after_seconds=1)),
     "connection cut": cut,
     "a proxy's HTML 502": answering(502, HTML),
     "a proxy's JSON 504": answering(504, b'{"message": "time-out"}'),
@@ -242,7 +242,7 @@ async def test_an_empty_key_is_refused_and_not_replaced(
 async def test_a_refusal_ends_the_call(
     name: str, code: str, retry: Retry, proxy: Proxy, client: StrettoClient
 ) -> None:
-    """422 and 400 are not tried again; code and advice are told."""
+    """422 and 400 are not tried again; code and advice are reported."""
     await client.create_group("Team", key="k")
     with pytest.raises(ClientError, match=code) as refusal:
         await client.create_group(name, key="k")
@@ -300,8 +300,8 @@ async def test_an_address_that_is_none_is_told_at_once() -> None:
 async def test_what_never_settles_ends_in_a_timeout_with_its_reason(
     proxy: Proxy, client: StrettoClient
 ) -> None:
-    """The outcome is unknown, and the last trouble is told."""
-    proxy.script = [telling(AttemptPending())] * TRIES_MAX
+    """The outcome is unknown, and the last failure is reported."""
+    proxy.script = [answering_with(AttemptPending())] * TRIES_MAX
     with pytest.raises(TimeoutError, match=r"attempt_pending.*may still succeed"):
         await client.create_group("Team")
     assert len(proxy.seen) == TRIES_MAX

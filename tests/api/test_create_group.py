@@ -261,7 +261,7 @@ async def test_a_preference_that_makes_no_sense_is_no_reason_to_refuse(wait: str
 async def test_unknown_paths_and_methods_are_problems_too(
     status: int, code: str, method: str, path: str, api: Api
 ) -> None:
-    """No bare text page anywhere; a wrong method is told the right ones."""
+    """No bare text page anywhere; the answer to a wrong method names the right ones."""
     reply = await api.request(method, path)
     assert (status, code) == (reply.status, reply.json["code"])
     assert reply.headers["Content-Type"].startswith("application/problem+json")
@@ -286,7 +286,7 @@ async def test_many_members_and_the_widest_text_are_created(
 
 
 async def test_the_event_stands_in_the_outbox(api: Api, connection: Connection) -> None:
-    """Once, with the id that follows from the group, and whom to tell."""
+    """Once, with the id that follows from the group, and its recipients."""
     replies = await asyncio.gather(*(api.create("k") for _ in range(5)))
     (event,) = await connection.fetch("SELECT * FROM outbox")
     created = replies[0].json

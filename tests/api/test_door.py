@@ -1,4 +1,4 @@
-"""An exact repeat is answered at the door: as any other request, but sooner."""
+"""An exact repeat is answered on the fast path: as any other request, but sooner."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def raw(api: Api) -> AsyncIterator[RawClients]:
 
 
 async def worked_for(api: Api) -> float:
-    """Return how many creations were let in: what is told at the door takes no time."""
+    """Return how many creations were admitted: an answer on the fast path takes no time."""
     name = 'stretto_http_request_seconds_count{route="/v1/groups"} '
     lines = (await api.get("/metrics")).body.decode().splitlines()
     return float(next(line for line in lines if line.startswith(name)).removeprefix(name))

@@ -1,4 +1,4 @@
-"""Live sessions over WebSocket and SSE: who is told what, and how sessions end."""
+"""Live sessions over WebSocket and SSE: which session gets what, and how sessions end."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_pages_of_allowed_origins_may_connect(database_url: str) -> None:
 
 
 async def test_a_user_and_a_process_have_so_many_sessions(database_url: str) -> None:
-    """More are told to wait; one that ends makes room."""
+    """More are asked to wait; one that ends makes room."""
     settings = HubSettings(sessions_max=3, sessions_per_user=2)
     async with live_service(database_url, hub=settings) as live:
         async with live.websocket("bob"), live.sse("bob"):

@@ -38,7 +38,7 @@ async def test_a_flood_of_false_tokens_keeps_no_newcomer_out(
 async def test_a_connection_whose_token_was_refused_has_fewer_places(
     database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a look at the token does not tell; until a token of it is remembered as verified."""
+    """Where a look at the token does not show it; until a token of it is remembered as verified."""
     monkeypatch.setattr(TokenKey, "is_forged", lambda *_: False)
     async with full_service(database_url, connection) as service:
         asked: list[int] = []

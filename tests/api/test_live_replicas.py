@@ -77,7 +77,7 @@ async def test_an_event_reaches_the_sessions_of_another_process(
 async def test_behind_a_pooler_a_process_looks_more_often(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot hear there; where it can, it is told at once."""
+    """It cannot listen there; where it can, it learns it at once."""
     monkeypatch.setattr(tail, "LOOK_SECONDS", NEVER_SECONDS)
     async with (
         replica(database_url) as one,

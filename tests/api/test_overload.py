@@ -1,4 +1,4 @@
-"""More than the writers get done: the rest is told so, at little price, and loses nothing."""
+"""More than the writers get done: the rest is rejected, at little price, and loses nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_full_service_sheds_before_anything_is_done(
         assert await connection.fetchval("SELECT count(*) FROM attempt") == 2
         await service.release()
         await asyncio.gather(*service.waiting)
-        # The same requests again, as they were told, and on the same connections.
+        # The same requests again, as their answers ask, and on the same connections.
         replies = [await settled_create(service.api, f"s{number}") for number in range(50)]
         assert {201} == {reply.status for reply in replies}
         client.send(creation(token_of("mallory"), "s"))
@@ -219,7 +219,7 @@ async def test_a_connection_that_ends_gives_its_place_back(
 async def test_whoever_hangs_up_gives_back_his_place(
     database_url: str, connection: Connection
 ) -> None:
-    """Those that were let in, and those that wait to be told that they were not."""
+    """Those that were admitted, and those that wait for their rejection."""
     async with full_service(database_url, connection) as service:
         for token in ("no token of ours", service.token) * 20:
             (await service.raw.connect(creation(token, "s"))).transport.abort()

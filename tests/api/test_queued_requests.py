@@ -129,7 +129,7 @@ async def test_a_client_that_has_closed_its_half_is_answered(
 async def test_a_client_that_closes_its_half_gets_the_end_of_its_stream(
     is_at_once: bool, api: Api
 ) -> None:
-    """It may have gone, and a stream has no end of its own: it is told so, in order."""
+    """It may have gone, and a stream has no end of its own: the answer says so, in order."""
     stream = (
         f"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
         "Accept: text/event-stream\r\n\r\n"

@@ -55,7 +55,7 @@ async def test_a_key_is_spelled_in_a_path_as_in_the_header(key: str, api: Api) -
 
 
 async def test_a_lookup_waits_only_where_asked(api: Api, connection: Connection) -> None:
-    """And tells a pending attempt as what it is."""
+    """And reports a pending attempt as what it is."""
     await pend(connection, "k")
     for headers in ({}, {"Prefer": "wait=0"}):
         reply = await api.get("/v1/attempts/k", headers=headers)

@@ -1,4 +1,4 @@
-"""Resuming: whoever comes back is told everything that he has missed, or that it cannot be told."""
+"""Resuming: a client that comes back gets all that it has missed, or learns that it cannot."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_what_was_missed_comes_first_and_then_what_happens(
         for expected in missed:
             assert expected == (await client.next())["event"]["subject"]
             assert expected == (await reader.next()).json["subject"]
-        # Caught up: from here on there is nothing to be told again.
+        # Caught up: from here on there is nothing to be sent again.
         assert (await client.next()).keys() == {"position"}
         assert (await reader.next()).data == ""
         last = await live.create("last")

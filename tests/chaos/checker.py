@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 REJECTED: Final = frozenset((400, 401, 413, 415, 429))
 # "Come again later" is an answer; these are bugs.
 SERVICE_ERRORS: Final = frozenset((500, 502, 504))
-# More of them would tell nothing new.
-VIOLATIONS_TOLD_MAX: Final = 5
+# More of them would show nothing new.
+VIOLATIONS_SHOWN_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Checker:
         yield from self._effect(key, kept, operations)
 
     def _answers(self, key: Key, operations: Sequence[Operation]) -> Iterator[str]:
-        """G1, G2: one group, told in the same bytes, and created by one request."""
+        """G1, G2: one group, answered in the same bytes, and created by one request."""
         if any(operation.status in SERVICE_ERRORS for operation in operations):
             yield "the service had an error of its own"
         successes = [operation for operation in operations if operation.is_success]
@@ -90,7 +90,7 @@ class Checker:
         if len({_meaning(key, operation.body or {}) for operation in successes}) > 1:
             yield "two bodies were accepted"
         if successes and any(operation.state == "failed" for operation in operations):
-            yield "told to have failed and to have succeeded"
+            yield "answered to have failed and to have succeeded"
         conversations = {operation.document.get("conversation_id") for operation in successes} | {
             operation.document["conversation_id"]
             for operation in operations
@@ -100,7 +100,7 @@ class Checker:
             yield "a lookup names another conversation than the answer"
 
     def _order(self, operations: Sequence[Operation]) -> Iterator[str]:
-        """G3, G4: what one request was told, a later one does not unsay."""
+        """G3, G4: what one answer says, no later one contradicts."""
         for earlier in operations:
             for later in operations:
                 if earlier.ended is None or earlier.ended > later.began:
@@ -125,7 +125,7 @@ class Checker:
         if len(groups) > 1:
             yield "more than one group"
         if failed and groups:
-            yield "told to have failed, but there is a group"
+            yield "answered to have failed, but there is a group"
         if not groups:
             if successes:
                 yield "acknowledged, but there is no group"
@@ -140,7 +140,7 @@ class Checker:
             if any(
                 o.document.get("conversation_id") != str(group.conversation_id) for o in successes
             ):
-                yield "the group has another conversation than the one told"
+                yield "the group has another conversation than the one answered"
 
     def _parts(self, key: Key, group: GroupRow) -> Iterator[str]:
         """G5, G8: event and attempt belong to the group."""
@@ -155,7 +155,7 @@ class Checker:
                 or event.recipients != set(members)
                 or event.group_name != group.name
             ):
-                yield "the event tells of something else than the group"
+                yield "the event is about something else than the group"
         attempt = self._attempts.get(group.group_id)
         is_open = attempt is None or attempt.status == "pending"
         if is_open and not self._allowances.attempts_lost:
@@ -199,7 +199,7 @@ def report(history: History, violations: Sequence[Violation]) -> str:
         f"{len(violations)} violations",
         *(f"  {n} x {what}" for what, n in kinds.most_common(9)),
     ]
-    for violation in violations[:VIOLATIONS_TOLD_MAX]:
+    for violation in violations[:VIOLATIONS_SHOWN_MAX]:
         lines.append(f"{violation.key}: {violation.what}")
         if violation.key is not None:
             lines += [f"  {json.dumps(line)}" for line in history.of(violation.key)]

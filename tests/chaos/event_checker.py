@@ -1,4 +1,4 @@
-"""Finds events that were not sent, or that tell of what is not there (G8, G9).
+"""Finds events that were not sent, or that are about what is not there (G8, G9).
 
 Every event in the database is due to each client of its user that listened when the group was asked
 for, and to the bus. What was sent must be in the database, unless its key may have lost a commit.

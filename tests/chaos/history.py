@@ -68,7 +68,7 @@ class Operation:
     status: int | None = None
     """None: no answer came."""
     how: str = ""
-    """`Idempotency-Status`, if told."""
+    """`Idempotency-Status`, if the answer has it."""
     text: str = ""
 
     @cached_property
@@ -82,12 +82,12 @@ class Operation:
 
     @property
     def is_success(self) -> bool:
-        """Whether a group was told."""
+        """Whether the answer names a group."""
         return self.do == "create" and self.status == CREATED
 
     @property
     def state(self) -> str:
-        """The attempt's state that was told: succeeded, failed, pending, unseen, or nothing."""
+        """The attempt's state by the answer: succeeded, failed, pending, unseen, or nothing."""
         if self.do == "lookup":
             return "unseen" if self.status == 404 else str(self.document.get("status", ""))
         return {CREATED: "succeeded", 410: "failed"}.get(self.status or 0, "")
@@ -118,7 +118,7 @@ class History:
         return operation
 
     def answer(self, operation: Operation, status: int, how: str, text: str) -> None:
-        """Note what it was told."""
+        """Note the answer."""
         operation.ended = len(self.lines)
         operation.status, operation.how, operation.text = status, how, text
         self._write("answer", op=operation.number, status=status, how=how, text=text)

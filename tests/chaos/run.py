@@ -1,4 +1,4 @@
-"""One chaos run: clients against services under a nemesis, then the check of all that was told."""
+"""One chaos run: clients against services under a nemesis, then the check of all answers."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ class Outcome:
         settled = {o.key for o in operations if o.do == "create" and not _is_unknown(o.status)}
         return [
             f"requests: {len(operations)} for {len({o.key for o in operations})} keys",
-            f"answers: {_told(statuses)}",
-            f"successes: {_told(how)}",
+            f"answers: {_listed(statuses)}",
+            f"successes: {_listed(how)}",
             f"keys with an unknown outcome: {len(unknown)}, settled: {len(unknown & settled)}",
             f"events: {sum(len(each.events) for each in clients)} to {len(clients)} clients",
             f"positions that were lost: {sum(len(each.lost) for each in clients)}",
             f"events on the bus: {len(self.history.published)}",
-            f"faults: {sum(self.faults.values())} ({_told(self.faults)})",
-            f"wire faults that met a statement: {_told(self.met)}",
-            f"told by the services: {_told(self.troubles)}",
+            f"faults: {sum(self.faults.values())} ({_listed(self.faults)})",
+            f"wire faults that met a statement: {_listed(self.met)}",
+            f"reported by the services: {_listed(self.troubles)}",
             report(self.history, self.violations),
         ]
 
@@ -148,5 +148,5 @@ def _is_unknown(status: int | None) -> bool:
     return status is None or status in AGAIN
 
 
-def _told(counted: Counter[str]) -> str:
+def _listed(counted: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counted.items())) or "none"

@@ -178,7 +178,7 @@ class OwnServer:
                     return await asyncpg.connect(
                         self.dsn, timeout=2, server_settings={"search_path": "stretto,public"}
                     )
-                # Nothing tells when a server is ready again.
+                # Nothing signals that a server is ready again.
                 await asyncio.sleep(0.05)
 
     def signal(self, number: signal.Signals) -> None:

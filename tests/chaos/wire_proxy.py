@@ -62,7 +62,7 @@ class Fault:
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """A held statement may go on."""
     answered: asyncio.Event = field(default_factory=asyncio.Event)
-    """The server has answered the statement, whoever was told."""
+    """The server has answered the statement, whichever side got the answer."""
 
 
 class WireProxy:

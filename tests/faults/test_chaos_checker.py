@@ -53,14 +53,14 @@ class Run:
         self.history = History(path)
         self.listening = self.history.listen("alice")
         self.history.place(self.listening, "1.a")
-        self.tell(None, do="create")
-        self.tell(201, text(), "created")
-        self.tell(422, body={**BODY, "name": "Another"})
-        self.tell(503)
-        self.tell(201, text(), "replayed")
-        self.tell(200, looked_up("succeeded", CONVERSATION), do="lookup")
-        self.tell(410, key=FAILED)
-        self.tell(400, key=REJECTED, body={})
+        self.answer(None, do="create")
+        self.answer(201, text(), "created")
+        self.answer(422, body={**BODY, "name": "Another"})
+        self.answer(503)
+        self.answer(201, text(), "replayed")
+        self.answer(200, looked_up("succeeded", CONVERSATION), do="lookup")
+        self.answer(410, key=FAILED)
+        self.answer(400, key=REJECTED, body={})
         self.history.note("kill")
         self.history.hear(self.listening, "2.a", EVENT)
         self.history.publish([EVENT])
@@ -77,7 +77,7 @@ class Run:
             members={CONVERSATION: {"alice": "owner", "bob": "member", "carol": "member"}},
         )
 
-    def tell(
+    def answer(
         self,
         status: int | None,
         text: str = "",
@@ -115,7 +115,7 @@ def second_group(key: Key, name: str = "Team") -> Callable[[Run], None]:
 
 def failed_then(status: int, body: str = "", do: str = "lookup") -> Callable[[Run], None]:
     """Return what unsays a failure."""
-    return lambda run: run.tell(status, body, key=FAILED, do=do)
+    return lambda run: run.answer(status, body, key=FAILED, do=do)
 
 
 def name_otherwise(event: EventRow) -> None:
@@ -130,20 +130,20 @@ def forget_event(listening: Listening) -> None:
 
 
 PLANTS: list[tuple[str, Callable[[Run], object]]] = [
-    ("answers differ", lambda run: run.tell(201, text(conversation=OTHER), "replayed")),
-    ("answers differ", lambda run: run.tell(201, text() + " ", "replayed")),
-    ("an error of its own", lambda run: run.tell(500)),
-    ("another group than the key's", lambda run: run.tell(201, text(FAILED), "replayed")),
-    ("created more than once", lambda run: run.tell(201, text(), "recovered")),
-    ("two bodies were accepted", lambda run: run.tell(201, text(), body={"name": "Another"})),
-    ("failed and to have succeeded", lambda run: run.tell(410)),
+    ("answers differ", lambda run: run.answer(201, text(conversation=OTHER), "replayed")),
+    ("answers differ", lambda run: run.answer(201, text() + " ", "replayed")),
+    ("an error of its own", lambda run: run.answer(500)),
+    ("another group than the key's", lambda run: run.answer(201, text(FAILED), "replayed")),
+    ("created more than once", lambda run: run.answer(201, text(), "recovered")),
+    ("two bodies were accepted", lambda run: run.answer(201, text(), body={"name": "Another"})),
+    ("failed and to have succeeded", lambda run: run.answer(410)),
     (
         "a lookup names another conversation",
-        lambda run: run.tell(200, looked_up("succeeded", OTHER), do="lookup"),
+        lambda run: run.answer(200, looked_up("succeeded", OTHER), do="lookup"),
     ),
-    ("then as pending", lambda run: run.tell(200, looked_up("pending"), do="lookup")),
-    ("then as unseen", lambda run: run.tell(404, do="lookup")),
-    ("succeeded, then as failed", lambda run: run.tell(410)),
+    ("then as pending", lambda run: run.answer(200, looked_up("pending"), do="lookup")),
+    ("then as unseen", lambda run: run.answer(404, do="lookup")),
+    ("succeeded, then as failed", lambda run: run.answer(410)),
     ("failed, then as succeeded", failed_then(201, text(FAILED), "create")),
     ("failed, then as pending", failed_then(200, looked_up("pending"))),
     ("failed, then as unseen", failed_then(404)),
@@ -157,8 +157,8 @@ PLANTS: list[tuple[str, Callable[[Run], object]]] = [
         lambda run: run.rows.attempts.append(AttemptRow(REJECTED.group_id, "pending")),
     ),
     ("a group without its event", lambda run: run.rows.events.clear()),
-    ("the event tells of something else", lambda run: run.rows.events[0].recipients.pop()),
-    ("the event tells of something else", lambda run: name_otherwise(run.rows.events[0])),
+    ("the event is about something else", lambda run: run.rows.events[0].recipients.pop()),
+    ("the event is about something else", lambda run: name_otherwise(run.rows.events[0])),
     ("attempt has not succeeded", lambda run: run.rows.attempts.pop(0)),
     ("not what was asked for", lambda run: run.rows.members[CONVERSATION].pop("bob")),
     (
@@ -172,7 +172,7 @@ PLANTS: list[tuple[str, Callable[[Run], object]]] = [
         lambda run: run.rows.members[CONVERSATION].update(alice="member", bob="owner"),
     ),
     (
-        "another conversation than the one told",
+        "another conversation than the one answered",
         lambda run: setattr(run.rows.groups[0], "conversation_id", OTHER),
     ),
     (
@@ -211,7 +211,7 @@ def test_an_honest_run_has_no_violations() -> None:
 
 @pytest.mark.parametrize(("what", "plant"), PLANTS)
 def test_every_planted_violation_is_found(what: str, plant: Callable[[Run], object]) -> None:
-    """And told with the whole history of its key."""
+    """And reported with the whole history of its key."""
     run = Run()
     plant(run)
     found = [violation for violation in run.violations() if what in violation.what]
@@ -244,7 +244,7 @@ def test_lost_attempts_are_forgiven_where_they_were_truncated(
 def lost_again(run: Run, *, since: int) -> None:
     """Lose what was committed since a line; then create the group of the key once more."""
     run.history.lose(since)
-    run.tell(201, text(conversation=OTHER), "created")
+    run.answer(201, text(conversation=OTHER), "created")
     event = received(conversation=OTHER)
     run.hear(event)
     run.history.hear(run.resumed, "1.b", event)
@@ -270,7 +270,10 @@ def test_a_key_that_lost_its_group_in_a_failover_may_begin_anew() -> None:
         ("is not in the database", lambda run: lost_again(run, since=len(run.history.lines))),
         ("answers differ", lambda run: again_after_loss(run, text())),
         ("never came to client", lambda run: again_after_loss(run, forgetting=True)),
-        ("another conversation than the one told", lambda run: again_after_loss(run, rows=False)),
+        (
+            "another conversation than the one answered",
+            lambda run: again_after_loss(run, rows=False),
+        ),
     ],
 )
 def test_a_loss_excuses_nothing_else(what: str, plant: Callable[[Run], object]) -> None:
@@ -287,7 +290,7 @@ def again_after_loss(
     before = run.rows.groups[0].conversation_id
     lost_again(run, since=0)
     if answer:
-        run.tell(201, answer, "replayed")
+        run.answer(201, answer, "replayed")
     if forgetting:
         forget_event(run.listening)
     if not rows:
@@ -321,7 +324,7 @@ def test_requests_that_overlapped_may_be_told_in_any_order() -> None:
 def test_a_kept_history_reads_as_it_was(tmp_path: Path) -> None:
     """Line by line, and the checker finds the same in it."""
     run = Run(tmp_path / "history.jsonl")
-    run.tell(410)
+    run.answer(410)
     run.history.close()
     kept = read_history(tmp_path / "history.jsonl")
     assert run.history.lines == kept.lines
@@ -348,7 +351,7 @@ async def test_damage_in_a_real_database_is_found(
     run.history, run.rows = History(), Rows()
     replies = await asyncio.gather(*(api.create("k", BODY) for _ in range(3)))
     for reply in replies:
-        run.tell(reply.status, reply.body.decode(), reply.headers["Idempotency-Status"])
+        run.answer(reply.status, reply.body.decode(), reply.headers["Idempotency-Status"])
     run.rows = await read_rows(connection)
     run.history.publish(
         Received(str(event.event_id), str(event.subject), "") for event in run.rows.events

@@ -79,12 +79,12 @@ async def test_a_failover_under_load_doubles_nothing(
 
 
 def ids(replies: list[Reply]) -> set[str]:
-    """Return the groups that were told."""
+    """Return the groups that were answered."""
     return {reply.json["group_id"] for reply in replies}
 
 
 async def test_a_standby_that_is_away_delays_answers_and_tells_no_lies(server: OwnServer) -> None:
-    """No 201 before the standby has it; when it is back, the write that waited is told once."""
+    """No 201 before the standby has it; when it is back, the write that waited is answered once."""
     async with AsyncExitStack() as stack:
         standby = await stack.enter_async_context(standby_of(server))
         await server.set_synchronous(is_synchronous=True)
@@ -95,7 +95,7 @@ async def test_a_standby_that_is_away_delays_answers_and_tells_no_lies(server: O
         assert (await settled_create(api, "before")).status == 201
         await standby.stop()
         unknown = await api.create("k", TEAM, wait=1)
-        # Committed here, which nobody may be told as long as the standby lacks it.
+        # Committed here, which no answer may say as long as the standby lacks it.
         assert (409, "attempt_pending") == (unknown.status, unknown.json["code"])
         assert await standby.start()
         reply = await settled_create(api, "k")

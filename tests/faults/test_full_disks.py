@@ -125,7 +125,7 @@ async def until_full(api: Api) -> int:
 async def test_what_finds_no_room_is_finished_when_there_is_some(
     run_full: FullDisk, server: OwnServer, start_on_server: StartService, beside: Connection
 ) -> None:
-    """The client is told to come again, with the same key; what was acknowledged stays."""
+    """The client is asked to retry with the same key; what was acknowledged stays."""
     async with AsyncExitStack() as stack:
         make_room = await run_full(server, beside, stack)
         service = await start_on_server()

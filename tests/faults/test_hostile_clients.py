@@ -204,7 +204,7 @@ async def test_who_is_worked_for_is_never_closed_for_a_newcomer(
 
 
 async def test_sessions_leave_places_for_other_requests(start_service: StartService) -> None:
-    """The session that would take the last is told so, whatever their own bound is."""
+    """The session that would take the last is rejected, whatever their own bound is."""
     service = await start_service(CONNECTIONS_MAX="10", SESSIONS_MAX="1000")
     async with clients_of(service) as (api, raw):
         for _ in range(9):

@@ -49,7 +49,7 @@ async def log_of(server: OwnServer) -> AsyncIterator[PostgresLogStore]:
 
 
 async def present(server: OwnServer) -> Place:
-    """Return the place that a client would be told now."""
+    """Return the place that a client would get now."""
     async with log_of(server) as log:
         return await log.present()
 

@@ -292,5 +292,5 @@ async def published(cluster: NatsCluster, created: set[str]) -> list[Msg]:
 
 
 def conversations(messages: Iterable[Msg]) -> set[str]:
-    """Return the conversations that events tell of."""
+    """Return the conversations that events are about."""
     return {orjson.loads(message.data)["data"]["conversation_id"] for message in messages}

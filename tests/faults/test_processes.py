@@ -175,7 +175,7 @@ async def test_sigterm_finishes_what_was_claimed_and_then_exits(
             await first_row(connection, LEADER)
             service.signal(signal.SIGTERM)
             await service.logged(b"service.stopping")
-            # Nobody is let in any more.
+            # No request is admitted any more.
             with pytest.raises(aiohttp.ClientError):
                 await api.create("another")
         reply = await request
@@ -187,7 +187,7 @@ async def test_sigterm_finishes_what_was_claimed_and_then_exits(
 
 
 async def test_sigterm_sends_sessions_away_and_then_exits(start_service: StartService) -> None:
-    """Clients are told to come back; one that reads nothing holds nobody up."""
+    """Clients are asked to retry; one that reads nothing holds up no other."""
     service = await start_service(SESSIONS_PER_USER="3")
     host, _, port = service.url.removeprefix("http://").partition(":")
     mute = socket.create_connection((host, int(port)))

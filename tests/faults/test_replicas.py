@@ -138,7 +138,7 @@ async def test_sessions_hear_everything_although_nats_has_lost_its_stream(
     events = await delivered(connection)
     for member in members:
         await member.until(lambda member=member: events <= set(member.heard))  # type: ignore[misc]
-        # No session was told to resume: none depends on the bus.
+        # No session was asked to resume: none depends on the bus.
         assert sorted(events) == sorted(member.heard)
         assert [] == member.codes
     assert events - lost <= set(await observed(topology.server))

@@ -1,4 +1,4 @@
-"""What one owner has is nobody else's business, and what is secret is written nowhere."""
+"""What one owner has no other one sees, and what is secret is written nowhere."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def tampered(token: str) -> Iterator[str]:
 async def test_a_token_that_was_tampered_with_in_any_part_lets_nobody_in(
     start_service: StartService, connection: Connection
 ) -> None:
-    """Nor does it tell which part it was beyond general words, nor spoil the genuine one."""
+    """Nor does it say which part it was beyond general words, nor spoil the genuine one."""
     service = await start_service()
     token = token_of("alice")
     async with asyncio.timeout(DEADLINE_SECONDS), connected_api(service.url) as api:
@@ -169,7 +169,7 @@ async def test_nothing_secret_is_logged_or_counted(
         assert await service.exited() == 0
         await service._reading
     written = b"".join(service.log)
-    # It did tell what happened.
+    # It did say what happened.
     for event in (
         b"request.unreadable",
         b"request.cut_off",

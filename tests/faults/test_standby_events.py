@@ -1,4 +1,4 @@
-"""No event is told before the synchronous standby has it: a failover would lose it (G8, G9)."""
+"""No event is sent before the synchronous standby has it: a failover would lose it (G8, G9)."""
 
 from __future__ import annotations
 

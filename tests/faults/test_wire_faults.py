@@ -39,7 +39,7 @@ VETO = """CREATE OR REPLACE FUNCTION veto() RETURNS trigger LANGUAGE plpgsql AS 
 
 
 async def until(event: asyncio.Event) -> None:
-    """Wait for what a fault tells."""
+    """Wait for what a fault reports."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         await event.wait()
 
@@ -107,7 +107,7 @@ async def test_a_statement_delayed_past_the_lease_writes_nothing(
     start_service: StartService,
     connection: Connection,
 ) -> None:
-    """Another replica has done the work by then: the late one is told of its group."""
+    """Another replica has done the work by then: the late one gets its group."""
     prompt = await start_service()
     async with api_through(proxy, start_service, statement) as slow, apis(prompt) as (fast,):
         fault = proxy.plan(FaultKind.HOLD, statement)
@@ -153,7 +153,7 @@ async def test_a_broken_recovery_is_recovered_from(
     start_service: StartService,
     connection: Connection,
 ) -> None:
-    """A dead leader's attempt, and whoever takes it over loses the connection as well."""
+    """A dead leader's attempt, and the request that takes it over loses the connection as well."""
     await pend(connection, "k", FINGERPRINT, seconds_ago=3600)
     service = await start_service(DATABASE_URL=proxy.dsn)
     fault = proxy.plan(kind, statement)
@@ -170,7 +170,7 @@ async def test_a_broken_recovery_is_recovered_from(
 async def test_failed_is_told_only_when_it_is_durable(
     kind: FaultKind, proxy: WireProxy, start_service: StartService, connection: Connection
 ) -> None:
-    """Where settling as failed has got lost, the client is told nothing; later it is final."""
+    """Where settling as failed has got lost, the client gets no outcome; later it is final."""
     service = await start_service(DATABASE_URL=proxy.dsn)
     await connection.execute(VETO)
     fault = proxy.plan(kind, "fail")
@@ -245,7 +245,7 @@ async def test_a_connection_that_breaks_between_the_two_commits_leaves_a_claim_t
 async def test_a_network_that_falls_silent_is_told_and_recovered_from(
     proxy: WireProxy, start_service: StartService, connection: Connection
 ) -> None:
-    """The client is told to come again before its patience ends; then all is as before."""
+    """The client is asked to retry before its patience ends; then all is as before."""
     service = await start_service(DATABASE_URL=proxy.dsn)
     async with apis(service) as (api,):
         before = await api.create("before")

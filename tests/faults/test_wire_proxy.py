@@ -66,7 +66,7 @@ async def test_what_is_not_planned_passes_untouched(
 async def test_a_reset_breaks_the_connection_before_or_after(
     kind: FaultKind, arrived: bool, proxy: WireProxy, broken: Connection, connection: Connection
 ) -> None:
-    """Of the second claim only; the client cannot tell the two apart."""
+    """Of the second claim only; the client cannot distinguish the two."""
     fault = proxy.plan(kind, "claim", nth=2)
     assert await claim(broken) == 1
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):

@@ -40,7 +40,7 @@ async def store(database: Database) -> AsyncIterator[PostgresWriteStore]:
 async def test_a_connection_that_breaks_during_a_write_leaves_its_outcome_unknown(
     database: Database, connection: Connection
 ) -> None:
-    """The store says so, tells that what was learnt counts no more, and connects again."""
+    """The store says so, reports that what was learnt counts no more, and connects again."""
     lost: list[str] = []
     store = PostgresWriteStore(database, on_lost=lambda: lost.append("lost"))
     ours = write("k")
@@ -184,7 +184,7 @@ async def test_in_haste_a_lead_gives_up_soon(
 
 
 async def test_bad_data_is_refused_with_the_constraints_name(store: PostgresWriteStore) -> None:
-    """What a parser would have let through is the request's own fault, told without row data."""
+    """What a parser would have let through is the request's own error, with no row data in it."""
     ours = write("k")
     await store.claim([ours])
     new_group = copy(ours.new_group)

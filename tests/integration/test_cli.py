@@ -106,7 +106,7 @@ async def test_every_command_explains_itself(command: str) -> None:
 
 
 async def test_the_list_of_commands_is_not_cut_short() -> None:
-    """Each is told in one line."""
+    """Each is reported in one line."""
     lines = (await stretto("--help"))[1].splitlines()
     commands = lines[lines.index("Commands:") + 1 :][: len(COMMANDS)]
     assert list(COMMANDS) == [line.split()[0] for line in commands]
@@ -213,7 +213,7 @@ async def test_a_pending_attempt_is_healed_where_asked_and_else_only_shown(
 
 
 async def test_of_an_unknown_key_is_said_what_can_be_known(database_url: str) -> None:
-    """It never came, or its record is gone: without a group nobody can tell which."""
+    """It never came, or its record is gone: without a group that cannot be known."""
     code, _, errors = await stretto("attempt", "alice", "k", DATABASE_URL=database_url)
     assert code == 1
     for words in (str(group_id("alice", "k")), "was ever accepted", "more than 30 days ago"):

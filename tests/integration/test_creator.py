@@ -77,7 +77,7 @@ async def test_without_memory_the_attempt_is_replayed(component: Component) -> N
 
 
 async def test_a_rejected_group_fails_for_good(database_url: str, connection: Connection) -> None:
-    """The host's reason is stored, told, and told again after a restart."""
+    """The host's reason is stored, answered, and answered again after a restart."""
 
     async def reject(*_: object) -> None:
         raise GroupRejected("quota", "Ten groups are enough.")

@@ -248,7 +248,7 @@ async def test_a_read_that_hangs_is_unreachable(
 async def test_all_trouble_with_a_read_is_unreachable(
     expected: str, statement: str, database_url: str
 ) -> None:
-    """Nothing was written, so there is nothing else to tell apart."""
+    """Nothing was written, so there is nothing else to distinguish."""
     async with Database(database_url) as database:
         with pytest.raises(Unreachable, match=expected):
             async with database.connection(Lane.LOOKS) as connection:

@@ -291,7 +291,7 @@ async def test_cluster_of_another_major_version_is_refused(folder: Path) -> None
     [("shared_preload_libraries", "no_such_library"), ("listen_addresses", "203.0.113.7")],
 )
 async def test_failed_start_shows_why(folder: Path, name: str, value: str) -> None:
-    """The cause is told, whether the server fails before or after it opens its log file."""
+    """The cause is reported, whether the server fails before or after it opens its log file."""
     left_over = folder / "data" / "postgres.draft-1"
     left_over.mkdir(parents=True)
     (folder / "data" / "postgres-lock").touch()

@@ -108,7 +108,7 @@ async def test_server_of_a_closed_folder_has_a_private_place_under_root(
     )
     assert len(notices) == 2
     for line in notices:
-        # Where the checkout is closed as well, the programs are elsewhere too, and that is told.
+        # Where the checkout is closed as well, the programs are elsewhere too, and it says so.
         assert line.startswith(notice)
         assert "\n" not in line
 

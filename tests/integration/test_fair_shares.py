@@ -49,7 +49,7 @@ class Gate:
 
 
 def in_one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no mailbox tell one user from another."""
+    """Have no mailbox distinguish users."""
     made = Mailbox.__init__
     monkeypatch.setattr(Mailbox, "__init__", lambda self, most, _=None: made(self, most))
 

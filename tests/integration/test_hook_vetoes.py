@@ -80,7 +80,7 @@ def _deep(error: Exception) -> Exception:
 async def test_a_task_group_of_nothing_but_vetoes_is_the_veto(
     errors: Sequence[Exception], stores: Stores, connection: Connection
 ) -> None:
-    """The first of them is what the client is told."""
+    """The first of them is what the client gets."""
     with pytest.raises(Refused) as refused:
         await led_by(stores(_in_tasks(*errors)))
     assert "quota" == refused.value.failure.code

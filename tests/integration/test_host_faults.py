@@ -150,7 +150,7 @@ async def test_a_bus_that_returns_nothing_is_told_what_to_return(database_url: s
 
 
 class _Callback:
-    """A callback of a host's pool, which fails while it is told to."""
+    """A callback of a host's pool, which fails while a test says so."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None

@@ -50,7 +50,7 @@ async def lagging_loop() -> AsyncIterator[None]:
 
 
 async def read_everything(component: Component, key: IdempotencyKey) -> list[object]:
-    """Have many ask at once, as when many clients come back; return what each is told."""
+    """Have many ask at once, as when many clients come back; return what each is answered."""
     created = group_id(ALICE, key)
     reads = component.reads
     present = await PostgresLogStore(component.database.upkeep).present()

@@ -60,7 +60,7 @@ def faults_of(load: Any, *answers: dict[str, Any]) -> list[str]:
 
 
 async def check(load: Any, service: ServiceProcess, records: Any) -> list[str]:
-    """Check the records against a service; return the faults as they are told."""
+    """Check the records against a service; return the faults as they are reported."""
     checker = load.checker.Checker(service.url, token_of)
     faults = await asyncio.to_thread(checker.check, records)
     return [str(fault) for fault in faults]
@@ -118,7 +118,7 @@ def test_every_contradiction_is_a_fault(
 def test_journals_of_several_processes_are_read_as_one(
     load: Any, records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one process began another may have been told; half a last line is left out."""
+    """What one process began another may have had answered; half a last line is left out."""
     wish = load.history.Wish("alice", "k\u00e9", 'Te"am', ("bob", "zo"), "two\nlines")
     answers = [answer_of(load, at=2.0, is_replay=True), answer_of(load, at=1.0, text="\U0001f600")]
     for machine, answer in zip(("one", "two"), answers, strict=True):
@@ -184,7 +184,7 @@ async def test_what_the_service_has_lost_changed_or_kept_is_a_fault(
         for wish in wishes:
             [history] = [h for h in records.histories_of("alice") if h.key == wish.key]
             if wish.group_id == unwished:
-                # Clients were told that it is refused, yet it has left a group and an attempt.
+                # The answers say that it is refused, yet it has left a group and an attempt.
                 planted.record("alice", wish.key, answer_of(load, status=400, due=400, text=""))
                 continue
             planted.begin(wish, "S")

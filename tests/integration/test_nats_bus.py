@@ -48,7 +48,7 @@ def new_event(number: int = 0, *, recipients: tuple[str, ...] = ("alice", "bob")
 
 
 class Publisher:
-    """What one process has: a connection, a bus, and what it was told."""
+    """What one process has: a connection, a bus, and what they have reported."""
 
     def __init__(self, url: str) -> None:
         self.observed: list[Observation] = []
@@ -174,7 +174,7 @@ async def test_publishing_without_a_server_fails_at_once(tmp_path: Path) -> None
         await stack.enter_async_context(server)
         await one.published(event)
         assert [str(event.event_id)] == await ids_of(server.url)
-    assert any(isinstance(told, BusTrouble) for told in one.told)
+    assert any(isinstance(each, BusTrouble) for each in one.observed)
 
 
 async def test_a_killed_server_is_found_again_and_nothing_is_missed(server: NatsProcess) -> None:

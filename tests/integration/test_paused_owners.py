@@ -132,7 +132,7 @@ async def test_an_owner_who_costs_the_others_their_time_is_paused(
             assert {AnswerStatus.CREATED} == statuses(cold)
             assert [] == [event for event in events if isinstance(event, WriteTrouble)]
             assert claimed + COLD == await connection.fetchval("SELECT count(*) FROM attempt")
-            # Retry-After tells the pause: ten times what it has cost.
+            # Retry-After gives the pause: ten times what it has cost.
             pauses = [each.retry_after_seconds for each in hot if isinstance(each, expected)]
             assert all(pause is not None and pause > 1 for pause in pauses)
         clock.now += PAUSE.seconds_max

@@ -1,4 +1,4 @@
-"""Ready is who can write: whatever keeps writers away turns it red, and nobody need write to mend it."""
+"""Ready means able to write: whatever keeps writers away turns it red; no write need mend it."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ async def test_behind_pgbouncer_what_it_reported_once_does_not_count(
 async def test_behind_pgbouncer_a_server_that_once_refused_writes_is_asked_again(
     server_url: str, connection: Connection
 ) -> None:
-    """PgBouncer greets clients with what its first connection was told, until an operator steps in."""
+    """PgBouncer greets clients with what its first connection met, until an operator steps in."""
     # It looks at each connection before it is used: one that has just ended is replaced.
     with running_pgbouncer(server_url, "server_check_delay = 0") as folder:
         await give_settings(server_url)
@@ -362,7 +362,7 @@ async def test_what_only_rows_meet_keeps_unready_until_a_group_can_be_written(
         await readiness.check()
         assert int(has_led) == await connection.fetchval("SELECT count(*) FROM outbox")
         assert int(has_led) + 1 == await connection.fetchval("SELECT count(*) FROM attempt")
-        # The next statement to meet something is told as what it is, before the next probe.
+        # The next statement to meet something is reported as what it is, before the next probe.
         store.is_misfit = True
         with pytest.raises(Unreachable, match="has met a missing table, column, partition or"):
             await readiness.check()

@@ -1,4 +1,4 @@
-"""A write that hangs in the server is ended by the server; a server that hangs blames nobody (G4, G6)."""
+"""A write that hangs in the server is ended by the server; a server that hangs blames no owner (G4, G6)."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_a_write_that_waits_for_a_lock_is_left_to_its_time_out(
 async def test_a_success_that_comes_while_the_server_is_asked_is_not_believed(
     database: Database, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit that waited for a standby may have been broken off: the next lead, or a look, tells."""
+    """A commit that waited for a standby may have been broken off: the next lead, or a look, shows it."""
     statement = (
         "SELECT true WHERE $1::integer > 0 AND $2::uuid[] IS NOT NULL AND $3::uuid[] IS NOT NULL"
     )

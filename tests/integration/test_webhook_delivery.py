@@ -1,4 +1,4 @@
-"""The webhook on a real log of events: what is committed comes to its endpoint, whoever dies (G8)."""
+"""The webhook on a real log of events: what is committed comes to its endpoint, whichever process dies (G8)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def settings_of(receiver: Receiver) -> WebhookSettings:
 async def opened(
     database: Database, receiver: Receiver, clock: Clock, *, lease_seconds: float = 60.0
 ) -> AsyncIterator[tuple[WebhookSender, list[Observation]]]:
-    """Open a sender that takes its turns when the test says so; yields what it tells, too."""
+    """Open a sender that takes its turns when the test says so; yields what it reports, too."""
     store = PostgresWebhookStore(database, clock)
     events: list[Observation] = []
     async with WebhookEndpoint(settings_of(receiver)) as endpoint:
@@ -128,7 +128,7 @@ async def waiting(connection: Connection) -> int:
 async def test_a_committed_event_comes_once_signed_with_every_secret(
     sender: WebhookSender, receiver: Receiver, connection: Connection
 ) -> None:
-    """The CloudEvents document, verified as the specification tells receivers to."""
+    """The CloudEvents document, verified as the specification asks of receivers."""
     (event_id,) = await commit_events(connection)
     await work(sender)
     await work(sender)
@@ -177,7 +177,7 @@ async def test_an_event_that_commits_late_is_not_passed_over_and_holds_back_nobo
     await late.close()
     await work(sender)
     assert sorted([early_id, *late_ids]) == sorted(receiver.ids)
-    # The twin: whoever goes by position alone had passed it.
+    # The twin: a reader that goes by position alone had passed it.
     rows = await connection.fetch("SELECT event_id, position FROM outbox")
     positions = {row["event_id"]: row["position"] for row in rows}
     assert positions[late_ids[0]] < positions[early_id]
@@ -617,7 +617,7 @@ async def test_a_restored_place_from_another_server_passes_nothing_over(
 async def test_a_hanging_endpoint_delays_neither_sessions_nor_creations(
     database_url: str, receiver: Receiver
 ) -> None:
-    """They are told of a group while the endpoint still owes its answer to the one before."""
+    """They hear of a group while the endpoint still owes its answer to the one before."""
     receiver.is_held = True
     settings = ComponentSettings(webhook=settings_of(receiver))
     async with api_for(database_url, settings=settings) as api:

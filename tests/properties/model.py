@@ -1,6 +1,6 @@
-"""What every request must be answered, told by a few dictionaries instead of a protocol.
+"""What every request must be answered, by a few dictionaries instead of a protocol.
 
-Nothing here runs at once with anything else, so each answer is certain: the model is told of every
+Nothing here runs at once with anything else, so each answer is certain: the model learns of every
 step that is taken, and foretells its outcome exactly.
 """
 
@@ -59,7 +59,7 @@ class Silence:
     own: Attempt | None
     """The attempt that its claim has won."""
     outcome: Outcome | None
-    """What it is told once the process goes on; not known yet where nothing was written."""
+    """What it is answered once the process goes on; not known yet where nothing was written."""
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class Model:
             memory.settled[wish] = body
 
     def look_up(self, wish: Wish) -> Status | None:
-        """Tell what became of an attempt; a group without its record is reported all the same."""
+        """Return what became of an attempt; a group without its record is reported all the same."""
         if wish in self.groups:
             return "succeeded"
         attempt = self.attempts.get(wish)

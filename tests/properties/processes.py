@@ -95,7 +95,7 @@ class Process:
         self._request: asyncio.Task[str] | None = None
         self._alarms: list[Observation] = []
         self.answers: dict[Wish, bytes] = {}
-        """Of each success, the bytes that were told last."""
+        """Of each success, the bytes that were answered last."""
 
     async def __aenter__(self) -> Self:
         await self.creator.__aenter__()

@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(events=st.integers(0, 2))
     def begin(self, events: int) -> None:
-        """A few run at once; some have nothing to tell, and commit asynchronously."""
+        """A few run at once; some write no event, and commit asynchronously."""
         if len(self.log.running) < RUNNING_MAX:
             self._begin(events)
 

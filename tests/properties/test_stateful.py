@@ -208,7 +208,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_database_is_as_the_model_says(self) -> None:
-        """And every success, whoever was told it and when, had the same bytes."""
+        """And every success, of any request at any time, had the same bytes."""
         self.world.run(self._compare())
 
     async def _compare(self) -> None:

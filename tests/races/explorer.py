@@ -31,7 +31,7 @@ GARBAGE_OBJECTS: Final = 100_000
 
 
 class AnomalyError(AssertionError):
-    """A schedule that breaks a guarantee; tells every step of it."""
+    """A schedule that breaks a guarantee; lists every step of it."""
 
     def __init__(self, fault: str, schedule: list[str]) -> None:
         steps = "\n".join(f"{number:3}. {step}" for number, step in enumerate(schedule, 1))

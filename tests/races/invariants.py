@@ -79,18 +79,18 @@ class Witness:
             if isinstance(answer, Answer):
                 answered.setdefault(request.key, set()).add(answer.group)
                 group = rows.group(answer.group.group_id)
-                assert group is not None, "G3: a told group does not exist"
-                assert group.conversation_id == answer.group.conversation_id, "G2: told another"
-                assert group.new_group == request.body, "told a group of another body"
+                assert group is not None, "G3: an answered group does not exist"
+                assert group.conversation_id == answer.group.conversation_id, "G2: answered another"
+                assert group.new_group == request.body, "answered with a group of another body"
                 own += not answer.status.is_replay
             elif answer is AttemptFailed:
                 answered.setdefault(request.key, set()).add("failed")
                 group = rows.group(group_id(request.body.owner, request.key))
                 is_ours = group is not None and group.new_group == request.body
-                assert not is_ours, "G4: told failed, and the group exists"
+                assert not is_ours, "G4: answered failed, and the group exists"
         for key, answers in answered.items():
             assert len(answers) == 1, f"G2: different answers for {key}: {answers}"
-        assert own <= len(answered), "G2: two requests were told that theirs created the group"
+        assert own <= len(answered), "G2: two answers say that theirs created the group"
 
     def _judge_end(self, rows: Tables) -> None:
         """After the faults, one retry per request has settled everything (liveness)."""
@@ -105,7 +105,7 @@ class Witness:
         ]
         for answer in retried:
             settles = isinstance(answer, Answer) or answer in (AttemptFailed, KeyReused)
-            assert settles, f"a retry was told {answer}"
+            assert settles, f"a retry was answered {answer}"
         assert any(answer is not KeyReused for answer in retried), "a key that nobody can use"
         for process in world.processes.values():
             for key, body in world.retries:
@@ -125,7 +125,7 @@ def _judge_memory(rows: Tables, process: Process, key: str, body: NewGroup) -> N
             assert known == exists, "a process remembers another group"
         case error if error is KeyReused:
             holder_of_key = group or attempt
-            assert holder_of_key is not None, "a process remembers a body that nobody has stored"
+            assert holder_of_key is not None, "a process remembers a body that is stored nowhere"
             assert holder_of_key.fingerprint != body.fingerprint(), "it refuses the right body"
 
 

@@ -1,8 +1,8 @@
 """Whether two worlds will go on alike: all that decides it, as one digest.
 
-A process is what it has been told, since its code takes nothing from chance; an idle one is what it
-remembers. Times count only as leases that run or are over, and who was told what only as far as it
-can contradict what others will be told.
+A process is what it has been answered, since its code takes nothing from chance; an idle one is what it
+remembers. Times count only as leases that run or are over, and answers only as far as they can
+contradict later ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def digest(world: World) -> int:
             world.retries_begun,
             tuple(world.to_come),
             frozenset(world.waiting),
-            frozenset(Counter(_told_for_good(world)).items()),
+            frozenset(Counter(_final_answers(world)).items()),
         )
     )
 
@@ -72,7 +72,7 @@ def _journal_from(world: World) -> int:
     return 0 if may_crash and world.faults_left else -1
 
 
-def _told_for_good(world: World) -> Iterator[object]:
+def _final_answers(world: World) -> Iterator[object]:
     for number, answer in world.answers.items():
         request = world.request(number)
         if isinstance(answer, Answer):

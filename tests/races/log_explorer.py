@@ -26,7 +26,7 @@ class Steppable(Protocol):
         """Let one thing happen; raises `AssertionError` for what must never be."""
 
     def key(self) -> object:
-        """Return all that tells this state from another one."""
+        """Return all that distinguishes this state from another one."""
 
     def judge(self) -> None:
         """Raise `AssertionError` for what must not be at the end."""

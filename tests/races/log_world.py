@@ -175,7 +175,7 @@ class LogWorld:
                 assert not missed, f"whoever resumes at {position} is never sent {missed}"
 
     def key(self) -> object:
-        """Return all that tells this state from another one."""
+        """Return all that distinguishes this state from another one."""
         clients = [
             (
                 client.position,
@@ -274,7 +274,7 @@ class _Store:
 
 
 def _likeness(seen: Any) -> object:
-    """Return what tells the results of two statements apart."""
+    """Return what distinguishes the results of two statements."""
     if seen is None or isinstance(seen, Place):
         return seen
     return seen.place, [event.event.event_id.int for event in seen.events]

@@ -24,7 +24,7 @@ MAILBOX_MAX: Final = 100
 
 
 class Process:
-    """One service process: its loop, its creator, its writers, and what it has been told so far."""
+    """One service process: its loop, its creator, its writers, and all that it has been answered so far."""
 
     def __init__(self, world: World, number: int, *, in_steps: bool = False) -> None:
         scenario = world.scenario

@@ -162,7 +162,7 @@ class RelayWorld:
         assert not missed, f"{missed} were never published"
 
     def key(self) -> object:
-        """Return all that tells this state from another one."""
+        """Return all that distinguishes this state from another one."""
         tokens = {relay._token: number for number, relay in enumerate(self.relays)}
         rows = [
             (row.place, tokens.get(row.token) if row.token else None, row.leased_until > self.now)

@@ -1,4 +1,4 @@
-"""An event loop that runs when it is told to, and whose clock is only a number.
+"""An event loop that runs when a test says so, and whose clock is only a number.
 
 It runs until nothing is left to do. Short sleeps (pauses between looks, back-off) end at once, the
 earliest first: what a task does after one is a store call, and that waits until its explorer lets

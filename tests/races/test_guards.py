@@ -188,12 +188,12 @@ LEASE_ENDS: Final = Scenario(requests=TWO_PROCESSES)
             id="one key per batch",
         ),
         pytest.param(
-            "G4: told failed, and the group exists",
+            "G4: answered failed, and the group exists",
             Scenario(requests=(Request(),), faults=("late",), faults_max=1, writer=HastyWriter),
             id="unknown is not failed",
         ),
         pytest.param(
-            "G4: told failed, and the group exists",
+            "G4: answered failed, and the group exists",
             Scenario(
                 requests=(Request(),), faults=("cut", "locked"), faults_max=2, writer=BlindWriter
             ),
@@ -202,7 +202,7 @@ LEASE_ENDS: Final = Scenario(requests=TWO_PROCESSES)
     ],
 )
 def test_without_its_guard_a_schedule_goes_wrong(expected: str, scenario: Scenario) -> None:
-    """The explorer finds it, and tells the way there; with the guard there is none."""
+    """The explorer finds it, and lists the steps; with the guard there is none."""
     with pytest.raises(AnomalyError) as found:
         explore(scenario)
     assert expected in found.value.fault

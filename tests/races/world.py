@@ -6,8 +6,8 @@ of it happen and everybody react. A step is one of
 
 - go: a statement goes as far as to its next lock or to its commit, which includes the reply (a reply
   that is late is the same as a process that is slow to send its next statement);
-- look after lease: the database's clock passes every lease, and somebody looks (nobody else could
-  tell); more than `leases_max` times only when nothing else can happen;
+- look after lease: the database's clock passes every lease, and a request looks (no other could
+  notice); more than `leases_max` times only when nothing else can happen;
 - arrive: one more request comes to a process (the first is there from the start); retry: after all
   were answered, or their process is gone, a client comes back, to a process of its own;
 - vanish: a statement whose connection is gone is rolled back (otherwise it goes on);

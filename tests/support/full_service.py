@@ -63,7 +63,7 @@ async def full_service(database_url: str, connection: Connection) -> AsyncIterat
         token = token_of("alice")
         headers = {"Authorization": f"Bearer {token}"}
         assert (await api.get("/v1/groups", headers=headers)).status == 200
-        # However long a test takes, those who were told to come again are not back yet.
+        # However long a test takes, the clients that were asked to retry are not back yet.
         app[SERVICE].shedder._clock_seconds = lambda: 0.0
         stack = AsyncExitStack()
         await stack.enter_async_context(writes_held_up(connection))

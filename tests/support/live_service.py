@@ -117,7 +117,7 @@ class LiveService:
     async def websocket(
         self, user: str = "bob", *, since: str | None = None, **options: Any
     ) -> AsyncIterator[WebSocketClient]:
-        """Open a WebSocket session; it has been told its position."""
+        """Open a WebSocket session; it has got its position."""
         options.setdefault("headers", {"Authorization": f"Bearer {token_of(user)}"})
         params = {} if since is None else {"since": since}
         async with self.api.session.ws_connect(

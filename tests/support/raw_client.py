@@ -18,7 +18,7 @@ PING = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def creation_head(token: str, key: str) -> bytes:
-    """Return how a creation begins: all but what tells where it ends."""
+    """Return how a creation begins: all but what says where it ends."""
     return (
         f"POST /v1/groups HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
         f"Idempotency-Key: {key}\r\nContent-Type: application/json\r\n"

@@ -1,4 +1,4 @@
-"""A webhook's endpoint for tests: takes down what comes, and answers as it is told."""
+"""A webhook's endpoint for tests: records what comes, and answers as a test says."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_a_misspelt_name_is_told_however_it_is_written(
 def test_every_number_has_its_bounds(
     name: str, least: str, most: str, wrong: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bounds themselves are good, and what lies beyond is told by its name."""
+    """The bounds themselves are good, and what lies beyond is reported by its name."""
     variable = f"STRETTO_{name.upper()}"
     words = allowed(SETTINGS[name])
     for good in (least, most):

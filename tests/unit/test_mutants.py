@@ -1,4 +1,4 @@
-"""The lists of mutants fit the tree, and what tries them can tell a good test from a bad one."""
+"""The lists of mutants fit the tree, and what tries them can distinguish a good test from a bad one."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DIES = (sys.executable, "-Sc", "raise SystemExit(3)")
-# Of two, the one that makes the folder lives on until it is told to stop.
+# Of two, the one that makes the folder lives on until it is asked to stop.
 ONE_LIVES = """
 import os, sys, time
 try: os.mkdir(sys.argv[1])
@@ -57,7 +57,7 @@ class Times:
 
 
 async def test_workers_that_die_at_every_start_are_given_up() -> None:
-    """After a bounded number of starts, each later than the one before; the code is told."""
+    """After a bounded number of starts, each later than the one before; the code is reported."""
     stop = Stop(drain_seconds=0)
     times = Times(stop, starts_max=100)
     supervisor = Supervisor(DIES, {}, stop, times.clock_seconds, times.pause)

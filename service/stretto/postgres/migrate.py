@@ -195,8 +195,8 @@ async def require_rights(connection: Connection, schema: str | None) -> list[str
     if not found["may_identify"]:
         # Only a superuser can grant it, so `--grant-to` does not.
         message = (
-            f'the role "{role}" may not call pg_control_system(), which tells one server from'
-            " another; run as a superuser, in this database:"
+            f'the role "{role}" may not call pg_control_system(), which identifies'
+            " the server; run as a superuser, in this database:"
             f' GRANT EXECUTE ON FUNCTION pg_control_system() TO "{role}"'
         )
         raise Unreachable(message)

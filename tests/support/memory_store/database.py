@@ -10,7 +10,7 @@
 - Time is a number that somebody sets.
 
 A statement is a generator: it runs from `yield` to `yield`, and others may go in between. Who goes
-when is decided by `submitted`, which is told of every statement: by itself the database runs each
+when is decided by `submitted`, which learns of every statement: by itself the database runs each
 as far as it gets.
 
 Each guard can be taken out, to see what it guards against.
@@ -118,7 +118,7 @@ class Transaction:
         self.waits_for = None
 
     def key(self) -> object:
-        """Return all that tells this transaction from another one at the same step."""
+        """Return all that distinguishes this transaction from another one at the same step."""
         return hash(self.snapshot), frozenset(self.attempts.items()), frozenset(self.groups)
 
 

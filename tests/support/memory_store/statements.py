@@ -1,7 +1,7 @@
 """The statements of `writes.sql` and `attempts.sql` as steps: where they look, lock, write, commit.
 
 Each `yield` is a moment in which others may go. A statement that has written nothing ends without
-one: nobody could tell.
+one: no caller could notice.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def unlocked(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write
         if _is_ours(database, mine.snapshot.attempts.get(write.group_id), write)
         and ("attempt", write.group_id) not in database.locks
     }
-    yield  # nobody can tell when: a generator only for its caller's sake
+    yield  # no caller can notice when: a generator only for its caller's sake
 
 
 def fail(
@@ -159,7 +159,7 @@ def look(
             lease_over=_is_over(database, row, lease_seconds),
         )
     return Sighting(attempt, None if group is None else group.seen())
-    yield  # nobody can tell when: a generator only for its caller's sake
+    yield  # no caller can notice when: a generator only for its caller's sake
 
 
 def heal(database: MemoryDatabase, mine: Transaction, group_id: UUID) -> Steps:

@@ -88,7 +88,7 @@ def test_a_follower_does_what_the_table_says(expected: Decision, sighting: Sight
 def test_another_body_is_a_reuse_of_the_key_whatever_the_status(
     status: AttemptStatus, lease_over: bool, row: bytes | None
 ) -> None:
-    """Nothing of the first body is told, and nothing is taken over with another."""
+    """Nothing of the first body is answered, and nothing is taken over with another."""
     seen = attempt(status, fingerprint=OTHERS, lease_over=lease_over)
     assert ReuseOfKey() == decide(Sighting(seen, group(row) if row else None), OURS)
 

@@ -435,7 +435,7 @@ async def test_after_the_pause_one_request_is_a_probe_after_the_others() -> None
 async def test_the_pause_after_a_passing_conflict_stays_short(
     seconds: float, error: StoreError
 ) -> None:
-    """The owner may wait for a lock that another holds: nobody can tell; probes keep their ratio."""
+    """The owner may wait for a lock that another holds: that cannot be seen; probes keep their ratio."""
     breakers = OwnerBreakers(lambda _: None, clock := Clock())
     breakers.charge(write(HOT, 1), OWNER_SECONDS_MAX, error)
     longest = min(max(PAUSE.seconds_first, PAUSE_RATIO * seconds), CONFLICT_PAUSE_SECONDS_MAX)

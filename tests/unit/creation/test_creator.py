@@ -346,7 +346,7 @@ async def test_a_commit_whose_acknowledgement_is_lost_is_found(world: World) -> 
 
 
 async def test_a_full_mailbox_sheds_before_the_claim(world: World) -> None:
-    """503 at once, and no row of the shed requests (G7)."""
+    """503 at once, and no row of the rejected requests (G7)."""
     keys = [IdempotencyKey(f"k{number}") for number in range(5)]
     async with world.running(batch_max=1, mailbox_max=1) as creator:
         with ExitStack() as held:
@@ -393,7 +393,7 @@ async def test_stopping_lands_what_flies_and_refuses_the_rest(
 async def test_a_second_body_does_not_outwait_its_own_patience(
     world: World, creator: GroupCreator
 ) -> None:
-    """With `wait=0` it is told to come again while the first body's request is still under way."""
+    """With `wait=0` it is asked to retry while the first body's request is still under way."""
     with world.leads_held_up():
         first = asyncio.ensure_future(creator.create(KEY, TEAM))
         await world.lead_waits()

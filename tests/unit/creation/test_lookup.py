@@ -1,4 +1,4 @@
-"""AttemptLookup: what an owner is told of an attempt, with a store that shows what a test says."""
+"""AttemptLookup: what an owner learns of an attempt, with a store that shows what a test says."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_forgetting_forgets_all() -> None:
 
 
 def test_a_limit_admits_a_burst_and_then_its_rate() -> None:
-    """Owners are limited one by one, and told how long to wait."""
+    """Owners are limited one by one, and asked to wait so long."""
     now = 0.0
     limiter = OwnerLimiter(2, lambda: now)
     alice, bob = UserId("alice"), UserId("bob")

@@ -224,7 +224,7 @@ async def test_passing_trouble_of_a_lead_is_tried_again() -> None:
 
 @pytest.mark.parametrize("half", ["claim", "lead"])
 async def test_after_a_lost_connection_all_are_led(half: str) -> None:
-    """The fence tells which were claimed; what was not follows, and nothing is failed."""
+    """The fence shows which were claimed; what was not follows, and nothing is failed."""
     store = Attempts(**{half: once(OutcomeUnknown("reset"))})
     assert [Led() if half == "lead" else NotLed()] * 2 == await answers(store, write(1), write(2))
     assert ["at once in haste", "lead in haste"] == [name for name, _ in store.calls]

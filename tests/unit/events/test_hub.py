@@ -28,7 +28,7 @@ EVENTS_MAX = 3
 
 
 def test_sessions_that_have_missed_events_are_sent_to_resume(observed: list[Observation]) -> None:
-    """All that are there; the hub goes on, and those who come back are told again."""
+    """All that are there; the hub goes on, and those that come back are sent again."""
     hub = SessionHub(HubSettings(), observed.append)
     with hub.session(ALICE, math.inf) as first, hub.session(BOB, math.inf) as second:
         hub.interrupt()
@@ -45,7 +45,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def observed() -> list[Observation]:
-    """What the hub has told its observer."""
+    """What the hub has reported to its observer."""
     return []
 
 
@@ -111,7 +111,7 @@ async def test_a_session_whose_queue_is_full_is_closed_and_others_go_on(hub: Ses
 async def test_a_session_that_never_reads_holds_no_more_than_its_queue(
     observed: list[Observation], code: CloseCode | None, waiting: int, events_max: int
 ) -> None:
-    """Without the bound it would hold all that it was ever to be told."""
+    """Without the bound it would hold all that it was ever to be sent."""
     hub = SessionHub(HubSettings(session_events_max=events_max), observed.append)
     with hub.session(ALICE, math.inf) as mute:
         mute.go_live(place(0))

@@ -101,7 +101,7 @@ def test_whatever_is_not_plain_ends_what_is_known_of_its_connection(data: bytes)
 
 @pytest.mark.parametrize("size", [1, 3, len(BODY) - 1])
 def test_a_body_may_come_later(size: int) -> None:
-    """It is not plain, and what follows is; unless it is longer than was told."""
+    """It is not plain, and what follows is; unless it is longer than announced."""
     requests = PlainRequests()
     head = START + LENGTH + b"\r\n"
     for rest in (b"", BODY[:size]):
@@ -206,7 +206,7 @@ async def compare(pieces: Iterable[bytes]) -> int:
         try:
             messages, is_upgraded, _ = parser.feed_data(piece)
         except HttpProcessingError:
-            # It is told so, and its connection ends.
+            # The answer says so, and its connection ends.
             assert read is None
             return count
         if read is not None:

@@ -57,7 +57,7 @@ def document_of(response: web.StreamResponse) -> dict[str, Any]:
 
 
 def test_every_code_of_the_tree_has_a_status_and_no_other_has() -> None:
-    """An error without a status would crash the wrapper that tells it."""
+    """An error without a status would crash the wrapper that answers it."""
     assert {error.code for error in SAMPLES} == STATUS.keys()
 
 
@@ -71,7 +71,7 @@ def test_one_status_asks_for_one_recovery() -> None:
 
 @pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)
 def test_a_problem_has_all_its_members(error: StrettoError) -> None:
-    """Those of RFC 9457 and our own two; more only where there is more to tell."""
+    """Those of RFC 9457 and our own two; more only where there is more to say."""
     document = document_of(problem_response(error))
     assert document.keys() >= MEMBERS
     assert document.keys() - MEMBERS <= {"errors", "failure"}
@@ -91,7 +91,7 @@ def test_the_detail_is_the_errors_message_unless_there_is_more_to_say() -> None:
 
 
 def test_every_error_has_a_message_of_its_own() -> None:
-    """One that forgets it would be told as its base class is."""
+    """One that forgets it would be answered as its base class is."""
     assert [] == [kind for kind in StrettoError.__subclasses__() if "message" not in vars(kind)]
 
 
@@ -194,7 +194,7 @@ async def test_an_unknown_method_is_a_problem_with_the_known_ones() -> None:
 async def test_whatever_a_handler_raises_is_a_problem(
     expected: tuple[int, str, str | None], raised: Exception
 ) -> None:
-    """And an unforeseen error tells nothing of its insides."""
+    """And an unforeseen error shows nothing of its insides."""
 
     async def handler(_: web.Request) -> web.Response:
         raise raised

@@ -107,7 +107,7 @@ def padded(size_bytes: int) -> bytes:
 
 
 async def in_parts(body: bytes) -> AsyncIterator[bytes]:
-    """Send a body without telling its length first."""
+    """Send a body without its length first."""
     for start in range(0, len(body), 10_000):
         yield body[start : start + 10_000]
 
@@ -160,7 +160,7 @@ async def test_a_body_without_an_end_is_refused_once_it_is_too_large() -> None:
     "encodings", [["foo"], ["br"], ["x-gzip"], ["gzip, gzip"], ["gzip", "gzip"], [""]]
 )
 async def test_an_encoding_that_is_not_undone_is_refused(encodings: list[str]) -> None:
-    """The bytes as they came would be read as JSON, and be told to be none."""
+    """The bytes as they came would be read as JSON, and rejected as none."""
     async with echo(auto_decompress=False) as client:
         fields = [("Content-Type", JSON), *(("Content-Encoding", each) for each in encodings)]
         response = await client.post("/", data=b"{}", headers=CIMultiDict(fields))
@@ -219,7 +219,7 @@ async def test_a_compressed_body_is_counted_decompressed(
 async def test_a_body_that_cannot_be_decompressed_is_refused(
     body: bytes, *, auto_decompress: bool
 ) -> None:
-    """It is the client's fault, so it is told and not a crash."""
+    """It is the client's error, so it is reported and not a crash."""
     refused = await sent(body, encoding="gzip", auto_decompress=auto_decompress)
     assert refused == "request_invalid"
 

@@ -146,7 +146,7 @@ def test_the_schema_and_the_parser_accept_the_same_keys(field: str) -> None:
 @example("7~0.1-00000000")
 @example("1.1-00000000\n")
 def test_the_schema_and_the_parser_accept_the_same_positions(position: str) -> None:
-    """But for numbers that are too large, which no pattern can tell."""
+    """But for numbers that are too large, which no pattern can express."""
     try:
         Place.parse(position)
     except ValueError:

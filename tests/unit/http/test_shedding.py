@@ -94,7 +94,7 @@ async def test_no_more_are_on_their_way_than_an_empty_mailbox_takes() -> None:
 
 
 async def test_the_pause_grows_while_more_are_shed_than_admitted() -> None:
-    """It is judged when those who were told it are back; an overload that is over is forgotten."""
+    """It is judged when the clients that got it are back; an overload that is over is forgotten."""
     now = [0.0]
     shedder = LoadShedder(Mailbox(10), lambda: None, lambda: now[0])
     sent: list[bytes] = []

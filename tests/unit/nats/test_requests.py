@@ -1,4 +1,4 @@
-"""Requests whose leader has gone, told from those that are only slow."""
+"""Requests whose leader has gone, and those that are only slow."""
 
 from __future__ import annotations
 

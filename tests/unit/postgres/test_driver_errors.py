@@ -92,7 +92,7 @@ def test_trouble_of_the_driver_or_the_socket_leaves_the_outcome_unknown(error: E
 
 
 def test_a_refusal_names_the_constraint_and_no_data() -> None:
-    """It is stored and told to the client."""
+    """It is stored and sent to the client."""
     refused = store_error(server_error("23514"), connection_lives=True)
     assert isinstance(refused, Refused)
     assert refused.failure.code == "refused_by_database"

@@ -103,7 +103,7 @@ async def test_it_stops_at_once_while_it_waits_and_before_it_has_begun() -> None
 
 
 async def test_it_stops_between_two_batches_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that is under way is told still; nothing is cancelled in the midst of a statement."""
+    """The one that is under way is still reported; nothing is cancelled in the midst of a statement."""
     monkeypatch.setattr(sweeper_module, "SWEEP_SECONDS", 0.001)
     observed: list[Observation] = []
     sweep = ScriptedSweep(batches=1000)
@@ -124,7 +124,7 @@ async def test_it_stops_between_two_batches_of_a_sweep(monkeypatch: pytest.Monke
 async def test_no_error_ends_the_sweeping(
     expected: list[type[Observation]], error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told, and the next sweep comes."""
+    """It is reported, and the next sweep comes."""
     monkeypatch.setattr(sweeper_module, "SWEEP_SECONDS", 0.001)
     observed: list[Observation] = []
     sweep = ScriptedSweep(error, batches=0)

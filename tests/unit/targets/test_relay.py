@@ -313,7 +313,7 @@ async def test_events_that_follow_a_wake_up_closely_are_published_with_it() -> N
     ],
 )
 async def test_no_error_ends_the_relay(expected: list[type[Observation]], error: Exception) -> None:
-    """It is told, and the next turn comes."""
+    """It is reported, and the next turn comes."""
     world = World(error)
     observed: list[Observation] = []
     task = asyncio.create_task(Run(world.relay, observed.append).turns())

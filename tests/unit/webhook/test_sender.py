@@ -111,7 +111,7 @@ class ScriptedEndpoint:
 async def test_no_error_of_the_store_ends_the_sending(
     expected: list[type[Observation]], name: str, error: Exception
 ) -> None:
-    """It is told, and what was answered is settled at a later turn, and counted once."""
+    """It is reported, and what was answered is settled at a later turn, and counted once."""
     store, observed = ScriptedStore(**{name: error}), list["Observation"]()
     sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), observed.append)
     running = asyncio.create_task(Run(sender, observed.append).turns())
@@ -124,7 +124,7 @@ async def test_no_error_of_the_store_ends_the_sending(
 
 
 async def test_a_fault_in_the_sending_fails_the_delivery_alone() -> None:
-    """It is told, and counts as a try: it must not come again and again."""
+    """It is reported, and counts as a try: it must not come again and again."""
     store, observed = ScriptedStore(), list["Observation"]()
     sender = WebhookSender(store, ScriptedEndpoint(ZeroDivisionError()), observed.append)
     await sender.run_once()
