@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Step = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 TRIES_MAX = 10
-# Nothing in these tests takes as long: whoever waits for it has a bug.
+# Nothing in these tests takes as long: a test that waits for it has met a bug.
 LONG_SECONDS = 60.0
 
 
@@ -157,7 +157,7 @@ AGAIN: dict[str, Step] = {
     "a proxy's JSON 504": answering(504, b'{"message": "time-out"}'),
     "a proxy's JSON list": answering(503, b"[]"),
     "a proxy's own 429": answering(429, b"slow down", {"Retry-After": "Wed, 21 Oct 2015"}),
-    "an advice nobody knows": answering(503, b'{"code": "x", "retry": "tomorrow"}'),
+    "an unknown advice": answering(503, b'{"code": "x", "retry": "tomorrow"}'),
     "a code of no type": answering(503, b'{"code": [], "retry": []}'),
     "201 without a body": answering(201),
     "201 with another body": answering(201, b'{"group_id": 1}'),
@@ -367,7 +367,7 @@ async def test_clients_that_were_refused_together_come_back_apart(
 
 
 async def test_leaving_the_call_is_no_timeout(proxy: Proxy, client: StrettoClient) -> None:
-    """A cancelled caller gets his cancellation."""
+    """A cancelled caller gets its cancellation."""
     proxy.script = [hang]
     call = asyncio.ensure_future(client.create_group("Team"))
     await until(lambda: proxy.seen)

@@ -259,7 +259,7 @@ async def test_a_head_that_begins_behind_a_repeat_is_read_on(raw: RawClients) ->
 
 
 async def test_a_head_that_never_ends_is_cut_off_after_a_repeat_as_well(database_url: str) -> None:
-    """Nobody is trusted for having been answered."""
+    """No client is trusted for having been answered."""
     limits = ConnectionLimits(read_timeout_seconds=0.01)
     async with (
         asyncio.timeout(DEADLINE_SECONDS),

@@ -40,7 +40,7 @@ TOKEN = f"stretto.token.{token_of('bob')}"
 async def test_every_session_of_every_member_is_told_of_a_group(
     live: LiveService, connection: Connection
 ) -> None:
-    """Over either way, with the same event; nobody else is."""
+    """Over either way, with the same event; no other user is."""
     async with (
         live.websocket("bob") as first,
         live.websocket("bob") as second,
@@ -185,7 +185,7 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(live: LiveService) -
 async def test_a_client_that_vanishes_is_noticed_in_a_host_that_cancels_no_handlers(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the next sign of life, which nobody takes."""
+    """By the next keep-alive, which is not read."""
     # Shorter than is allowed: the test would take seconds.
     monkeypatch.setattr("stretto.assembly.application.require_settings", lambda _: None)
     app = create_app(
@@ -277,7 +277,7 @@ async def test_a_session_ends_with_the_key_of_its_token(live: LiveService) -> No
 
 
 async def test_at_the_stop_sessions_are_sent_away(live: LiveService) -> None:
-    """With 1001, or the event that says the same; nobody is taken any more."""
+    """With 1001, or the event that says the same; no session is accepted any more."""
     async with live.websocket("bob") as client, live.sse("carol") as reader:
         await client.next()
         await reader.next()

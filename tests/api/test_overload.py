@@ -191,7 +191,7 @@ async def test_what_the_parser_refuses_takes_no_place(
 async def test_a_connection_that_ends_gives_its_place_back(
     end: str, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the parser's yes and the first step of the work, whoever ends it."""
+    """Between the parser's yes and the first step of the work, whichever side ends it."""
     receive = ClientConnection.data_received
     ended: list[LoadShedder] = []
     coming: list[int] = []
@@ -239,7 +239,7 @@ async def test_whoever_does_not_read_is_not_answered_for_ever(
         client = await service.raw.connect()
         client.transport.pause_reading()
         flood = creation(service.token, "s") * 1000
-        # The kernel keeps some megabytes; then nobody takes any more.
+        # The kernel keeps some megabytes; then no more is read.
         while client.transport.get_write_buffer_size() < len(flood):
             client.send(flood)
             assert (await service.api.get("/livez")).status == 200

@@ -276,7 +276,7 @@ async def test_a_hook_that_fails_leaves_no_lock_behind_pgbouncer(
     server_url: str,
     connection: Connection,
 ) -> None:
-    """It would stay with the server's session, where nobody ever releases it."""
+    """It would stay with the server's session, where it is never released."""
     await give_settings(server_url)
     pids: list[int] = []
 

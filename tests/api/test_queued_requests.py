@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 60
 READ_BYTES_MAX = 256 * 1024
 TOKEN = token_of("alice")
-# Waits for an attempt that is settled by no one, until its row is gone.
+# Waits for an attempt that is never settled, until its row is gone.
 LOOKUP = (
     f"GET /v1/attempts/k HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
     "Prefer: wait=30\r\n\r\n"

@@ -89,7 +89,7 @@ async def test_my_groups_come_in_pages_newest_first(api: Api) -> None:
     """Each exactly once, of all that I am a member of."""
     for number in range(5):
         await api.create(f"k{number}", {"name": f"Group {number}", "members": ["bob"]})
-    await api.create("other", {"name": "Not his"}, user="mallory")
+    await api.create("other", {"name": "Not theirs"}, user="mallory")
     names, cursor, pages = [], "", 0
     while cursor is not None:
         page = (await api.get("/v1/groups?limit=2" + cursor, user="bob")).json

@@ -66,7 +66,7 @@ async def test_what_was_missed_comes_first_and_then_what_happens(
     """Over both ways, in order, each once, and of other users nothing."""
     since = await bookmark(live)
     missed = [await live.create(f"k{number}") for number in range(3 * PAGE + 5)]
-    await live.api.create("other", {"name": "Not his"}, user="mallory")
+    await live.api.create("other", {"name": "Not theirs"}, user="mallory")
     await live.tail_once()
     async with live.websocket(since=since) as client, live.sse(Last_Event_ID=since) as reader:
         assert {"position": since} == await client.next()

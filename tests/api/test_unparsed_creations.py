@@ -194,7 +194,7 @@ async def test_another_body_does_not_share_the_flight(world: World) -> None:
 async def test_what_comes_behind_a_creation_in_flight_is_answered_behind_it(
     is_draining: bool, world: World
 ) -> None:
-    """In pieces and out of order for nobody; the last answer of a drain is the last request's."""
+    """Never in pieces or out of order; the last answer of a drain is the last request's."""
     (client,) = await world.flying(NEW)
     (connection,) = (each for each in world.made if each._in_flight)
     client.send(PING + NEW + PING[:9])

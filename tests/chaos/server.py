@@ -92,7 +92,7 @@ class OwnServer:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await until(lambda: not any(map(_is_alive, killed)), READY_SECONDS)
-        # Its id may be another program's soon, which nobody must take for the server.
+        # Its id may be another program's soon, which must not be taken for the server.
         (self.place.cluster / "postmaster.pid").unlink()
 
     async def set_synchronous(self, *, is_synchronous: bool) -> None:
@@ -248,7 +248,7 @@ async def backup_of(
             server.place.run, "pg_basebackup", "-D", server.place.cluster, "-d", source, *flags
         )
         assert code == 0, output
-        # It has nobody behind it, should it become the primary. The last line counts.
+        # It has no standby, should it become the primary. The last line counts.
         with (server.place.cluster / "postgresql.auto.conf").open("a") as settings:
             settings.write("synchronous_standby_names = ''\n")
         yield server

@@ -128,7 +128,7 @@ async def test_a_fenced_leader_writes_nothing_and_spoils_nobody(
 async def test_without_the_fence_a_reclaimed_attempt_would_be_written_by_its_old_leader(
     stores: Stores, store: WriteStore
 ) -> None:
-    """The negative twin: whoever knows the new token passes, so it is the token that fences."""
+    """The negative twin: a write with the new token passes, so it is the token that fences."""
     fenced, token = write("a"), uuid4()
     await store.claim([fenced])
     assert await stores.attempts.reclaim(fenced.group_id, fenced.claim_token, token, 0)

@@ -180,7 +180,7 @@ async def test_relays_are_killed_before_they_move_on_time_and_again(
 async def test_an_event_without_its_group_would_be_noticed(
     topology: Topology, connection: Connection
 ) -> None:
-    """The counts above can fail: the consumer sees what nobody has created."""
+    """The counts above can fail: the consumer sees what no client has created."""
     await topology.replica()
     await topology.create("k")
     await commit_event(connection)

@@ -92,7 +92,7 @@ async def test_whoever_sends_too_slowly_is_cut_off(
 async def test_without_the_limit_a_slow_client_would_be_waited_for(
     part: str, start_service: StartService
 ) -> None:
-    """It is the limit that cuts it off; whoever keeps within it is answered."""
+    """It is the limit that cuts it off; a client within it is answered."""
     start, rest = SLOW["head"], b"\r\n\r\n"
     if part == "body":
         start, rest = HEAD + b"Content-Length: %d\r\n\r\n{" % len(BODY), BODY[1:]
@@ -172,7 +172,7 @@ async def test_ten_thousand_idle_connections_keep_nobody_out(start_service: Star
 async def test_where_it_is_crowded_those_that_owe_a_request_make_room(
     request_bytes: bytes, start_service: StartService
 ) -> None:
-    """The longest first; newcomers are served although nobody has timed out."""
+    """The longest first; newcomers are served although none has timed out."""
     service = await start_service(CONNECTIONS_MAX="50", READ_TIMEOUT_SECONDS="600")
     async with clients_of(service) as (api, raw):
         first = [await raw.connect(request_bytes) for _ in range(50)]

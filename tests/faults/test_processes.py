@@ -80,7 +80,7 @@ async def test_what_a_killed_process_left_pending_is_recovered(
 async def test_a_write_that_outlives_its_process_is_replayed(
     start_service: StartService, connection: Connection
 ) -> None:
-    """The backend still holds the row: nobody takes it over, and its commit counts."""
+    """The backend still holds the row: it is not taken over, and its commit counts."""
     killed, survivor = await start_service(), await start_service()
     async with apis(killed, survivor) as (dying, living):
         async with writes_held_up(connection):

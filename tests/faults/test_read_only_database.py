@@ -32,7 +32,7 @@ def folded(line: bytes) -> int:
 async def test_a_read_only_primary_is_unready_and_fills_no_log(
     start_service: StartService, connection: Connection
 ) -> None:
-    """A line a second for each kind of failure; ready again although nobody has written."""
+    """A line a second for each kind of failure; ready again although nothing was written."""
     service = await start_service()
     async with asyncio.timeout(DEADLINE_SECONDS), apis(service) as (api,):
         assert 201 == (await api.create("before")).status

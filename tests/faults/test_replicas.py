@@ -95,7 +95,7 @@ async def test_an_event_that_is_passed_over_before_it_is_acknowledged_is_missed(
 async def test_creations_go_on_without_nats_and_are_told_of_later(
     topology: Topology, connection: Connection
 ) -> None:
-    """Nobody has to do anything but start it again."""
+    """Nothing has to be done but start it again."""
     service = await topology.replica()
     members = await topology.members()
     await topology.server.kill()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 60
 BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-KEY = "key-that-nobody-may-read"
+KEY = "key-that-is-never-shown"
 WEBHOOK_PATH = "path-that-lets-in"
 NAME, MEMBER, DESCRIPTION = "Plan of the secret", "member-of-the-secret", "What is secret"
 

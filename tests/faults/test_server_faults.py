@@ -86,7 +86,7 @@ async def test_a_crash_under_a_lead_neither_loses_nor_doubles(
     await after.close()
 
 
-@pytest.mark.parametrize("who", ["children", "everybody"])
+@pytest.mark.parametrize("who", ["children", "all"])
 async def test_a_stalled_server_is_told_and_waited_for(
     who: str, server: OwnServer, start_on_server: StartService, beside: Connection
 ) -> None:

@@ -1,7 +1,7 @@
 """Requests that two readers could understand differently: a proxy before us, and us.
 
 Where a proxy sees one request and we see two, the second is smuggled past it; where we see one answer
-too many, somebody else gets it. So what is ambiguous is refused, and its connection is closed.
+too many, another client gets it. So what is ambiguous is refused, and its connection is closed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ async def test_an_ambiguous_request_is_refused_with_all_that_follows(
 async def test_the_same_byte_by_byte_is_refused_as_well(
     start_service: StartService, connection: Connection
 ) -> None:
-    """The bytes that show it may come when somebody already waits for the body."""
+    """The bytes that show it may come when a handler already waits for the body."""
     service = await start_service(READ_TIMEOUT_SECONDS="600")
     async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(service.url) as raw:
         clients = [(await raw.connect(HEAD), rest) for rest in AMBIGUOUS.values()]

@@ -1,4 +1,4 @@
-"""A log that nobody reads: the service goes on without it, and ends in time."""
+"""A log that is not read: the service goes on without it, and ends in time."""
 
 from __future__ import annotations
 

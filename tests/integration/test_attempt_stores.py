@@ -307,7 +307,7 @@ async def test_only_the_lead_waits_for_the_disk(
         between = await flushes(store)
         assert 32 == len(await store.lead(batch))
         after = await flushes(store)
-        # Whoever fills a segment of the WAL flushes it, whoever's records are in it.
+        # A backend that fills a segment of the WAL flushes it, with all records in it.
         if segment == await connection.fetchval(SEGMENT):
             claims += between - before
             leads += after - between

@@ -91,7 +91,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sender:
-    """Somebody else's program that sends commands and reads what is answered."""
+    """Another program, which sends commands and reads what is answered."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -110,7 +110,7 @@ class Sender:
         await until(is_there)
 
     async def send(self, document: object = TEAM, **headers: str) -> None:
-        """Send a command; nobody waits for its outcome."""
+        """Send a command; its outcome is not awaited."""
         body = document if isinstance(document, bytes) else orjson.dumps(document)
         given = {"Idempotency-Key": "k", "Stretto-Owner": "alice"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -301,7 +301,7 @@ async def test_a_dead_letter_keeps_of_its_command_what_fits(
 async def test_stream_and_consumer_of_an_operator_stay_as_they_are(
     server: NatsProcess, component: Component
 ) -> None:
-    """Their limits are his."""
+    """Their limits are the operator's."""
     async with nats_client(server.url) as client:
         jetstream = client.jetstream()
         await jetstream.add_stream(
@@ -331,7 +331,7 @@ async def test_stream_and_consumer_of_an_operator_stay_as_they_are(
 async def test_an_outcome_goes_to_inboxes_only(
     server: NatsProcess, component: Component, connection: Connection, subject: str
 ) -> None:
-    """Elsewhere the service would speak with its own rights for whoever sent the command."""
+    """Elsewhere the service would speak with its own rights for the command's sender."""
     async with consuming(server, component.creator), sender(server) as bus:
         async with nats_client(server.url) as listener:
             heard = await listener.subscribe("$JS.API.STREAM.DELETE.*")
@@ -447,7 +447,7 @@ async def test_a_dead_letter_has_as_much_of_the_command_as_its_stream_takes(
 async def test_a_command_whose_dead_letter_is_not_stored_is_put_off(
     server: NatsProcess, component: Component, connection: Connection
 ) -> None:
-    """The other commands go on, and it is buried as soon as there is room in the stream."""
+    """The other commands go on, and it is dead-lettered as soon as there is room in the stream."""
     observed: list[Observation] = []
     async with consuming(server, component.creator, observed), sender(server) as bus:
         info = await bus.jetstream.stream_info(OURS.dead_stream)
@@ -646,7 +646,7 @@ async def test_an_attempt_that_failed_is_told_and_not_tried_again(
 async def test_a_command_that_cannot_be_settled_yet_is_put_off_and_then_settled(
     server: NatsProcess, component: Component, connection: Connection
 ) -> None:
-    """Pending, shed, no database, a fault of the program: it comes again, and is answered once."""
+    """Pending, rejected, no database, a bug of ours: it is redelivered, and answered once."""
     creator: Any = Scripted(
         component.creator,
         AttemptPending(),
@@ -688,7 +688,7 @@ async def test_commands_that_are_put_off_leave_places_for_other_owners(
     is_guarded: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Beyond the owner's share they are settled: by the error if someone reads it, or a dead letter."""
+    """Beyond the owner's share they are settled: by an error that is read, or a dead letter."""
 
     async def limit() -> None:
         raise RateLimited

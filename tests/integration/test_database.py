@@ -30,7 +30,7 @@ DEADLINE_SECONDS = 20
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port of this host that refuses connections, and that nobody else can take meanwhile."""
+    """A port of this host that refuses connections, and that stays taken meanwhile."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -70,7 +70,7 @@ async def test_the_host_that_served_last_is_tried_first(hosts: str, closed_port:
 
 
 async def test_where_every_host_refuses_the_trouble_is_told(closed_port: int) -> None:
-    """With its cause kept for whoever wants to know more."""
+    """With its cause kept."""
     twice = f"127.0.0.1:{closed_port},127.0.0.1:{closed_port}"
     async with Database(f"postgresql://x@{twice}/x") as database:
         with pytest.raises(Unreachable, match="Connection refused") as error:

@@ -49,7 +49,7 @@ async def stream_names(url: str) -> list[str]:
 
 
 async def test_server_is_protected_and_its_streams_are_found_again(tmp_path: Path) -> None:
-    """Loopback, a password of its own, files that nobody else may read."""
+    """Loopback, a password of its own, files that no other account may read."""
     async with embedded_nats(tmp_path) as server:
         assert server.owned
         assert os.getsid(server.pid) != os.getsid(0), "Ctrl-C would reach the server"

@@ -90,7 +90,7 @@ async def test_missing_wheel_is_named_with_what_to_do(
 async def test_server_of_a_closed_folder_has_a_private_place_under_root(
     closed_folder: Path, places: Path
 ) -> None:
-    """Root's notice is one line; whoever is not root needs no other place."""
+    """Root's notice is one line; an account that is not root needs no other place."""
     notices: list[str] = []
     for _ in range(2):
         data_dir = closed_folder / "data"
@@ -116,7 +116,7 @@ async def test_server_of_a_closed_folder_has_a_private_place_under_root(
 async def test_programs_of_a_closed_wheel_are_copied_under_root_and_stay_roots(
     folder: Path, places: Path, closed_wheel: None
 ) -> None:
-    """The copy runs with its libraries; nobody who is not root is helped by a copy."""
+    """The copy runs with its libraries; a copy helps only root."""
     if not IS_ROOT:
         with pytest.raises(EmbeddedError, match="may not run the programs"):
             async with embedded_postgres(folder / "data", notify=said):

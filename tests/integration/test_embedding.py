@@ -228,7 +228,7 @@ async def test_a_start_that_is_cancelled_gives_every_connection_back(
 
 
 async def test_a_host_that_closes_its_pool_itself_shuts_down_in_order(database_url: str) -> None:
-    """When the host cleans up, no connection is out; closing the pool waits for nobody."""
+    """When the host cleans up, no connection is out; closing the pool waits for none."""
     journal: list[str] = []
     app = host_with_pool(database_url, journal)
     stretto.setup(app, "/chat", pool=lambda: app[POOL], tokens=TOKENS)

@@ -179,7 +179,7 @@ async def test_the_first_position_of_a_session_is_not_beyond_what_commits_late(
 async def test_a_full_page_of_others_events_is_not_the_end_of_the_log(
     is_guarded: bool, world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last event comes whoever it is for: the place after it is where the next page begins."""
+    """Its last event comes for any user: the place after it is where the next page begins."""
     last = "OR number = (SELECT max(number) FROM page)"
     assert last in QUERIES["log_page"]
     if not is_guarded:

@@ -47,7 +47,7 @@ TIMES = 6
 # For each path or method that is not known, aiohttp makes a route that refers to itself, with the
 # error that it stands for: some 1 KiB.
 UNKNOWN_PATH_OBJECTS = 8
-# Nobody settles it, and no lease of it runs out here.
+# It is never settled, and no lease of it runs out here.
 PENDING_KEY = "pending"
 LEASE_SECONDS = 1000.0
 TOKEN = token_of("alice")

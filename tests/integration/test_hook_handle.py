@@ -1,4 +1,4 @@
-"""What a host's hook must not do with its connection: it is refused in words, and harms nobody."""
+"""What a host's hook must not do with its connection: it is refused in words, and does no harm."""
 
 from __future__ import annotations
 

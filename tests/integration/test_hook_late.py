@@ -149,7 +149,7 @@ async def test_a_hooks_connection_passes_for_a_connection(stores: Stores) -> Non
 async def test_no_group_is_written_inside_a_transaction_that_a_hook_left(
     stores: Stores, connection: Connection
 ) -> None:
-    """It would be a savepoint that nobody commits: the group gone, and its client happy."""
+    """It would be a savepoint that is never committed: the group gone, and its client happy."""
     dawdler = _Dawdler("BEGIN")
     store = stores(dawdler)
     await led_by(store, "a")

@@ -185,7 +185,7 @@ async def test_a_writer_whose_hook_changes_its_session_still_hears_of_a_loss(
 async def test_a_writer_that_cannot_connect_anew_counts_as_one_that_was_lost(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody watches until it can; the write has its outcome."""
+    """It is not watched until it can; the write has its outcome."""
 
     async def away(*_: object) -> None:
         raise Unreachable

@@ -95,7 +95,7 @@ async def test_a_task_group_of_nothing_but_vetoes_is_the_veto(
 async def test_a_veto_beside_any_other_error_is_none(
     errors: Sequence[Exception], stores: Stores
 ) -> None:
-    """A bug burns no key: nobody knows what the hook would have said without it."""
+    """A bug burns no key: it is unknown what the hook would have said without it."""
     hooks = [_in_tasks(*errors), _in_tasks()]
 
     async def hook(*arguments: object) -> None:

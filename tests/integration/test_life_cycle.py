@@ -1,7 +1,7 @@
 """Everything that runs is started, loaded, crashed and stopped fifty times, on real servers.
 
 Each round ends in another way: at rest, in the back-off after a crash, or with work under way. Then no
-task is left, nobody waits for an answer that never comes, and the next round finds what it needs.
+task is left, no caller waits in vain, and the next round finds what it needs.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Outside:
 
 
 class HostsPool:
-    """A pool of which somebody looks whether it is closing."""
+    """A pool that is watched for being closed."""
 
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
@@ -420,7 +420,7 @@ async def take_round(stage: Stage, load: Load, number: int) -> None:
     if actor.pace is None:
         # All are answered, if only with an error.
         await asyncio.gather(*loads, return_exceptions=True)
-    # What an actor with a pace did not get to, the next process finds; here nobody comes.
+    # What an actor with a pace did not get to, the next process finds; here there is none.
     await connection_module.end_tasks(loads)
     await stage.runner.stop(*stage.runner._runs)
 
@@ -445,7 +445,7 @@ async def test_an_actor_is_started_loaded_crashed_and_stopped_fifty_times(
 
 
 def test_every_actor_of_a_process_is_stressed() -> None:
-    """Whoever adds one says here how it is loaded."""
+    """A new one is listed here, with how it is loaded."""
 
     def kinds(kind: type[Actor]) -> set[type[Actor]]:
         return {kind}.union(*map(kinds, kind.__subclasses__()))

@@ -114,7 +114,7 @@ async def test_a_full_page_of_others_events_goes_on_behind_them(
     connection: Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its last event comes whoever it is for; without that no place would follow from it."""
+    """Its last event comes for any user; without that no place would follow from it."""
     if not is_guarded:
         without(monkeypatch, "log_page", " OR number = (SELECT max(number) FROM page)", "")
     begin = await store.present()

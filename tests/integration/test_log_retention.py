@@ -74,7 +74,7 @@ async def resumed(store: PostgresLogStore, place: Place) -> list[UUID]:
 async def test_a_partition_goes_once_its_last_event_is_past_the_retention(
     connection: Connection,
 ) -> None:
-    """What is younger is all there; whoever resumes before the start learns it."""
+    """What is younger is all there; a client that resumes before the start learns it."""
     store = store_on(connection)
     beginning = await present(store)
     await commit_event(connection)

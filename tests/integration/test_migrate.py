@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from support.database import Connection
 
-# Whoever holds this advisory lock is the one who changes the schema.
+# The process that holds this advisory lock changes the schema.
 LOCK = int.from_bytes(b"stretto", "big")
 FIRST, SECOND, THIRD = (FIRST_NUMBER + each for each in range(3))
 STEPS = [

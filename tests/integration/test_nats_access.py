@@ -117,7 +117,7 @@ async def test_a_creds_file_is_what_an_account_has_issued(tmp_path: Path) -> Non
 
 
 async def test_a_server_of_a_private_authority_gets_our_certificate(tmp_path: Path) -> None:
-    """With `nats://` as well: whoever names an authority wants TLS."""
+    """With `nats://` as well: a URL that names an authority wants TLS."""
     paths = make_certificate(tmp_path)
     certificate, key = (path.read_text() for path in paths)
     conf = tmp_path / "nats.conf"

@@ -113,7 +113,7 @@ async def test_the_message_is_the_document_for_any_consumer(server: NatsProcess)
 
 
 async def test_an_event_for_a_thousand_members_goes_through(server: NatsProcess) -> None:
-    """The largest that can be: its recipients in parts, and still one event for everybody else."""
+    """The largest that can be: its recipients in parts, and one event for all other consumers."""
     event = new_event(recipients=tuple(f"{number:04}" + '"' * 124 for number in range(1001)))
     async with publisher(server.url) as one, nats_client(server.url) as client:
         await one.published(event)
@@ -145,7 +145,7 @@ async def test_what_is_larger_than_the_server_takes_is_refused_alone(server: Nat
 
 
 async def test_a_stream_that_an_operator_made_stays_as_it_is(server: NatsProcess) -> None:
-    """Its limits are his; what it does not take is refused alone."""
+    """Its limits are the operator's; what it does not take is refused alone."""
     async with nats_client(server.url) as client:
         await client.jetstream().add_stream(
             name=STREAM,
@@ -163,7 +163,7 @@ async def test_a_stream_that_an_operator_made_stays_as_it_is(server: NatsProcess
 
 
 async def test_publishing_without_a_server_fails_at_once(tmp_path: Path) -> None:
-    """And works as soon as there is one, without anybody's help."""
+    """And works as soon as there is one, by itself."""
     server = NatsProcess(tmp_path / "nats")
     event = new_event()
     one = Publisher(server.url)
@@ -196,7 +196,7 @@ async def test_a_killed_server_is_found_again_and_nothing_is_missed(server: Nats
 async def test_a_server_that_is_frozen_is_unavailable_and_then_works_on(
     server: NatsProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for it for ever; a late acknowledgement is nobody's any more."""
+    """It is not waited for for ever; a late acknowledgement belongs to no event any more."""
     monkeypatch.setattr(connection_module, "ANSWER_SECONDS", 0.2)
     events = [new_event(1), new_event(2)]
     async with publisher(server.url) as one:
@@ -213,7 +213,7 @@ async def test_a_server_that_is_frozen_is_unavailable_and_then_works_on(
 async def test_a_message_that_is_no_event_does_not_end_the_publishing(
     server: NatsProcess, is_foreign: bool
 ) -> None:
-    """Whoever may write to the stream cannot stop what comes after."""
+    """A client that may write to the stream cannot stop what comes after."""
     event = new_event()
     async with publisher(server.url) as one, nats_client(server.url) as client:
         if is_foreign:

@@ -46,7 +46,7 @@ async def failure(url: str) -> str:
 async def test_a_server_without_tls_is_sent_no_password(
     scheme: str, sent: bytes, cause: str
 ) -> None:
-    """Whoever answers may demand no TLS; with `nats://` the password is sent as ever."""
+    """The server that answers may demand no TLS; with `nats://` the password is sent as ever."""
     received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -224,7 +224,7 @@ async def test_a_failure_lasts_as_long_as_its_attempt(
 async def test_a_group_that_is_created_again_has_another_event(
     database_url: str, connection: Connection
 ) -> None:
-    """Equal ids mean equal content: whoever deduplicates must not keep the lost group's event."""
+    """Equal ids mean equal content: a consumer must not keep the lost group's event."""
     async with open_component(database_url) as component:
         await created(component, keys("k", 1))
         await connection.execute("DELETE FROM conversation; DELETE FROM attempt")

@@ -126,7 +126,7 @@ async def test_a_round_trip_waits_for_the_disk_once(
             await store.claim_and_lead([write(f"{number}-{key}") for key in range(32)])
         )
         after = await _flushes(store)
-        # Whoever fills a segment of the WAL flushes it, whoever's records are in it.
+        # A backend that fills a segment of the WAL flushes it, with all records in it.
         if segment == await connection.fetchval(SEGMENT):
             flushes += after - before
             counted += 1

@@ -84,7 +84,7 @@ async def test_a_writer_wakes_the_relay(
 
 
 async def test_what_a_dead_replica_has_left_is_found_by_looking(database_url: str) -> None:
-    """Nobody wakes the others for it; their own clock does."""
+    """The others are not woken for it; their own clock does."""
     bus = WaitingBus()
     with pytest.MonkeyPatch.context() as patch:
         # This one dies with its event: its relay has never run.
@@ -103,7 +103,7 @@ async def test_replicas_sweep_by_themselves_and_every_row_once(
     connection: Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody asks for it; what one of them has deleted the other does not count again."""
+    """It is not asked for; what one of them has deleted the other does not count again."""
     monkeypatch.setattr("stretto.postgres.retention.SWEEP_SECONDS", 0.01)
     monkeypatch.setattr("stretto.postgres.retention.RANGE_BLOCKS", 1)
     await connection.execute(

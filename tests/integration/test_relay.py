@@ -1,4 +1,4 @@
-"""The relay on a real log: what is committed is published, whoever dies in between (G8)."""
+"""The relay on a real log: what is committed is published, whatever dies in between (G8)."""
 
 from __future__ import annotations
 

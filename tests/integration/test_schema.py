@@ -1,4 +1,4 @@
-"""The database itself refuses what must never be, whoever asks."""
+"""The database itself refuses what must never be, for every client."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ async def test_only_what_is_past_its_retention_is_swept(
 async def test_a_pending_attempt_goes_unless_a_leader_holds_it(
     component: Component, connection: Connection, database_url: str
 ) -> None:
-    """Whoever retries claims its key again; the leader that comes back is fenced."""
+    """A retry claims its key again; the leader that comes back is fenced."""
     held, left = await pend(connection, "held"), await pend(connection, "left")
     future = datetime.now(UTC) + timedelta(days=2 * RETENTION_DAYS)
     leader = await connect(database_url)

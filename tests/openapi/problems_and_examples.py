@@ -87,7 +87,7 @@ def problems_say_what_their_codes_say(document: Document) -> Iterator[str]:
 
 
 def examples_fit_their_schemas(document: Document) -> Iterator[str]:
-    """Whoever copies one gets something that works."""
+    """A copied one works."""
     for pointer, node in pointers(document):
         if "schema" in node:
             values = [each["value"] for each in node.get("examples", {}).values()]

@@ -43,7 +43,7 @@ _NO_LIMITS: Final = re.compile(r"/properties$|/examples?(/|$)|^/components/respo
 
 
 def app() -> web.Application:
-    """Return the application, which nobody starts."""
+    """Return the application, which is not started."""
     return build_app(_never_opened)
 
 

@@ -2,7 +2,7 @@
 
 Readers read pages of any size. In the end each has had every event that is there and was not there
 when it began, none of them twice, or has learned that its position is lost. The same holds for
-whoever resumes at any position that was ever sent.
+clients that resume at any position that was ever sent.
 """
 
 from __future__ import annotations

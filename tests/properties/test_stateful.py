@@ -74,7 +74,7 @@ wishes = st.builds(
     st.sampled_from([IdempotencyKey("k"), IdempotencyKey("l")]),
 )
 bodies = st.integers(0, len(BODIES) - 1)
-anybody = st.integers(0, PROCESSES - 1)
+any_process = st.integers(0, PROCESSES - 1)
 
 
 class World:
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
         numbers = [(number + more) % PROCESSES for more in range(PROCESSES)]
         return next(n for n in numbers if self.memories[n].silence is None)
 
-    @rule(number=anybody, wish=wishes, body=bodies)
+    @rule(number=any_process, wish=wishes, body=bodies)
     def post(self, number: int, wish: Wish, body: int) -> None:
         """A new request, a retry, another body or another owner: all the same to the client."""
         number = self.at_work(number)
@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
         assert expected == self.world.run(self.processes[number].post(wish, body))
 
     @rule(
-        number=anybody,
+        number=any_process,
         wish=wishes,
         body=bodies,
         place=st.sampled_from(["claimed", "claimed", "committed", "failed"]),
@@ -158,14 +158,14 @@ class Machine(RuleBasedStateMachine):
         expected = self.model.fall_silent(self.memories[number], wish, body, place)
         assert expected == self.world.run(self.processes[number].post(wish, body, place))
 
-    @rule(number=anybody)
+    @rule(number=any_process)
     def go_on(self, number: int) -> None:
         """A process that was silent goes on where it was, whatever has happened meanwhile."""
         if self.memories[number].silence is not None:
             expected = self.model.go_on(self.memories[number])
             assert expected == self.world.run(self.processes[number].go_on())
 
-    @rule(number=anybody)
+    @rule(number=any_process)
     def crash(self, number: int) -> None:
         """Its memory and what it was at are gone; another process takes its place."""
         self.memories[number] = Memory()
@@ -193,7 +193,7 @@ class Machine(RuleBasedStateMachine):
         self.model.attempts.clear()
         self.world.run(self.world.connection.execute("TRUNCATE attempt"))
 
-    @rule(number=anybody, wish=wishes)
+    @rule(number=any_process, wish=wishes)
     def look_up(self, number: int, wish: Wish) -> None:
         expected = self.model.look_up(wish)
         assert expected == self.world.run(self._look_up(number, wish))
@@ -271,7 +271,7 @@ def forget_that_a_group_may_be_there(world: World, _: pytest.MonkeyPatch) -> Non
 
 
 def forget_whose_memory_it_is(_: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answer from memory whoever asks with the key."""
+    """Answer from memory every request with the key."""
     monkeypatch.setattr(
         "stretto.creation.creator.document_for",
         lambda success, _: document_for(

@@ -41,7 +41,7 @@ class Witness:
         rows = world.database.committed
         assert not world.database.alarms, world.database.alarms[0]
         for process in world.processes.values():
-            assert not process.loop.faults, f"nobody caught {process.loop.faults[0]}"
+            assert not process.loop.faults, f"nothing caught {process.loop.faults[0]}"
             assert not process.events, f"{process.events[0]}"
         if rows is not self._rows or len(world.answers) != self._answers or final:
             self._rows, self._answers = rows, len(world.answers)
@@ -106,7 +106,7 @@ class Witness:
         for answer in retried:
             settles = isinstance(answer, Answer) or answer in (AttemptFailed, KeyReused)
             assert settles, f"a retry was answered {answer}"
-        assert any(answer is not KeyReused for answer in retried), "a key that nobody can use"
+        assert any(answer is not KeyReused for answer in retried), "a key that no request can use"
         for process in world.processes.values():
             for key, body in world.retries:
                 _judge_memory(rows, process, key, body)
@@ -118,7 +118,7 @@ def _judge_memory(rows: Tables, process: Process, key: str, body: NewGroup) -> N
     group, attempt = rows.group(id_), rows.attempts.get(id_)
     match _recalled(process, id_, body):
         case Failure() as failure:
-            assert attempt is not None, "a process remembers a failure that nobody has stored"
+            assert attempt is not None, "a process remembers a failure that is stored nowhere"
             assert attempt.failure == failure, "a process remembers another failure"
         case CreatedGroup() as known:
             exists = group and group.seen().group

@@ -1,8 +1,8 @@
 """A log, one process that follows it, and its clients, in a world where nothing happens by itself.
 
 The process runs the real tail, hub, sessions, catch-up and history reader. Their statements wait
-until somebody takes a step: `steps()` lists all that may happen next, `take()` lets one of it happen
-and everybody react. A step is one of
+until the explorer takes a step: `steps()` lists all that may happen next, `take()` lets one of it
+happen and every party react. A step is one of
 
 - commit: of a transaction that runs, in any order;
 - join: a client opens a session: one that is new, or one that has missed everything;
@@ -128,7 +128,7 @@ class LogWorld:
         return steps
 
     def take(self, step: Step) -> None:
-        """Let one thing happen, and everybody react to it."""
+        """Let one thing happen, and every party react to it."""
         match step:
             case ("commit", position):
                 self.log.commit(position)
@@ -172,7 +172,7 @@ class LogWorld:
             for position, had in client.sent:
                 page = page_of(self.log, Place.parse(position), 1000)
                 missed = due - had - {event.event.event_id.int for event in page.events}
-                assert not missed, f"whoever resumes at {position} is never sent {missed}"
+                assert not missed, f"a client that resumes at {position} is never sent {missed}"
 
     def key(self) -> object:
         """Return all that distinguishes this state from another one."""

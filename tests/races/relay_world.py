@@ -1,6 +1,6 @@
 """A log and the relays that share the bus's place in it, in a world where nothing happens by itself.
 
-The relays are the real ones; their statements and publications wait until somebody takes a step:
+The relays are the real ones; their statements and publications wait for the explorer's step:
 
 - commit: of a transaction that runs;
 - turn: a relay begins a turn, if it could find something to do;
@@ -100,7 +100,7 @@ class RelayWorld:
         return steps
 
     def take(self, step: Step) -> None:
-        """Let one thing happen, and everybody react to it."""
+        """Let one thing happen, and every party react to it."""
         match step:
             case ("commit", position):
                 self.log.commit(position)
@@ -205,7 +205,7 @@ class _BusStore:
         """The row is there."""
 
     async def oldest_seconds(self) -> None:
-        """Nobody is asked: nothing was ever refused."""
+        """The store is not asked: nothing was ever refused."""
 
     async def lease(self, token: UUID, seconds: float) -> Place | None:
         """Take or renew the lease."""

@@ -33,7 +33,7 @@ class Scenario:
     faults: tuple[str, ...] = ()
     faults_max: int = 0
     leases_max: int = 1
-    """How often a lease may end while others could still act; when nobody can, it always may."""
+    """How often a lease may end while others could still act; when none can, it always may."""
     guards: Guards = field(default_factory=Guards)
     together: bool = False
     """Whether all requests of a process come in one moment, which makes them one batch."""

@@ -2,7 +2,7 @@
 
 It runs until nothing is left to do. Short sleeps (pauses between looks, back-off) end at once, the
 earliest first: what a task does after one is a store call, and that waits until its explorer lets
-it go, for as long as he likes. Long timers (a client's patience) end only when he says so.
+it go, for as long as it likes. Long timers (a client's patience) end only when it says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SteppedLoop:
 
     def __init__(self) -> None:
         self.faults: list[dict[str, Any]] = []
-        """What nobody has caught."""
+        """What was not caught."""
         self.is_dead = False
         self._as_loop = cast("asyncio.AbstractEventLoop", self)
         self._now = 0.0
@@ -54,7 +54,7 @@ class SteppedLoop:
 
     @property
     def has_timers(self) -> bool:
-        """Whether somebody's patience is running."""
+        """Whether a client's patience is running."""
         while self._timers and self._timers[0].cancelled():
             heapq.heappop(self._timers)
         return bool(self._timers)

@@ -1,8 +1,8 @@
 """A world of processes around one database, in which nothing happens by itself.
 
 The processes run the real code, each on an event loop of its own. Their store calls wait as
-statements until somebody takes a step: `steps()` lists all that may happen next, `take()` lets one
-of it happen and everybody react. A step is one of
+statements until the explorer takes a step: `steps()` lists all that may happen next, `take()` lets
+one of it happen and every party react. A step is one of
 
 - go: a statement goes as far as to its next lock or to its commit, which includes the reply (a reply
   that is late is the same as a process that is slow to send its next statement);
@@ -121,7 +121,7 @@ class World:
         return steps
 
     def take(self, step: Step) -> None:
-        """Let one thing happen, and everybody react to it."""
+        """Let one thing happen, and every party react to it."""
         match step:
             case ("go", position):
                 self._go(self.statements[position])

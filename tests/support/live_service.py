@@ -154,7 +154,7 @@ class LiveService:
         return deliver.call_count
 
     async def emptied(self) -> None:
-        """Wait until nobody is connected, no task of a session is left, and the log is not followed."""
+        """Wait until no client is connected, no session has a task, and the log is not followed."""
         await until(lambda: not (len(self.hub) or session_tasks()))
         self._tail().wake()
         await until(lambda: self.hub.place is None)

@@ -18,7 +18,7 @@ HISTORY: Final = History(1, "0a1b2c3d")
 
 
 def logged(number: int, *recipients: str, history: History = HISTORY) -> LoggedEvent:
-    """Return an event at a position of the same number; alice's, where nobody is named."""
+    """Return an event at a position of the same number; alice's, if no user is named."""
     event = CommittedEvent(UUID(int=number), recipients or ("alice",), b"{}")
     return LoggedEvent(event, history, number)
 

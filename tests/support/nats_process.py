@@ -96,7 +96,7 @@ class NatsProcess:
 
 @asynccontextmanager
 async def nats_client(url: str) -> AsyncIterator[Client]:
-    """Connect as somebody else than stretto."""
+    """Connect as another program than stretto."""
     client = await nats.connect(url)
     try:
         yield client

@@ -1,4 +1,4 @@
-"""Replicas on one PostgreSQL and one NATS, members who stay, and what everybody has seen."""
+"""Replicas on one PostgreSQL and one NATS, members that stay, and what each has seen."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ CHECKS: dict[str, Callable[[str], Iterator[str]]] = {
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_tables_say_what_the_code_does(check: str) -> None:
-    """Whoever changes one of them changes the other."""
+    """A change of one is a change of the other."""
     assert [] == list(CHECKS[check](TEXT))
 
 

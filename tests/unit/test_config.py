@@ -224,7 +224,7 @@ def test_what_is_no_url_of_a_database_is_refused_at_once(url: str) -> None:
     ["keys", "issuer.test/keys", "ftp://issuer.test/keys", "https:///keys", "http://x:port/keys"],
 )
 def test_what_is_no_address_of_an_issuer_is_refused_at_once(url: str) -> None:
-    """Instead of letting nobody in, as if the issuer were away."""
+    """Instead of rejecting every token, as if the issuer were away."""
     with pytest.raises(ConfigurationError, match="--jwks-url: must look like"):
         read_settings(jwks_url=url)
     assert read_settings(jwks_url="http://[::1]:8000/keys").tokens.jwks_url
@@ -359,7 +359,7 @@ def test_a_secret_that_is_refused_is_not_repeated() -> None:
     ],
 )
 def test_a_webhook_has_an_address_and_secrets(expected: str, given: dict[str, str]) -> None:
-    """Unsigned events could be anybody's."""
+    """Unsigned events could be from anywhere."""
     with pytest.raises(ConfigurationError, match=expected):
         read_settings(**given)
     read_settings(webhook_url="https://x/", webhook_secret=f"{WEBHOOK_SECRET} {WEBHOOK_SECRET}")
@@ -497,7 +497,7 @@ def test_a_password_file_that_would_be_passed_over_is_named(
     ],
 )
 def test_origins_are_taken(count: int, origins: str) -> None:
-    """None, everybody's, one or several; some apps have schemes of their own."""
+    """None, all, one or several; some apps have schemes of their own."""
     assert count == len(read_settings(origins=origins).streams.origins)
 
 

@@ -73,7 +73,7 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("link", ["no.md", "README.md#no-such-thing", "#no-such-thing", "docs/no"])
 def test_a_broken_link_is_noticed(link: str) -> None:
-    """The twin; a link to elsewhere is nobody's business here."""
+    """The twin; a link to elsewhere is not checked here."""
     text = f"# Such a thing\n[a](#such-a-thing) [b](README.md) [c](https://no.test) [d]({link})"
     assert [link] == list(broken_links(text, ROOT))
 
@@ -95,7 +95,7 @@ def test_code_that_is_not_ours_is_noticed(old: str, new: str) -> None:
 
 
 def test_operators_learn_what_every_code_means() -> None:
-    """Whoever adds a code adds a row."""
+    """A new code needs a row."""
     text = (ROOT / "docs/operations.md").read_text()
     rows = text.split("## What answers mean to you", 1)[1].split("\n\n", 2)[1]
     statuses = {

@@ -342,7 +342,7 @@ def test_a_group_that_a_host_makes_is_read_as_a_request_is(owner: Any, members: 
 def test_a_group_that_no_request_could_ask_for_is_not_made(
     words: str, wrong: dict[str, Any]
 ) -> None:
-    """Nobody is handed one that the database refuses, or that spoils the batch of its neighbours."""
+    """No caller gets one that the database refuses, or that spoils the batch of its neighbours."""
     fields: dict[str, Any] = {"owner": ALICE, "name": "T", "description": None, "members": ()}
     with pytest.raises(ValueError, match=words):
         NewGroup(**fields | wrong)

@@ -31,7 +31,7 @@ def server_error(state: str, message: str, detail: str = "", severity: str = "ER
             "C": state,
             "M": message,
             "D": detail,
-            "H": "Ask somebody.",
+            "H": "Ask a colleague.",
             "n": "some_check",
         }
     )

@@ -1,4 +1,4 @@
-"""The secret that an embedded service makes for itself: nobody else may have put or read it."""
+"""The secret that an embedded service makes for itself: no other account may put or read it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
 def test_a_planted_link_is_neither_read_nor_written_through(
     is_dangling: bool, tmp_path: Path
 ) -> None:
-    """Whoever planted it knows what it leads to."""
+    """The account that planted it knows what it leads to."""
     path, other = tmp_path / "jwt-secret", tmp_path / "other"
     if not is_dangling:
         other.write_text("known to others")
@@ -80,7 +80,7 @@ def test_a_secret_that_is_damaged_is_refused(content: bytes, tmp_path: Path) -> 
 def test_a_secret_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """He can make tokens with it."""
+    """That account can make tokens with it."""
     path = tmp_path / "jwt-secret"
     _own_secret(path)
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)

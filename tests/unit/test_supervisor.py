@@ -89,7 +89,7 @@ async def test_nothing_is_given_up_while_another_worker_serves(tmp_path: Path) -
 
 
 async def test_a_pause_ends_when_the_supervisor_is_stopped() -> None:
-    """Nobody waits half a minute for a service that is to end."""
+    """A service that is to end is not waited for half a minute."""
     stop = Stop(drain_seconds=0)
 
     async def pause(_: float) -> None:

@@ -2,12 +2,12 @@
 
 - A commit becomes visible at once and as a whole. A statement sees the snapshot from its beginning;
   what it has locked it sees as it is now (READ COMMITTED re-checks a row after waiting for it).
-- Row locks, held to the end of the transaction; whoever closes a circle of waits is the deadlock's
+- Row locks, held to the end of the transaction; that which closes a circle of waits is the deadlock's
   victim.
 - Asynchronous commits are visible, but a crash may take them back, the last ones first. A durable
   commit makes all before it durable.
 - Connections break at any moment; what was sent on them may go on.
-- Time is a number that somebody sets.
+- Time is a number that a test sets.
 
 A statement is a generator: it runs from `yield` to `yield`, and others may go in between. Who goes
 when is decided by `submitted`, which learns of every statement: by itself the database runs each
@@ -68,7 +68,7 @@ class Transaction:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether somebody else holds what this transaction waits for."""
+        """Whether another one holds what this transaction waits for."""
         holder = self.waits_for and self._database.locks.get(self.waits_for)
         return holder is not None and holder is not self
 
@@ -124,7 +124,7 @@ class Transaction:
 
 @dataclass(slots=True, eq=False)
 class Statement:
-    """One statement on its way: sent, under way, answered; or an orphan that nobody waits for."""
+    """One statement on its way: sent, under way, answered; or an orphan that is not awaited."""
 
     database: MemoryDatabase
     name: str
@@ -132,7 +132,7 @@ class Statement:
     begin: Callable[[Transaction], Steps]
     answered: asyncio.Future[Any]
     lost: Callable[[], StoreError]
-    """Called when the connection breaks; returns what that means to whoever sent it."""
+    """Called when the connection breaks; returns what that means to its sender."""
     is_orphan: bool = False
     is_over: bool = False
     steps_done: int = 0
@@ -172,7 +172,7 @@ class Statement:
             self.transaction.end()
 
     def lose(self) -> None:
-        """Break the connection: nobody hears of it any more, but it may go on."""
+        """Break the connection: no process hears of it any more, but it may go on."""
         self.is_orphan = True
         error = self.lost()
         if not self.answered.done():

@@ -173,7 +173,7 @@ def heal(database: MemoryDatabase, mine: Transaction, group_id: UUID) -> Steps:
         if row is None or row.status is AttemptStatus.PENDING:
             mine.attempts[group_id] = AttemptRow(
                 group.fingerprint,
-                group_id,  # a token that nobody has
+                group_id,  # a token that no process has
                 row.claimed_at if row else group.created_at,
                 AttemptStatus.SUCCEEDED,
                 group.conversation_id,

@@ -117,7 +117,7 @@ class MemoryAttemptStore:
     async def reclaim(
         self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
     ) -> bool:
-        """Put a new token in place of the seen one, if the lease is over and nobody holds it."""
+        """Put a new token in place of the seen one, if the lease is over and the row is free."""
         tokens = (seen, claim_token)
         is_ours: bool = await self._follow("reclaim", group_id, tokens, lease_seconds)
         return is_ours

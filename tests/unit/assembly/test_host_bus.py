@@ -42,7 +42,7 @@ class Text(str):
     ],
 )
 async def test_a_bus_that_breaks_its_contract_has_published_nothing(reasons: object) -> None:
-    """A refused event would be passed over, and nobody would know."""
+    """A refused event would be passed over, and without a sign."""
     with pytest.raises(TypeError, match="must return the reasons of refused events by their ids"):
         await HostsBus(Bus(reasons)).publish([ONE, TWO])
 

@@ -302,7 +302,7 @@ async def test_a_claim_that_the_server_has_ended_is_charged_as_well() -> None:
 
 
 async def test_the_pause_after_a_hang_in_the_server_grows() -> None:
-    """It is no conflict: nobody else holds what the owner waits for."""
+    """It is no conflict: no other owner holds what this one waits for."""
     world = await paused_world(Stalled("hang"), 1.0)
     assert world.breakers._open[HOT].until >= world.clock.now + PAUSE_RATIO
     world.clock.now += PAUSE_RATIO + 1
@@ -531,7 +531,7 @@ def test_of_too_many_owners_the_oldest_goes() -> None:
 
 
 def test_a_paused_owner_who_does_not_come_back_is_forgotten() -> None:
-    """Where nobody is paused, batches are not looked through."""
+    """Where no owner is paused, batches are not looked through."""
     clock, events = Clock(), list[Observation]()
     breakers = OwnerBreakers(events.append, clock)
     breakers.charge(write(HOT, 1), 1.0, HookError("hang"))

@@ -93,7 +93,7 @@ def test_a_limit_admits_a_burst_and_then_its_rate() -> None:
 
 
 def test_a_refused_request_takes_no_token() -> None:
-    """Whoever keeps knocking still gets in at the rate."""
+    """An owner that keeps trying is still admitted at the rate."""
     now = 0.0
     limiter = OwnerLimiter(1, lambda: now)
     limiter.admit(UserId("alice"))

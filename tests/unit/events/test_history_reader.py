@@ -109,7 +109,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 async def test_a_user_gets_what_was_missed_in_order(world: World) -> None:
-    """Page by page, from the position on, and of nobody else's."""
+    """Page by page, from the position on, and of no other user's."""
     world.log.events = [logged(n, ALICE if n % 2 else BOB) for n in range(20, 0, -1)]
     with world.hub.session(ALICE, 1e12) as session:
         catch_up = world.catch_up(session, place(4))

@@ -90,7 +90,7 @@ async def test_an_event_is_encoded_once_for_each_way(hub: SessionHub) -> None:
 
 
 async def test_a_session_whose_queue_is_full_is_closed_and_others_go_on(hub: SessionHub) -> None:
-    """Its queue is dropped; nobody has waited for it."""
+    """Its queue is dropped; nothing has waited for it."""
     with hub.session(ALICE, 2000) as slow, hub.session(ALICE, 2000) as quick:
         assert slow.go_live(place(0))
         assert quick.go_live(place(0))
@@ -252,7 +252,7 @@ async def test_closing_interrupts_whatever_a_session_awaits(
 
 
 async def test_a_time_out_of_its_own_is_not_taken_for_the_end(hub: SessionHub) -> None:
-    """It goes to whoever has set it."""
+    """It goes to the callback that was set."""
     with hub.session(ALICE, 2000) as session:
         with pytest.raises(TimeoutError):
             async with session.until_closed():
@@ -261,7 +261,7 @@ async def test_a_time_out_of_its_own_is_not_taken_for_the_end(hub: SessionHub) -
 
 
 async def test_the_hub_stops_when_all_have_gone(hub: SessionHub) -> None:
-    """It sends them away, waits for them, and takes nobody any more."""
+    """It sends them away, waits for them, and accepts no other."""
     left = asyncio.Event()
 
     async def serve() -> None:

@@ -167,7 +167,7 @@ async def test_an_announcement_wakes_the_tail_and_others_that_need_it() -> None:
 
 
 async def test_a_page_that_fails_is_read_again_over_another_connection(world: World) -> None:
-    """From the same place: nothing is passed over, and nobody's session ends."""
+    """From the same place: nothing is passed over, and no session ends."""
     with ExitStack() as stack:
         session = world.session(stack)
         await world.tail.run_once()

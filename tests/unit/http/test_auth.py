@@ -164,7 +164,7 @@ def tampered(place: int) -> str:
 async def test_a_token_that_is_not_in_order_is_refused(
     settings: dict[str, str], authorization: str | None
 ) -> None:
-    """Without repeating it, or a part of it, to anybody."""
+    """Without repeating it, or a part of it."""
     with pytest.raises(Unauthenticated) as refused:
         await authenticator(**settings).owner(authorization)
     for piece in (authorization or "").removeprefix("Bearer ").split("."):

@@ -135,7 +135,7 @@ WRONG: dict[str, list[tuple[str, object]]] = {
 
 @pytest.mark.parametrize("proof", PROOFS)
 def test_the_document_agrees_with_the_code(proof: str) -> None:
-    """Whoever changes one of them changes the other."""
+    """A change of one is a change of the other."""
     assert [] == list(PROOFS[proof](OPENAPI))
 
 

@@ -187,8 +187,8 @@ async def test_an_unknown_method_is_a_problem_with_the_known_ones() -> None:
     [
         ((413, "body_too_large", None), BodyTooLarge()),
         ((503, "overloaded", "2"), Overloaded(retry_after_seconds=2)),
-        ((503, "database_unavailable", "1"), Unreachable("password of somebody")),
-        ((500, "internal_error", None), ZeroDivisionError("password of somebody")),
+        ((503, "database_unavailable", "1"), Unreachable("password of a user")),
+        ((500, "internal_error", None), ZeroDivisionError("password of a user")),
     ],
 )
 async def test_whatever_a_handler_raises_is_a_problem(

@@ -44,7 +44,7 @@ def test_a_request_without_a_key_is_told_so() -> None:
 
 @pytest.mark.parametrize("second", ["key-2", "key-1", ""])
 def test_two_keys_are_none(second: str) -> None:
-    """Which of two counts is anybody's guess, and proxies guess differently."""
+    """Which of two counts is undefined, and proxies guess differently."""
     with pytest.raises(KeyInvalid, match="more than one"):
         read_key(headers(("Idempotency-Key", "key-1"), ("idempotency-key", second)))
 
@@ -129,13 +129,13 @@ def test_json_is_read(expected: object, body: bytes) -> None:
     ],
 )
 def test_a_field_that_comes_twice_is_refused(body: bytes) -> None:
-    """However it is spelled: which of the two a parser keeps is anybody's guess."""
+    """However it is spelled: which of the two a parser keeps is undefined."""
     with pytest.raises(RequestInvalid, match="has a field twice"):
         parse_json(body)
 
 
 def test_an_unknown_field_that_comes_twice_is_refused_as_unknown() -> None:
-    """The fast way does not look at what nobody may send anyhow."""
+    """The fast way does not look at what may not be sent anyhow."""
     with pytest.raises(RequestInvalid, match="/x: unknown field"):
         NewGroup.parse(ALICE, parse_json(b'{"name":"a","x":1,"x":2}'))
 

@@ -100,7 +100,7 @@ def is_user_id(text: str) -> bool:
 @example({"name": "\U0001f3b6" * NAME_CHARACTERS_MAX})
 @example({"name": "\U0001f3b6" * (NAME_CHARACTERS_MAX + 1)})
 def test_the_schema_and_the_parser_accept_the_same_documents(document: object) -> None:
-    """Whoever validates before sending is never surprised, and never held back."""
+    """A client that validates before sending is never surprised, and never held back."""
     assert NEW_GROUP.is_valid(document) == is_accepted(document)
 
 

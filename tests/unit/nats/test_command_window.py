@@ -47,7 +47,7 @@ def window(places: int = QUEUED_MAX) -> CommandWindow:
 
 
 async def test_the_command_of_another_owner_comes_before_a_backlog() -> None:
-    """The owners take turns, whoever came first."""
+    """The owners take turns, whichever came first."""
     one = window()
     for _ in range(100):
         assert [] == one.offer(command("greedy"))

@@ -32,7 +32,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def silence() -> Any:
-    """Wait as for an answer that nobody will send."""
+    """Wait as for an answer that never comes."""
     await asyncio.Event().wait()
 
 

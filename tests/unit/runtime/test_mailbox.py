@@ -84,7 +84,7 @@ async def test_an_answer_reaches_the_one_who_asked() -> None:
 
 
 async def test_a_full_mailbox_refuses_at_once() -> None:
-    """Nobody waits for room; a second later there is some."""
+    """No sender waits for room; a second later there is some."""
     mailbox: Mailbox[int, str] = Mailbox(1)
     mailbox.ask(1)
     with pytest.raises(Overloaded) as full:
@@ -106,7 +106,7 @@ async def test_closing_answers_what_is_queued_and_refuses_the_rest() -> None:
 
 
 async def test_only_the_first_answer_counts() -> None:
-    """An error after an answer, or an answer to somebody who left, changes nothing."""
+    """An error after an answer, or an answer to a sender that left, changes nothing."""
     mailbox: Mailbox[int, str] = Mailbox(10)
     answered, left = mailbox.ask(1), mailbox.ask(2)
     left.cancel()

@@ -168,7 +168,7 @@ async def test_a_reader_that_stops_leaves_nobody_waiting(world: World) -> None:
 
 
 async def test_a_reader_that_has_ended_unasked_answers_at_once(world: World) -> None:
-    """Its task may be cancelled again and again: nobody has stopped it, and no turn follows."""
+    """Its task may be cancelled again and again: it was not stopped, and no turn follows."""
     waiting = asyncio.create_task(world.reader.ask(1))
     await asyncio.sleep(0)
     await world.reader.close()

@@ -285,7 +285,7 @@ class Fault(BaseException):
 async def test_a_cancellation_of_what_an_actor_waits_for_is_a_crash(
     error: type[BaseException], world: World
 ) -> None:
-    """Nobody has cancelled the actor, and it must not be gone; nor with any other such error."""
+    """The actor was not cancelled, and it must not be gone; nor with any other such error."""
     actor = Scripted(error(), 1)
     world.runner.start(actor)
     _, task = world.runner._runs[actor]
@@ -416,7 +416,7 @@ async def test_a_stop_before_the_start_is_a_stop(world: World) -> None:
 
 
 async def test_a_stop_may_come_twice_and_side_by_side(world: World) -> None:
-    """Whoever stops first, both wait for the end."""
+    """Whichever stops first, both wait for the end."""
     actor = Scripted()
     world.runner.start(actor)
     await until_idle(actor)
@@ -486,7 +486,7 @@ async def test_a_stop_that_hangs_is_bounded(
 
 
 async def test_a_fault_as_an_actor_lets_go_is_reported_and_hinders_no_other(world: World) -> None:
-    """Once, whoever stops it as well."""
+    """Once, however many stop it."""
 
     class Clinging(Scripted):
         async def close(self) -> None:

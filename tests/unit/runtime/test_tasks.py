@@ -49,7 +49,7 @@ def makers(source: str) -> list[tuple[str, bool, int]]:
 
 
 def gathers_coroutines(source: str) -> bool:
-    """Whether `gather` is given anything but tasks that somebody keeps."""
+    """Whether `gather` is given anything but tasks that are kept."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     gathers = [node for node in calls if getattr(node.func, "attr", "") == "gather"]
     kept = ("self._tasks", "unanswered")
@@ -57,7 +57,7 @@ def gathers_coroutines(source: str) -> bool:
 
 
 def test_nothing_but_the_runner_and_owners_makes_a_task() -> None:
-    """Whoever makes one more has to say here whose it is, and what ends it."""
+    """A new one is listed here, with its owner and what ends it."""
     made = {
         (str(path.relative_to(PACKAGE)), name)
         for path in PACKAGE.rglob("*.py")

@@ -35,7 +35,7 @@ class Work:
 
 @pytest.fixture
 async def work() -> AsyncIterator[Work]:
-    """Turns that nobody has taken."""
+    """Turns that were not taken."""
     with counted_turns() as turn:
         yield Work(turn)
 

@@ -276,7 +276,7 @@ async def test_a_wake_up_wakes_the_relay_and_stop_ends_it() -> None:
 
 
 async def test_events_that_follow_a_wake_up_closely_are_published_with_it() -> None:
-    """Whoever creates one group after the other pays two statements for many events."""
+    """Groups created one after the other cost two statements for many events."""
     world, gathered = World(), asyncio.Event()
     pauses: list[float] = []
 

@@ -1,4 +1,4 @@
-"""The log is written by a thread of its own: nobody waits for those who read it."""
+"""The log is written by a thread of its own: no task waits for its reader."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEADLINE_SECONDS = 10
 
 
 class Pipe:
-    """A log that nobody reads yet: it is full already."""
+    """A log that is not read yet: it is full already."""
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()

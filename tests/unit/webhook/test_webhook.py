@@ -147,7 +147,7 @@ async def test_a_name_that_changes_its_address_gains_nothing(
 async def test_a_name_without_a_public_address_is_known_before_the_first_event(
     expected: bool, addresses: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is said of one that cannot be resolved now; whoever allows all asks nothing."""
+    """Nothing is said of one that cannot be resolved now; with all allowed, nothing is asked."""
 
     async def getaddrinfo(host: str, _: object) -> list[tuple[object, ...]]:
         assert host == "backend.example"
@@ -173,7 +173,7 @@ async def test_a_redirect_is_an_answer(receiver: Receiver) -> None:
 
 
 async def test_nothing_is_unpacked(receiver: Receiver) -> None:
-    """What comes packed could be of any size; nobody reads it."""
+    """What comes packed could be of any size; it is not read."""
     settings = WebhookSettings(
         webhook_url=receiver.url, webhook_secret=(b"x",), webhook_allow_private=True
     )
