@@ -291,7 +291,7 @@ async def test_what_is_no_stretto_is_told_at_once(
 
 
 async def test_an_address_that_is_none_is_told_at_once() -> None:
-    """It is the program's fault, which no time heals."""
+    """It is the program's error, which no time heals."""
     async with client_of("chat.example") as client:
         with pytest.raises(aiohttp.InvalidURL):
             await client.create_group("Team")

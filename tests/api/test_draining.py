@@ -27,7 +27,7 @@ READ = f"GET /v1/groups HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n
 REQUESTS = {
     "created": (201, creation(TOKEN, "new")),
     "replayed on the fast path": (201, creation(TOKEN, "known")),
-    "shed on the fast path": (503, creation(TOKEN, "shed")),
+    "rejected on the fast path": (503, creation(TOKEN, "rejected")),
     "read": (200, READ),
     "rejected": (401, READ.replace(b"Bearer", b"Basic")),
     "unknown": (404, READ.replace(b"/v1", b"/v2")),

@@ -158,7 +158,7 @@ FRAMES = {
 async def test_a_frame_that_should_not_come_closes_the_session(
     live: LiveService, connection: Connection, name: str
 ) -> None:
-    """With the code of its fault, and leaves nothing behind; others go on."""
+    """With the code of its error, and leaves nothing; others go on."""
     code, frame = FRAMES[name]
     async with live.websocket("bob") as other, live.websocket("bob") as client:
         await client.next()

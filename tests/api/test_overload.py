@@ -47,8 +47,10 @@ async def test_a_full_service_sheds_before_anything_is_done(
         assert (await service.api.get("/v1/attempts/s0")).status == 404
         metrics = (await service.api.get("/metrics")).body.decode()
         assert 'stretto_attempts_total{outcome="overloaded"} 53.0' in metrics
-        shed = 'stretto_http_requests_total{method="POST",route="/v1/groups",status="503"} 53.0'
-        assert shed in metrics
+        rejections = (
+            'stretto_http_requests_total{method="POST",route="/v1/groups",status="503"} 53.0'
+        )
+        assert rejections in metrics
         assert 'stretto_fast_path_seconds_count{outcome="overloaded"} 53.0' in metrics
         assert await connection.fetchval("SELECT count(*) FROM attempt") == 2
         await service.release()
@@ -102,7 +104,7 @@ async def test_where_the_mailbox_is_not_fair_an_owner_pays_for_another(
 async def test_a_full_service_still_replays_what_it_remembers(
     database_url: str, connection: Connection
 ) -> None:
-    """It takes no room in the mailbox; the same meaning in other words is shed like all else."""
+    """It takes no room in the mailbox; the same meaning in other words is rejected like all else."""
     async with full_service(database_url, connection) as service:
         reply = await service.api.create("known")
         assert (201, "replayed") == (reply.status, reply.headers["Idempotency-Status"])
@@ -112,7 +114,7 @@ async def test_a_full_service_still_replays_what_it_remembers(
 async def test_without_the_door_a_shed_request_costs_a_look_at_its_token(
     database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is shed where it would be queued, and claims nothing either."""
+    """It is rejected where it would be queued, and claims nothing either."""
     monkeypatch.setattr(LoadShedder, "has_room", lambda *_: True)
     async with full_service(database_url, connection) as service:
         client = await service.raw.connect(creation("no token of ours", "s"))
@@ -150,7 +152,7 @@ async def test_the_door_sheds_in_the_words_that_are_used_inside(
 async def test_requests_of_one_connection_are_answered_in_their_order(
     database_url: str, connection: Connection
 ) -> None:
-    """Also where some are shed and others are not, and all come at once."""
+    """Also where some are rejected and others are not, and all come at once."""
     ping = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
     async with full_service(database_url, connection) as service:
         create = creation(service.token, "s")

@@ -120,15 +120,15 @@ async def test_members_come_in_pages_by_id(api: Api) -> None:
     "query", ["limit=0", "limit=201", "limit=x", "limit=-1", "cursor=x", "limit=1&cursor="]
 )
 async def test_a_page_that_makes_no_sense_is_refused(query: str, api: Api) -> None:
-    """400, not an empty page; the fault is the parameter's and points at no body."""
+    """400, not an empty page; the error is the parameter's and points at no body."""
     for path in ("/v1/groups", f"/v1/groups/{NOBODYS}/members"):
         if query == "cursor=x" and path != "/v1/groups":
             continue
         reply = await api.get(f"{path}?{query}")
         assert (400, "request_invalid") == (reply.status, reply.json["code"])
-        (fault,) = reply.json["errors"]
+        (error,) = reply.json["errors"]
         assert {"parameter": query.rsplit("&", maxsplit=1)[-1].partition("=")[0]} == {
-            name: value for name, value in fault.items() if name != "detail"
+            name: value for name, value in error.items() if name != "detail"
         }
 
 
@@ -165,7 +165,7 @@ async def test_a_position_that_is_none_is_named(
     reply = await api.get(f"/v1/events{query}", headers={"Accept": "text/event-stream", **headers})
     assert (400, [expected]) == (
         reply.status,
-        [fault["parameter"] for fault in reply.json["errors"]],
+        [error["parameter"] for error in reply.json["errors"]],
     )
 
 

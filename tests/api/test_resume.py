@@ -47,7 +47,7 @@ async def live(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         yield live
 
 
-async def bookmark(live: LiveService) -> str:
+async def present_position(live: LiveService) -> str:
     """Return the position at which a session of bob begins now."""
     async with live.websocket() as client:
         position: str = (await client.next())["position"]
@@ -55,7 +55,7 @@ async def bookmark(live: LiveService) -> str:
 
 
 def next_to(position: str) -> str:
-    """Return the position behind that one."""
+    """Return the position after that one."""
     place = Place.parse(position)
     return str(replace(place, xmax=place.xmax + 1))
 
@@ -64,7 +64,7 @@ async def test_what_was_missed_comes_first_and_then_what_happens(
     live: LiveService, connection: Connection
 ) -> None:
     """Over both ways, in order, each once, and of other users nothing."""
-    since = await bookmark(live)
+    since = await present_position(live)
     missed = [await live.create(f"k{number}") for number in range(3 * PAGE + 5)]
     await live.api.create("other", {"name": "Not theirs"}, user="mallory")
     await live.tail_once()
@@ -87,7 +87,7 @@ async def test_any_position_that_was_told_leads_on_from_there(
     live: LiveService, connection: Connection
 ) -> None:
     """Whether it came live, with what was missed, or with neither."""
-    positions = [await bookmark(live)]
+    positions = [await present_position(live)]
     groups = []
     async with live.websocket() as client:
         await client.next()
@@ -106,7 +106,7 @@ async def test_any_position_that_was_told_leads_on_from_there(
 
 async def test_the_header_is_newer_than_the_url(live: LiveService, connection: Connection) -> None:
     """A browser's client repeats its URL whenever it comes back."""
-    old = await bookmark(live)
+    old = await present_position(live)
     await live.create("k")
     await live.tail_once()
     new = next_to(old)
@@ -119,7 +119,7 @@ async def test_a_transaction_that_commits_late_is_not_skipped(
     live: LiveService, connection: Connection, server_url: str
 ) -> None:
     """It stands before an event that was sent already: that one's position names its transaction."""
-    since = await bookmark(live)
+    since = await present_position(live)
     late = await asyncpg.connect(server_url, server_settings={"search_path": "stretto,public"})
     transaction = late.transaction()
     await transaction.start()
@@ -152,7 +152,7 @@ async def test_what_waited_for_the_relay_while_it_was_replayed_is_told_once(
     live: LiveService, connection: Connection
 ) -> None:
     """It is in the history already, and comes live afterwards."""
-    since = await bookmark(live)
+    since = await present_position(live)
     missed = await live.create("missed")
     async with live.websocket(since=since) as client:
         await client.next()
@@ -210,7 +210,7 @@ async def test_whoever_reads_gets_all_that_was_missed_however_much(
 ) -> None:
     """Also where the tail is far behind as well, and delivers all of it meanwhile."""
     monkeypatch.setattr(history_reader, "PAGE_EVENTS", 500)
-    since = await bookmark(live)
+    since = await present_position(live)
     await live.emptied()
     async with AsyncExitStack() as stack:
         if not is_delivered:
@@ -243,7 +243,7 @@ async def test_without_that_a_session_that_reads_is_found_too_slow(
         self.go_live(Place(History(0, "00000000"), 0))
 
     monkeypatch.setattr(Session, "__init__", live_at_once)
-    since = await bookmark(live)
+    since = await present_position(live)
     await live.emptied()
     async with live.websocket("mallory") as other:
         await other.next()
@@ -260,7 +260,7 @@ async def test_a_session_that_does_not_read_its_past_is_closed(
 ) -> None:
     """Over both ways; nothing of it is left."""
     monkeypatch.setattr(events, "READ_ON_SECONDS", 0.1)
-    since = await bookmark(live)
+    since = await present_position(live)
     await insert_events(connection, 200, name_bytes=20_000)
     for headers in (UPGRADE, STREAM):
         async with MuteClient(live, {**headers, "Last-Event-ID": since}):
@@ -273,7 +273,7 @@ async def test_a_position_that_is_too_old_is_told(
     live: LiveService, connection: Connection
 ) -> None:
     """Over both ways; a browser's client is made to forget it."""
-    since = await bookmark(live)
+    since = await present_position(live)
     await live.create("k")
     await live.tail_once()
     # Without what happens to run beside: the server's own work may have begun below.
@@ -299,7 +299,7 @@ async def test_a_position_that_is_too_old_is_told(
 
 async def test_a_position_from_elsewhere_is_told(live: LiveService) -> None:
     """Of another database, or of this one before it was set back."""
-    place = Place.parse(await bookmark(live))
+    place = Place.parse(await present_position(live))
     elsewhere = replace(place, history=History(place.history.number, "00000000"))
     for foreign in (elsewhere, replace(place, xmax=place.xmax + 1_000_000)):
         async with live.websocket(since=str(foreign)) as client:
@@ -311,7 +311,7 @@ async def test_a_resume_while_the_database_is_away_is_refused(
     live: LiveService, connection: Connection
 ) -> None:
     """Before the stream begins it is a problem document, and nothing is left behind."""
-    since = await bookmark(live)
+    since = await present_position(live)
     await connection.execute("ALTER TABLE outbox RENAME TO hidden")
     reply = await live.api.get(
         "/v1/events", headers={"Accept": "text/event-stream", "Last-Event-ID": since}
@@ -319,5 +319,5 @@ async def test_a_resume_while_the_database_is_away_is_refused(
     assert (503, "database_unavailable") == (reply.status, reply.json["code"])
     await live.emptied()
     await connection.execute("ALTER TABLE hidden RENAME TO outbox")
-    assert await bookmark(live)
+    assert await present_position(live)
     assert (await live.api.create("k", TEAM)).status == 201

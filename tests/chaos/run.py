@@ -39,7 +39,7 @@ class Outcome:
     violations: list[Violation]
     faults: Counter[str]
     met: Counter[str]
-    troubles: Counter[str]
+    failures: Counter[str]
 
     def lines(self) -> list[str]:
         """Return the figures, a line for each."""
@@ -58,7 +58,7 @@ class Outcome:
             f"events on the bus: {len(self.history.published)}",
             f"faults: {sum(self.faults.values())} ({_listed(self.faults)})",
             f"wire faults that met a statement: {_listed(self.met)}",
-            f"reported by the services: {_listed(self.troubles)}",
+            f"reported by the services: {_listed(self.failures)}",
             report(self.history, self.violations),
         ]
 
@@ -90,7 +90,7 @@ async def run_chaos(
             await _end(load)
             await _end(listening)
         history.close()
-        return Outcome(history, violations, nemesis.dealt, nemesis.met, world.troubles())
+        return Outcome(history, violations, nemesis.dealt, nemesis.met, world.failures())
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -115,10 +115,10 @@ async def _settled(
     rows = await read_rows(connection)
     await connection.close()
     await _heard(world, listeners, rows)
-    troubles = world.troubles()
+    failures = world.failures()
     return [
         *faults,
-        *(Violation(None, f"{alarm}: {troubles[alarm]}") for alarm in ALARMS if troubles[alarm]),
+        *(Violation(None, f"{alarm}: {failures[alarm]}") for alarm in ALARMS if failures[alarm]),
         *Checker(clients.history, rows, Allowances(nemesis.attempts_lost)).violations(),
     ]
 

@@ -158,7 +158,7 @@ class World:
                 proxy.retarget(server.dsn)
         await self.primary.set_synchronous(is_synchronous=True)
 
-    def troubles(self) -> Counter[str]:
+    def failures(self) -> Counter[str]:
         """Count what the services have logged, by event and kind."""
         counted: Counter[str] = Counter()
         for line in (line for service in [*self.ended, *self.services] for line in service.log):

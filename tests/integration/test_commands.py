@@ -456,9 +456,9 @@ async def test_a_command_whose_dead_letter_is_not_stored_is_put_off(
         await bus.send({"name": ""})
         await until(lambda: 2 <= observed.count(CommandHandled("put_off")))
         await bus.ask()
-        (trouble,) = [each for each in observed if isinstance(each, BusTrouble)]
-        assert OURS.dead_stream in trouble.cause
-        assert "maximum bytes exceeded" in trouble.cause
+        (failure,) = [each for each in observed if isinstance(each, BusTrouble)]
+        assert OURS.dead_stream in failure.cause
+        assert "maximum bytes exceeded" in failure.cause
         await bus.jetstream.update_stream(info.config)
         await bus.settled()
         assert 1 == len(await bus.dead())
@@ -652,7 +652,7 @@ async def test_a_command_that_cannot_be_settled_yet_is_put_off_and_then_settled(
         AttemptPending(),
         Overloaded(),
         DatabaseUnavailable(),
-        RuntimeError("a fault"),
+        RuntimeError("a bug"),
     )
     observed: list[Observation] = []
     async with consuming(server, creator, observed), sender(server) as bus:

@@ -62,10 +62,10 @@ async def test_the_host_that_served_last_is_tried_first(hosts: str, closed_port:
     """Also when many connect at once, each while the others change the order."""
     async with Database(hosts) as database:
         assert closed_port == order(database)[0]
-        lent = await asyncio.gather(*(database.acquire() for _ in range(6)))
+        held = await asyncio.gather(*(database.acquire() for _ in range(6)))
         assert closed_port == order(database)[-1]
         assert len(order(database)) == 2
-        for connection in lent:
+        for connection in held:
             await database.release(connection)
 
 
@@ -285,9 +285,9 @@ async def test_a_hosts_pool_gets_its_connection_back_alive(database_url: str) ->
         pids = []
         for _ in range(2):
             async with Database(pool=pool) as database:
-                lent = await database.acquire()
-                pids.append(await lent.fetchval("SELECT pg_backend_pid()"))
-                await database.release(lent)
+                held = await database.acquire()
+                pids.append(await held.fetchval("SELECT pg_backend_pid()"))
+                await database.release(held)
                 await database.ping()
         assert pids[0] == pids[1]
     with pytest.raises(Unreachable):

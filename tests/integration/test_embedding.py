@@ -56,14 +56,14 @@ def host_with_pool(
             app[POOL] = pool
             journal.append("pool opened")
             yield
-            journal.append(f"{lent(pool)} connections are lent")
+            journal.append(f"{acquired(pool)} connections are acquired")
         journal.append("pool closed")
 
     app.cleanup_ctx.append(open_pool)
     return app
 
 
-def lent(pool: Pool) -> int:
+def acquired(pool: Pool) -> int:
     """How many connections are out."""
     return pool.get_size() - pool.get_idle_size()
 
@@ -187,8 +187,8 @@ async def test_a_pool_that_was_handed_in_is_used_and_left_to_its_host(database_u
             async with open_component(pool=pool, settings=settings) as component:
                 await component.creator.create(stretto.IdempotencyKey(key), NEW_GROUP)
                 # The relay borrows one for a moment.
-                assert 1 <= lent(pool) <= WRITERS + 1
-            assert lent(pool) == 0
+                assert 1 <= acquired(pool) <= WRITERS + 1
+            assert acquired(pool) == 0
         assert await pool.fetchval("SELECT count(*) FROM chat_group") == 2
 
 
@@ -224,7 +224,7 @@ async def test_a_start_that_is_cancelled_gives_every_connection_back(
             start.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await start
-        assert lent(pool) == 0
+        assert acquired(pool) == 0
 
 
 async def test_a_host_that_closes_its_pool_itself_shuts_down_in_order(database_url: str) -> None:
@@ -234,8 +234,8 @@ async def test_a_host_that_closes_its_pool_itself_shuts_down_in_order(database_u
     stretto.setup(app, "/chat", pool=lambda: app[POOL], tokens=TOKENS)
     async with api_of(app) as api:
         await created(api, "k", "/chat")
-        assert lent(app[POOL]) >= 1
-    assert ["pool opened", "0 connections are lent", "pool closed"] == journal
+        assert acquired(app[POOL]) >= 1
+    assert ["pool opened", "0 connections are acquired", "pool closed"] == journal
 
 
 async def test_a_request_in_flight_lands_before_the_hosts_pool_closes(
@@ -265,7 +265,7 @@ async def test_a_request_in_flight_lands_before_the_hosts_pool_closes(
             go_on.set()
             group = await request
             await cleanup
-    assert ["pool opened", "1 created", "0 connections are lent", "pool closed"] == journal
+    assert ["pool opened", "1 created", "0 connections are acquired", "pool closed"] == journal
     id_ = await connection.fetchval("SELECT group_id::text FROM chat_group")
     assert id_ == group["group_id"]
 
@@ -282,7 +282,7 @@ async def test_a_pool_that_is_closed_before_the_component_closes_in_time(
     ):
         await component.creator.create(key, NEW_GROUP)
         await pool.close()
-        assert lent(pool) == 0
+        assert acquired(pool) == 0
         with pytest.raises(stretto.DatabaseUnavailable):
             await component.creator.create(stretto.IdempotencyKey("late"), NEW_GROUP)
         # What is remembered needs no database.
@@ -311,7 +311,7 @@ async def test_a_write_under_way_ends_well_though_the_pool_is_closing(
         await in_hook.wait()
         closing = tasks.create_task(pool.close())
         # The idle writer has let go, so the watch has looked at both.
-        await until(lambda: lent(pool) == 1)
+        await until(lambda: acquired(pool) == 1)
         go_on.set()
         assert stretto.group_id("alice", "k") == (await creating).group.group_id
         await closing
@@ -324,7 +324,7 @@ async def test_a_host_that_closes_its_pool_on_shutdown_shuts_down(database_url: 
     app = host_with_pool(database_url, journal)
 
     async def close_pool(app: web.Application) -> None:
-        journal.append(f"{lent(app[POOL])} are lent on shutdown")
+        journal.append(f"{acquired(app[POOL])} are acquired on shutdown")
         await app[POOL].close()
         journal.append("closed on shutdown")
 
@@ -332,8 +332,8 @@ async def test_a_host_that_closes_its_pool_on_shutdown_shuts_down(database_url: 
     stretto.setup(app, "/chat", pool=lambda: app[POOL], tokens=TOKENS)
     async with api_of(app) as api:
         await created(api, "k", "/chat")
-    closed = ["0 are lent on shutdown", "closed on shutdown"]
-    assert ["pool opened", *closed, "0 connections are lent", "pool closed"] == journal
+    closed = ["0 are acquired on shutdown", "closed on shutdown"]
+    assert ["pool opened", *closed, "0 connections are acquired", "pool closed"] == journal
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -344,7 +344,7 @@ async def test_a_host_whose_handler_raises_leaves_nothing_of_ours_running(
     """Wherever it is registered: aiohttp calls no handler behind one that raises."""
 
     async def fail(_: web.Application) -> None:
-        message = "the host's own trouble"
+        message = "the host's own error"
         raise LookupError(message)
 
     before = asyncio.all_tasks()
@@ -354,7 +354,7 @@ async def test_a_host_whose_handler_raises_leaves_nothing_of_ours_running(
     stretto.setup(app, "/chat", dsn=database_url, tokens=TOKENS)
     if not is_first:
         getattr(app, signal).append(fail)
-    with pytest.raises(LookupError, match="the host's own trouble"):
+    with pytest.raises(LookupError, match="the host's own error"):
         async with api_of(app) as api:
             await created(api, "k", "/chat")
     left = {task.get_name() for task in asyncio.all_tasks() - before}
@@ -411,11 +411,11 @@ async def test_a_host_that_fails_to_start_after_us_leaves_nothing_running(
     stretto.setup(app, "/chat", pool=lambda: app[POOL], tokens=TOKENS)
 
     async def fail(_: web.Application) -> None:
-        message = "the host's own trouble"
+        message = "the host's own error"
         raise LookupError(message)
 
     app.on_startup.append(fail)
-    with pytest.raises(LookupError, match="the host's own trouble"):
+    with pytest.raises(LookupError, match="the host's own error"):
         async with api_of(app):
             pass
     assert before == asyncio.all_tasks()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 
-async def bury(database_url: str, connection: Connection, keys: Sequence[str]) -> list[UUID]:
+async def dead_letter(database_url: str, connection: Connection, keys: Sequence[str]) -> list[UUID]:
     """Have the events of alice's groups die; return their ids in the order of their making."""
     async with Database(database_url) as database:
         store = PostgresBusStore(database)
@@ -48,7 +48,7 @@ async def test_dead_letters_are_listed_with_their_reasons(
 ) -> None:
     """The oldest first; nothing is changed by looking."""
     assert (0, "no dead letters\n", "") == await stretto("events", DATABASE_URL=database_url)
-    ids = await bury(database_url, connection, ("a", "b"))
+    ids = await dead_letter(database_url, connection, ("a", "b"))
     code, output, _ = await stretto("events", DATABASE_URL=database_url)
     *letters, total = output.splitlines()
     assert (0, "2 dead letters") == (code, total)
@@ -62,7 +62,7 @@ async def test_those_that_are_named_are_replayed_and_no_others(
     database_url: str, connection: Connection
 ) -> None:
     """What is unknown, or not dead, is not counted, and is said."""
-    first, second, third = await bury(database_url, connection, ("a", "b", "c"))
+    first, second, third = await dead_letter(database_url, connection, ("a", "b", "c"))
     named = [f"--retry={id_}" for id_ in (first, second, uuid.uuid4())]
     code, output, errors = await stretto("events", *named, DATABASE_URL=database_url)
     assert (1, "2 events will be tried again\n") == (code, output)
@@ -96,7 +96,7 @@ async def test_a_retried_event_is_published_under_its_id(
     database_url: str, connection: Connection
 ) -> None:
     """Once the bus takes it."""
-    ids = set(await bury(database_url, connection, ("a", "b")))
+    ids = set(await dead_letter(database_url, connection, ("a", "b")))
     bus = ListeningBus()
     async with open_component(database_url, bus=bus):
         code, output, _ = await stretto("events", "--retry-all", DATABASE_URL=database_url)

@@ -84,8 +84,8 @@ async def test_a_start_that_is_cancelled_leaves_no_connection(
     made: list[Connection] = []
     monkeypatch.setattr(asyncpg, "connect", connect_and_freeze)
     async with asyncio.timeout(DEADLINE_SECONDS), Database(way.url) as database:
-        lending = asyncio.create_task(database.acquire())
+        acquiring = asyncio.create_task(database.acquire())
         await way.asked.wait()
-        lending.cancel()
-        await asyncio.wait({lending})
+        acquiring.cancel()
+        await asyncio.wait({acquiring})
     assert [True] == [opened.is_closed() for opened in made]

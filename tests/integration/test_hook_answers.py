@@ -108,8 +108,8 @@ async def test_a_hook_that_awaits_a_creation_of_its_component_is_told_so_at_once
     ):
         with pytest.raises(HookFailed):
             await create("k")
-    (trouble,) = (event for event in events if isinstance(event, WriteTrouble))
-    assert "on_create must not await a creation by its own component" in str(trouble.error)
+    (failed,) = (event for event in events if isinstance(event, WriteTrouble))
+    assert "on_create must not await a creation by its own component" in str(failed.error)
 
 
 async def test_a_hook_may_begin_a_creation_that_it_does_not_await(database_url: str) -> None:
@@ -153,8 +153,8 @@ async def test_a_hook_that_blocks_the_event_loop_is_called_once_and_told_so(
                 IdempotencyKey("k"), NewGroup.parse(ALICE, {"name": "Team"})
             )
     assert len(calls) == 1
-    (trouble,) = (event for event in events if isinstance(event, WriteTrouble))
-    assert "the event loop was blocked while on_create ran, for 6." in str(trouble.error)
+    (failed,) = (event for event in events if isinstance(event, WriteTrouble))
+    assert "the event loop was blocked while on_create ran, for 6." in str(failed.error)
 
 
 async def _wrap(connection: InnerConnection, _: Created) -> None:

@@ -75,14 +75,14 @@ async def test_a_log_that_raises_ends_neither_an_answer_nor_an_actor(
     database_url: str, broken_log: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not even where it would say what an observer has met; stderr has one line about it."""
-    troubles: list[Observation] = []
+    failures: list[Observation] = []
 
     async def fail(*_: object) -> None:
         raise RuntimeError
 
     def observe(event: Observation) -> None:
         if isinstance(event, WriteTrouble):
-            troubles.append(event)
+            failures.append(event)
         raise ZeroDivisionError
 
     async with open_component(database_url, on_create=fail, observe=observe) as component:
@@ -90,7 +90,7 @@ async def test_a_log_that_raises_ends_neither_an_answer_nor_an_actor(
             with pytest.raises(stretto.HookFailed):
                 await created(component, key)
         assert [] == component.runner.down
-    assert len(troubles) == 2
+    assert len(failures) == 2
     assert 1 == capsys.readouterr().err.count("logging has raised LookupError")
 
 

@@ -73,9 +73,9 @@ async def failure(url: str, settings: NatsSettings | None = None) -> str:
     async with asyncio.timeout(DEADLINE_SECONDS):
         with pytest.raises(TryAgain):
             await NatsConnection(url, observed.append, settings).run_once()
-    trouble = observed[-1]
-    assert isinstance(trouble, BusTrouble)
-    return trouble.cause
+    last = observed[-1]
+    assert isinstance(last, BusTrouble)
+    return last.cause
 
 
 async def test_an_nkey_is_proved_by_its_seed(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ async def failure(url: str) -> str:
     observed: list[Observation] = []
     with pytest.raises(TryAgain):
         await NatsConnection(url, observed.append).run_once()
-    (trouble,) = observed
-    assert isinstance(trouble, BusTrouble)
-    return trouble.cause
+    (only,) = observed
+    assert isinstance(only, BusTrouble)
+    return only.cause
 
 
 @pytest.mark.parametrize(

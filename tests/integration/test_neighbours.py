@@ -43,7 +43,7 @@ async def created(component: Component, wanted: Iterable[IdempotencyKey]) -> lis
     return await asyncio.gather(*(component.creator.create(key, TEAM) for key in wanted))
 
 
-def troubles(events: list[Observation]) -> list[str]:
+def failures(events: list[Observation]) -> list[str]:
     """Return what did not go through."""
     return [type(event.error).__name__ for event in events if isinstance(event, WriteTrouble)]
 
@@ -82,7 +82,7 @@ async def beside_a_held_leader(database_url: str) -> tuple[list[Observation], li
 async def test_keys_that_are_led_elsewhere_hold_up_no_other(database_url: str) -> None:
     """Their requests follow without waiting for a row; each finds the group in the end."""
     events, repeated = await beside_a_held_leader(database_url)
-    assert [] == troubles(events)
+    assert [] == failures(events)
     assert {AnswerStatus.REPLAYED} == {answer.status for answer in repeated}
 
 
@@ -92,7 +92,7 @@ async def test_a_claim_that_meets_rows_under_way_waits_for_them(
     """The twin: without leaving out what exists, each of them costs the others a lock time-out."""
     await change_routine(connection, "claim_attempts_1", LEAVES_OUT)
     events, repeated = await beside_a_held_leader(database_url)
-    assert "Locked" in troubles(events)
+    assert "Locked" in failures(events)
     # Even then no request is answered 503 by a database that lives.
     assert {AnswerStatus.REPLAYED} == {answer.status for answer in repeated}
 
@@ -193,7 +193,7 @@ async def test_a_poisoned_key_fails_alone_whatever_its_error(
         assert ConnectionLost() not in events
         # One batch for the first, one for all: each neighbour had one more try, and no more.
         assert [1, 48] == [event.writes for event in events if isinstance(event, BatchWritten)]
-        assert 1 + 3 == len(troubles(events))
+        assert 1 + 3 == len(failures(events))
         assert before.document == (await created(component, keys("before", 1)))[0].document
         if table == "chat_group":
             # Their outcome stays unknown: neither failed nor forgotten.

@@ -19,7 +19,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILES = sorted(PACKAGE.glob("*/*.sql"))
 # What a host hands in is checked above the stores, as connections of ours are. A rehearsal sends what
 # a writer sends.
-LENT = {
+ALSO_SENT_BY = {
     "connections.sql": [PACKAGE / "assembly/host_pool.py"],
     "writes.sql": [PACKAGE / "postgres/rehearsal.py"],
 }
@@ -41,7 +41,7 @@ def test_every_statement_is_used_and_every_used_one_exists() -> None:
 def test_every_statement_stands_beside_the_module_that_sends_it(file: Path) -> None:
     """What a store sends is read in one place."""
     text = file.with_suffix(".py").read_text() + "".join(
-        map(Path.read_text, LENT.get(file.name, ()))
+        map(Path.read_text, ALSO_SENT_BY.get(file.name, ()))
     )
     assert set(parse_queries(file.read_text())) == set(re.findall(r'QUERIES\["(\w+)"\]', text))
 

@@ -186,7 +186,7 @@ async def test_no_row_is_beyond_its_bounds(connection: Connection) -> None:
 
 
 async def test_what_is_within_its_bounds_is_stored(connection: Connection) -> None:
-    """The twin: it is the bound that refuses, and no other fault of the row."""
+    """The twin: it is the bound that refuses, and no other error of the row."""
     await conversation(connection, ONE)
     for statement, values in WITHIN:
         async with connection.transaction():

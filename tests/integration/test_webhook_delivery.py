@@ -395,7 +395,7 @@ async def test_gone_disables_the_endpoint_everywhere_until_it_is_enabled(
 async def test_an_endpoint_that_asks_for_a_pause_gets_it_from_every_sender(
     status: int, database: Database, receiver: Receiver, clock: Clock, connection: Connection
 ) -> None:
-    """For all events, and at no event's cost; the twin without `Retry-After` waits as after a fault."""
+    """For all events, and at no event's cost; the twin without `Retry-After` waits as after a failure."""
     receiver.answers.append({"status": status, "headers": {"Retry-After": "100"}})
     async with (
         opened(database, receiver, clock) as (one, _),

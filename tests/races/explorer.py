@@ -96,7 +96,7 @@ class Explorer:
             witness.look(final=False)
             self._go_on(world, witness)
         except AssertionError as fault:
-            raise AnomalyError(str(fault), self._tell()) from fault
+            raise AnomalyError(str(fault), self._listed()) from fault
         finally:
             world.end()
 
@@ -136,7 +136,7 @@ class Explorer:
                 self.found.schedules = branch.schedules
         return False
 
-    def _tell(self) -> list[str]:
+    def _listed(self) -> list[str]:
         """Run the failing schedule once more, to put it into words."""
         world = _begin(self.scenario)
         described = []

@@ -1,4 +1,4 @@
-"""Settings: every fault at once, nothing misspelt goes unnoticed."""
+"""Settings: every error at once, nothing misspelt goes unnoticed."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ GROUP_IDS = {
 
 
 def pointers_of_faults(document: object) -> list[str]:
-    """Return where the parser finds fault."""
+    """Return where the parser finds errors."""
     with pytest.raises(RequestInvalid) as refusal:
         NewGroup.parse(ALICE, document)
     return [error.pointer for error in refusal.value.errors if isinstance(error, FieldError)]
@@ -281,7 +281,7 @@ def test_a_name_needs_a_character_that_shows() -> None:
 
 
 def test_not_more_faults_are_told_than_help() -> None:
-    """A thousand wrong members are not answered with a thousand faults."""
+    """A thousand wrong members are not answered with a thousand errors."""
     document = {"name": "T", "members": [1] * MEMBERS_MAX}
     assert len(pointers_of_faults(document)) == FIELD_ERRORS_MAX
 

@@ -57,13 +57,13 @@ def write(number: int, *, is_claimed: bool = False, owner: str = "alice") -> Wri
 
 
 class ScriptedStore:
-    """Does what it is asked, unless `trouble` has an error for that call; in two steps."""
+    """Does what it is asked, unless `error_of` has an error for that call; in two steps."""
 
     writes_at_once = False
     is_connected = True
 
-    def __init__(self, trouble: Callable[[Call], Exception | None] = lambda _: None) -> None:
-        self.trouble = trouble
+    def __init__(self, error_of: Callable[[Call], Exception | None] = lambda _: None) -> None:
+        self.error_of = error_of
         self.calls: list[Call] = []
         self.lost: set[int] = set()
         self.is_table_locked = False
@@ -106,7 +106,7 @@ class ScriptedStore:
     def _called(self, name: str, writes: Sequence[Write]) -> None:
         call = (name, [w.group_id.int for w in writes])
         self.calls.append(call)
-        error = self.trouble(call)
+        error = self.error_of(call)
         if error is not None:
             raise error
 
@@ -193,12 +193,12 @@ async def test_a_database_that_goes_away_while_parts_are_led_ends_the_batch() ->
     """Each part would take a time-out."""
     away = Unreachable("away")
 
-    def trouble(call: Call) -> StoreError | None:
+    def error_of(call: Call) -> StoreError | None:
         if call[0] != "lead":
             return None
         return Refused(FAILURE) if len(call[1]) == 8 else away
 
-    store = ScriptedStore(trouble)
+    store = ScriptedStore(error_of)
     assert [away] * 8 == await answers(store, *(write(number) for number in range(8)))
     assert [8, 4] == [len(numbers) for name, numbers in store.calls if name == "lead"]
 
@@ -208,7 +208,7 @@ async def test_refusals_are_charged_to_their_owner(neighbour: str, is_paused: bo
     """What is done in vain costs the neighbours; an owner who has none is not paused."""
     clock, events = Clock(), list[Observation]()
 
-    def trouble(call: Call) -> StoreError | None:
+    def error_of(call: Call) -> StoreError | None:
         if call[0] != "lead" or 1 not in call[1]:
             return None
         clock.now += OWNER_SECONDS_MAX / 2.5
@@ -216,7 +216,7 @@ async def test_refusals_are_charged_to_their_owner(neighbour: str, is_paused: bo
 
     writes = [write(1), *(write(number, owner=neighbour) for number in range(2, 9))]
     breakers = OwnerBreakers(events.append, clock)
-    results = await answers(ScriptedStore(trouble), *writes, breakers=breakers)
+    results = await answers(ScriptedStore(error_of), *writes, breakers=breakers)
 
     assert [SettledAsFailed(FAILURE), *[Led()] * 7] == results
     assert is_paused == (UserId("alice") in breakers)
@@ -324,12 +324,12 @@ async def test_a_database_that_goes_away_meanwhile_is_not_asked_for_every_reques
     """Each would take a time-out."""
     away, refused = Unreachable("away"), Refused(FAILURE)
 
-    def trouble(call: Call) -> StoreError | None:
+    def error_of(call: Call) -> StoreError | None:
         if call[0] != "lead" or call[1] == [1]:
             return None
         return refused if len(call[1]) > 1 else away
 
-    store = ScriptedStore(trouble)
+    store = ScriptedStore(error_of)
     assert [Led(), away, away] == await answers(store, write(1), write(2), write(3))
     assert [("lead", [1]), ("lead", [2, 3]), ("lead", [2])] == store.calls[-3:]
 
@@ -338,12 +338,12 @@ async def test_a_failure_that_cannot_be_written_is_its_own_requests_trouble() ->
     """The neighbours behind it are led; its key stays pending."""
     doubt = InDoubt("XX000")
 
-    def trouble(call: Call) -> StoreError | None:
+    def error_of(call: Call) -> StoreError | None:
         if call == ("fail", [2]):
             return doubt
         return Refused(FAILURE) if call[0] == "lead" and 2 in call[1] else None
 
-    store = ScriptedStore(trouble)
+    store = ScriptedStore(error_of)
     assert [Led(), doubt, Led()] == await answers(store, write(1), write(2), write(3))
 
 
@@ -361,7 +361,7 @@ async def test_a_row_that_another_holds_is_left_to_its_request_to_follow(
 
 
 async def test_a_locked_table_is_waited_for_together() -> None:
-    """It is no key's fault: nothing is written request by request."""
+    """No key is the cause: nothing is written request by request."""
     locked = Locked("table")
     store = ScriptedStore(lambda c: locked if c[0] == "lead" else None)
     store.is_table_locked = True
@@ -406,11 +406,11 @@ async def test_a_key_whose_claim_was_held_up_is_claimed_after_the_others() -> No
     """Until its claim goes through: it then shares statements again."""
     is_held = True
 
-    def trouble(call: Call) -> StoreError | None:
+    def error_of(call: Call) -> StoreError | None:
         return Locked("claim") if is_held and call[0] == "claim" and 1 in call[1] else None
 
     mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
-    store = ScriptedStore(trouble)
+    store = ScriptedStore(error_of)
     writer = writer_of(mailbox, store, batch_max=10)
     seen = []
     for numbers in ((1, 2), (1, 3), (1, 4), (1, 5)):

@@ -341,7 +341,7 @@ async def test_a_page_that_fails_is_read_again_and_closes_no_session(
 async def test_every_session_that_waits_learns_that_history_cannot_be_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the next one is served, whether the world or the program was at fault."""
+    """And the next one is served, after a failure outside as after a bug."""
     monkeypatch.setattr(history_reader, "RETRY_SECONDS_MAX", 0.0)
     monkeypatch.setattr(history_reader, "BACKOFF", Backoff(1e-6, 1e-6))
     with world.hub.session(ALICE, 1e12) as session:

@@ -124,7 +124,7 @@ async def test_a_session_that_never_reads_holds_no_more_than_its_queue(
 async def test_a_session_that_catches_up_forgets_what_its_queue_cannot_hold(
     hub: SessionHub,
 ) -> None:
-    """It goes live once the log was read after that; the next overflow is its client's fault."""
+    """It goes live once the log was read after that; the next overflow is its client's."""
     with hub.session(ALICE, 2000) as session:
         for number in range(EVENTS_MAX + 1):
             deliver(hub, logged(number))

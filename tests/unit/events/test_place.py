@@ -67,7 +67,7 @@ def test_the_text_is_bounded_and_covers_no_more_than_the_place(running: set[int]
 
 @pytest.mark.parametrize("text", ["", "7", "7.", ".1-0a1b2c3d", "7.0a1b2c3d", "7.1-0A1B2C3D", "7.1-0a1b2c3", "7.1-0a1b2c3d4", "-7.1-0a1b2c3d", "\u0667.1-0a1b2c3d", f"{2**64}.1-0a1b2c3d", "7.1-0a1b2c3d\n", "7~0.1-0a1b2c3d", "7~8.1-0a1b2c3d", "7~.1-0a1b2c3d", f"7.{2**31}-0a1b2c3d", "99" + "~1" * (RUNNING_MAX + 1) + ".1-0a1b2c3d"])  # fmt: skip
 def test_what_was_never_sent_is_no_position(text: str) -> None:
-    """It is a fault of the client's program, not of time."""
+    """It is an error of the client's program, not of time."""
     with pytest.raises(ValueError, match=r"^"):
         Place.parse(text)
 

@@ -1,4 +1,4 @@
-"""Tokens by an issuer's published keys: what the issuer's faults and those of others may do."""
+"""Tokens by an issuer's published keys: what the issuer's failures and those of others may do."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_wrong_signatures_ask_the_issuer_seldom() -> None:
             with pytest.raises(Unauthenticated, match="signature is wrong"):
                 await known.owner(bearer(NEW, "k"))
         assert issuer.asked == 2
-        # Its trouble is not that of tokens whose key is known.
+        # Its failure is not that of tokens whose key is known.
         issuer.now += LOOK_AGAIN_SECONDS
         issuer.status = 500
         with pytest.raises(Unauthenticated):

@@ -1,4 +1,4 @@
-"""A client that has left is no fault of the program."""
+"""A client that has left is no bug."""
 
 from __future__ import annotations
 

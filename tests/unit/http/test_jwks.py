@@ -94,7 +94,7 @@ async def test_a_withdrawn_key_counts_no_longer_once_that_is_known(
 async def test_known_keys_outlive_their_issuer_for_a_day(
     known: Authenticator, issuer: Issuer
 ) -> None:
-    """Its trouble is not ours at once, but not never either."""
+    """Its failure is not ours at once, but not never either."""
     await known.owner(bearer(OLD, "old"))
     issuer.status = 503
     issuer.now += KEPT_SECONDS + 1
@@ -136,10 +136,10 @@ async def test_whatever_a_fetch_raises_is_a_failed_fetch(
     assert (cause, has_traceback) == (record["cause"], bool(record["exc_info"]))
 
 
-@pytest.mark.parametrize("trouble", ["status", "size"])
-async def test_without_any_keys_nobody_is_judged(trouble: str, issuer: Issuer) -> None:
+@pytest.mark.parametrize("failing", ["status", "size"])
+async def test_without_any_keys_nobody_is_judged(failing: str, issuer: Issuer) -> None:
     """503 rather than 401: the token may be good."""
-    if trouble == "status":
+    if failing == "status":
         issuer.status = 500
     else:
         issuer.padding = "x" * DOCUMENT_BYTES_MAX

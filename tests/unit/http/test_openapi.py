@@ -144,7 +144,7 @@ def test_the_document_agrees_with_the_code(proof: str) -> None:
     [(proof, *change) for proof, changes in WRONG.items() for change in changes],
 )
 def test_a_wrong_document_is_noticed(proof: str, pointer: str, value: object) -> None:
-    """The twin: a proof that finds no fault in anything is none."""
+    """The twin: a proof that finds no error in anything is none."""
     assert [] != list(PROOFS[proof](changed(OPENAPI, pointer, value)))
 
 

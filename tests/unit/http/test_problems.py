@@ -119,7 +119,7 @@ def test_how_long_to_wait_stands_in_a_header(kind: type[StrettoError]) -> None:
 
 
 def test_an_error_that_needs_no_wait_has_no_such_header() -> None:
-    """A client that honours it must not be held up by a fault of its own."""
+    """A client that honours it must not be held up by an error of its own."""
     assert "Retry-After" not in problem_response(KeyMissing()).headers
 
 

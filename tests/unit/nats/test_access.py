@@ -110,7 +110,7 @@ def test_certificates_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 
 
 def test_all_of_it_may_come_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As secrets are mounted; and a wrong one is one fault among others."""
+    """As secrets are mounted; and a wrong one is one error among others."""
     certificate, key = make_certificate(tmp_path)
     (tmp_path / "creds").write_text(JWT + KEY)
     files = {"TLS_CA": certificate, "TLS_CERT": certificate, "TLS_KEY": key}

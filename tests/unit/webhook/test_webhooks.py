@@ -117,6 +117,6 @@ def test_what_fails_is_put_off_by_the_schedule_until_it_dies() -> None:
         assert pause <= put.seconds <= pause * (1 + JITTER_RATIO_MAX)
     last = delivery_of(len(RETRY_SECONDS))
     assert PutOff(UUID(int=1), is_try=True, dead_reason="x") == put_off(last, Failed("x"))
-    # What is no fault of the event's costs it nothing, however often.
+    # A failure that is not the event's costs it no try, however often.
     assert PutOff(UUID(int=1), 7.0) == put_off(last, Throttled(7.0))
     assert PutOff(UUID(int=1)) == put_off(last, Gone())
