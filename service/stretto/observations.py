@@ -146,7 +146,7 @@ class CommandHandled(Observation):
 class EventsRelayed(Observation):
     """The relay has finished a batch of events."""
 
-    delivered: int
+    published: int
     refused: int
     seconds: float
 

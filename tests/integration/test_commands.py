@@ -477,7 +477,7 @@ async def test_a_deleted_stream_of_dead_letters_is_made_again(
         assert 20 == len(await bus.dead())
         info = await bus.jetstream.stream_info(OURS.dead_stream)
         assert {MARK: OURS.database}.items() <= (info.config.metadata or {}).items()
-    assert [BusConnected(), *([CommandHandled("buried")] * 20)] == observed
+    assert [BusConnected(), *([CommandHandled("dead_lettered")] * 20)] == observed
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
@@ -503,7 +503,7 @@ async def test_a_command_with_a_status_is_buried_and_not_taken_for_an_answer_of_
             await bus.settled()
             (dead,) = await bus.dead()
             assert status == dead["command"]["headers"]["Status"]
-            assert [BusConnected(), CommandHandled("buried")] == observed
+            assert [BusConnected(), CommandHandled("dead_lettered")] == observed
         else:
             await bus.send(Status=status)
             await bus.ask(Idempotency_Key="another")

@@ -162,7 +162,7 @@ def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
         ('stretto_webhook_tries_total{result="failed"} 1.0', WebhookTried("failed")),
         ("stretto_webhook_disabled_total 0.0", WebhookBlocked()),
         ("stretto_webhook_disabled_total 1.0", WebhookDisabled()),
-        ('stretto_events_relayed_total{result="delivered"} 7.0', EventsRelayed(7, 2, 0.1)),
+        ('stretto_events_relayed_total{result="published"} 7.0', EventsRelayed(7, 2, 0.1)),
         ('stretto_events_relayed_total{result="refused"} 2.0', EventsRelayed(7, 2, 0.1)),
         ("stretto_relay_seconds_count 1.0", EventsRelayed(7, 2, 0.1)),
         ("stretto_events_dead_total 1.0", EventBuried(UUID(int=1), "x")),

@@ -263,7 +263,7 @@ class CommandConsumer(Actor):
             return "rejected" if may_succeed else "failed"
         await dead_letter(link, self._deployment, message, error)
         await message.term()
-        return "rejected" if may_succeed else "buried"
+        return "rejected" if may_succeed else "dead_lettered"
 
     async def _delay(self, command: Command, seconds_min: float = 0.0) -> str:
         """Let the command come again, after a pause that grows."""

@@ -172,7 +172,7 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
             "stretto_events_relayed_total",
             "Events given to the bus, by its answer.",
             ("result",),
-            ("delivered", "refused"),
+            ("published", "refused"),
         ),
         Measure("stretto_relay_seconds", "From reading a page to moving on.", "seconds", SECONDS),
     ),

@@ -142,7 +142,7 @@ async def test_events_are_published_in_order_and_the_place_moves_behind_them() -
     assert [2, 1, 0] == [await world.relay.run_once() for _ in range(3)]
     assert [1, 2, 3] == world.bus.published
     assert place(4) == world.store.place
-    assert [2, 1] == [each.delivered for each in world.observed if isinstance(each, EventsRelayed)]
+    assert [2, 1] == [each.published for each in world.observed if isinstance(each, EventsRelayed)]
 
 
 async def test_one_relay_publishes_and_another_takes_over() -> None:
@@ -301,7 +301,7 @@ async def test_events_that_follow_a_wake_up_closely_are_published_with_it() -> N
         world.relay.stop()
         await task
     assert NO_POLL.gather_seconds == pauses[0]
-    assert [2] == [each.delivered for each in world.observed if isinstance(each, EventsRelayed)]
+    assert [2] == [each.published for each in world.observed if isinstance(each, EventsRelayed)]
 
 
 @pytest.mark.parametrize(
