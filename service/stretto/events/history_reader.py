@@ -1,7 +1,7 @@
 """HistoryReader: reads what sessions have missed, one scan of the log for many of them.
 
-A *sweep* moves up the log page by page from the lowest place. It takes along every session whose
-place it reaches; a session behind it waits for the next sweep. A session of whose user a page has
+A *scan* moves up the log page by page from the lowest place. It takes along every session whose
+place it reaches; a session behind it waits for the next scan. A session of whose user a page has
 no event moves along without an answer: thousands of clients that reconnect after a restart cost one
 scan together. A session that has events asks again at its client's pace: a slow client delays only
 itself, and holds nothing meanwhile.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Sessions that share a scan; more of them wait until one of these has its answer.
 ASKS_MAX: Final = 1000
-# One page in so many is for a session that the sweep has not reached. So sessions at any places
+# One page in so many is for a session that the scan has not reached. So sessions at any places
 # cost at most a third more pages than one that reads the whole log.
 OWN_PAGE_EVERY: Final = 4
 # A session that moves along without an event gets an empty answer after so long, so that its client
@@ -100,8 +100,8 @@ class HistoryReader(Actor):
         self._observe = observe
         self._retry_until = 0.0
         """On the loop's clock, for the page that is being read."""
-        self._swept: Place | None = None
-        """Where the sweep is; None before it begins."""
+        self._scanned: Place | None = None
+        """Where the scan is; None before it begins."""
 
     def stop(self) -> None:
         """Accept nothing more; answer what waits with an error. Idempotent."""
@@ -117,7 +117,7 @@ class HistoryReader(Actor):
         asks = await self._mailbox.take(ASKS_MAX)
         taken = 0
         waiting: list[_Waiting] = []
-        self._swept = None
+        self._scanned = None
         unanswered: Exception = Overloaded.while_stopping()
         try:
             for number in itertools.count():
@@ -127,7 +127,7 @@ class HistoryReader(Actor):
                 if not waiting:
                     break
                 waiting = await self._read_page(number, waiting)
-                # Clients that keep pace ask again now, and stay with the sweep.
+                # Clients that keep pace ask again now, and stay with the scan.
                 await asyncio.sleep(0)
                 waiting = [each for each in waiting if not each.request.answered.done()]
                 has_room = len(self._mailbox) and len(waiting) < ASKS_MAX
@@ -144,8 +144,8 @@ class HistoryReader(Actor):
 
     async def _read_page(self, number: int, waiting: list[_Waiting]) -> list[_Waiting]:
         """Read one page and answer sessions by it; return all whose place is not lost."""
-        is_sweep = number % OWN_PAGE_EVERY != OWN_PAGE_EVERY - 1
-        begin = self._sweep(waiting) if is_sweep else _own(number, waiting)
+        is_scan = number % OWN_PAGE_EVERY != OWN_PAGE_EVERY - 1
+        begin = self._scan(waiting) if is_scan else _own(number, waiting)
         page = await self._page(begin, sorted({each.user for each in waiting}))
         kept: list[_Waiting] = []
         for each in waiting:
@@ -158,15 +158,15 @@ class HistoryReader(Actor):
         if page.present.histories.get(begin.history.number) != begin.history.id:
             # `begin` is no place of this log: its page may leave out events that others lack.
             return kept
-        if is_sweep:
-            self._swept = page.place
+        if is_scan:
+            self._scanned = page.place
         _serve(page, number, [each for each in kept if _covers(each.place, begin)])
         return kept
 
-    def _sweep(self, waiting: list[_Waiting]) -> Place:
-        """Return where the sweep goes on; a new one begins if it has passed all that wait."""
-        swept = self._swept
-        ahead = {each.place for each in waiting if swept is None or _covers(each.place, swept)}
+    def _scan(self, waiting: list[_Waiting]) -> Place:
+        """Return where the scan goes on; a new one begins if it has passed all that wait."""
+        scanned = self._scanned
+        ahead = {each.place for each in waiting if scanned is None or _covers(each.place, scanned)}
         return reduce(operator.and_, ahead or {each.place for each in waiting})
 
     async def _page(self, begin: Place, users: Sequence[UserId]) -> LogPage:

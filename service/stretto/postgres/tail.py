@@ -27,7 +27,7 @@ class PostgresTail(PostgresLogStore):
     """
 
     def __init__(self, database: Database, token: UUID) -> None:
-        super().__init__(self._reading)
+        super().__init__(self._read_connection)
         self._database = database
         self._token = str(token)
         self._connection: Connection | None = None
@@ -46,7 +46,7 @@ class PostgresTail(PostgresLogStore):
 
         self._connection = await self._database.acquire()
         if not self._database.is_shared:
-            async with self._reading() as connection:
+            async with self._read_connection() as connection:
                 channel = await connection.fetchval(QUERIES["announcements"])
                 await connection.add_listener(channel, hear)
             self._heard = channel, hear
@@ -71,7 +71,7 @@ class PostgresTail(PostgresLogStore):
             await self._database.release(connection)
 
     @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[Connection]:
+    async def _read_connection(self) -> AsyncIterator[Connection]:
         """Yield our connection; it has no statement_timeout, which would end a wait for a standby."""
         connection = self._connection
         if connection is None or is_lost(connection):

@@ -384,7 +384,7 @@ async def _slow_ask(catch_up: CatchUp, where: Place) -> Stretch:
 async def test_who_resumes_near_the_present_does_not_wait_for_a_scan_of_the_log(
     world: World, monkeypatch: pytest.MonkeyPatch, is_guarded: bool
 ) -> None:
-    """One user's sessions scan all of it; if every page was the sweep's, others would wait."""
+    """One user's sessions scan all of it; if every page was the scan's, others would wait."""
     if not is_guarded:
         monkeypatch.setattr(history_reader, "OWN_PAGE_EVERY", 10**6)
     world.log.events = [logged(n, BOB) for n in range(1, 100 * PAGE_EVENTS)]
@@ -406,7 +406,7 @@ async def test_who_resumes_near_the_present_does_not_wait_for_a_scan_of_the_log(
 
 
 async def test_newcomers_at_the_beginning_of_the_log_hold_back_nobody(world: World) -> None:
-    """However many come, the sweep goes on to those who wait further on."""
+    """However many come, the scan goes on to those that wait further on."""
     world.log.events = [logged(n, BOB) for n in range(1, 20 * PAGE_EVENTS)]
     with world.hub.session(ALICE, 1e12) as old:
         newcomers: list[asyncio.Future[Stretch]] = []
