@@ -254,7 +254,7 @@ async def test_a_refusal_ends_the_call(
     assert len(proxy.seen) == 2
 
 
-async def test_an_attempt_that_failed_for_good_tells_why(
+async def test_an_attempt_that_failed_for_good_says_why(
     proxy: Proxy, client: StrettoClient
 ) -> None:
     """410 is not tried again; the host's own reason comes through."""
@@ -279,7 +279,7 @@ async def test_an_attempt_that_failed_for_good_tells_why(
         answering(413, HTML),
     ],
 )
-async def test_what_is_no_stretto_is_told_at_once(
+async def test_what_is_no_stretto_is_reported_at_once(
     step: Step, proxy: Proxy, client: StrettoClient
 ) -> None:
     """A wrong address is not tried for a minute, and a redirected POST is not sent as a GET."""
@@ -290,7 +290,7 @@ async def test_what_is_no_stretto_is_told_at_once(
     assert len(proxy.seen) == 1
 
 
-async def test_an_address_that_is_none_is_told_at_once() -> None:
+async def test_an_address_that_is_none_is_reported_at_once() -> None:
     """It is the program's error, which no time heals."""
     async with client_of("chat.example") as client:
         with pytest.raises(aiohttp.InvalidURL):

@@ -63,7 +63,7 @@ async def test_another_spelling_of_the_same_request_is_the_same_request(api: Api
     assert (201, first.body) == (again.status, again.body)
 
 
-async def test_another_body_under_the_key_is_refused_without_telling_the_first(api: Api) -> None:
+async def test_another_body_under_the_key_is_refused_without_showing_the_first(api: Api) -> None:
     """422, a new key is needed, and nothing of the first body leaks."""
     await api.create("k", {"name": "Secret plans"})
     reply = await api.create("k", {"name": "Team"})
@@ -80,7 +80,7 @@ async def test_two_owners_may_use_the_same_key(api: Api) -> None:
     assert (await api.create("k")).body != (await api.create("k", user="bob")).body
 
 
-async def test_an_attempt_that_is_not_settled_in_time_is_told_as_pending(
+async def test_an_attempt_that_is_not_settled_in_time_is_reported_as_pending(
     database_url: str, connection: Connection
 ) -> None:
     """409 with Retry-After for a follower that will not wait."""
@@ -123,7 +123,7 @@ async def test_a_failed_attempt_is_gone_for_good(database_url: str) -> None:
     assert lookup.json["failure"] == replies[0].json["failure"]
 
 
-async def test_a_limited_owner_is_told_when_to_come_back(database_url: str) -> None:
+async def test_a_limited_owner_learns_when_to_come_back(database_url: str) -> None:
     """429 before the claim."""
     settings = ComponentSettings(creator=CreatorSettings(rate_limit=0.01))
     async with api_for(database_url, settings) as api:
@@ -234,7 +234,7 @@ async def test_json_may_name_its_encoding(api: Api) -> None:
     assert reply.status == 201
 
 
-async def test_every_fault_of_a_body_is_told_at_once_with_its_place(api: Api) -> None:
+async def test_every_error_of_a_body_is_reported_at_once_with_its_place(api: Api) -> None:
     """JSON pointers, so that a program can find them."""
     reply = await api.create("k", {"name": "", "colour": 1, "a/b": 2, "members": ["bob", 5]})
     assert reply.status == 400

@@ -122,7 +122,9 @@ async def worked_for(api: Api) -> float:
     return float(next(line for line in lines if line.startswith(name)).removeprefix(name))
 
 
-async def test_the_door_tells_what_would_have_been_told_inside(api: Api, raw: RawClients) -> None:
+async def test_the_fast_path_answers_what_would_have_been_answered_inside(
+    api: Api, raw: RawClients
+) -> None:
     """Line by line; only the time of day may differ."""
     answers = []
     for let_in in (0, 1):
@@ -166,7 +168,7 @@ async def test_quotes_around_a_key_are_no_part_of_it(raw: RawClients) -> None:
     assert ids[0] != ids[1] == ids[2]
 
 
-async def test_a_token_is_good_at_the_door_until_it_ends(
+async def test_a_token_is_good_on_the_fast_path_until_it_ends(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was verified before, and counts no longer."""
@@ -185,7 +187,9 @@ async def test_a_token_is_good_at_the_door_until_it_ends(
         assert [201, 201, 401] == statuses
 
 
-async def test_a_repeat_overtakes_nobody(raw: RawClients, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_repeat_overtakes_no_other(
+    raw: RawClients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was read before it on its connection is answered first, begun or not."""
     read_one_by_one(monkeypatch)
     client = await raw.connect()
@@ -273,7 +277,7 @@ async def test_a_head_that_never_ends_is_cut_off_after_a_repeat_as_well(database
         assert await client.closed() == b""
 
 
-async def test_whoever_does_not_read_is_not_answered_for_ever(
+async def test_a_client_that_does_not_read_is_not_answered_for_ever(
     api: Api, raw: RawClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits to be sent to a client that only asks is bounded: at some point it is not read."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 TOKEN = f"stretto.token.{token_of('bob')}"
 
 
-async def test_every_session_of_every_member_is_told_of_a_group(
+async def test_every_session_of_every_member_hears_of_a_group(
     live: LiveService, connection: Connection
 ) -> None:
     """Over either way, with the same event; no other user is."""
@@ -215,7 +215,7 @@ def large_event() -> LoggedEvent:
 
 
 @pytest.mark.parametrize("headers", [UPGRADE, STREAM], ids=["WebSocket", "SSE"])
-async def test_a_session_that_never_reads_is_closed_and_delays_nobody(
+async def test_a_session_that_never_reads_is_closed_and_delays_no_other(
     database_url: str, connection: Connection, headers: dict[str, str]
 ) -> None:
     """Even its connection goes, although it does not take its goodbye."""

@@ -111,7 +111,7 @@ async def test_a_full_service_still_replays_what_it_remembers(
         assert (await service.api.create("known", {**TEAM, "description": None})).status == 503
 
 
-async def test_without_the_door_a_shed_request_costs_a_look_at_its_token(
+async def test_without_the_fast_path_a_rejected_request_costs_a_look_at_its_token(
     database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is rejected where it would be queued, and claims nothing either."""
@@ -123,7 +123,7 @@ async def test_without_the_door_a_shed_request_costs_a_look_at_its_token(
         assert await connection.fetchval("SELECT count(*) FROM attempt") == 2
 
 
-async def test_the_door_sheds_in_the_words_that_are_used_inside(
+async def test_the_fast_path_rejects_in_the_words_that_are_used_inside(
     database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Line by line, the version and its fields in their order, also in the last answer."""
@@ -218,7 +218,7 @@ async def test_a_connection_that_ends_gives_its_place_back(
     assert coming == ([1] if end == "abort" else [1, 0])
 
 
-async def test_whoever_hangs_up_gives_back_his_place(
+async def test_a_client_that_hangs_up_gives_back_its_place(
     database_url: str, connection: Connection
 ) -> None:
     """Those that were admitted, and those that wait for their rejection."""
@@ -233,7 +233,7 @@ async def test_whoever_hangs_up_gives_back_his_place(
         assert (await service.api.create("s")).status == 201
 
 
-async def test_whoever_does_not_read_is_not_answered_for_ever(
+async def test_a_client_that_does_not_read_is_not_answered_for_ever(
     database_url: str, connection: Connection
 ) -> None:
     """What waits to be sent to a client that only asks is bounded: at some point it is not read."""

@@ -98,7 +98,7 @@ async def test_a_new_database_can_be_migrated_through_it(
 
 
 @pytest.mark.parametrize("missing", ["search_path", "lock_timeout", "statement_timeout"])
-async def test_a_role_without_its_settings_is_told_the_statements(
+async def test_a_role_without_its_settings_gets_the_statements(
     missing: str, url: str, server_url: str, connection: Connection
 ) -> None:
     """Each of the three is asked for before anything is served."""

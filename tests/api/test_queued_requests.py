@@ -149,7 +149,7 @@ async def test_a_client_that_closes_its_half_gets_the_end_of_its_stream(
 
 
 @pytest.mark.parametrize(("first", "rest"), TROUBLE.values(), ids=TROUBLE)
-async def test_trouble_with_a_later_request_costs_no_earlier_one_its_answer(
+async def test_an_error_in_a_later_request_costs_no_earlier_one_its_answer(
     first: bytes,
     rest: bytes,
     raw: RawClients,
@@ -249,7 +249,7 @@ async def test_what_cannot_be_read_costs_no_request_before_it_its_answer(
         assert (await api.get("/v1/attempts/u")).status == 404
 
 
-async def test_whoever_sends_on_behind_a_last_request_is_not_read(
+async def test_a_client_that_sends_on_after_a_last_request_is_not_read(
     raw: RawClients, made: list[ClientConnection], pending: UUID, connection: Connection
 ) -> None:
     """It could send for as long as the request is worked for; its answer comes all the same."""

@@ -176,7 +176,7 @@ async def test_a_position_that_is_none_is_named(
 @pytest.mark.parametrize(
     "authorization", [None, "", "Basic YTpi", "Bearer", "Bearer x", f"Bearer {token_of('a')}x"]
 )
-async def test_nothing_is_told_without_a_token(
+async def test_nothing_is_answered_without_a_token(
     path: str, authorization: str | None, api: Api
 ) -> None:
     """401 with the scheme that is wanted."""

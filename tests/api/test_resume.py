@@ -83,7 +83,7 @@ async def test_what_was_missed_comes_first_and_then_what_happens(
         assert last == (await reader.next()).json["subject"]
 
 
-async def test_any_position_that_was_told_leads_on_from_there(
+async def test_any_position_that_was_sent_leads_on_from_there(
     live: LiveService, connection: Connection
 ) -> None:
     """Whether it came live, with what was missed, or with neither."""
@@ -148,7 +148,7 @@ async def test_a_transaction_that_commits_late_is_not_skipped(
         assert "event" not in await client.next()
 
 
-async def test_what_waited_for_the_relay_while_it_was_replayed_is_told_once(
+async def test_what_waited_for_the_relay_during_the_catch_up_is_sent_once(
     live: LiveService, connection: Connection
 ) -> None:
     """It is in the history already, and comes live afterwards."""
@@ -205,7 +205,7 @@ async def ids_of(reader: WebSocketClient | SseClient, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("is_delivered", [True, False])
-async def test_whoever_reads_gets_all_that_was_missed_however_much(
+async def test_a_client_that_reads_gets_all_that_was_missed_however_much(
     live: LiveService, connection: Connection, monkeypatch: pytest.MonkeyPatch, is_delivered: bool
 ) -> None:
     """Also where the tail is far behind as well, and delivers all of it meanwhile."""
@@ -269,7 +269,7 @@ async def test_a_session_that_does_not_read_its_past_is_closed(
     assert 2 == await found_too_slow(live)
 
 
-async def test_a_position_that_is_too_old_is_told(
+async def test_a_position_that_is_too_old_is_reported(
     live: LiveService, connection: Connection
 ) -> None:
     """Over both ways; a browser's client is made to forget it."""
@@ -297,7 +297,7 @@ async def test_a_position_that_is_too_old_is_told(
     await live.emptied()
 
 
-async def test_a_position_from_elsewhere_is_told(live: LiveService) -> None:
+async def test_a_position_from_elsewhere_is_reported(live: LiveService) -> None:
     """Of another database, or of this one before it was set back."""
     place = Place.parse(await present_position(live))
     elsewhere = replace(place, history=History(place.history.number, "00000000"))

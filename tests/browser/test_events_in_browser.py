@@ -82,7 +82,7 @@ async def ended(page: Page) -> int:
     return code
 
 
-async def test_a_page_is_told_resumes_and_is_sent_away(
+async def test_a_page_gets_events_resumes_and_is_sent_away(
     live: LiveService, page: Page, connection: Connection
 ) -> None:
     """Over both ways, with what a browser lets a page send."""
@@ -111,7 +111,7 @@ async def test_a_page_is_told_resumes_and_is_sent_away(
         await live.emptied()
 
 
-async def test_a_page_is_told_that_its_position_is_lost(live: LiveService, page: Page) -> None:
+async def test_a_page_learns_that_its_position_is_lost(live: LiveService, page: Page) -> None:
     """By a close code: a browser hides from its pages why a handshake was refused."""
     await page.evaluate(WEBSOCKET, [token_of("bob"), "7.1-00000000"])
     assert CloseCode.POSITION_LOST == await ended(page)

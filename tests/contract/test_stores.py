@@ -114,7 +114,7 @@ async def test_a_lost_claim_leads_nothing(stores: Stores, store: WriteStore) -> 
     assert (0, 0, 0, 0, 0) == await stores.counts()
 
 
-async def test_a_fenced_leader_writes_nothing_and_spoils_nobody(
+async def test_a_fenced_leader_writes_nothing_and_spoils_no_other(
     stores: Stores, store: WriteStore
 ) -> None:
     """Its token is not the attempt's any more; its neighbours in the batch are led."""

@@ -310,7 +310,7 @@ def test_a_position_may_be_lost_with_the_history_that_it_names() -> None:
     assert [v for v in run.violations() if "position was lost" in v.what]
 
 
-def test_requests_that_overlapped_may_be_told_in_any_order() -> None:
+def test_requests_that_overlapped_may_be_answered_in_any_order() -> None:
     """Only what was answered before a request began binds it."""
     run = Run()
     lookup = run.history.invoke("lookup", Key("bob", "k"))

@@ -83,7 +83,7 @@ def ids(replies: list[Reply]) -> set[str]:
     return {reply.json["group_id"] for reply in replies}
 
 
-async def test_a_standby_that_is_away_delays_answers_and_tells_no_lies(server: OwnServer) -> None:
+async def test_a_standby_that_is_away_delays_answers_and_falsifies_none(server: OwnServer) -> None:
     """No 201 before the standby has it; when it is back, the write that waited is answered once."""
     async with AsyncExitStack() as stack:
         standby = await stack.enter_async_context(standby_of(server))
@@ -109,7 +109,9 @@ async def test_a_standby_that_is_away_delays_answers_and_tells_no_lies(server: O
         await connection.close()
 
 
-async def test_what_the_standby_lacks_is_not_told_even_after_a_restart(server: OwnServer) -> None:
+async def test_what_the_standby_lacks_is_not_answered_even_after_a_restart(
+    server: OwnServer,
+) -> None:
     """A restart makes visible what was still waiting for the standby: reading it waits as well."""
     async with AsyncExitStack() as stack:
         standby = await stack.enter_async_context(standby_of(server))

@@ -69,7 +69,7 @@ async def logged(service: ServiceProcess, event: bytes, times: int = 1) -> int:
 
 
 @pytest.mark.parametrize("request_bytes", SLOW.values(), ids=SLOW)
-async def test_whoever_sends_too_slowly_is_cut_off(
+async def test_a_client_that_sends_too_slowly_is_cut_off(
     request_bytes: bytes, start_service: StartService, connection: Connection
 ) -> None:
     """A byte now and then gives no delay; others are served meanwhile, nothing was claimed."""
@@ -148,7 +148,9 @@ async def test_a_head_of_many_middling_fields_is_cut_off(start_service: StartSer
     assert await logged(service, b'"head_too_large"') == 1
 
 
-async def test_ten_thousand_idle_connections_keep_nobody_out(start_service: StartService) -> None:
+async def test_ten_thousand_idle_connections_keep_no_client_out(
+    start_service: StartService,
+) -> None:
     """They cost memory, but neither time nor places; and the service still stops in time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = IDLE_MAX + FILES_OWN if hard == resource.RLIM_INFINITY else hard

@@ -210,7 +210,7 @@ async def test_sigterm_sends_sessions_away_and_then_exits(start_service: StartSe
     assert b"request.crashed" not in b"".join(service.log)
 
 
-async def test_a_database_that_goes_away_is_told_and_recovered_from(
+async def test_a_database_that_goes_away_is_reported_and_recovered_from(
     start_service: StartService, connection: Connection, database_url: str
 ) -> None:
     """503 with Retry-After and unready meanwhile, then as before, without a restart."""
@@ -251,7 +251,7 @@ async def test_workers_share_one_port_and_are_replaced_when_they_die(
     assert await sound(connection)
 
 
-async def test_one_scrape_tells_what_all_workers_have_done_also_one_that_was_killed(
+async def test_one_scrape_shows_what_all_workers_have_done_also_one_that_was_killed(
     database_url: str,
 ) -> None:
     """Whichever worker answers; a counter never goes back while one dies and another one starts."""

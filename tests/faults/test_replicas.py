@@ -92,7 +92,7 @@ async def test_an_event_that_is_passed_over_before_it_is_acknowledged_is_missed(
     assert kept < await delivered(connection)
 
 
-async def test_creations_go_on_without_nats_and_are_told_of_later(
+async def test_creations_go_on_without_nats_and_are_announced_later(
     topology: Topology, connection: Connection
 ) -> None:
     """Nothing has to be done but start it again."""

@@ -56,7 +56,7 @@ def tampered(token: str) -> Iterator[str]:
     yield jwt.encode({"name": "alice"}, SECRET, "HS256")
 
 
-async def test_a_token_that_was_tampered_with_in_any_part_lets_nobody_in(
+async def test_a_token_that_was_tampered_with_in_any_part_is_rejected(
     start_service: StartService, connection: Connection
 ) -> None:
     """Nor does it say which part it was beyond general words, nor spoil the genuine one."""
@@ -104,7 +104,7 @@ async def test_what_is_anothers_looks_like_what_does_not_exist(
     assert listed.json == {"groups": [], "next_cursor": None}
 
 
-async def test_anothers_key_is_free_for_everybody(api: Api) -> None:
+async def test_anothers_key_is_free_for_every_owner(api: Api) -> None:
     """Neither refused as used, nor answered with the other's group."""
     first = await api.create(KEY, {"name": NAME})
     second = await api.create(KEY, {"name": "Mine"}, user="mallory")

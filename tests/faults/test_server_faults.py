@@ -87,7 +87,7 @@ async def test_a_crash_under_a_lead_neither_loses_nor_doubles(
 
 
 @pytest.mark.parametrize("who", ["children", "all"])
-async def test_a_stalled_server_is_told_and_waited_for(
+async def test_a_stalled_server_is_reported_and_waited_for(
     who: str, server: OwnServer, start_on_server: StartService, beside: Connection
 ) -> None:
     """Stopped past a write's deadline: the client gets an answer; then all goes on by itself."""

@@ -43,7 +43,7 @@ async def answer_to_garbage(url: str) -> bytes:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_log_that_nobody_reads_holds_nothing_up(database_url: str, workers: int) -> None:
+async def test_a_log_that_is_not_read_holds_nothing_up(database_url: str, workers: int) -> None:
     """Neither an answer nor the end, of a process and of a supervisor with its workers."""
     reader, writer = os.pipe()
     clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}

@@ -167,7 +167,7 @@ async def test_a_broken_recovery_is_recovered_from(
 
 
 @pytest.mark.parametrize("kind", [FaultKind.RESET_BEFORE, FaultKind.RESET_AFTER])
-async def test_failed_is_told_only_when_it_is_durable(
+async def test_failed_is_answered_only_when_it_is_durable(
     kind: FaultKind, proxy: WireProxy, start_service: StartService, connection: Connection
 ) -> None:
     """Where settling as failed has got lost, the client gets no outcome; later it is final."""
@@ -242,7 +242,7 @@ async def test_a_connection_that_breaks_between_the_two_commits_leaves_a_claim_t
     assert await sound(connection)
 
 
-async def test_a_network_that_falls_silent_is_told_and_recovered_from(
+async def test_a_network_that_falls_silent_is_reported_and_recovered_from(
     proxy: WireProxy, start_service: StartService, connection: Connection
 ) -> None:
     """The client is asked to retry before its patience ends; then all is as before."""

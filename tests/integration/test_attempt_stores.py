@@ -108,7 +108,7 @@ async def test_a_claim_waits_for_another_only_briefly(
     assert "0" == await store._connection.fetchval("SHOW lock_timeout")
 
 
-async def test_a_table_that_is_locked_is_passing_trouble(
+async def test_a_table_that_is_locked_is_a_passing_failure(
     store: PostgresWriteStore, connection: Connection
 ) -> None:
     """The lock time-out comes before any client's patience ends."""
@@ -212,7 +212,7 @@ NO_PARTITION = """
     ("expected", "damage"),
     [("column tenant of chat_group", NEW_COLUMN), ("table host_rows", NO_PARTITION)],
 )
-async def test_a_row_without_a_place_is_nobodys_failure(
+async def test_a_row_without_a_place_is_no_requests_failure(
     expected: str, damage: str, store: PostgresWriteStore, connection: Connection
 ) -> None:
     """A column that has become NOT NULL, or a detached partition: an operator mends both."""
@@ -223,7 +223,7 @@ async def test_a_row_without_a_place_is_nobodys_failure(
         await store.lead([ours])
 
 
-async def test_a_missing_table_is_nobodys_failure(
+async def test_a_missing_table_is_no_requests_failure(
     store: PostgresWriteStore, connection: Connection
 ) -> None:
     """An operator's mistake must not fail keys for good."""

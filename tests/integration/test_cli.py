@@ -124,7 +124,7 @@ async def test_a_database_is_migrated_once(database_url: str, connection: Connec
 @pytest.mark.parametrize(
     "command", [("check",), ("sweep",), ("events",), ("attempt", "alice", "k"), ("serve",)]
 )
-async def test_a_database_without_tables_is_told_what_to_do(
+async def test_a_database_without_tables_learns_what_to_do(
     command: tuple[str, ...], database_url: str, connection: Connection
 ) -> None:
     """Exit 3, which is not the 1 of a violation."""
@@ -378,7 +378,7 @@ async def test_the_openapi_document_can_be_printed() -> None:
         (("serve", "--nonsense"), {}),
     ],
 )
-async def test_wrong_usage_is_told_at_once(
+async def test_wrong_usage_is_reported_at_once(
     arguments: tuple[str, ...], settings: dict[str, str]
 ) -> None:
     """Exit 2, and the reason in words."""
@@ -387,7 +387,7 @@ async def test_wrong_usage_is_told_at_once(
     assert errors
 
 
-async def test_all_faults_of_the_settings_are_told_at_once() -> None:
+async def test_all_errors_of_the_settings_are_reported_at_once() -> None:
     """By the names under which they were set, whatever the command."""
     faulty = {"PORT": "-1", "PROT": "1", "JWT_SECRET": "short", "JWKS_URL": "http://127.0.0.1/"}
     for command in ("serve", "check", "psql"):
@@ -455,7 +455,7 @@ async def test_ctrl_c_ends_a_short_command_with_130(
             assert (await ended(process))[0] == 130
 
 
-async def test_a_connection_that_breaks_under_a_command_is_told(
+async def test_a_connection_that_breaks_under_a_command_is_reported(
     database_url: str, connection: Connection
 ) -> None:
     """Exit 3: the same command may be given again."""
@@ -487,7 +487,7 @@ async def test_a_shell_completes_commands() -> None:
     assert b"serve" == (await process.communicate())[0].strip()
 
 
-async def test_a_wrong_flag_is_told_as_the_flag() -> None:
+async def test_a_wrong_flag_is_reported_as_the_flag() -> None:
     """Not as a variable that was never set."""
     code, _, errors = await stretto("serve", "--port", "99999999")
     assert code == 2

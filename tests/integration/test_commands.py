@@ -245,7 +245,7 @@ async def test_a_thousand_commands_at_two_consumers_make_each_group_once(
         (b" " * (BODY_BYTES_MAX + 1), {}, BodyTooLarge.code),
     ],
 )
-async def test_a_bad_command_is_answered_and_buried_with_its_problem(
+async def test_a_bad_command_is_answered_and_dead_lettered_with_its_problem(
     server: NatsProcess,
     component: Component,
     connection: Connection,
@@ -482,7 +482,7 @@ async def test_a_deleted_stream_of_dead_letters_is_made_again(
 
 @pytest.mark.parametrize("is_guarded", [True, False])
 @pytest.mark.parametrize("status", ["500", "404", "408", "409", "100", "x"])
-async def test_a_command_with_a_status_is_buried_and_not_taken_for_an_answer_of_jetstream(
+async def test_a_command_with_a_status_is_dead_lettered_and_not_taken_for_an_answer_of_jetstream(
     server: NatsProcess,
     component: Component,
     connection: Connection,
@@ -606,7 +606,7 @@ async def test_a_consumer_that_was_deleted_is_made_again(
         await bus.ask(Idempotency_Key="another")
 
 
-async def test_another_body_under_the_key_is_buried_as_reused(
+async def test_another_body_under_the_key_is_dead_lettered_as_reused(
     server: NatsProcess, component: Component, connection: Connection
 ) -> None:
     """As over HTTP, it can never succeed under this key."""
@@ -620,7 +620,7 @@ async def test_another_body_under_the_key_is_buried_as_reused(
     assert await groups(connection) == 1
 
 
-async def test_an_attempt_that_failed_is_told_and_not_tried_again(
+async def test_an_attempt_that_failed_is_reported_and_not_tried_again(
     server: NatsProcess, connection: Connection, database_url: str
 ) -> None:
     """It is settled: acknowledged, and no dead letter."""

@@ -130,7 +130,7 @@ async def test_a_backend_that_dies_before_its_commit_is_led_again(
     assert await groups(connection) == 1
 
 
-async def test_a_database_that_is_away_is_told_and_found_again(
+async def test_a_database_that_is_away_is_reported_and_found_again(
     database_url: str, connection: Connection
 ) -> None:
     """No restart is needed."""

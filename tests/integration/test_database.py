@@ -69,7 +69,7 @@ async def test_the_host_that_served_last_is_tried_first(hosts: str, closed_port:
             await database.release(connection)
 
 
-async def test_where_every_host_refuses_the_trouble_is_told(closed_port: int) -> None:
+async def test_where_every_host_refuses_the_failure_is_reported(closed_port: int) -> None:
     """With its cause kept."""
     twice = f"127.0.0.1:{closed_port},127.0.0.1:{closed_port}"
     async with Database(f"postgresql://x@{twice}/x") as database:
@@ -78,7 +78,7 @@ async def test_where_every_host_refuses_the_trouble_is_told(closed_port: int) ->
         assert isinstance(error.value.__cause__, ConnectionRefusedError)
 
 
-def test_addresses_with_colons_are_told_from_their_ports() -> None:
+def test_addresses_with_colons_are_distinguished_from_their_ports() -> None:
     """An IPv6 address stands in brackets; without a port it is PostgreSQL's own."""
     database = Database("postgresql://u:p@[::1]:6000,[::2],db.test:6001/x")
     expected = [("::1", 6000), ("::2", 5432), ("db.test", 6001)]
@@ -245,7 +245,7 @@ async def test_a_read_that_hangs_is_unreachable(
         ("SQLSTATE (57P01|08003)", "SELECT pg_terminate_backend(pg_backend_pid())"),
     ],
 )
-async def test_all_trouble_with_a_read_is_unreachable(
+async def test_every_failure_of_a_read_is_unreachable(
     expected: str, statement: str, database_url: str
 ) -> None:
     """Nothing was written, so there is nothing else to distinguish."""
@@ -256,7 +256,7 @@ async def test_all_trouble_with_a_read_is_unreachable(
         await database.ping()
 
 
-async def test_a_database_without_tables_is_told_what_to_do(
+async def test_a_database_without_tables_learns_what_to_do(
     database_url: str, connection: Connection
 ) -> None:
     """Not as a missing table somewhere later."""

@@ -162,7 +162,7 @@ async def test_failed_start_shows_why(tmp_path: Path) -> None:
     assert not is_running(tmp_path)
 
 
-async def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
     """In words that say what to set."""
     (tmp_path / "nats").touch()
     with pytest.raises(EmbeddedError, match="STRETTO_DATA_DIR"):

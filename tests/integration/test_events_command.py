@@ -58,7 +58,7 @@ async def test_dead_letters_are_listed_with_their_reasons(
     assert set(ids) == await dead(connection)
 
 
-async def test_those_that_are_named_are_replayed_and_no_others(
+async def test_those_that_are_named_are_retried_and_no_others(
     database_url: str, connection: Connection
 ) -> None:
     """What is unknown, or not dead, is not counted, and is said."""
@@ -74,7 +74,7 @@ async def test_those_that_are_named_are_replayed_and_no_others(
     assert (0, "1 events will be tried again\n") == (code, output)
 
 
-async def test_what_is_no_id_is_told(database_url: str) -> None:
+async def test_what_is_no_id_is_reported(database_url: str) -> None:
     """And nothing is replayed instead."""
     code, _, errors = await stretto("events", "--retry", "x", DATABASE_URL=database_url)
     assert 2 == code

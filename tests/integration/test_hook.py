@@ -306,7 +306,7 @@ async def test_a_transaction_of_the_hooks_is_a_savepoint(
     assert is_caught == await groups(connection)
 
 
-async def test_what_our_own_statement_meets_stays_the_requests_own_fault(
+async def test_what_our_own_statement_meets_stays_the_requests_own_error(
     stores: Stores, connection: Connection
 ) -> None:
     """The host's trigger on our table refuses the group for good; its hook is not even called."""

@@ -89,7 +89,7 @@ async def test_a_hook_that_fails_is_tried_once_per_request(database_url: str) ->
 
 
 @pytest.mark.parametrize("key", ["k", "l"], ids=["its own key", "another key"])
-async def test_a_hook_that_awaits_a_creation_of_its_component_is_told_so_at_once(
+async def test_a_hook_that_awaits_a_creation_of_its_component_fails_at_once(
     key: str, database_url: str
 ) -> None:
     """Its writer waits for the hook: that would last until the hook's time is over."""
@@ -130,7 +130,7 @@ async def test_a_hook_may_begin_a_creation_that_it_does_not_await(database_url: 
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-async def test_a_hook_that_blocks_the_event_loop_is_called_once_and_told_so(
+async def test_a_hook_that_blocks_the_event_loop_is_called_once_and_reported(
     goes_on: bool, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our own watchdog is overdue by then and cuts the connection: that is no loss, but the hook's."""

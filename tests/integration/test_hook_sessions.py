@@ -69,7 +69,7 @@ async def test_what_a_hook_leaves_in_the_session_harms_no_other_creation(
 
 
 @pytest.mark.parametrize("left", ["SET ROLE pg_monitor", "SELECT pg_advisory_lock(7)"])
-async def test_what_a_failing_hook_leaves_in_the_session_harms_nobody_either(
+async def test_what_a_failing_hook_leaves_in_the_session_harms_no_other_either(
     left: str, stores: Stores, connection: Connection
 ) -> None:
     """Locks of a session outlive the transaction that took them."""

@@ -124,7 +124,7 @@ async def test_a_bus_that_raises_what_it_likes_does_not_end_the_relay(
     assert published
 
 
-async def test_a_bus_that_returns_nothing_is_told_what_to_return(database_url: str) -> None:
+async def test_a_bus_that_returns_nothing_learns_what_to_return(database_url: str) -> None:
     """It may have forgotten that events were refused: none of them counts as published."""
     crashes: asyncio.Queue[ActorCrashed] = asyncio.Queue()
 

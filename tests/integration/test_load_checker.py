@@ -66,7 +66,7 @@ async def check(load: Any, service: ServiceProcess, records: Any) -> list[str]:
     return [str(fault) for fault in faults]
 
 
-def test_an_honest_history_has_no_faults(load: Any) -> None:
+def test_an_honest_history_has_no_violations(load: Any) -> None:
     """One creation, replays, a look-up, refusals as due, and answers that ask to come again."""
     assert [] == faults_of(
         load,
@@ -108,7 +108,7 @@ def test_an_honest_history_has_no_faults(load: Any) -> None:
         ([], "no group"),
     ],
 )  # fmt: skip
-def test_every_contradiction_is_a_fault(
+def test_every_contradiction_is_a_violation(
     answers: list[dict[str, Any]], fault: str, load: Any
 ) -> None:
     """And it says what is wrong."""
@@ -157,7 +157,7 @@ async def test_the_checker_finishes_what_was_cut_off_and_reads_every_group(
     assert 4 == records.counts()["Checker"]["created"]
 
 
-async def test_what_the_service_has_lost_changed_or_kept_is_a_fault(
+async def test_what_the_service_has_lost_changed_or_kept_is_a_violation(
     load: Any,
     records: Any,
     start_service: StartService,
@@ -209,7 +209,7 @@ async def test_what_the_service_has_lost_changed_or_kept_is_a_fault(
     assert "not-this" in printed
 
 
-async def test_a_conversation_of_two_keys_is_a_fault(
+async def test_a_conversation_of_two_keys_is_a_violation(
     load: Any, records: Any, start_service: StartService
 ) -> None:
     """Each key has its own, whatever the groups' ids say."""
@@ -223,7 +223,7 @@ async def test_a_conversation_of_two_keys_is_a_fault(
 
 
 @pytest.mark.parametrize("idle", ["S", "T"])
-async def test_a_scenario_without_success_is_a_fault(
+async def test_a_scenario_without_success_is_a_violation(
     idle: str, load: Any, records: Any, start_service: StartService
 ) -> None:
     """Whether it has begun anything, or should have."""
@@ -235,7 +235,7 @@ async def test_a_scenario_without_success_is_a_fault(
     assert expected in [str(fault) for fault in faults]
 
 
-async def test_the_checker_tells_a_service_that_is_not_there(
+async def test_the_checker_reports_a_service_that_is_not_there(
     load: Any, records: Any, unused_tcp_port: int
 ) -> None:
     """It ends, and nothing passes for checked; without any history neither."""

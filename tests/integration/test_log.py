@@ -65,7 +65,7 @@ def without(monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str) -> N
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
-async def test_a_late_commit_comes_to_whoever_has_passed_it(
+async def test_a_late_commit_comes_to_a_reader_that_has_passed_it(
     is_guarded: bool, store: PostgresBusStore, connection: Connection, database_url: str
 ) -> None:
     """The place names the transactions that were running; without them the event is passed over."""

@@ -153,7 +153,7 @@ async def test_another_runner_is_waited_for_longer_than_a_write_waits(
     await waiting.close()
 
 
-async def test_a_schema_that_does_not_tell_its_number_is_refused(connection: Connection) -> None:
+async def test_a_schema_that_does_not_say_its_number_is_refused(connection: Connection) -> None:
     """Guessing one would apply changes twice."""
     await connection.execute("TRUNCATE schema_version")
     for steps in ([], STEPS):

@@ -385,7 +385,7 @@ async def test_every_type_that_our_statements_use_is_tried(connection: Connectio
     assert {*SENT, *READ} >= returned - {"void"}
 
 
-async def test_a_pool_that_is_not_there_yet_is_told_in_words() -> None:
+async def test_a_pool_that_is_not_there_yet_is_reported_in_words() -> None:
     """The host opens it after us, or keeps it under another name."""
     pools: dict[str, Any] = {}
     app = stretto.create_app(tokens=TOKENS, pool=lambda: pools["main"])

@@ -125,7 +125,7 @@ async def test_an_event_for_a_thousand_members_goes_through(server: NatsProcess)
     assert 1 == [message.subject for message in messages].count(SUBJECT)
 
 
-async def test_an_event_for_nobody_goes_out_as_well(server: NatsProcess) -> None:
+async def test_an_event_for_no_user_goes_out_as_well(server: NatsProcess) -> None:
     """Recipients are not the only ones who want to know."""
     event = new_event(recipients=())
     async with publisher(server.url) as one:

@@ -370,7 +370,7 @@ async def test_what_only_rows_meet_keeps_unready_until_a_group_can_be_written(
 
 
 @pytest.mark.parametrize("state", ["P0001", "42501"])
-async def test_what_is_refused_to_one_owner_keeps_nobody_unready(
+async def test_what_is_refused_to_one_owner_keeps_no_replica_unready(
     state: str, database_url: str, connection: Connection
 ) -> None:
     """The probe writes for an owner whose group went through; a veto of that one counts as success."""

@@ -64,7 +64,7 @@ def test_only_the_second_half_is_judged(soak: Any) -> None:
         ("lookup fails in 1.00%, creations in 0.01%", {"failures": {"create": 1, "lookup": 50}}),
     ],
 )
-def test_each_miss_is_told(soak: Any, expected: str, fields: dict[str, Any]) -> None:
+def test_each_miss_is_reported(soak: Any, expected: str, fields: dict[str, Any]) -> None:
     """One at a time."""
     if "failures" in fields:
         fields["failures"] = Counter(fields["failures"])

@@ -194,7 +194,7 @@ async def test_what_others_have_cancelled_is_no_stall(
             await store.claim_and_lead([write("k")])
 
 
-async def test_a_server_that_hangs_pauses_nobody(
+async def test_a_server_that_hangs_pauses_no_owner(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cannot be asked to end anything: all are answered 503, and nothing is known."""

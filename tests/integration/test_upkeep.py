@@ -133,7 +133,7 @@ async def test_attempts_that_are_pending_failed_or_gone_are_no_violation(
     assert (2, 1, 1, []) == (report.attempts, report.groups, report.events, report.violations)
 
 
-async def test_no_more_faults_are_told_than_can_be_read(connection: Connection) -> None:
+async def test_no_more_errors_are_reported_than_can_be_read(connection: Connection) -> None:
     """Of each kind."""
     await connection.execute(
         """INSERT INTO conversation (conversation_id)

@@ -162,7 +162,7 @@ async def test_events_from_before_the_first_start_are_not_sent(
     assert ids == receiver.ids
 
 
-async def test_an_event_that_commits_late_is_not_passed_over_and_holds_back_nobody(
+async def test_an_event_that_commits_late_is_not_passed_over_and_holds_back_no_other(
     sender: WebhookSender, receiver: Receiver, connection: Connection, database_url: str
 ) -> None:
     """Its transaction began before that of an event that was sent meanwhile."""
@@ -334,7 +334,7 @@ async def test_a_sender_that_dies_before_it_settles_leaves_the_event_to_the_next
     assert 0 == await waiting(connection)
 
 
-async def test_what_fails_is_tried_by_the_schedule_then_dies_and_can_be_replayed(
+async def test_what_fails_is_tried_by_the_schedule_then_dies_and_can_be_retried(
     database: Database, receiver: Receiver, clock: Clock, connection: Connection
 ) -> None:
     """Ten tries in three days, each signed anew; its death says why."""

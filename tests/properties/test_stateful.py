@@ -314,7 +314,7 @@ def claim_after_a_loss(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("is_fenced", [True, False])
-def test_two_leaders_of_one_key_are_told_apart_by_their_claims(
+def test_two_leaders_of_one_key_are_distinguished_by_their_claims(
     is_fenced: bool, world: World
 ) -> None:
     """An order too rare to be met by chance; without the fence the first one's group is made."""

@@ -66,7 +66,7 @@ def test_without_settings_everything_has_a_sensible_default() -> None:
     )
 
 
-def test_what_a_part_objects_to_is_told_beside_the_other_faults() -> None:
+def test_what_a_part_objects_to_is_reported_beside_the_other_errors() -> None:
     """A webhook's private address, which names the setting that allows it, and a port."""
     with pytest.raises(ConfigurationError) as error:
         read_settings(webhook_url="http://10.0.0.1/", webhook_secret=WEBHOOK_SECRET, port=-1)
@@ -89,7 +89,7 @@ def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_settings().port == 8080
 
 
-def test_all_faults_are_told_at_once_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_errors_are_reported_at_once_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator mends them in one go."""
     faulty = {
         "STRETTO_PORT": "70000",
@@ -114,7 +114,7 @@ def test_all_faults_are_told_at_once_by_their_names(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["stretto_prot", "Stretto_Prot", "STRETTO_"])
-def test_a_misspelt_name_is_told_however_it_is_written(
+def test_a_misspelt_name_is_reported_however_it_is_written(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names are read in either case, so they are checked in either case."""
@@ -380,7 +380,9 @@ def test_settings_do_not_change() -> None:
         read_settings().port = 1  # type: ignore[misc]
 
 
-def test_a_fault_is_told_by_what_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_error_is_reported_by_what_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A flag by its name, a file by its variable: that is where it is mended."""
     monkeypatch.setenv("STRETTO_PORT", "9000")
     file = tmp_path / "writers"

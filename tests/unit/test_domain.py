@@ -226,7 +226,7 @@ def test_a_document_is_read_for_what_it_means(
         ),
     ],
 )
-def test_every_fault_is_told_where_it_is(expected: list[str], document: object) -> None:
+def test_every_error_is_reported_where_it_is(expected: list[str], document: object) -> None:
     """All at once, each by a JSON pointer (RFC 6901)."""
     assert expected == pointers_of_faults(document)
 
@@ -280,13 +280,13 @@ def test_a_name_needs_a_character_that_shows() -> None:
     assert NewGroup.parse(ALICE, {"name": "\u200d\u2764\ufe0f\u200d"})
 
 
-def test_not_more_faults_are_told_than_help() -> None:
+def test_not_more_errors_are_reported_than_help() -> None:
     """A thousand wrong members are not answered with a thousand errors."""
     document = {"name": "T", "members": [1] * MEMBERS_MAX}
     assert len(pointers_of_faults(document)) == FIELD_ERRORS_MAX
 
 
-def test_a_missing_name_is_told_apart_from_a_wrong_one() -> None:
+def test_a_missing_name_is_distinguished_from_a_wrong_one() -> None:
     """The detail says what to do."""
     with pytest.raises(RequestInvalid, match="/name: is required"):
         NewGroup.parse(ALICE, {})

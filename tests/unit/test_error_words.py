@@ -103,7 +103,7 @@ def test_no_message_is_the_name_of_a_class() -> None:
         ("the driver cannot read the database's URL", ValueError("invalid literal: 'secret'")),
     ],
 )
-def test_a_drivers_error_is_told_in_words(expected: str, error: Exception) -> None:
+def test_a_drivers_error_is_reported_in_words(expected: str, error: Exception) -> None:
     """With the SQLSTATE, by which an operator finds more; the store's errors say the same."""
     assert expected == in_words(error)
     if "row" not in expected:

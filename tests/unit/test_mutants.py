@@ -134,7 +134,7 @@ def test_mutant_that_does_not_fit_says_why(tree: Path, changed: Mutant, said: st
         (mutant(old="return 5"), Broken),
     ],
 )
-async def test_trial_tells_a_test_that_notices_from_one_that_does_not(
+async def test_trial_distinguishes_a_test_that_notices_from_one_that_does_not(
     copy: Scratch,
     changed: Mutant,
     outcome: Outcome | type[Outcome],

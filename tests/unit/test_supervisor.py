@@ -109,7 +109,7 @@ async def test_a_pause_ends_when_the_supervisor_is_stopped() -> None:
         (("error", "worker.died", -9), "import os; os.kill(os.getpid(), 9)"),
     ],
 )
-async def test_a_worker_that_was_asked_to_end_is_no_fault_and_is_replaced(
+async def test_a_worker_that_was_asked_to_end_is_no_failure_and_is_replaced(
     expected: tuple[str, str, int], end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`kill -TERM` is how an operator gets a fresh one; any other end is an error."""

@@ -214,7 +214,7 @@ async def test_each_pays_for_its_own_failures_and_by_their_number_for_the_rest()
     assert {HOT: pytest.approx(0.03), COLD: pytest.approx(0.02)} == costs
 
 
-async def test_what_the_server_says_at_once_pauses_nobody() -> None:
+async def test_what_the_server_says_at_once_pauses_no_owner() -> None:
     """One key's poison is cheap beside a few: its owner's other keys are created, batch for batch."""
     world = World()
     world.store.failing[HOT] = HookError("bug"), 0.001
@@ -311,7 +311,7 @@ async def test_the_pause_after_a_hang_in_the_server_grows() -> None:
 
 
 @pytest.mark.parametrize("error", [Transient("disk full"), Stalled("slow")])
-async def test_what_fails_for_all_pauses_nobody(error: StoreError) -> None:
+async def test_what_fails_for_all_pauses_no_owner(error: StoreError) -> None:
     """A full disk is no owner's; when it is over, each goes on at once."""
     world = World()
     for owner in (HOT, COLD, OTHER):
@@ -364,7 +364,7 @@ async def test_slow_successes_are_charged_beyond_what_the_neighbours_take() -> N
     assert all(isinstance(answer_of(each), Stalled) for each in asked[2:])
 
 
-async def test_where_all_are_slow_nobody_is_paused() -> None:
+async def test_where_all_are_slow_no_owner_is_paused() -> None:
     """A batch that fails together, and is slow one by one for each owner."""
     world = World()
     world.store.failing_together = HookError("too long together")

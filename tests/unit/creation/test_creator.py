@@ -271,7 +271,7 @@ async def test_a_request_waits_for_the_lease_and_then_recovers(
     assert timedelta(seconds=SETTINGS.lease_seconds) <= world.database.now - began
 
 
-async def test_a_pending_attempt_is_told_when_the_wait_is_over(
+async def test_a_pending_attempt_is_answered_when_the_wait_is_over(
     world: World, creator: GroupCreator
 ) -> None:
     """409, and no write of this request's is left on its way."""
@@ -417,7 +417,7 @@ async def test_what_was_found_before_the_last_loss_is_not_remembered_after_it(
     assert creator.outcomes == 1
 
 
-async def test_looking_up_tells_what_became_of_an_attempt(
+async def test_looking_up_says_what_became_of_an_attempt(
     world: World, creator: GroupCreator
 ) -> None:
     """It takes nothing over, and puts nothing back: the group alone answers."""

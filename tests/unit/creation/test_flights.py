@@ -175,7 +175,7 @@ async def test_a_request_that_does_not_wait_gets_its_own_write(world: World) -> 
     assert AnswerStatus.CREATED is (await request).status
 
 
-async def test_another_request_that_does_not_wait_is_told_pending(world: World) -> None:
+async def test_another_request_that_does_not_wait_gets_pending(world: World) -> None:
     """The twin: only the request whose write it is may wait longer than it wants to."""
     first = begin(world.creator)
     write, answered = await world.writers.take()
@@ -245,7 +245,7 @@ async def test_the_time_of_an_own_write_is_not_spent_on_waiting_for_anothers(
         await request
 
 
-async def test_a_flight_that_nobody_waits_for_is_not_followed(world: World) -> None:
+async def test_a_flight_that_no_request_waits_for_is_not_followed(world: World) -> None:
     """Watching another's attempt for no request would cost the database a look each time."""
     request = begin(world.creator)
     await world.writers.answer(NotLed())
@@ -344,7 +344,7 @@ async def test_an_attempt_that_another_has_taken_over_is_counted_as_lost(
     assert [ReclaimTried(each) for each in ("lost", "lost", "won")] == world.reclaims()
 
 
-async def test_a_write_of_ours_that_is_found_settled_is_told_as_created(world: World) -> None:
+async def test_a_write_of_ours_that_is_found_settled_is_reported_as_created(world: World) -> None:
     """Its acknowledgement was lost; another's is a replay."""
     statuses = []
     for is_ours in (True, False):
@@ -381,7 +381,7 @@ async def test_a_group_that_exists_is_answered_and_settles_its_attempt(
     ("error", "expected"),
     [(Unreachable("away"), DatabaseUnavailable), (ZeroDivisionError("bug"), InternalError)],
 )
-async def test_whatever_goes_wrong_is_told_to_everybody_who_waits(
+async def test_whatever_goes_wrong_is_answered_to_all_that_wait(
     error: Exception, expected: type[StrettoError], world: World
 ) -> None:
     """In a write or in a look: no request waits for what never comes."""

@@ -91,7 +91,7 @@ async def test_an_attempt_that_was_swept_is_reported_from_its_group() -> None:
     )
 
 
-async def test_a_failure_is_told_with_its_reason() -> None:
+async def test_a_failure_is_reported_with_its_reason() -> None:
     """As it is to a client that sends the request again."""
     reported = await report(Store(Sighting(FAILED, None)))
     assert (AttemptStatus.FAILED, FAILED.failure, SETTLED) == (

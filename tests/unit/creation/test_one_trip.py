@@ -211,7 +211,7 @@ async def test_where_the_lead_has_met_a_held_attempt_the_others_are_led_together
     assert 3 == len(store.calls)
 
 
-async def test_passing_trouble_of_a_lead_is_tried_again() -> None:
+async def test_a_passing_failure_of_a_lead_is_tried_again() -> None:
     """The first of all tries was the round trip."""
     store = Attempts(lead=once(Transient("deadlock")))
     assert [Led()] == await answers(store, write(1))
@@ -246,7 +246,7 @@ async def test_doubt_about_one_is_its_own() -> None:
     assert isinstance(second, InDoubt)
 
 
-async def test_a_database_that_is_away_is_told_to_all_at_once() -> None:
+async def test_a_database_that_is_away_is_reported_to_all_at_once() -> None:
     """No second statement takes another time-out."""
     away = Unreachable("away")
     store = Attempts(claim=at(1, away))

@@ -223,14 +223,14 @@ async def test_refusals_are_charged_to_their_owner(neighbour: str, is_paused: bo
     assert is_paused == any(isinstance(event, OwnerPaused) for event in events)
 
 
-async def test_a_refused_write_whose_attempt_was_taken_away_is_not_told_failed() -> None:
+async def test_a_refused_write_whose_attempt_was_taken_away_is_not_reported_failed() -> None:
     """Only a failure that is written is one (G4)."""
     store = ScriptedStore(lambda c: Refused(FAILURE) if c[0] == "lead" else None)
     store.fenced = {1}
     assert [NotLed()] == await answers(store, write(1))
 
 
-async def test_passing_trouble_is_tried_again_with_the_same_token() -> None:
+async def test_a_passing_failure_is_tried_again_with_the_same_token() -> None:
     """A deadlock or a full disk is over in a moment, or is answered as unsettled."""
     left = [Transient("deadlock")]
     store = ScriptedStore(lambda c: left.pop() if c[0] == "lead" and left else None)
@@ -254,7 +254,7 @@ async def test_an_unknown_outcome_is_led_again_and_never_failed() -> None:
     assert "fail" not in {name for name, _ in store.calls}
 
 
-async def test_after_an_unknown_claim_the_fence_tells_which_were_ours() -> None:
+async def test_after_an_unknown_claim_the_fence_shows_which_were_ours() -> None:
     """All are led: those whose claim did not come through are not."""
     store = ScriptedStore(lambda c: OutcomeUnknown("reset") if c[0] == "claim" else None)
     store.fenced = {1}
@@ -334,7 +334,7 @@ async def test_a_database_that_goes_away_meanwhile_is_not_asked_for_every_reques
     assert [("lead", [1]), ("lead", [2, 3]), ("lead", [2])] == store.calls[-3:]
 
 
-async def test_a_failure_that_cannot_be_written_is_its_own_requests_trouble() -> None:
+async def test_a_failure_that_cannot_be_written_is_its_own_requests_failure() -> None:
     """The neighbours behind it are led; its key stays pending."""
     doubt = InDoubt("XX000")
 
@@ -461,7 +461,7 @@ async def test_a_batch_is_bounded_by_its_rows() -> None:
 
 
 @pytest.mark.parametrize("step", ["claim", "lead"])
-async def test_a_database_that_is_away_is_told_to_all_at_once(step: str) -> None:
+async def test_a_database_that_is_away_is_reported_to_all_at_once(step: str) -> None:
     """Nothing is tried request by request: that would take as many time-outs."""
     store = ScriptedStore(lambda c: Unreachable("away") if c[0] == step else None)
     got = await answers(store, write(1), write(2))
@@ -646,7 +646,7 @@ async def test_a_bug_that_one_request_meets_costs_no_neighbour() -> None:
     assert [ActorCrashed, ActorCrashed, BatchWritten] == [type(event) for event in events]
 
 
-async def test_after_a_bug_in_a_claim_the_fence_tells_which_were_ours() -> None:
+async def test_after_a_bug_in_a_claim_the_fence_shows_which_were_ours() -> None:
     """As after a connection that was lost."""
     store = ScriptedStore(_bug_of(1, step="claim"))
     store.fenced = {2}

@@ -41,7 +41,7 @@ def test_of_two_that_leave_at_once_one_stops_the_server(
         assert last.leave()
 
 
-def test_nobody_is_waited_for_without_a_bound(
+def test_no_client_is_waited_for_without_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server of an owner that hangs is left to the next start."""

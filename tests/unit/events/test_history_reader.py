@@ -130,7 +130,7 @@ async def test_who_waits_at_the_same_moment_shares_one_scan(world: World) -> Non
     assert [(place(1), [ALICE, BOB])] == world.log.scans
 
 
-async def test_nobody_gets_again_what_another_one_needs_of_the_scan(world: World) -> None:
+async def test_no_session_gets_again_what_another_one_needs_of_the_scan(world: World) -> None:
     """Each has had other transactions; what ran for one had ended for another."""
     world.log.events = [logged(n) for n in range(1, 6)]
     with world.hub.session(ALICE, 1e12) as session:
@@ -405,7 +405,7 @@ async def test_who_resumes_near_the_present_does_not_wait_for_a_scan_of_the_log(
     assert is_guarded == (pages <= 2 * 4), pages
 
 
-async def test_newcomers_at_the_beginning_of_the_log_hold_back_nobody(world: World) -> None:
+async def test_newcomers_at_the_beginning_of_the_log_hold_back_no_other(world: World) -> None:
     """However many come, the scan goes on to those that wait further on."""
     world.log.events = [logged(n, BOB) for n in range(1, 20 * PAGE_EVENTS)]
     with world.hub.session(ALICE, 1e12) as old:

@@ -56,7 +56,7 @@ def hub(clock: Clock, observed: list[Observation]) -> SessionHub:
     return SessionHub(settings, observed.append, clock)
 
 
-async def test_an_event_is_told_to_every_session_of_its_recipients(
+async def test_an_event_is_sent_to_every_session_of_its_recipients(
     hub: SessionHub, observed: list[Observation]
 ) -> None:
     """And counted once for each."""
@@ -152,7 +152,7 @@ async def test_a_session_waits_until_the_log_is_followed(hub: SessionHub) -> Non
 
 
 @pytest.mark.parametrize("is_stopping", [True, False])
-async def test_a_log_that_nobody_can_read_is_not_waited_for_without_end(
+async def test_a_log_that_cannot_be_read_is_not_waited_for_without_end(
     hub: SessionHub, monkeypatch: pytest.MonkeyPatch, is_stopping: bool
 ) -> None:
     """The client gets an error and comes again; a stop ends the wait."""
@@ -164,7 +164,7 @@ async def test_a_log_that_nobody_can_read_is_not_waited_for_without_end(
             await hub.followed()
 
 
-async def test_an_event_that_nobody_hears_is_not_counted(
+async def test_an_event_without_a_session_is_not_counted(
     hub: SessionHub, observed: list[Observation]
 ) -> None:
     """What is delivered is delivered to a session."""
@@ -280,7 +280,7 @@ async def test_the_hub_stops_when_all_have_gone(hub: SessionHub) -> None:
         pass
 
 
-async def test_the_hub_stops_in_time_although_somebody_stays(
+async def test_the_hub_stops_in_time_although_a_session_stays(
     hub: SessionHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process must be able to end."""

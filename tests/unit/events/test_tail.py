@@ -264,7 +264,7 @@ async def test_a_cancelled_delivery_goes_on_where_it_was(
 @pytest.mark.parametrize(
     ("expected", "turn_events"), [(None, TURN_EVENTS), (CloseCode.TOO_SLOW, 10**9)]
 )
-async def test_a_burst_finds_nobody_too_slow_that_reads(
+async def test_a_burst_finds_no_client_too_slow_that_reads(
     world: World,
     expected: CloseCode | None,
     turn_events: int,

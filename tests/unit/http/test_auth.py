@@ -312,7 +312,7 @@ async def test_a_token_is_verified_again_after_a_while(claims: dict[str, Any]) -
     ("expected", "claims"),
     [(NOW + 1.5, {"exp": NOW + 1.5}), (NOW + 10**6, {"exp": NOW + 10**6}), (math.inf, {})],
 )
-async def test_a_token_tells_when_it_ends(expected: float, claims: dict[str, Any]) -> None:
+async def test_a_token_says_when_it_ends(expected: float, claims: dict[str, Any]) -> None:
     """However long it is remembered; sessions end with it."""
     checked = authenticator()
     for _ in range(2):

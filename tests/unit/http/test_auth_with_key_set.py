@@ -142,7 +142,7 @@ async def test_requests_that_are_given_up_leave_the_fetch_to_the_others() -> Non
     assert issuer.asked == 1
 
 
-async def test_an_issuer_that_hangs_holds_up_nobody_whose_key_is_known() -> None:
+async def test_an_issuer_that_hangs_holds_up_no_client_whose_key_is_known() -> None:
     """Once it has failed; it is still asked, and closing ends that."""
     issuer = Issuer("k")
     async with issuer.authenticator() as known:
@@ -161,7 +161,7 @@ async def test_an_issuer_that_hangs_holds_up_nobody_whose_key_is_known() -> None
     issuer.answers.set()
 
 
-async def test_whoever_meets_no_keys_is_told_when_they_are_looked_for_again(
+async def test_a_client_that_meets_no_keys_learns_when_they_are_looked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And why stands behind the error, for the operator."""

@@ -21,7 +21,7 @@ async def break_off(_: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize(("status", "is_closing"), [(400, True), (500, False)])
-async def test_a_lost_connection_is_a_fault_only_while_the_client_is_there(
+async def test_a_lost_connection_is_an_error_only_while_the_client_is_there(
     status: int, is_closing: bool
 ) -> None:
     """It may have been another connection that was lost."""

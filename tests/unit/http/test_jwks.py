@@ -39,7 +39,7 @@ async def known(issuer: Issuer) -> AsyncIterator[Authenticator]:
         yield known
 
 
-async def test_keys_are_fetched_once_for_everybody(issuer: Issuer) -> None:
+async def test_keys_are_fetched_once_for_all(issuer: Issuer) -> None:
     """A herd of first requests waits for the fetch that the start has begun."""
     issuer.answers.clear()
     async with issuer.authenticator() as known:
@@ -137,7 +137,7 @@ async def test_whatever_a_fetch_raises_is_a_failed_fetch(
 
 
 @pytest.mark.parametrize("failing", ["status", "size"])
-async def test_without_any_keys_nobody_is_judged(failing: str, issuer: Issuer) -> None:
+async def test_without_any_keys_no_token_is_judged(failing: str, issuer: Issuer) -> None:
     """503 rather than 401: the token may be good."""
     if failing == "status":
         issuer.status = 500
@@ -148,7 +148,7 @@ async def test_without_any_keys_nobody_is_judged(failing: str, issuer: Issuer) -
             await known.owner(bearer(OLD, "old"))
 
 
-async def test_a_failed_fetch_is_logged_once_and_tells_no_token(
+async def test_a_failed_fetch_is_logged_once_and_shows_no_token(
     issuer: Issuer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once per try, however many ask meanwhile."""

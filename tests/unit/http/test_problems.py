@@ -95,7 +95,7 @@ def test_every_error_has_a_message_of_its_own() -> None:
     assert [] == [kind for kind in StrettoError.__subclasses__() if "message" not in vars(kind)]
 
 
-def test_an_invalid_request_is_told_with_every_fault() -> None:
+def test_an_invalid_request_is_reported_with_every_error() -> None:
     """By place, and once more in words for people."""
     faults = [FieldError("/name", "is required"), FieldError("", "must be an object")]
     document = document_of(problem_response(RequestInvalid(faults)))
@@ -106,7 +106,7 @@ def test_an_invalid_request_is_told_with_every_fault() -> None:
     assert document["detail"] == "/name: is required; body: must be an object"
 
 
-def test_a_failed_attempt_is_told_with_its_failure() -> None:
+def test_a_failed_attempt_is_reported_with_its_failure() -> None:
     """The client learns why before it takes a new key."""
     document = document_of(problem_response(AttemptFailed(Failure("quota", "No more groups."))))
     assert document["failure"] == {"code": "quota", "detail": "No more groups."}
@@ -147,7 +147,7 @@ def test_aiohttps_own_errors_become_problems(expected: str, exception: web.HTTPE
     assert expected == document_of(problem_of_exception(exception))["code"]
 
 
-def test_a_wrong_method_is_still_told_the_right_ones() -> None:
+def test_a_wrong_method_still_gets_the_right_ones() -> None:
     """RFC 9110, 15.5.6 demands the header."""
     exception = web.HTTPMethodNotAllowed("PUT", ["POST", "GET"])
     assert problem_of_exception(exception).headers["Allow"] == "GET, POST"

@@ -36,7 +36,7 @@ def test_the_one_key_is_read(name: str, field: str) -> None:
     assert read_key(headers((name, field))) == "key-1"
 
 
-def test_a_request_without_a_key_is_told_so() -> None:
+def test_a_request_without_a_key_gets_an_error() -> None:
     """Nothing is ever created without one."""
     with pytest.raises(KeyMissing):
         read_key(headers(("X-Idempotency-Key", "key-1")))

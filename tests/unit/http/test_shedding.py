@@ -93,7 +93,7 @@ async def test_no_more_are_on_their_way_than_an_empty_mailbox_takes() -> None:
     assert (0, {}) == (shedder._coming, shedder._coming_of)
 
 
-async def test_the_pause_grows_while_more_are_shed_than_admitted() -> None:
+async def test_the_pause_grows_while_more_are_rejected_than_admitted() -> None:
     """It is judged when the clients that got it are back; an overload that is over is forgotten."""
     now = [0.0]
     shedder = LoadShedder(Mailbox(10), lambda: None, lambda: now[0])
@@ -127,7 +127,7 @@ async def test_the_pause_grows_while_more_are_shed_than_admitted() -> None:
     assert await pause_after(8 + 8.1, 0, 50) == 1
 
 
-async def test_everybody_who_is_shed_is_told_in_turns_that_leave_room_for_others() -> None:
+async def test_rejections_are_sent_in_turns_that_leave_room_for_others() -> None:
     """However many they are, the loop goes round in between."""
     sent: list[int] = []
     counted: list[int] = []

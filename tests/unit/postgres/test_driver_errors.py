@@ -86,7 +86,7 @@ def test_on_a_dead_connection_no_error_is_believed(state: str) -> None:
         asyncpg.ConnectionDoesNotExistError("closed in the middle of operation"),
     ],
 )
-def test_trouble_of_the_driver_or_the_socket_leaves_the_outcome_unknown(error: Exception) -> None:
+def test_an_error_of_the_driver_or_the_socket_leaves_the_outcome_unknown(error: Exception) -> None:
     """The statement may have been sent."""
     assert type(store_error(error, connection_lives=True)) is OutcomeUnknown
 
@@ -125,7 +125,9 @@ def test_what_the_driver_cannot_send_is_not_refused() -> None:
         (False, ["57P01", "57P03", "53300", "53200", "55000", "25006", "08006", "08P01", "XX000"]),
     ],
 )
-def test_what_waiting_heals_is_told_from_what_lasts(expected: bool, states: list[str]) -> None:
+def test_what_waiting_heals_is_distinguished_from_what_lasts(
+    expected: bool, states: list[str]
+) -> None:
     """A wrong password stays wrong; a server that starts will have started."""
     for state in states:
         assert expected is is_lasting(server_error(state)), state

@@ -137,7 +137,7 @@ async def test_no_error_ends_the_sweeping(
     assert expected == [type(event) for event in observed]
 
 
-async def test_a_batch_that_found_nothing_is_not_told() -> None:
+async def test_a_batch_that_found_nothing_is_not_reported() -> None:
     """Most of a table is younger than its retention."""
     observed: list[Observation] = []
 

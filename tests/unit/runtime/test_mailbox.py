@@ -55,7 +55,7 @@ async def test_what_is_put_back_is_taken_next_in_its_order() -> None:
     assert 0 == len(mailbox)
 
 
-async def test_whoever_waits_gets_what_another_has_left() -> None:
+async def test_a_request_that_waits_gets_what_another_has_left() -> None:
     """Two actors wait, two messages come at once, and one of them fits into a batch."""
     mailbox: Mailbox[int, str] = Mailbox(10)
     actors = [asyncio.ensure_future(mailbox.take(10, int, 5)) for _ in range(2)]
@@ -225,7 +225,7 @@ async def test_among_equals_the_newcomer_is_refused() -> None:
     assert "b1 c1 d1" == await taken(mailbox)
 
 
-async def test_whoever_left_is_displaced_and_taken_like_any_other() -> None:
+async def test_a_sender_that_left_is_displaced_and_taken_like_any_other() -> None:
     """Its place in its share's order is gone with it, and no other's."""
     mailbox = shared_mailbox(3)
     a1, a2, a3 = (mailbox.ask(message) for message in ("a1", "a2", "a3"))

@@ -145,7 +145,7 @@ async def test_a_bug_is_raised_and_fails_its_batch_alone(world: World) -> None:
     assert 2 * BATCH_MAX == later
 
 
-async def test_a_reader_that_stops_leaves_nobody_waiting(world: World) -> None:
+async def test_a_reader_that_stops_leaves_no_request_waiting(world: World) -> None:
     """Neither those in its batch nor those behind it, nor who comes later."""
     asked = await world.ask(*range(BATCH_MAX + 1))
     hanging = asyncio.Event()

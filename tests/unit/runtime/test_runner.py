@@ -485,7 +485,7 @@ async def test_a_stop_that_hangs_is_bounded(
         await asyncio.wait([task])
 
 
-async def test_a_fault_as_an_actor_lets_go_is_reported_and_hinders_no_other(world: World) -> None:
+async def test_a_bug_as_an_actor_closes_is_reported_and_hinders_no_other(world: World) -> None:
     """Once, however many stop it."""
 
     class Clinging(Scripted):

@@ -68,7 +68,7 @@ async def test_a_client_that_has_left_takes_no_turn(work: Work) -> None:
     assert ("c", 2) == (owner, last_number - first_number)
 
 
-async def test_turns_are_free_again_when_nobody_waits(work: Work) -> None:
+async def test_turns_are_free_again_when_no_caller_waits(work: Work) -> None:
     """Twin: a flag that is never cleared would have every later one wait for ever."""
     assert "ab" == await work.do_all("ab")
     await asyncio.sleep(0)

@@ -63,7 +63,7 @@ def pipe() -> Iterator[Pipe]:
     pipe.stream.close()
 
 
-def test_lines_that_find_no_room_are_dropped_and_told(pipe: Pipe) -> None:
+def test_lines_that_find_no_room_are_dropped_and_reported(pipe: Pipe) -> None:
     """The thread has the first one or not yet: so many lines wait, or one more."""
     for number in range(10):
         pipe.say(f"line {number}")

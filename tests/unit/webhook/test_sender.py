@@ -123,7 +123,7 @@ async def test_no_error_of_the_store_ends_the_sending(
     assert [*expected, WebhookTried] == [type(event) for event in observed]
 
 
-async def test_a_fault_in_the_sending_fails_the_delivery_alone() -> None:
+async def test_a_bug_in_the_sending_fails_the_delivery_alone() -> None:
     """It is reported, and counts as a try: it must not come again and again."""
     store, observed = ScriptedStore(), list["Observation"]()
     sender = WebhookSender(store, ScriptedEndpoint(ZeroDivisionError()), observed.append)

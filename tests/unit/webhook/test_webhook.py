@@ -205,7 +205,7 @@ async def test_a_name_that_no_resolver_takes_is_an_answer(host: str) -> None:
     assert Unanswered("the host's name cannot be looked up") == await answer_of(f"https://{host}/")
 
 
-async def test_nobody_to_connect_to_is_an_answer(unused_tcp_port: int) -> None:
+async def test_no_server_to_connect_to_is_an_answer(unused_tcp_port: int) -> None:
     """The reason is given without the address."""
     url = f"http://127.0.0.1:{unused_tcp_port}/hidden"
     assert Unanswered("Connection refused") == await answer_of(url)
