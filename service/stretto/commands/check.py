@@ -18,7 +18,7 @@ def check(database_url: DatabaseUrl = None, data_dir: DataDir = None) -> None:
     event_days = settings.component.retention.event_retention_days
 
     async def work() -> bool:
-        async with connected(settings) as connection:
+        async with connected(settings, writes=False) as connection:
             report = await check_database(connection, event_days)
         for violation in report.violations:
             stdout.print(f"{violation.group_id}: {violation.what}")

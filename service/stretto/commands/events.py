@@ -37,9 +37,10 @@ def events(
     These are events that the bus or the webhook's endpoint has refused too often.
     """
     settings = read_settings(database_url=database_url, data_dir=data_dir)
+    writes = bool(retry) or retry_all or enable_webhook
 
     async def work() -> None:
-        async with connected(settings) as connection:
+        async with connected(settings, writes=writes) as connection:
             if enable_webhook:
                 is_changed = await enable(connection)
                 stdout.print(

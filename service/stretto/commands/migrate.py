@@ -30,7 +30,7 @@ def migrate(
     schema = settings.component.db_schema
 
     async def work() -> None:
-        async with connected(settings, needs_tables=False) as connection:
+        async with connected(settings, writes=True, needs_tables=False) as connection:
             await require_roles(connection, grant_to or ())
             numbers = await migrate_database(connection, schema)
             if grant_to:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import uvloop
@@ -39,19 +39,30 @@ def run(work: Coroutine[Any, Any, Result], settings: Settings) -> Result:
 
 
 @asynccontextmanager
-async def connected(settings: Settings, *, needs_tables: bool = True) -> AsyncIterator[Connection]:
-    """Provide a connection to the database; raises as `provision` does."""
+async def connected(
+    settings: Settings, *, writes: bool, needs_tables: bool = True
+) -> AsyncIterator[Connection]:
+    """Provide a connection to the database; raises as `provision` does.
+
+    The commits of a command that writes are watched. A command that only reads waits for no standby.
+    """
     schema = settings.component.db_schema
     async with (
         database_place(settings, say) as place,
         database_connection(place.dsn, schema, needs_tables=needs_tables) as connection,
+        _watched_commits(place.dsn, schema) if writes else nullcontext(),
     ):
-        watching = asyncio.create_task(_report_wait(place.dsn, schema), name="watch of the commits")
-        try:
-            yield connection
-        finally:
-            watching.cancel()
-            await asyncio.wait((watching,))
+        yield connection
+
+
+@asynccontextmanager
+async def _watched_commits(dsn: str, schema: str) -> AsyncIterator[None]:
+    watching = asyncio.create_task(_report_wait(dsn, schema), name="watch of the commits")
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait((watching,))
 
 
 async def _report_wait(dsn: str, schema: str) -> None:

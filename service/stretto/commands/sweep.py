@@ -33,7 +33,7 @@ def sweep(
     retention = settings.component.retention
 
     async def work() -> None:
-        async with connected(settings) as connection:
+        async with connected(settings, writes=not dry_run) as connection:
             totals = await sweepable(connection, retention, now=None)
             if dry_run:
                 stdout.print(f"would delete {_rows(totals)}")
