@@ -1,6 +1,5 @@
 """Authenticates callers: verifies bearer tokens (RFC 6750, RFC 7519) and remembers verified ones.
 
-The algorithm follows from the kind of key we hold, never from what a token claims (RFC 8725, 3.1).
 An error says in general words what is wrong with a token, and never repeats the token.
 """
 
@@ -16,6 +15,7 @@ import jwt
 
 from stretto.domain import USER_ID_CHARACTERS_MAX, UserId
 from stretto.errors import ConfigurationError, Unauthenticated
+from stretto.http.tokens.claims import ClaimsReader, is_of_another_key, key_named_by
 from stretto.http.tokens.jwks import KeySet
 from stretto.http.tokens.keys import TokenKey, public_key, secret_key
 from stretto.http.tokens.refusals import Refusals
@@ -34,15 +34,6 @@ VERIFIED_MAX: Final = 10_000
 
 # The characters of RFC 6750, 2.1; a token with any other is not parsed.
 _BEARER = re.compile(r"bearer ([A-Za-z0-9._~+/-]+=*)", re.ASCII | re.IGNORECASE)
-
-_REFUSALS: Final[dict[type[Exception], str]] = {
-    jwt.InvalidAlgorithmError: "The token's algorithm (alg) does not fit this service's key.",
-    jwt.InvalidAudienceError: "The token is for another audience (aud).",
-    jwt.InvalidIssuerError: "The token is from another issuer (iss).",
-    jwt.InvalidSignatureError: "The token's signature is wrong.",
-}
-# What a token of a key that we do not know yet looks like by a key of the same id.
-_OF_ANOTHER_KEY: Final = (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +84,7 @@ class Authenticator:
         self._settings = settings
         self._clock_seconds = clock_seconds
         self._monotonic_seconds = monotonic_seconds
+        self._claims = ClaimsReader(settings.jwt_audience, settings.jwt_issuer)
         self._key = _fixed_key(settings)
         self._key_set: KeySet | None = None
         self.on_withdrawn: Callable[[tuple[TokenKey, ...]], None] = lambda _: None
@@ -185,67 +177,22 @@ class Authenticator:
     async def _verified_claims(self, token: str) -> tuple[dict[str, Any], TokenKey]:
         """Return a token's claims, and the key that has signed it: ours, or one of the issuer's."""
         if self._key is not None:
-            return self._read_claims(token, self._key), self._key
+            return self._claims.read(token, self._key), self._key
         assert self._key_set is not None, "a key set is opened by `async with`"
-        kid, algorithm = _key_named_by(token)
+        kid, algorithm = key_named_by(token)
         keys = await self._key_set.keys(kid, algorithm)
         if not keys:
             raise Unauthenticated("The token is signed with a key that its issuer does not have.")
         try:
-            return self._claims_by_any(token, keys)
+            return self._claims.read_by_any(token, keys)
         except Unauthenticated as error:
-            if not isinstance(error.__cause__, _OF_ANOTHER_KEY):
+            if not is_of_another_key(error):
                 raise
             # An issuer need not give a new id to a new key.
             replacements = await self._key_set.replacements(kid, algorithm, keys)
             if not replacements:
                 raise
-        return self._claims_by_any(token, replacements)
-
-    def _claims_by_any(
-        self, token: str, keys: tuple[TokenKey, ...]
-    ) -> tuple[dict[str, Any], TokenKey]:
-        """Return the claims, and the key that has signed the token; raise as the last key does."""
-        *others, last = keys
-        for key in others:
-            try:
-                return self._read_claims(token, key), key
-            except Unauthenticated as error:
-                if not isinstance(error.__cause__, _OF_ANOTHER_KEY):
-                    raise
-        return self._read_claims(token, last), last
-
-    def _read_claims(self, token: str, key: TokenKey) -> dict[str, Any]:
-        """Verify a token, except for its times; return its claims."""
-        try:
-            decoded = jwt.decode_complete(
-                token,
-                key.material,
-                algorithms=[key.algorithm],
-                audience=self._settings.jwt_audience or None,
-                issuer=self._settings.jwt_issuer or None,
-                # `UserId` verifies the subject, and `end_of` the times: by our own rule and clock.
-                options={
-                    "verify_sub": False,
-                    "verify_exp": False,
-                    "verify_nbf": False,
-                    "verify_iat": False,
-                },
-            )
-        except jwt.MissingRequiredClaimError as error:
-            raise Unauthenticated(f"The token lacks a claim ({error.claim}).") from error
-        except (jwt.PyJWTError, RecursionError) as error:
-            detail = _REFUSALS.get(type(error), "The token is not valid.")
-            raise Unauthenticated(detail) from error
-        # PyJWT accepts extensions that it knows itself; older versions accept all.
-        if "crit" in decoded["header"]:
-            raise Unauthenticated("The token needs an extension that is not supported (crit).")
-        claims: dict[str, Any] = decoded["payload"]
-        # A service without an audience refuses a token that names one, even an empty one
-        # (RFC 7519, 4.1.3).
-        if "aud" in claims and not self._settings.jwt_audience:
-            raise Unauthenticated(_REFUSALS[jwt.InvalidAudienceError])
-        return claims
+        return self._claims.read_by_any(token, replacements)
 
 
 def make_token(
@@ -280,18 +227,6 @@ def _bearer(authorization: str) -> str:
 def _signed(token: str) -> str:
     """Return the part of a token that its signature signs (RFC 7515, 5.1)."""
     return token.rpartition(".")[0]
-
-
-def _key_named_by(token: str) -> tuple[str | None, str | None]:
-    """Return the key's id and the algorithm that a token names.
-
-    PyJWT verifies that the id is text. The algorithm only chooses among keys; each has its own.
-    """
-    try:
-        header = jwt.get_unverified_header(token)
-    except (jwt.PyJWTError, RecursionError) as error:
-        raise Unauthenticated("The token is not valid.") from error
-    return header.get("kid"), header.get("alg")
 
 
 def _fixed_key(settings: TokenSettings) -> TokenKey | None:
