@@ -55,7 +55,7 @@ from stretto.webhook.store import PostgresWebhookStore
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from stretto.creation.ports import Write, WriteResult
     from stretto.nats.opening import Nats
@@ -151,33 +151,23 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         PostgresWriteStore(database, on_lost, inputs.on_create, others_wait, hooks)
         for _ in range(settings.writers)
     ]
-    reads = Reads(
-        PostgresAttemptStore(database),
-        PostgresGroupStore(database),
-        Readiness(database, write_stores).check,
-    )
+    reads = _reads(database, write_stores)
     creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe, hooks=hooks)
     nats = _nats(inputs, settings, creator)
     relay = _relay(inputs, settings, nats)
-    webhook = None
-    if inputs.endpoint is not None:
-        webhook = WebhookSender(PostgresWebhookStore(database), inputs.endpoint, observe)
+    webhook = _webhook(inputs)
     hub = SessionHub(settings.hub, observe)
     tail_store = PostgresTail(database, uuid4())
-    tail = LogTail(
-        tail_store,
-        hub,
-        observe,
-        is_unheard=database.is_shared,
-        # The webhook is not among them: whichever process has written wakes its own sender.
-        others=[relay.wake] if relay else [],
-    )
+    # The webhook is not among them: whichever process has written wakes its own sender.
+    others = [relay.wake] if relay else []
+    tail = LogTail(tail_store, hub, observe, is_unheard=database.is_shared, others=others)
     announcer = Announcer(tail_store.announce)
     # The readers of the log, which a writer wakes.
     wakes = [each.wake for each in (tail, announcer, relay, webhook) if each is not None]
     baton = Baton(mailbox)
     releases = [tail_store.close, *(store.release for store in write_stores)]
     asks: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max)
+    history_log = PostgresLogStore(partial(database.connection, Lane.HISTORY))
     return Component(
         creator=creator,
         lookup=AttemptLookup(reads.attempts, settings.creator.lease_seconds),
@@ -193,9 +183,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         sweeper=RetentionSweeper(
             lambda progress: sweep(database.upkeep, settings.retention, None, progress), observe
         ),
-        history_reader=HistoryReader(
-            asks, PostgresLogStore(partial(database.connection, Lane.HISTORY)), observe
-        ),
+        history_reader=HistoryReader(asks, history_log, observe),
         writers=[
             GroupWriter(
                 baton, store, observe, batch_max=settings.batch_max, wakes=wakes, breakers=breakers
@@ -207,6 +195,17 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         nats=nats,
         runner=inputs.runner,
     )
+
+
+def _reads(database: Database, write_stores: Sequence[PostgresWriteStore]) -> Reads:
+    check = Readiness(database, write_stores).check
+    return Reads(PostgresAttemptStore(database), PostgresGroupStore(database), check)
+
+
+def _webhook(inputs: Inputs) -> WebhookSender | None:
+    if inputs.endpoint is None:
+        return None
+    return WebhookSender(PostgresWebhookStore(inputs.database), inputs.endpoint, inputs.observe)
 
 
 def _nats(inputs: Inputs, settings: ComponentSettings, creator: GroupCreator) -> Nats | None:
