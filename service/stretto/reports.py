@@ -1,11 +1,11 @@
 """What workers and their supervisor say to each other: metrics, and that the other is alive.
 
 Any worker may be scraped, and must answer for all of them. It asks the supervisor, which asks each
-worker. Only a scrape costs anything. The supervisor has all that a scrape has shown: a worker that
-crashes takes nothing of it with it.
+worker. The supervisor has all that a scrape has shown: a worker that crashes takes nothing of it
+with it.
 
 The socket between them is the worker's stdin. It ends with either process, however that ends: a
-worker stops without its supervisor.
+worker stops without its supervisor. A worker that is frozen does not end; it answers no ping.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -28,7 +29,7 @@ from stretto.telemetry.logs import logger
 from stretto.telemetry.metrics import LogLines
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 
     from prometheus_client.core import Metric
 
@@ -38,6 +39,13 @@ if TYPE_CHECKING:
 REPORT_SECONDS: Final = 1.0
 # Beyond that, the supervisor itself is stuck. Below the 10 s that Prometheus waits by default.
 INSTANCE_SECONDS: Final = 5.0
+# Between two pings of a worker. One costs each side some 20 µs.
+PING_SECONDS: Final = 1.0
+# A loop that answers no ping for so long is frozen: its process is stopped, or a call blocks it. The
+# kernel goes on giving it its share of the new connections, whose clients wait. A loop that works
+# stalls for less than a second, and for a few where the machine has far more work than processors:
+# 10 s are a few times that, and no longer than most clients and load balancers wait.
+FROZEN_SECONDS: Final = 10.0
 
 
 class WorkersMetrics(Collector):
@@ -59,14 +67,14 @@ class WorkersMetrics(Collector):
         ProcessCollector(registry=self._own)
 
     @asynccontextmanager
-    async def lifeline(self) -> AsyncIterator[socket.socket]:
-        """Provide a worker's stdin, as long as the worker runs."""
+    async def lifeline(self) -> AsyncIterator[tuple[socket.socket, Channel]]:
+        """Provide a worker's stdin, and our end of it, as long as the worker runs."""
         ours, its = socket.socketpair()
         channel = Channel(self._take_question, self._take_report, self._end)
         with its:
             await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=ours)
             try:
-                yield its
+                yield its, channel
             finally:
                 channel.close()
                 self._end(channel)
@@ -116,6 +124,27 @@ class WorkersMetrics(Collector):
             whole = self._instance.exposition({self, *current})
             for worker in asking:
                 worker.answer(whole)
+
+
+async def frozen(
+    worker: Channel,
+    clock_seconds: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
+) -> None:
+    """Return once a worker that has begun answers no ping for `FROZEN_SECONDS`.
+
+    If this process has not run in time itself, that says nothing of the worker: a machine that was
+    suspended, or processes that were all stopped, go on in any order. Then the time begins anew.
+    """
+    # One that is starting has no loop yet, and takes no connections.
+    await asyncio.wait((worker.ping(),))
+    silent_seconds = 0.0
+    while silent_seconds < FROZEN_SECONDS:
+        ping, pinged_at = worker.ping(), clock_seconds()
+        await pause(PING_SECONDS)
+        seconds = clock_seconds() - pinged_at
+        was_away = seconds > 2 * PING_SECONDS
+        silent_seconds = 0.0 if ping.done() or was_away else silent_seconds + seconds
 
 
 class Supervision:

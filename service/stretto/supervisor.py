@@ -1,7 +1,8 @@
 """Supervisor: keeps worker processes running until it is asked to stop or they cannot start.
 
 A worker that dies, or that an operator ends, is replaced, after a pause that grows while it dies
-young. Where all workers keep dying young, another start would not help: the supervisor ends with an
+young. One that is frozen, such as by SIGSTOP or a call that blocks its loop, is killed first: it
+would keep its share of the port. Where all workers keep dying young, another start would not help: the supervisor ends with an
 error.
 """
 
@@ -13,13 +14,14 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from stretto.errors import WorkersError
-from stretto.reports import WorkersMetrics
+from stretto.reports import FROZEN_SECONDS, WorkersMetrics, frozen
 from stretto.runtime.backoff import Backoff
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from stretto.runtime.channel import Channel
     from stretto.runtime.stop import Stop
 
 # After its drain, a worker stops within 10 s by itself.
@@ -94,19 +96,32 @@ class Supervisor:
 
     async def _run_once(self, number: int) -> int | None:
         """Run one worker to its end; `_end` bounds how long a stop takes."""
-        async with self._metrics.lifeline() as lifeline:
+        async with self._metrics.lifeline() as (stdin, channel):
             worker = await asyncio.create_subprocess_exec(
-                *self._command, stdin=lifeline.fileno(), env=self._environment
+                *self._command, stdin=stdin.fileno(), env=self._environment
             )
             # The worker has the only other end now.
-            lifeline.close()
+            stdin.close()
             ended = asyncio.create_task(worker.wait(), name=f"end of worker {number}")
+            watching = asyncio.create_task(
+                self._kill_frozen(number, worker, channel), name=f"watch of worker {number}"
+            )
             try:
                 await self._first_of(ended)
             finally:
+                watching.cancel()
                 # Asked to stop, or given up because of the others.
                 await self._end(worker)
         return worker.returncode
+
+    async def _kill_frozen(
+        self, number: int, worker: asyncio.subprocess.Process, channel: Channel
+    ) -> None:
+        """Kill a worker once it is frozen, unless it has ended."""
+        await frozen(channel)
+        if worker.returncode is None:
+            logger.error("worker.frozen", worker=number, seconds=FROZEN_SECONDS)
+            worker.kill()
 
     async def _pause_unless_stopped(self, seconds: float) -> None:
         pausing = asyncio.create_task(self._pause(seconds), name="pause before a worker")

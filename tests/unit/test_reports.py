@@ -12,7 +12,15 @@ import pytest_asyncio
 from stretto import reports
 from stretto.errors import Overloaded
 from stretto.observations import ReclaimTried
-from stretto.reports import Supervision, WorkersMetrics, supervised
+from stretto.reports import (
+    FROZEN_SECONDS,
+    PING_SECONDS,
+    Supervision,
+    WorkersMetrics,
+    frozen,
+    supervised,
+)
+from stretto.runtime.channel import Channel
 from stretto.runtime.stop import Stop
 from stretto.telemetry.metrics import Metrics
 from support.waiting import until
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 WON = 'stretto_reclaims_total{result="won"}'
+PONG = b"\xff\xff\xff\xfe"
+PINGS_MAX = int(FROZEN_SECONDS / PING_SECONDS)
 
 
 class Worker:
@@ -68,10 +78,11 @@ class Instance:
     async def start(self, count: int, *, joins: bool = True) -> Worker:
         """Start a worker."""
         stop = Stop(drain_seconds=0)
-        lifeline = await self._stack.enter_async_context(self.supervisor.lifeline())
-        joining = supervised(stop, lifeline.fileno())
+        lifeline = self.supervisor.lifeline()
+        stdin, _ = await self._stack.enter_async_context(lifeline)
+        joining = supervised(stop, stdin.fileno())
         supervision = await self._stack.enter_async_context(joining)
-        lifeline.close()
+        stdin.close()
         worker, before = Worker(supervision, stop, count), self.workers
         if joins:
             supervision.join(worker.metrics.report)
@@ -195,10 +206,10 @@ async def test_a_worker_drains_once_its_supervisor_is_gone() -> None:
     async with AsyncExitStack() as stack:
         supervisor = WorkersMetrics()
         holding = await stack.enter_async_context(AsyncExitStack())
-        lifeline = await holding.enter_async_context(supervisor.lifeline())
+        stdin, _ = await holding.enter_async_context(supervisor.lifeline())
         stop = Stop(drain_seconds=0)
-        supervision = await stack.enter_async_context(supervised(stop, lifeline.fileno()))
-        lifeline.close()
+        supervision = await stack.enter_async_context(supervised(stop, stdin.fileno()))
+        stdin.close()
         supervision.join(Metrics().report)
         await until(lambda: supervisor._reporting)
         assert not stop.asked.is_set()
@@ -208,3 +219,68 @@ async def test_a_worker_drains_once_its_supervisor_is_gone() -> None:
         assert not stop.at_once.is_set()
         with pytest.raises(Overloaded):
             await supervision.instance_metrics()
+
+
+class Watched(Channel):
+    """A worker's channel, and the pauses between its pings: on a clock that they move."""
+
+    def __init__(self, *, answers: int = 0, away: int | None = None) -> None:
+        super().__init__(lambda _: None, lambda *_: None, lambda _: None)
+        self.pauses = 0
+        self._answers = answers
+        self._away = away
+        """After how many pauses the supervisor itself does not run for an hour."""
+        self._seconds = 0.0
+
+    def watch(self) -> asyncio.Task[None]:
+        """Watch it; it answers so many pings."""
+        return asyncio.create_task(frozen(self, lambda: self._seconds, self._pause))
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses += 1
+        self._seconds += 3600 if self.pauses == self._away else seconds
+        if self.pauses <= self._answers:
+            self.data_received(PONG)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("expected", "worker"),
+    [
+        (PINGS_MAX, Watched()),
+        (PINGS_MAX + 25, Watched(answers=25)),
+        (PINGS_MAX + 7, Watched(away=7)),
+    ],
+    ids=["silent", "silent after some answers", "silent, also after the supervisor's own pause"],
+)
+async def test_a_worker_that_answers_no_ping_is_frozen(expected: int, worker: Watched) -> None:
+    """Its time runs while the supervisor does: all may have been stopped, and go on in any order."""
+    watching = worker.watch()
+    await asyncio.sleep(0)
+    worker.data_received(PONG)
+    async with asyncio.timeout(20):
+        await watching
+    assert expected == worker.pauses
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_a_worker_that_has_not_begun_or_has_ended_is_not_frozen(has_ended: bool) -> None:
+    """A process that starts or ends has no loop that could answer."""
+    worker = Watched()
+    if has_ended:
+        worker.connection_lost(None)
+    watching = worker.watch()
+    for _ in range(10 * PINGS_MAX):
+        await asyncio.sleep(0)
+    assert not watching.done()
+    assert has_ended == (worker.pauses > PINGS_MAX)
+    watching.cancel()
+
+
+async def test_a_worker_answers_pings_before_it_has_metrics(instance: Instance) -> None:
+    """While it waits for its database, for example."""
+    lifeline = instance.supervisor.lifeline()
+    async with lifeline as (stdin, channel), asyncio.timeout(20):
+        async with supervised(Stop(drain_seconds=0), stdin.fileno()):
+            await channel.ping()
+        stdin.close()

@@ -36,6 +36,14 @@ os.mkdir(sys.argv[2])
 while True: time.sleep(60)
 """
 NEVER_ENDS = DRAINS.replace("sys.exit(", "bool(")
+# Answers one ping of its supervisor, then stands still.
+FREEZES = """
+import os, signal, socket
+supervisor = socket.socket(fileno=0)
+supervisor.recv(4, socket.MSG_WAITALL)
+supervisor.sendall(b"\\xff\\xff\\xff\\xfe")
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
 
 
 class Times:
@@ -124,6 +132,22 @@ async def test_a_worker_that_was_asked_to_end_is_no_failure_and_is_replaced(
     command = (sys.executable, "-Sc", end)
     await Supervisor(command, {}, stop, times.clock_seconds, times.pause).run(1)
     assert [expected] * 2 == logged
+
+
+async def test_a_worker_that_is_frozen_is_killed_and_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would never end by itself, and the kernel would go on giving it connections."""
+    monkeypatch.setattr("stretto.reports.PING_SECONDS", 0.1)
+    monkeypatch.setattr("stretto.reports.FROZEN_SECONDS", 0.3)
+    logged: list[str] = []
+    monkeypatch.setattr(logger, "error", lambda event, **_: logged.append(event))
+    stop = Stop(drain_seconds=0)
+    times = Times(stop, starts_max=2, start_seconds=YOUNG_SECONDS)
+    command = (sys.executable, "-Sc", FREEZES)
+    async with asyncio.timeout(20):
+        await Supervisor(command, {}, stop, times.clock_seconds, times.pause).run(1)
+    assert ["worker.frozen", "worker.died"] * 2 == logged
 
 
 async def appeared(folder: Path) -> None:

@@ -72,11 +72,26 @@ async def test_one_question_is_under_way_at_a_time() -> None:
         assert not again.done()
 
 
+async def test_a_ping_is_answered_without_a_callback() -> None:
+    """Once for each; between questions and answers, of which it is neither."""
+    async with connected() as (here, there), asyncio.timeout(20):
+        asked, pinged = here.ask(), here.ping()
+        assert here.ping() is pinged
+        await pinged
+        assert not asked.done()
+        there.answer(LARGE)
+        await here.ping()
+        assert LARGE == await asked
+        assert (1, 0, 0) == (there.questions, here.questions, len(there.answers))
+
+
 async def test_messages_may_come_in_any_pieces() -> None:
     """Byte by byte, or several at once."""
     end = End()
     asked = end.ask()
-    stream = b"".join(len(each).to_bytes(4, "big") + each for each in (b"", b"one", b"", b"two"))
+    messages = [b"\xff\xff\xff\xff", b"\xff\xff\xff\xfe"]
+    messages += [len(each).to_bytes(4, "big") + each for each in (b"", b"one", b"", b"two")]
+    stream = b"".join(messages)
     for byte in stream:
         end.data_received(bytes([byte]))
     end.data_received(stream)
@@ -93,7 +108,7 @@ async def test_the_end_of_one_side_is_the_end_of_the_other() -> None:
         here.close()
         await until(lambda: there.ends)
         assert [b"last words"] == there.answers
-        for question in (asked, here.ask(), there.ask()):
+        for question in (asked, here.ask(), there.ask(), here.ping(), there.ping()):
             with pytest.raises(asyncio.CancelledError):
                 await question
         assert (0, 1) == (here.ends, there.ends)
