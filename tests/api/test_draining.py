@@ -15,6 +15,7 @@ from stretto.http.service import SERVICE
 from support.api_client import token_of
 from support.live_service import live_service
 from support.raw_client import BODY, RawClients, creation, creation_head, raw_clients
+from support.waiting import until
 
 if TYPE_CHECKING:
     from support.live_service import LiveService
@@ -63,6 +64,77 @@ async def test_every_answer_of_a_drain_is_the_last_of_its_connection(
         else:
             client.send(READ)
             assert 200 == (await client.answer())[0]
+
+
+async def test_the_last_answer_of_the_fast_path_arrives_although_more_is_sent(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket that is closed over unread bytes would reset the connection under it."""
+    monkeypatch.setattr("stretto.http.front.writing.LINGER_SECONDS", DEADLINE_SECONDS)
+    more = b"x" * 100_000
+    dropped: list[bytes] = []
+    connections: list[ClientConnection] = []
+    is_over, is_lost = asyncio.Event(), asyncio.Event()
+    drop, lose = ClientConnection.drop, ClientConnection.connection_lost
+
+    def drop_counted(connection: ClientConnection, data: bytes) -> None:
+        drop(connection, data)
+        connections.append(connection)
+        dropped.append(data)
+        if len(more) == len(b"".join(dropped)):
+            is_over.set()
+
+    def connection_lost(connection: ClientConnection, error: BaseException | None) -> None:
+        lose(connection, error)
+        is_over.set()
+        is_lost.set()
+
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        live_service(database_url) as live,
+        raw_clients(live.api.url) as raw,
+    ):
+        await (await raw.connect(creation(TOKEN, "known"))).answer()
+        live.app[SERVICE].draining.set()
+        monkeypatch.setattr(ClientConnection, "drop", drop_counted)
+        monkeypatch.setattr(ClientConnection, "connection_lost", connection_lost)
+        host, _, port = live.api.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(creation(TOKEN, "known"))
+        # Up to the end of what the service sends; our half stays open.
+        assert b"\r\nConnection: close\r\n" in await reader.read()
+        writer.write(more)
+        await is_over.wait()
+        assert more == b"".join(dropped)
+        # So a stop waits for it, as for any last answer.
+        assert not connections[0].is_idle
+        assert not is_lost.is_set()
+        writer.close()
+        await is_lost.wait()
+
+
+async def test_what_comes_behind_a_rejection_is_answered_before_the_end(database_url: str) -> None:
+    """The rejection waits for its turn until more has come; then it is not the last answer."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        live_service(database_url) as live,
+        raw_clients(live.api.url) as raw,
+    ):
+        shedder = live.app[SERVICE].shedder
+        client = await raw.connect()
+        live.app[SERVICE].draining.set()
+        with (
+            patch.object(shedder, "has_room", return_value=False),
+            patch.object(shedder, "_send_some"),
+        ):
+            client.send(creation(TOKEN, "shed"))
+            await until(lambda: shedder._pending)
+            client.send(READ)
+            answers = [await client.answer() for _ in range(2)]
+        assert [(503, None), (200, "close")] == [
+            (status, headers.get("connection")) for status, headers, _ in answers
+        ]
+        await client.closed()
 
 
 @pytest.mark.parametrize("is_draining", [True, False], ids=["draining", "serving"])

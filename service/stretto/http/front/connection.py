@@ -91,10 +91,11 @@ class ClientConnection(FastPathConnection):
 
     @property
     def is_idle(self) -> bool:
-        """Whether every byte that has arrived belongs to an answered request."""
+        """Whether every byte that has arrived belongs to an answered request, not the last one."""
         return (
             self._read_timer is None
             and not self._owes_unparsed
+            and not self.is_ending
             and self._waiter is not None
             and not self._waiter.done()
         )
@@ -166,7 +167,7 @@ class ClientConnection(FastPathConnection):
     def eof_received(self) -> Any:
         """Answer what was asked before the client closed its half; then close."""
         if self._owes_unparsed:
-            self._has_all = True
+            self._has_all = self._is_at_end = True
             return True
         self._stop_read_timer()
         return super().eof_received()

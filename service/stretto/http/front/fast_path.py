@@ -107,10 +107,12 @@ class FastPathConnection(BoundedQueue):
     def _must_wait(self, data: bytes) -> bool:
         """Keep the order of answers: return whether data is held until a creation is answered."""
         if self._is_rejected and self._service is not None:
-            # It need not wait for its turn.
+            # It need not wait for its turn. With data behind it, it is not the last answer.
+            self._held = data
             self.send_rejection(self._service.shedder.answer)
+            self._held = b""
         if self._in_flight is None:
-            return False
+            return self.is_ending
         if data:
             # One read of the socket at most.
             self._held += data
@@ -226,7 +228,11 @@ class FastPathConnection(BoundedQueue):
             self.transport.write(answer)
         else:
             self.transport.write(answer.replace(b"\r\n\r\n", CLOSE_LINE, 1))
-            self.force_close()
+            left = self.half_close()
+            if left is None:
+                self.force_close()
+            else:
+                left.add_done_callback(lambda _: self.force_close())
 
 
 def recall_owner(service: Service, request: PlainRequest) -> UserId | None:

@@ -249,10 +249,9 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         else:
             self._on_end = on_end
 
-    async def linger(self) -> None:
-        """Half-close and wait for the client, unless it has closed its own half already."""
-        if not self._is_at_end:
-            await super().linger()
+    def half_close(self) -> asyncio.Future[None] | None:
+        """Half-close, unless the client has closed its own half: then no more can arrive."""
+        return None if self._is_at_end else super().half_close()
 
     def _decline_upgrade(self, request: BaseRequest, response: web.StreamResponse) -> None:
         """Make the answer to a failed handshake the connection's last, also before its body's end.

@@ -97,16 +97,25 @@ class BoundedWriting(RequestHandler):
 
     async def linger(self) -> None:
         """Half-close, and drop what still arrives until the client closes."""
+        left = self.half_close()
+        if left is not None:
+            await left
+
+    def half_close(self) -> asyncio.Future[None] | None:
+        """Half-close, and drop what still arrives; return what is done once the client has left.
+
+        None if there is nothing to wait for.
+        """
         transport = self.transport
         if transport is None or transport.is_closing() or self._upgraded:
-            return
+            return None
         self._dropped_bytes = 0
         self._left = self._loop.create_future()
         self._linger_timer = self._loop.call_later(LINGER_SECONDS, self._leave)
         transport.write_eof()
         # The parser may have paused it.
         transport.resume_reading()
-        await self._left
+        return self._left
 
     def drop(self, data: bytes) -> None:
         """Drop what arrives after the last answer, up to a bound."""
