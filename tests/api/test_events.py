@@ -300,6 +300,35 @@ async def test_a_mute_client_does_not_hold_the_stop_up(live: LiveService) -> Non
         assert (0, []) == (len(live.hub), session_tasks())
 
 
+async def test_a_silent_clients_position_moves_with_the_events_of_others(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over both ways; once for each new position, and it can be resumed."""
+    # Shorter than is allowed: the test would take seconds.
+    monkeypatch.setattr("stretto.assembly.application.require_settings", lambda _: None)
+    streams = StreamSettings(heartbeat_seconds=0.05)
+    async with live_service(database_url, streams=streams) as live:
+        async with live.sse("dave") as reader, live.websocket("dave") as client:
+            old = await client.next()
+            assert old["position"] == (await reader.next()).id
+            await live.create("k")
+            await live.tail_once()
+            new = await client.next()
+            assert {"position"} == {*new}
+            assert old != new
+            while (block := await reader.next()).id is None:
+                assert "" == block.comment
+            assert (new["position"], "") == (block.id, block.data)
+            assert "" == (await reader.next()).comment
+        async with live.websocket("bob", since=new["position"]) as later:
+            assert new == await later.next()
+            subject = await live.create("next")
+            await live.tail_once()
+            while "event" not in (message := await later.next()):
+                pass
+            assert subject == message["event"]["subject"]
+
+
 async def test_a_silent_session_is_given_signs_of_life(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

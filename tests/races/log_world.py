@@ -8,7 +8,7 @@ happen and every party react. A step is one of
 - join: a client opens a session: one that is new, or one that has missed everything;
 - turn: the tail begins a turn, if it could find something new;
 - see: a statement gets its snapshot, and its result is on its way;
-- hear: the result arrives;
+- hear: the result arrives; after each step, live sessions get a heartbeat with their position;
 - crash: the server crashes; statements that were not answered fail. Its last asynchronous commit is
   forgotten, whose id the next transaction gets.
 
@@ -155,8 +155,16 @@ class LogWorld:
                 for pending in failed:
                     pending.answered.set_exception(Unreachable("the server has crashed"))
         self.loop.run_until_idle()
+        self._beat()
         assert not self.loop.faults, self.loop.faults[0]
         assert not self._ended, self._ended[0]
+
+    def _beat(self) -> None:
+        """Let each client get the position of a heartbeat, which may come at any time."""
+        for client in self.clients:
+            position = client.session and client.session.position(self.hub.delivered)
+            if position not in (None, client.position):
+                client.place(position)
 
     def judge(self) -> None:
         """Nothing more happens: each client has had everything, and could resume anywhere."""

@@ -87,6 +87,7 @@ class SessionHub(Actor):
         """Is called in each turn, while there are sessions."""
         self._place: Place | None = None
         self._placed = asyncio.Event()
+        self._delivered: Place | None = None
 
     @property
     def stop_seconds(self) -> float:
@@ -111,6 +112,15 @@ class SessionHub(Actor):
             self._placed.clear()
         else:
             self._placed.set()
+
+    @property
+    def delivered(self) -> Place | None:
+        """The place up to which all was delivered: during a delivery it lies behind `place`."""
+        return self._delivered
+
+    def mark_delivered(self) -> None:
+        """Note that all was delivered that lies before the present place."""
+        self._delivered = self._place
 
     async def followed(self) -> Place:
         """Wait until the log is followed, and return the place; raises `Unreachable`, `Overloaded`.

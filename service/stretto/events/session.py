@@ -86,11 +86,29 @@ class Session:
         self._queue = [each for each in self._queue if not each.is_covered_by(place)]
         return True
 
-    async def take(self) -> Sequence[OutgoingEvent]:
-        """Wait until events are queued; return all of them, in order."""
-        while not self._queue:
+    def position(self, delivered: Place | None) -> str | None:
+        """Return the client's position if it has been sent all that was taken; None while more waits.
+
+        `delivered` is the place up to which the hub has queued every event: what is in no queue was
+        sent, or is not for this user.
+        """
+        if self._queue or self._live_from is None or delivered is None:
+            return None
+        return str(self._live_from | delivered)
+
+    async def take(self, seconds: float | None = None) -> Sequence[OutgoingEvent]:
+        """Wait until events are queued, for so long at most; return all of them, in order."""
+        if not self._queue:
             self._arrived.clear()
-            await self._arrived.wait()
+            timer: asyncio.TimerHandle | None = None
+            if seconds is not None:
+                # A third of what `asyncio.timeout` costs: each event of a session ends such a wait.
+                timer = asyncio.get_running_loop().call_later(seconds, self._arrived.set)
+            try:
+                await self._arrived.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
         events, self._queue = self._queue, []
         return events
 

@@ -83,10 +83,15 @@ class LogTail(Actor):
             return 0
         try:
             await self._log.listen(self._on_announced)
-            return await self._read() if self._hub else 0
+            if not self._hub:
+                return 0
+            read = await self._read()
         except StoreError:
             await self._log.close()
             raise
+        # Not before: a client that gets a position must have got every event that this covers.
+        self._hub.mark_delivered()
+        return read
 
     async def close(self) -> None:
         """Give the connection back."""

@@ -54,7 +54,7 @@ class StreamSettings:
     heartbeat_seconds: float = setting(
         25.0, "how often a silent session is given a sign of life", ge=1, le=3600
     )
-    """Below the minute after which proxies drop an idle connection."""
+    """Below the minute after which proxies drop an idle connection. A position goes with it."""
     origins: frozenset[str] = setting(
         frozenset(),
         "origins whose pages may open WebSockets, beside the service's own, such as"
@@ -71,8 +71,8 @@ class EventStream(Protocol):
         """The answer to the request."""
 
     @property
-    def silence_seconds(self) -> float | None:
-        """After so long without events, `beat` is due; None if it never is."""
+    def silence_seconds(self) -> float:
+        """After so long without events, `beat` is due."""
 
     def opened(self, request: web.Request, session: Session) -> AbstractAsyncContextManager[None]:
         """Answer the request and watch the client; close the session when the client leaves."""
@@ -83,8 +83,8 @@ class EventStream(Protocol):
     async def send(self, outgoing: OutgoingEvent) -> None:
         """Send an event; wait for a client that does not read; raise `ConnectionResetError`."""
 
-    async def beat(self) -> None:
-        """Send a heartbeat."""
+    async def beat(self, position: str | None) -> None:
+        """Send a heartbeat, with the client's position if that has changed."""
 
     async def close(self, code: CloseCode) -> None:
         """Send the close code and close the connection, within `CLOSE_SECONDS`."""
@@ -93,9 +93,8 @@ class EventStream(Protocol):
 class WebSocketStream:
     """Text messages `{"position", "event"}`; the client sends control frames only."""
 
-    silence_seconds = None
-
     def __init__(self, settings: StreamSettings) -> None:
+        self.silence_seconds = settings.heartbeat_seconds
         self.response = QuietWebSocket(
             timeout=CLOSE_SECONDS,
             heartbeat=settings.heartbeat_seconds,
@@ -130,8 +129,10 @@ class WebSocketStream:
         """Send an event."""
         await self._send_text(outgoing.encoded(websocket_message))
 
-    async def beat(self) -> None:
-        """Do nothing: the response itself sends pings and waits for their replies."""
+    async def beat(self, position: str | None) -> None:
+        """Send a position; the response itself sends pings and waits for their replies."""
+        if position is not None:
+            await self.send_position(position)
 
     async def close(self, code: CloseCode) -> None:
         """Send the close code and close the connection."""
@@ -155,7 +156,7 @@ class WebSocketStream:
 
 
 class ServerSentEvents:
-    """Events whose `id` is the client's position; a comment is the heartbeat."""
+    """Events whose `id` is the client's position; a comment, or an `id` alone, is the heartbeat."""
 
     def __init__(self, settings: StreamSettings) -> None:
         self.silence_seconds = settings.heartbeat_seconds
@@ -188,15 +189,15 @@ class ServerSentEvents:
     async def send_position(self, position: str) -> None:
         """Send the client's position."""
         pause = random.randint(*RECONNECT_MILLISECONDS)
-        await self.response.write(f"retry: {pause}\nid: {position}\n\n".encode())
+        await self.response.write(b"retry: %d\n%b" % (pause, _position_block(position)))
 
     async def send(self, outgoing: OutgoingEvent) -> None:
         """Send an event."""
         await self.response.write(outgoing.encoded(sse_chunk))
 
-    async def beat(self) -> None:
-        """Send a comment."""
-        await self.response.write(b":\n\n")
+    async def beat(self, position: str | None) -> None:
+        """Send a comment, or an `id` without data: a client remembers it and gets no event."""
+        await self.response.write(b":\n\n" if position is None else _position_block(position))
 
     async def close(self, code: CloseCode) -> None:
         """Send the close code and close the connection."""
@@ -206,6 +207,10 @@ class ServerSentEvents:
         async with _closing(self._transport):
             await self.response.write(b"event: close\n" + forget + b"data: " + data + b"\n\n")
             await self.response.write_eof()
+
+
+def _position_block(position: str) -> bytes:
+    return b"id: %b\n\n" % position.encode()
 
 
 def websocket_message(outgoing: OutgoingEvent) -> bytes:

@@ -68,6 +68,32 @@ async def test_what_a_full_queue_has_dropped_is_read_before_the_session_goes_liv
     assert [3] == numbers(await session.take())
 
 
+async def test_a_silence_ends_a_wait_for_events(session: Session) -> None:
+    """With nothing; the next wait begins anew, and an event ends it."""
+    assert [] == await session.take(0.01)
+    taking = asyncio.create_task(session.take(DEADLINE_SECONDS))
+    await asyncio.sleep(0)
+    session.offer(event(1))
+    assert [1] == numbers(await taking)
+    assert [] == await session.take(0.01)
+
+
+async def test_a_silent_clients_position_covers_what_it_was_sent_and_what_was_delivered(
+    session: Session,
+) -> None:
+    """Nothing while it catches up, or while an event waits that the place would cover."""
+    delivered = place(9, 6)
+    assert session.position(delivered) is None
+    assert session.go_live(place(7, 5))
+    assert str(place(9)) == session.position(delivered)
+    assert str(place(7, 5)) == session.position(place(3))
+    assert session.position(None) is None
+    session.offer(event(8))
+    assert session.position(delivered) is None
+    await session.take()
+    assert str(place(9)) == session.position(delivered)
+
+
 async def test_a_session_that_was_closed_before_is_not_awaited(session: Session) -> None:
     """Its stream only begins now: it ends at once."""
     session.close(CloseCode.TOO_SLOW)

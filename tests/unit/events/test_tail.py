@@ -240,6 +240,26 @@ async def test_a_session_that_joins_during_a_delivery_begins_behind_its_page(
         assert is_guarded == (owed == got)
 
 
+async def test_a_page_counts_as_delivered_once_its_last_event_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before, though the tail's place lies behind it; nor after a turn that was cancelled."""
+    monkeypatch.setattr(tail_module, "TURN_EVENTS", 2)
+    with ExitStack() as stack:
+        world.session(stack)
+        await world.tail.run_once()
+        assert place(1) == world.hub.delivered
+        world.log.events = [logged(n) for n in range(1, 6)]
+        reading = asyncio.create_task(world.tail.run_once())
+        await asyncio.sleep(0)
+        assert (place(6), place(1)) == (world.hub.place, world.hub.delivered)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert place(1) == world.hub.delivered
+        await world.tail.run_once()
+        assert place(6) == world.hub.delivered
+
+
 @pytest.mark.parametrize("is_guarded", [True, False])
 async def test_a_cancelled_delivery_goes_on_where_it_was(
     world: World, monkeypatch: pytest.MonkeyPatch, is_guarded: bool

@@ -32,6 +32,7 @@ from stretto.telemetry.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from stretto.events.hub import SessionHub
     from stretto.events.outgoing import OutgoingEvent
     from stretto.events.session import Session
     from stretto.http.event_streams import EventStream, StreamSettings
@@ -61,7 +62,7 @@ async def open_session(request: web.Request) -> web.StreamResponse:
             session.close(CloseCode.POSITION_LOST)
         try:
             async with stream.opened(request, session):
-                await _serve(stream, session, catch_up)
+                await _serve(stream, session, catch_up, service.hub)
                 assert session.close_code is not None
                 await stream.close(session.close_code)
         except ConnectionError as error:
@@ -70,7 +71,7 @@ async def open_session(request: web.Request) -> web.StreamResponse:
     return stream.response
 
 
-async def _serve(stream: EventStream, session: Session, catch_up: CatchUp) -> None:
+async def _serve(stream: EventStream, session: Session, catch_up: CatchUp, hub: SessionHub) -> None:
     """Send the missed events, then live ones, until the session is closed."""
     if session.close_code is not None:
         return
@@ -83,8 +84,9 @@ async def _serve(stream: EventStream, session: Session, catch_up: CatchUp) -> No
             if catch_up.is_resumption:
                 # Every missed event has been sent.
                 await stream.send_position(catch_up.position)
+            position = catch_up.position
             while True:
-                await _send_next(stream, session)
+                position = await _send_next(stream, session, hub, position)
     except ConnectionError:
         session.close(CloseCode.CLIENT_LEFT)
     except TimeoutError:
@@ -107,15 +109,19 @@ async def _send_missed(stream: EventStream, outgoing: OutgoingEvent) -> None:
         await stream.send(outgoing)
 
 
-async def _send_next(stream: EventStream, session: Session) -> None:
-    try:
-        async with asyncio.timeout(stream.silence_seconds):
-            events = await session.take()
-    except TimeoutError:
-        await stream.beat()
-        return
-    for outgoing in events:
-        await stream.send(outgoing)
+async def _send_next(stream: EventStream, session: Session, hub: SessionHub, position: str) -> str:
+    """Send what is queued, or a heartbeat after a silence; return the client's position after it.
+
+    Others' events move a silent client's position. With an old one it would later have the log read
+    for nothing, or find that it is no longer kept.
+    """
+    if events := await session.take(stream.silence_seconds):
+        for outgoing in events:
+            await stream.send(outgoing)
+        return events[-1].position
+    newest = session.position(hub.delivered) or position
+    await stream.beat(None if newest == position else newest)
+    return newest
 
 
 def _stream(request: web.Request, settings: StreamSettings) -> EventStream:
