@@ -90,6 +90,8 @@ class LogWorld:
         self.reader = HistoryReader(mailbox, _Store(self, "reader"), lambda _: None)
         self._ended: list[BaseException | None] = []
         """Why clients that should stay for ever have ended."""
+        self._tasks: list[asyncio.Task[None]] = []
+        """All that were begun."""
         self._turn: asyncio.Task[None] | None = None
         self._looked = -1
         """The epoch at which the tail looked last."""
@@ -103,7 +105,7 @@ class LogWorld:
             if client.position is not None:
                 client.first = Place.parse(client.position)
         self.to_join = list(self.clients)
-        self.loop.run(self._read_on())
+        self._tasks.append(self.loop.run(self._read_on()))
 
     def _begin(self, transactions: Sequence[int]) -> None:
         for events in transactions:
@@ -144,8 +146,10 @@ class LogWorld:
             case ("join", _):
                 staying = self.loop.create_task(self._stay(self.to_join.pop(0)))
                 staying.add_done_callback(self._note_end)
+                self._tasks.append(staying)
             case ("turn", _):
                 self._turn = self.loop.create_task(self._turn_once())
+                self._tasks.append(self._turn)
             case ("crash", _):
                 self.crashes_left -= 1
                 self.log.crash(0)
@@ -208,8 +212,15 @@ class LogWorld:
         return repr((clients, pending, log, tail, len(self.to_join), len(self.hub)))
 
     def end(self) -> None:
-        """Stop everything."""
+        """End every task where it waits, the newest first.
+
+        The collector would close them in any order, some of them behind what they still use.
+        """
         self.loop.is_dead = True
+        for task in reversed(self._tasks):
+            task.cancel()
+            self.loop.run_until_idle()
+        assert all(task.done() for task in self._tasks)
 
     async def ask(self, owner: str, arguments: tuple[object, ...], read: Callable[[], Any]) -> Any:
         """Send a statement, and wait for its answer."""
@@ -218,7 +229,8 @@ class LogWorld:
         return await pending.answered
 
     def _note_end(self, staying: asyncio.Task[None]) -> None:
-        self._ended.append(staying.exception())
+        if not self.loop.is_dead:
+            self._ended.append(staying.exception())
 
     async def _turn_once(self) -> None:
         with suppress(StoreError):
