@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from stretto.errors import Overloaded as Overloaded
     from stretto.errors import RateLimited as RateLimited
     from stretto.errors import StrettoError as StrettoError
-    from stretto.errors import Unreachable as Unreachable
     from stretto.events.hub import HubSettings as HubSettings
     from stretto.events.log import CommittedEvent as CommittedEvent
     from stretto.http.event_streams import StreamSettings as StreamSettings
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from stretto.postgres.hook import OnCreate as OnCreate
     from stretto.postgres.inbox import Inbox as Inbox
     from stretto.postgres.migrate import migrate as migrate
+    from stretto.store_errors import Unreachable as Unreachable
     from stretto.targets.bus import BusUnavailable as BusUnavailable
     from stretto.targets.bus import EventBus as EventBus
     from stretto.webhook.rules import WebhookSettings as WebhookSettings
@@ -59,12 +59,13 @@ _MODULES: Final = {
     "stretto.client": "ClientAnswer ClientError StrettoClient",
     "stretto.domain": "CreatedGroup IdempotencyKey NewGroup UserId event_id group_id",
     "stretto.errors": "AttemptFailed AttemptPending ConfigurationError DatabaseUnavailable"
-    " GroupRejected HookFailed KeyReused Overloaded RateLimited StrettoError Unreachable",
+    " GroupRejected HookFailed KeyReused Overloaded RateLimited StrettoError",
     "stretto.http.tokens.authenticator": "TokenSettings",
     "stretto.http.event_streams": "StreamSettings",
     "stretto.creation.creator": "CreatorSettings GroupCreator",
     "stretto.creation.flight": "Answer",
     "stretto.events.log": "CommittedEvent",
+    "stretto.store_errors": "Unreachable",
     "stretto.targets.bus": "BusUnavailable EventBus",
     "stretto.webhook.rules": "WebhookSettings",
     "stretto.postgres.hook": "OnCreate",

@@ -39,14 +39,7 @@ from stretto.commands.reports import database_failure
 from stretto.commands.serve import serve
 from stretto.commands.sweep import sweep
 from stretto.commands.token import token
-from stretto.errors import (
-    ConfigurationError,
-    EmbeddedError,
-    ListenError,
-    NotFound,
-    Unreachable,
-    WorkersError,
-)
+from stretto.errors import ConfigurationError, EmbeddedError, ListenError, NotFound, WorkersError
 from stretto.postgres.driver_errors import in_words
 from stretto.standard_streams import (
     OutputLost,
@@ -55,6 +48,7 @@ from stretto.standard_streams import (
     open_missing,
     report_lost_output,
 )
+from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

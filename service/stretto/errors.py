@@ -3,8 +3,8 @@
 Each error has a stable `code`, a default `message`, which is its docstring as well, and advice on
 what to do next (`retry`). `stretto.codec` alone maps a code to its HTTP status.
 
-A store's errors have no code: they say what is known about a write. The creator turns them into
-errors for callers.
+What a store raises is not among them (`store_errors.py`): the creator turns it into errors for
+callers.
 """
 
 from __future__ import annotations
@@ -252,63 +252,3 @@ class WorkersError(Exception):
 
 class EmbeddedError(Exception):
     """An embedded PostgreSQL or NATS cannot run here; the message says what to do."""
-
-
-class StoreError(Exception):
-    """A store could not do what it was asked."""
-
-    retry_after_seconds: int | None = None
-    """How long the owner is paused, if it is."""
-
-
-class Refused(StoreError):
-    """The database rejected this write for its content; nothing was committed."""
-
-    def __init__(self, failure: Failure, cause: str = "") -> None:
-        """Take the failure that the client gets, and the cause for the log."""
-        super().__init__(cause or failure.code)
-        self.failure = failure
-
-
-class Transient(StoreError):
-    """Nothing was committed; the same write may succeed in a moment."""
-
-
-class Locked(Transient):
-    """Another transaction held a row or a table for longer than a statement waits."""
-
-
-class Stalled(StoreError):
-    """The server was asked to end a write that kept others waiting, and did; nothing was committed."""
-
-
-class HookError(StoreError):
-    """The host's hook failed the write without a veto; nothing was committed."""
-
-
-class HookEnded(HookError):
-    """The hook was ended because it kept others waiting; nothing was committed."""
-
-
-class HookInterrupted(HookError, Transient):
-    """The hook met a lock, a deadlock or a full disk; the same write may succeed in a moment."""
-
-
-class Unreachable(StoreError):
-    """There is no connection, or the database cannot serve; nothing was committed."""
-
-
-class ReadCancelled(Unreachable):
-    """The server has cancelled a read that took too long; the connection lives."""
-
-
-class Misconfigured(Unreachable):
-    """The server runs, but lacks what a statement needs, such as a table or a permission."""
-
-
-class OutcomeUnknown(StoreError):
-    """The connection was lost after the write was sent: it may be committed, now or later."""
-
-
-class InDoubt(OutcomeUnknown):
-    """The server has answered with an error that leaves the outcome open; the connection lives."""

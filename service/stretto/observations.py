@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from stretto.errors import HookError
+from stretto.store_errors import HookError
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from stretto.errors import StoreError
+    from stretto.store_errors import StoreError
 
 
 class Observation:

@@ -24,13 +24,14 @@ import asyncpg
 from stretto.embedded.lock_file import sole_service
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.postgres import embedded_postgres
-from stretto.errors import ConfigurationError, Unreachable
+from stretto.errors import ConfigurationError
 from stretto.http.tokens.keys import secret_key
 from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
 from stretto.postgres.driver_errors import is_lasting
 from stretto.postgres.migrate import migrate, newest_number
 from stretto.setting_texts import EMBEDDED
+from stretto.store_errors import Unreachable
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from stretto.assembly.host_pool import require_database
-from stretto.errors import GroupRejected, HookError, InDoubt, OutcomeUnknown, Refused, Unreachable
+from stretto.errors import GroupRejected
 from stretto.postgres.check import check_database
 from stretto.postgres.connecting import PREPARED_MAX
 from stretto.postgres.connections import Database, Lane
@@ -22,6 +22,7 @@ from stretto.postgres.migrate import newest_number
 from stretto.postgres.pooler import split_pooler
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.provision import START_SECONDS
+from stretto.store_errors import HookError, InDoubt, OutcomeUnknown, Refused, Unreachable
 from support.api_client import connected_api
 from support.both_stores import write
 from support.command_process import stretto

@@ -13,10 +13,11 @@ import pytest
 import pytest_asyncio
 
 from stretto.creation.ports import Led, SettledAsFailed
-from stretto.errors import Failure, HookError, OutcomeUnknown, Overloaded
+from stretto.errors import Failure, Overloaded
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.service import SERVICE
+from stretto.store_errors import HookError, OutcomeUnknown
 from support.api_client import token_of
 from support.live_service import LiveService, live_service
 from support.raw_client import PING, RawClient, RawClients, creation, raw_clients

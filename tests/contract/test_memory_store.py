@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.errors import OutcomeUnknown, Unreachable
+from stretto.store_errors import OutcomeUnknown, Unreachable
 from support.both_stores import write
 from support.memory_store.database import MemoryDatabase
 from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore

@@ -16,8 +16,9 @@ import pytest
 import pytest_asyncio
 
 from stretto.creation.attempt import Attempt, AttemptStatus
-from stretto.errors import Failure, OutcomeUnknown
+from stretto.errors import Failure
 from stretto.postgres.connections import Database
+from stretto.store_errors import OutcomeUnknown
 from support.both_stores import MemoryStores, PostgresStores, write
 from support.waiting import until
 

@@ -10,8 +10,8 @@ import pytest
 
 from chaos.server import OwnServer, dsn_of, standby_of
 from stretto.domain import group_id
-from stretto.errors import Unreachable
 from stretto.postgres.connections import Database, Lane
+from stretto.store_errors import Unreachable
 from support.api_client import TEAM, Reply, settled_create
 from support.database import first_row, sound
 from support.service_process import ServiceProcess, apis

@@ -11,10 +11,11 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
-from stretto.errors import Failure, InDoubt, Locked, Misconfigured, OutcomeUnknown, Refused
+from stretto.errors import Failure
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.write_columns import attempt_columns, group_columns
 from stretto.postgres.writes import PostgresWriteStore
+from stretto.store_errors import InDoubt, Locked, Misconfigured, OutcomeUnknown, Refused
 from support.both_stores import write
 
 if TYPE_CHECKING:

@@ -16,19 +16,14 @@ from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings, GroupCreator
 from stretto.creation.writer import GroupWriter
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.errors import (
-    AttemptFailed,
-    DatabaseUnavailable,
-    Failure,
-    GroupRejected,
-    Unreachable,
-)
+from stretto.errors import AttemptFailed, DatabaseUnavailable, Failure, GroupRejected
 from stretto.observations import ConnectionLost
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.check import check_database
 from stretto.postgres.connections import Database
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
+from stretto.store_errors import Unreachable
 from support.database import END_OURS, groups
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from stretto.errors import OutcomeUnknown, ReadCancelled, Unreachable
 from stretto.postgres import connections as database_module
 from stretto.postgres.connections import CONNECTIONS_MAX, Database, Lane
 from stretto.postgres.driver_connection import DriverConnection, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
+from stretto.store_errors import OutcomeUnknown, ReadCancelled, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

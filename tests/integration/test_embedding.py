@@ -12,9 +12,9 @@ from aiohttp import web
 
 import stretto
 from stretto.assembly.opening import open_component
-from stretto.errors import Unreachable
 from stretto.http.service import SERVICE
 from stretto.postgres.migrate import migrate
+from stretto.store_errors import Unreachable
 from support.api_client import SECRET, TEAM, connected_api
 from support.database import first_row
 from support.waiting import until

@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from stretto.assembly.opening import open_component
-from stretto.errors import Unreachable
 from stretto.postgres.migrate import PRIVILEGES, Step, grant, migrate, newest_number
 from stretto.postgres.queries import schema_file
+from stretto.store_errors import Unreachable
 from support.api_client import SECRET, connected_api
 from support.command_process import stretto
 from support.database import login_role

@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 import pytest
 
-from stretto.errors import (
-    GroupRejected,
-    HookError,
-    HookInterrupted,
-    OutcomeUnknown,
-    Refused,
-    Transient,
-)
+from stretto.errors import GroupRejected
 from stretto.postgres import hook as hook_module
+from stretto.store_errors import HookError, HookInterrupted, OutcomeUnknown, Refused, Transient
 from support.both_stores import write
 from support.database import groups
 from support.hooked_stores import DEADLINE_SECONDS, Stores, led_by, running

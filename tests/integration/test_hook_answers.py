@@ -13,9 +13,10 @@ from stretto.assembly.settings import ComponentSettings
 from stretto.creation.creator import CreatorSettings
 from stretto.creation.flight import Answer
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
-from stretto.errors import HookError, HookFailed
+from stretto.errors import HookFailed
 from stretto.observations import ConnectionLost, WriteTrouble
 from stretto.postgres.hook import HOOK_SECONDS
+from stretto.store_errors import HookError
 from support.database import groups
 from support.hooked_stores import DEADLINE_SECONDS, running
 from support.logged_events import logged

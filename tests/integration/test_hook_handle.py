@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import pytest_asyncio
 
-from stretto.errors import HookError
 from stretto.postgres.hook_handle import HandleMisused, HookHandle
+from stretto.store_errors import HookError
 from support.both_stores import write
 from support.database import groups
 from support.hooked_stores import led_by, open_stores

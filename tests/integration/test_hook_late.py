@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from stretto.errors import Misconfigured, Transient
+from stretto.store_errors import Misconfigured, Transient
 from support.both_stores import write
 from support.database import groups
 from support.hooked_stores import led_by, open_stores

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import asyncpg
 import pytest
 
-from stretto.errors import Failure, GroupRejected, HookError, Refused
+from stretto.errors import Failure, GroupRejected
+from stretto.store_errors import HookError, Refused
 from support.both_stores import write
 from support.hooked_stores import led_by
 

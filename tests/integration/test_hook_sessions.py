@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 import pytest
 
-from stretto.errors import GroupRejected, HookError, Refused, Unreachable
+from stretto.errors import GroupRejected
 from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
+from stretto.store_errors import HookError, Refused, Unreachable
 from support.both_stores import write
 from support.database import END_OURS, groups
 from support.hooked_stores import Stores, led_by, running

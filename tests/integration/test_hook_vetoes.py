@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from stretto.errors import GroupRejected, HookError, Refused
+from stretto.errors import GroupRejected
+from stretto.store_errors import HookError, Refused
 from support.both_stores import write
 from support.database import groups
 from support.hooked_stores import led_by

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
-from stretto.errors import Unreachable
 from stretto.events.history_reader import Ask
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.connections import Database
 from stretto.postgres.log import PostgresLogStore
+from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,10 +11,11 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from stretto.errors import ConfigurationError, Unreachable
+from stretto.errors import ConfigurationError
 from stretto.postgres.connections import Database
 from stretto.postgres.migrate import FIRST_NUMBER, Step, migrate, read_steps
 from stretto.postgres.queries import schema_file
+from stretto.store_errors import Unreachable
 from support.database import connect
 from support.waiting import until
 

@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from stretto.errors import Locked, Misconfigured, OutcomeUnknown, Refused
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.write_columns import attempt_columns, group_columns
 from stretto.postgres.writes import PostgresWriteStore
+from stretto.store_errors import Locked, Misconfigured, OutcomeUnknown, Refused
 from support.both_stores import write
 from support.database import connect, lock_waiters, writes_held_up
 from support.routines import change_routine

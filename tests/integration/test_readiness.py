@@ -9,13 +9,13 @@ import asyncpg
 import pytest
 
 from stretto.domain import UserId
-from stretto.errors import Misconfigured, Unreachable
 from stretto.postgres.connecting import READ_ONLY
 from stretto.postgres.connections import Database, Lane
 from stretto.postgres.groups import PostgresGroupStore
 from stretto.postgres.migrate import grant
 from stretto.postgres.readiness import PROBE_SECONDS, Readiness
 from stretto.postgres.writes import PostgresWriteStore
+from stretto.store_errors import Misconfigured, Unreachable
 from support.both_stores import write
 from support.clock import Clock
 from support.database import END_OURS, set_read_only

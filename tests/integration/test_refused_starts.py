@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stretto.errors import Unreachable
 from stretto.postgres.connections import Database
 from stretto.provision import _acquire_patiently
+from stretto.store_errors import Unreachable
 from support.command_process import stretto
 from support.service_process import ServiceProcess
 

@@ -10,13 +10,13 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from stretto.errors import Unreachable
 from stretto.observations import EventBuried
 from stretto.postgres import bus as bus_module
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.backoff import Backoff
+from stretto.store_errors import Unreachable
 from stretto.targets import relay as relay_module
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.lag import LOOK_SECONDS

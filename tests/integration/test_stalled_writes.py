@@ -11,10 +11,11 @@ import pytest
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.errors import DatabaseUnavailable, Locked, OutcomeUnknown, Stalled, Transient
+from stretto.errors import DatabaseUnavailable
 from stretto.observations import Observation, OwnerPaused, WriteTrouble
 from stretto.postgres import stalls
 from stretto.postgres.writes import PostgresWriteStore
+from stretto.store_errors import Locked, OutcomeUnknown, Stalled, Transient
 from support.both_stores import write
 from support.frozen_server import Frozen
 from support.hooked_stores import running

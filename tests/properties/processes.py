@@ -13,12 +13,13 @@ from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings, GroupCreator
 from stretto.creation.lookup import AttemptLookup
 from stretto.creation.writer import GroupWriter
-from stretto.errors import AttemptFailed, AttemptPending, KeyReused, Refused
+from stretto.errors import AttemptFailed, AttemptPending, KeyReused
 from stretto.observations import WriteTrouble
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
+from stretto.store_errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from stretto.errors import Failure, InDoubt, Locked, Refused, Stalled, Transient, Unreachable
+from stretto.errors import Failure
+from stretto.store_errors import InDoubt, Locked, Refused, Stalled, Transient, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

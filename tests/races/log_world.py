@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from races.log_client import Client
 from races.stepped_loop import SteppedLoop
 from stretto.domain import UserId
-from stretto.errors import StoreError, Unreachable
 from stretto.events.catch_up import CatchUp
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
 from stretto.events.hub import HubSettings, SessionHub
 from stretto.events.place import Place
 from stretto.events.tail import LogTail
 from stretto.runtime.mailbox import Mailbox
+from stretto.store_errors import StoreError, Unreachable
 from support.memory_log import MemoryLog, page_of
 
 if TYPE_CHECKING:

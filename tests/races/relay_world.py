@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from races.log_world import Pending
 from races.stepped_loop import SteppedLoop
-from stretto.errors import StoreError, Unreachable
+from stretto.store_errors import StoreError, Unreachable
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.relay import OutboxRelay, RelaySettings
 from support.memory_log import MemoryLog, page_of

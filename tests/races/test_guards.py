@@ -33,8 +33,8 @@ from stretto.creation.flight import Answer
 from stretto.creation.leads import LeadWriter
 from stretto.creation.ports import SettledAsFailed
 from stretto.creation.writer import GroupWriter
-from stretto.errors import OutcomeUnknown
 from stretto.runtime.mailbox import Envelope, Mailbox
+from stretto.store_errors import OutcomeUnknown
 from support.memory_store.database import Guards
 
 if TYPE_CHECKING:

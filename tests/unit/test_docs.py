@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto import errors
+from stretto import store_errors
 from stretto.assembly import component
 from stretto.codec import STATUS
 
@@ -134,10 +134,10 @@ def test_every_kind_of_a_stores_error_is_in_the_telemetry() -> None:
     listed = text.split("- `kind` is ", 1)[1].split("; see", 1)[0]
     kinds = {
         name
-        for name, each in vars(errors).items()
+        for name, each in vars(store_errors).items()
         if isinstance(each, type)
-        and issubclass(each, errors.StoreError)
-        and each is not errors.StoreError
+        and issubclass(each, store_errors.StoreError)
+        and each is not store_errors.StoreError
     }
     assert [] == sorted(name for name in kinds if f"`{name}`" not in listed)
 

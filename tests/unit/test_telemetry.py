@@ -7,15 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from stretto.errors import (
-    Failure,
-    GroupRejected,
-    HookError,
-    HookInterrupted,
-    OutcomeUnknown,
-    Refused,
-    Transient,
-)
+from stretto.errors import Failure, GroupRejected
 from stretto.events.close_codes import CloseCode
 from stretto.observations import (
     ActorCrashed,
@@ -38,13 +30,14 @@ from stretto.observations import (
     WebhookTried,
     WriteTrouble,
 )
+from stretto.store_errors import HookError, HookInterrupted, OutcomeUnknown, Refused, Transient
 from stretto.telemetry.logs import log_observation
 from stretto.telemetry.metrics import Metrics
 from support.logged_events import logged
 
 if TYPE_CHECKING:
-    from stretto.errors import StoreError
     from stretto.observations import Observation
+    from stretto.store_errors import StoreError
 
 
 def raised(error: Exception, cause: Exception | None = None) -> Any:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stretto.errors import StoreError
+from stretto.store_errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

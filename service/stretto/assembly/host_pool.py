@@ -14,12 +14,13 @@ from uuid import UUID
 import asyncpg
 
 from stretto.assembly.host_options import require_kind
-from stretto.errors import ConfigurationError, Unreachable
+from stretto.errors import ConfigurationError
 from stretto.postgres.connections import Lane
 from stretto.postgres.driver_connection import is_lost
 from stretto.postgres.migrate import PRIVILEGES, ROUTINES
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import session_violation
+from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

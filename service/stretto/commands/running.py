@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import uvloop
 
 from stretto.commands.console import say
-from stretto.errors import Unreachable
 from stretto.postgres.connections import Database
 from stretto.postgres.driver_errors import DRIVER_ERRORS
 from stretto.postgres.migrate import waits_for_standby
 from stretto.provision import database_connection, database_place
+from stretto.store_errors import Unreachable
 from stretto.telemetry.logs import configured_logging
 
 if TYPE_CHECKING:

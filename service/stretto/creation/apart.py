@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from stretto.creation.breakers import OWNER_SECONDS_MAX, OwnerBreakers
 from stretto.creation.ports import Led, SettledAsFailed
-from stretto.errors import (
+from stretto.store_errors import (
     HookEnded,
     HookError,
     Locked,

@@ -15,7 +15,7 @@ from stretto.creation.apart import is_away
 from stretto.creation.contention import ContendedKeys
 from stretto.creation.leads import LeadWriter, kept
 from stretto.creation.ports import NotLed
-from stretto.errors import InDoubt, Locked, OutcomeUnknown, Stalled, StoreError
+from stretto.store_errors import InDoubt, Locked, OutcomeUnknown, Stalled, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -21,16 +21,16 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import Transient
 from stretto.observations import Observer, OwnerPaused, OwnerResumed
 from stretto.runtime.backoff import Backoff
+from stretto.store_errors import Transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from stretto.creation.ports import Write
     from stretto.domain import UserId
-    from stretto.errors import StoreError
+    from stretto.store_errors import StoreError
 
 # What one owner's failures may cost the batches of others at once: less than one hasty lock
 # time-out, more than a few errors that the server gives at once.

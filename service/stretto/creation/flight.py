@@ -24,12 +24,11 @@ from stretto.errors import (
     AttemptPending,
     DatabaseUnavailable,
     Failure,
-    HookError,
     HookFailed,
     InternalError,
-    StoreError,
     StrettoError,
 )
+from stretto.store_errors import HookError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

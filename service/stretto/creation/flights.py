@@ -16,7 +16,8 @@ from stretto.codec import created_document
 from stretto.creation.flight import Flight, by_age, public_error
 from stretto.creation.limiter import OwnerLimiter
 from stretto.domain import CreatedGroup
-from stretto.errors import InternalError, Overloaded, StoreError, StrettoError
+from stretto.errors import InternalError, Overloaded, StrettoError
+from stretto.store_errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Final
 from stretto.creation.apart import Halves, OneByOne, _RowLocked, is_away, is_own, slow
 from stretto.creation.breakers import OWNER_SECONDS_MAX
 from stretto.creation.ports import Led, NotLed, SettledAsFailed
-from stretto.errors import (
+from stretto.observations import ActorCrashed, WriteTrouble
+from stretto.runtime.backoff import Backoff
+from stretto.runtime.mailbox import Envelope
+from stretto.store_errors import (
     HookInterrupted,
     InDoubt,
     Locked,
@@ -26,9 +29,6 @@ from stretto.errors import (
     StoreError,
     Transient,
 )
-from stretto.observations import ActorCrashed, WriteTrouble
-from stretto.runtime.backoff import Backoff
-from stretto.runtime.mailbox import Envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -20,9 +20,9 @@ from stretto.creation.apart import is_away, result_of
 from stretto.creation.batch import BatchWriter
 from stretto.creation.leads import BACKOFF, WRITER
 from stretto.creation.ports import NotLed
-from stretto.errors import Locked, OutcomeUnknown, StoreError
 from stretto.observations import BatchWritten, WriteTrouble
 from stretto.runtime.actor import Actor, TryAgain
+from stretto.store_errors import Locked, OutcomeUnknown, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

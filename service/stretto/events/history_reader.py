@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import InternalError, Overloaded, StoreError
+from stretto.errors import InternalError, Overloaded
 from stretto.events.log import PAGE_EVENTS
 from stretto.events.outgoing import OutgoingEvent
 from stretto.events.place import PositionLost
 from stretto.observations import UpkeepTrouble
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
+from stretto.store_errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,13 +13,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import Overloaded, RateLimited, Unreachable
+from stretto.errors import Overloaded, RateLimited
 from stretto.events.close_codes import CloseCode
 from stretto.events.outgoing import OutgoingEvent
 from stretto.events.session import Session
 from stretto.observations import EventDelivered, SessionEnded
 from stretto.runtime.actor import Actor, Pace
 from stretto.setting import setting
+from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

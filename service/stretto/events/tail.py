@@ -15,11 +15,11 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import StoreError
 from stretto.events.log import PAGE_EVENTS
 from stretto.events.place import PositionLost
 from stretto.observations import PlaceLost
 from stretto.runtime.actor import Actor, Pace
+from stretto.store_errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

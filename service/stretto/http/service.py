@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 from aiohttp import hdrs, web
 
-from stretto.errors import (
-    DatabaseUnavailable,
-    InternalError,
-    RequestInvalid,
-    StrettoError,
-    Unreachable,
-)
+from stretto.errors import DatabaseUnavailable, InternalError, RequestInvalid, StrettoError
 from stretto.http.problems import (
     drop_frames,
     final_problem,
@@ -24,6 +18,7 @@ from stretto.http.problems import (
     problem_response,
 )
 from stretto.runtime.turns import Turns
+from stretto.store_errors import Unreachable
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 from asyncpg.exceptions import TargetServerAttributeNotMatched
 
-from stretto.errors import Unreachable
 from stretto.postgres.database_url import split_hosts
 from stretto.postgres.driver_connection import DriverConnection, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, URL_ERRORS, in_words, is_lasting
 from stretto.postgres.pooler import ADD_PARAMETER, split_pooler
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import ISOLATION
+from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection

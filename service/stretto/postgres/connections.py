@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import asyncpg
 
-from stretto.errors import ReadCancelled, Unreachable
 from stretto.postgres.connecting import CONNECT_SECONDS, Connector, require_read_write
 from stretto.postgres.database_url import SCHEMA
 from stretto.postgres.driver_connection import Connection, Pool, terminate, watchdog
@@ -28,6 +27,7 @@ from stretto.postgres.pooler import ADD_PARAMETER
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import require_role_settings, session_violation
 from stretto.runtime.cancelling import is_cancelled
+from stretto.store_errors import ReadCancelled, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

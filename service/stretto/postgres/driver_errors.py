@@ -12,8 +12,8 @@ from typing import Final
 
 import asyncpg
 
-from stretto.errors import (
-    Failure,
+from stretto.errors import Failure
+from stretto.store_errors import (
     InDoubt,
     Locked,
     Misconfigured,

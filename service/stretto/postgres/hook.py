@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import asyncpg
 
 from stretto.domain import CreatedGroup, NewGroup
-from stretto.errors import HookEnded, HookError, Misconfigured, Refused, Transient
 from stretto.postgres.connecting import LOCK_SECONDS
 from stretto.postgres.connections import WRITE_SECONDS
 from stretto.postgres.driver_connection import end_resources, is_lost, terminate
@@ -32,6 +31,7 @@ from stretto.postgres.hook_errors import (
 from stretto.postgres.hook_handle import HookHandle
 from stretto.postgres.pooler import RESET_SESSION, ROLL_BACK_SESSION
 from stretto.postgres.queries import QUERIES
+from stretto.store_errors import HookEnded, HookError, Misconfigured, Refused, Transient
 
 if TYPE_CHECKING:
     from uuid import UUID

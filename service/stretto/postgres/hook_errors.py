@@ -12,18 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.errors import (
-    CreatedInHook,
-    Failure,
-    GroupRejected,
-    HookError,
-    HookInterrupted,
-    Refused,
-    StoreError,
-    Transient,
-)
+from stretto.errors import CreatedInHook, Failure, GroupRejected
 from stretto.postgres.driver_errors import sqlstate_of, store_error
 from stretto.postgres.hook_handle import HandleMisused
+from stretto.store_errors import HookError, HookInterrupted, Refused, StoreError, Transient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,10 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import Unreachable
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.cancelling import is_cancelled
+from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

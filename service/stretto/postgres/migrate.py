@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.errors import ConfigurationError, Unreachable
+from stretto.errors import ConfigurationError
 from stretto.postgres.queries import QUERIES, schema_file
 from stretto.postgres.server_settings import NO_TABLES, session_violation
+from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

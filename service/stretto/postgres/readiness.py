@@ -13,9 +13,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import StoreError, Unreachable
 from stretto.postgres.rehearsal import rehearse
 from stretto.postgres.writes import PostgresWriteStore
+from stretto.store_errors import StoreError, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,12 +10,12 @@ from uuid import uuid4
 
 from stretto.creation.ports import Write
 from stretto.domain import NewGroup, UserId
-from stretto.errors import Refused
 from stretto.postgres.connections import WRITE_SECONDS
 from stretto.postgres.driver_connection import is_lost, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.write_columns import attempt_columns, group_columns, milliseconds
+from stretto.store_errors import Refused
 
 if TYPE_CHECKING:
     from stretto.postgres.connections import Database

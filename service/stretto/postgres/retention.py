@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import asyncpg
 
-from stretto.errors import StoreError
 from stretto.observations import RowsSwept
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.actor import Actor, Pace
 from stretto.setting import setting
+from stretto.store_errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

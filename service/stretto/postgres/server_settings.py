@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import Unreachable
 from stretto.postgres.queries import QUERIES
+from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection

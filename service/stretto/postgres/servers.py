@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stretto.errors import Misconfigured
 from stretto.postgres.connections import GRACE_SECONDS
 from stretto.postgres.driver_connection import watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS
 from stretto.postgres.queries import QUERIES
+from stretto.store_errors import Misconfigured
 
 if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection

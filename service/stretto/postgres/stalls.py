@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.errors import Stalled, StoreError
 from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS, Lane
 from stretto.postgres.driver_connection import is_lost, terminate
 from stretto.postgres.queries import QUERIES
+from stretto.store_errors import Stalled, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from stretto.errors import Unreachable
 from stretto.postgres.connections import GRACE_SECONDS, READ_SECONDS
 from stretto.postgres.driver_connection import is_lost, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
 from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.queries import QUERIES
+from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

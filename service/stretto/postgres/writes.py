@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
 from stretto.postgres.connecting import CONNECT_SECONDS, LOCK_SECONDS
 from stretto.postgres.connections import WRITE_SECONDS, Database
 from stretto.postgres.driver_connection import is_in_transaction, is_lost, terminate, watchdog
@@ -16,6 +15,7 @@ from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import enter_server, is_same_backend
 from stretto.postgres.stalls import Stalls
 from stretto.postgres.write_columns import attempt_columns, group_columns, milliseconds
+from stretto.store_errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
 
 if TYPE_CHECKING:
     import asyncio

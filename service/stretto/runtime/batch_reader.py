@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Generic
 
-from stretto.errors import InternalError, Overloaded, ReadCancelled, StoreError
+from stretto.errors import InternalError, Overloaded
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Mailbox, Message, Reply, weightless
+from stretto.store_errors import ReadCancelled, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from stretto.errors import StoreError
 from stretto.events.place import PositionLost
 from stretto.observations import EventBuried, EventsRelayed, Observer, PlaceLost
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.backoff import Backoff
 from stretto.setting import setting
+from stretto.store_errors import StoreError
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.delivery import PutOff
 from stretto.targets.lag import Lag

@@ -12,7 +12,6 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import StoreError
 from stretto.observations import (
     ActorCrashed,
     EventBuried,
@@ -21,6 +20,7 @@ from stretto.observations import (
     WebhookTried,
 )
 from stretto.runtime.actor import Actor, Pace
+from stretto.store_errors import StoreError
 from stretto.targets.delivery import PutOff
 from stretto.targets.lag import Lag
 from stretto.webhook.rules import Blocked, Gone, Sent, Throttled, Unanswered, judge, put_off

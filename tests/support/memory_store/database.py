@@ -24,7 +24,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from stretto.creation.attempt import AttemptStatus
-from stretto.errors import Failure, Refused, StoreError, Transient
+from stretto.errors import Failure
+from stretto.store_errors import Refused, StoreError, Transient
 from support.memory_store.tables import AttemptRow, GroupRecord, Tables
 
 if TYPE_CHECKING:

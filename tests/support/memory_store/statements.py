@@ -11,7 +11,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from stretto.creation.attempt import Attempt, AttemptStatus, Sighting
-from stretto.errors import Failure, Refused
+from stretto.errors import Failure
+from stretto.store_errors import Refused
 from support.memory_store.tables import AttemptRow, GroupRecord
 
 if TYPE_CHECKING:

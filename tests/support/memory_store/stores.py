@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from stretto.errors import OutcomeUnknown, StoreError, Unreachable
+from stretto.store_errors import OutcomeUnknown, StoreError, Unreachable
 from support.memory_store import statements
 from support.memory_store.database import Statement
 

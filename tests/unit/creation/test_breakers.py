@@ -22,8 +22,10 @@ from stretto.creation.breakers import (
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
 from stretto.creation.writer import GroupWriter
 from stretto.domain import NewGroup, UserId
-from stretto.errors import (
-    Failure,
+from stretto.errors import Failure
+from stretto.observations import Observation, OwnerPaused, OwnerResumed
+from stretto.runtime.mailbox import Mailbox
+from stretto.store_errors import (
     HookEnded,
     HookError,
     HookInterrupted,
@@ -34,8 +36,6 @@ from stretto.errors import (
     Transient,
     Unreachable,
 )
-from stretto.observations import Observation, OwnerPaused, OwnerResumed
-from stretto.runtime.mailbox import Mailbox
 from support.clock import Clock
 
 if TYPE_CHECKING:

@@ -29,15 +29,14 @@ from stretto.errors import (
     KeyInvalid,
     KeyReused,
     NotFound,
-    OutcomeUnknown,
     Overloaded,
     RateLimited,
-    Unreachable,
     WrongEventLoop,
 )
 from stretto.observations import GuaranteeBroken
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
+from stretto.store_errors import OutcomeUnknown, Unreachable
 from support.loop_turns import counted_turns
 from support.memory_store.database import MemoryDatabase
 from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore

@@ -22,9 +22,9 @@ from stretto.errors import (
     InternalError,
     Overloaded,
     StrettoError,
-    Unreachable,
 )
 from stretto.observations import AttemptAnswered, GuaranteeBroken, ReclaimTried
+from stretto.store_errors import Unreachable
 from support.waiting import until
 
 if TYPE_CHECKING:

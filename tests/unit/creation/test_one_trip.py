@@ -14,8 +14,10 @@ from stretto.creation.leads import TRIES_MAX
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
 from stretto.creation.writer import GroupWriter
 from stretto.domain import NewGroup, UserId
-from stretto.errors import (
-    Failure,
+from stretto.errors import Failure
+from stretto.observations import ActorCrashed, Observation, WriteTrouble
+from stretto.runtime.mailbox import Mailbox
+from stretto.store_errors import (
     InDoubt,
     Locked,
     Misconfigured,
@@ -25,8 +27,6 @@ from stretto.errors import (
     Transient,
     Unreachable,
 )
-from stretto.observations import ActorCrashed, Observation, WriteTrouble
-from stretto.runtime.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,18 +16,7 @@ from stretto.creation.leads import TRIES_MAX
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
 from stretto.creation.writer import ROWS_MAX, ROWS_OF_GROUP, GroupWriter
 from stretto.domain import MEMBERS_MAX, NewGroup, UserId
-from stretto.errors import (
-    Failure,
-    HookInterrupted,
-    InDoubt,
-    Locked,
-    Misconfigured,
-    OutcomeUnknown,
-    Refused,
-    StoreError,
-    Transient,
-    Unreachable,
-)
+from stretto.errors import Failure
 from stretto.observations import (
     ActorCrashed,
     ActorRestarted,
@@ -39,6 +28,17 @@ from stretto.observations import (
 from stretto.runtime.actor import TryAgain
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run, Runner
+from stretto.store_errors import (
+    HookInterrupted,
+    InDoubt,
+    Locked,
+    Misconfigured,
+    OutcomeUnknown,
+    Refused,
+    StoreError,
+    Transient,
+    Unreachable,
+)
 from support.clock import Clock
 
 if TYPE_CHECKING:

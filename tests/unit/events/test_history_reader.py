@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.domain import UserId
-from stretto.errors import InternalError, ReadCancelled, Unreachable
+from stretto.errors import InternalError
 from stretto.events import history_reader
 from stretto.events.catch_up import CatchUp
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
@@ -21,6 +21,7 @@ from stretto.observations import ActorCrashed, UpkeepTrouble
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
+from stretto.store_errors import ReadCancelled, Unreachable
 from support import log_events
 from support.log_events import deliver, logged, place, present
 

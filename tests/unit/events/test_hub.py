@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.domain import UserId
-from stretto.errors import Overloaded, RateLimited, Unreachable
+from stretto.errors import Overloaded, RateLimited
 from stretto.events.close_codes import CloseCode
 from stretto.events.hub import SESSION_SECONDS_MAX, HubSettings, SessionHub
 from stretto.observations import EventDelivered, SessionEnded
 from stretto.runtime.runner import Runner
+from stretto.store_errors import Unreachable
 from support.clock import Clock
 from support.log_events import deliver, logged, numbers, place
 from support.waiting import until

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.domain import UserId
-from stretto.errors import Unreachable
 from stretto.events import tail as tail_module
 from stretto.events.close_codes import CloseCode
 from stretto.events.hub import HubSettings, SessionHub
@@ -19,6 +18,7 @@ from stretto.events.place import Place
 from stretto.events.tail import TURN_EVENTS, Announcer, LogTail
 from stretto.observations import PlaceLost
 from stretto.runtime.runner import Run
+from stretto.store_errors import Unreachable
 from support.log_events import logged, numbers, place, present
 from support.waiting import until
 

@@ -22,11 +22,11 @@ from stretto.errors import (
     RequestInvalid,
     StrettoError,
     Unauthenticated,
-    Unreachable,
 )
 from stretto.http.app import build_app
 from stretto.http.problems import problem_of_exception, problem_response
 from stretto.http.service import SERVICE, answer_problems
+from stretto.store_errors import Unreachable
 from stretto.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from stretto.errors import (
+from stretto.postgres.driver_errors import in_words, is_lasting, store_error
+from stretto.store_errors import (
     InDoubt,
     Locked,
     Misconfigured,
@@ -18,7 +19,6 @@ from stretto.errors import (
     StoreError,
     Transient,
 )
-from stretto.postgres.driver_errors import in_words, is_lasting, store_error
 
 
 def server_error(state: str) -> asyncpg.PostgresError:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.errors import Unreachable
 from stretto.observations import ActorCrashed, ActorRestarted, RowsSwept, UpkeepTrouble
 from stretto.postgres import retention as sweeper_module
 from stretto.postgres.retention import RetentionSweeper
 from stretto.runtime.runner import Run
+from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.errors import InternalError, Overloaded, ReadCancelled, Unreachable
+from stretto.errors import InternalError, Overloaded
 from stretto.runtime.batch_reader import WAITING_BATCHES_MAX, BatchReader
 from stretto.runtime.runner import Run
+from stretto.store_errors import ReadCancelled, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.errors import Unreachable
+from stretto.store_errors import Unreachable
 from stretto.targets.lag import LOOK_SECONDS, Lag
 
 

@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import pytest
 
-from stretto.errors import Unreachable
 from stretto.events.log import LogPage
 from stretto.observations import (
     ActorCrashed,
@@ -19,6 +18,7 @@ from stretto.observations import (
     UpkeepTrouble,
 )
 from stretto.runtime.runner import Run, wait_until
+from stretto.store_errors import Unreachable
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.delivery import Delivery, PutOff
 from stretto.targets.lag import LOOK_SECONDS

@@ -8,7 +8,6 @@ from uuid import UUID
 
 import pytest
 
-from stretto.errors import Unreachable
 from stretto.events.log import CommittedEvent
 from stretto.observations import (
     ActorCrashed,
@@ -18,6 +17,7 @@ from stretto.observations import (
     WebhookTried,
 )
 from stretto.runtime.runner import Run
+from stretto.store_errors import Unreachable
 from stretto.targets.delivery import Delivery
 from stretto.webhook.rules import Answered, NotCalled
 from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender

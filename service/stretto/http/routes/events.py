@@ -16,7 +16,6 @@ from stretto.errors import (
     OriginRefused,
     ParameterError,
     RequestInvalid,
-    StoreError,
     StrettoError,
     Unauthenticated,
     UpgradeRequired,
@@ -27,6 +26,7 @@ from stretto.events.place import Place, PositionLost
 from stretto.http.event_streams import SUBPROTOCOL, ServerSentEvents, WebSocketStream
 from stretto.http.requests import read_query
 from stretto.http.service import SERVICE
+from stretto.store_errors import StoreError
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
