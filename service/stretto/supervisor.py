@@ -2,8 +2,8 @@
 
 A worker that dies, or that an operator ends, is replaced, after a pause that grows while it dies
 young. One that is frozen, such as by SIGSTOP or a call that blocks its loop, is killed first: it
-would keep its share of the port. Where all workers keep dying young, another start would not help: the supervisor ends with an
-error.
+would keep its share of the port. Where all workers keep dying young, another start would not help:
+the supervisor ends with an error.
 """
 
 from __future__ import annotations

@@ -547,7 +547,7 @@ async def test_a_writer_that_does_not_reach_the_database_lets_another_try(
     is_idle: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readiness asks whether all have failed: one that is never tried would hide it."""
-    monkeypatch.setattr(Baton, "_is_mostly_idle", lambda _: is_idle)
+    monkeypatch.setattr(Baton, "_has_been_idle", lambda _: is_idle)
     mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
     baton, breakers = Baton(mailbox), OwnerBreakers(lambda _: None)
     away = ScriptedStore(lambda _: Unreachable("away"))
