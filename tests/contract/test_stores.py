@@ -82,6 +82,7 @@ async def test_a_follower_sees_attempt_and_group_together(
     claimed = await stores.attempts.look(ours.group_id, LEASE_SECONDS)
     assert claimed.group is None
     assert claimed.attempt is not None
+    assert not claimed.attempt.lease_over
     assert (AttemptStatus.PENDING, ours.claim_token, ours.fingerprint) == (
         claimed.attempt.status,
         claimed.attempt.claim_token,

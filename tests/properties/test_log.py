@@ -156,10 +156,10 @@ class Machine(RuleBasedStateMachine):
             while not reader.is_lost and reader.read(self.log, 2):
                 pass
             assert reader.is_lost or there <= reader.had, "an event never came"
-            for position, had in reader.sent:
-                resumed = Reader(Place.parse(position), set())
+            for text, had in reader.sent:
+                resumed = Reader(Place.parse(text), set())
                 resumed.read(self.log, MANY)
-                assert resumed.is_lost or there <= had | resumed.had, f"{position} misses an event"
+                assert resumed.is_lost or there <= had | resumed.had, f"{text} misses an event"
 
 
 def test_no_reader_misses_an_event_whatever_happens() -> None:

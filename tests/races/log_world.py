@@ -208,7 +208,7 @@ class LogWorld:
         commits = [(commit.position, len(commit.events)) for commit in self.log.commits]
         log = commits, sorted(self.log.running), self.crashes_left
         is_at_rest = self._turn is None or self._turn.done()
-        tail = self.hub.place, is_at_rest, self._looked == self.epoch, self.reader._swept
+        tail = self.hub.place, is_at_rest, self._looked == self.epoch, self.reader._scanned
         return repr((clients, pending, log, tail, len(self.to_join), len(self.hub)))
 
     def end(self) -> None:
