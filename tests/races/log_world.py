@@ -12,7 +12,7 @@ happen and every party react. A step is one of
 - crash: the server crashes; statements that were not answered fail. Its last asynchronous commit is
   forgotten, whose id the next transaction gets.
 
-An event goes to all clients. They come back at once, where they were, when their session is closed.
+An event goes to all clients, or to none. They come back at once, where they were, when their session is closed.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from stretto.events.log import LogPage
 
 ALICE: Final = UserId("alice")
+BOB: Final = UserId("bob")
 # An overflow needs one event more, of which a page may have two.
 QUEUE_MAX: Final = 1
 FOR_EVER: Final = float("inf")
@@ -54,11 +55,15 @@ class LogScenario:
 
     transactions: tuple[int, ...] = (1, 1)
     """How many events each has; one without any commits asynchronously."""
+    others: int = 0
+    """How many of them have events of another user."""
     clients: tuple[bool, ...] = (False,)
     """Whether each begins at the present, or has missed everything."""
     crashes: int = 0
     after_crash: tuple[int, ...] = ()
     """The transactions that begin after a crash, in the place of those that ran."""
+    beats: bool = False
+    """Whether live sessions get a heartbeat with their position after each step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,10 +113,10 @@ class LogWorld:
         self._tasks.append(self.loop.run(self._read_on()))
 
     def _begin(self, transactions: Sequence[int]) -> None:
-        for events in transactions:
+        for number, events in enumerate(transactions):
             position = self.log.begin()
             for _ in range(events):
-                self.log.write(position, ALICE)
+                self.log.write(position, BOB if number < self.scenario.others else ALICE)
 
     def steps(self) -> list[Step]:
         """Return all that may happen next."""
@@ -177,7 +182,8 @@ class LogWorld:
             due = {
                 event.event.event_id.int
                 for event in self.log.events
-                if not client.first.covers(event.history.number, event.position)
+                if ALICE in event.event.recipients
+                and not client.first.covers(event.history.number, event.position)
             }
             missed = due - {*client.heard}
             assert not missed, f"client {client.number} was never sent {missed}"
@@ -193,7 +199,8 @@ class LogWorld:
                 client.position,
                 tuple(client.sent),
                 tuple(client.heard_in_session),
-                client.session
+                # One without queued events is false, but it has a state.
+                client.session is not None
                 and (
                     [each.event.event_id.int for each in client.session._queue],
                     client.session._live_from,
@@ -208,8 +215,19 @@ class LogWorld:
         commits = [(commit.position, len(commit.events)) for commit in self.log.commits]
         log = commits, sorted(self.log.running), self.crashes_left
         is_at_rest = self._turn is None or self._turn.done()
-        tail = self.hub.place, is_at_rest, self._looked == self.epoch, self.reader._scanned
-        return repr((clients, pending, log, tail, len(self.to_join), len(self.hub)))
+        tail = self.hub.place, self.hub.delivered, is_at_rest, self._looked == self.epoch
+        joined = len(self.to_join), self.reader._scanned
+        return repr((clients, pending, log, tail, self._reading(), joined))
+
+    def _reading(self) -> object:
+        """Return where the history reader is, and whom it reads for."""
+        turn = cast("Any", self._tasks[0].get_coro()).cr_await.cr_frame.f_locals
+        now = self.loop.time()
+        waiting = [
+            (each.request.message.user, each.place, each.since, now >= each.answer_at)
+            for each in turn.get("waiting", ())
+        ]
+        return turn.get("number"), waiting, self.reader._swept, len(self.mailbox)
 
     def end(self) -> None:
         """End every task where it waits, the newest first.

@@ -35,6 +35,12 @@ SCENARIOS: Final = {
     "a crash that forgets a transaction id": LogScenario(
         transactions=(1, 0), clients=(NEW,), crashes=1, after_crash=(1,)
     ),
+    "heartbeats between the events of others": LogScenario(
+        transactions=(1, 1, 1), others=2, clients=(NEW, HAS_MISSED), beats=True
+    ),
+    "heartbeats and a crash": LogScenario(
+        transactions=(1, 1, 0), others=1, crashes=1, after_crash=(1, 1), beats=True
+    ),
 }
 
 
@@ -169,6 +175,16 @@ def rest_on_the_newest_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryLog, "look", lambda log: replace(look(log), end=log.next_id))
 
 
+def beat_ahead_of_the_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that comes back at the position of a heartbeat is never sent what lies below it."""
+
+    def ahead(hub: SessionHub) -> Place | None:
+        delivered = hub._delivered
+        return delivered and replace(delivered, xmax=delivered.xmax + 1)
+
+    monkeypatch.setattr(SessionHub, "delivered", property(ahead))
+
+
 @pytest.mark.parametrize(
     ("forget", "name"),
     [
@@ -178,6 +194,7 @@ def rest_on_the_newest_id(monkeypatch: pytest.MonkeyPatch) -> None:
         (follow_from_the_present, "a new client beside two writers"),
         (join_after_the_read, "a client that resumes beside two writers"),
         (rest_on_the_newest_id, "a crash that forgets a transaction id"),
+        (beat_ahead_of_the_delivery, "heartbeats between the events of others"),
     ],
     ids=lambda given: getattr(given, "__name__", ""),
 )
