@@ -164,14 +164,17 @@ class LogWorld:
                 for pending in failed:
                     pending.answered.set_exception(Unreachable("the server has crashed"))
         self.loop.run_until_idle()
-        self._beat()
+        if self.scenario.beats:
+            self._beat()
         assert not self.loop.faults, self.loop.faults[0]
         assert not self._ended, self._ended[0]
 
     def _beat(self) -> None:
-        """Let each client get the position of a heartbeat, which may come at any time."""
+        """Let each client of a live session get the position of a heartbeat."""
         for client in self.clients:
-            position = client.session and client.session.position(self.hub.delivered)
+            if client.session is None:
+                continue
+            position = client.session.position(self.hub.delivered)
             if position not in (None, client.position):
                 client.place(position)
 
@@ -216,7 +219,7 @@ class LogWorld:
         log = commits, sorted(self.log.running), self.crashes_left
         is_at_rest = self._turn is None or self._turn.done()
         tail = self.hub.place, self.hub.delivered, is_at_rest, self._looked == self.epoch
-        joined = len(self.to_join), self.reader._scanned
+        joined = len(self.to_join), len(self.hub)
         return repr((clients, pending, log, tail, self._reading(), joined))
 
     def _reading(self) -> object:
@@ -227,7 +230,7 @@ class LogWorld:
             (each.request.message.user, each.place, each.since, now >= each.answer_at)
             for each in turn.get("waiting", ())
         ]
-        return turn.get("number"), waiting, self.reader._swept, len(self.mailbox)
+        return turn.get("number"), waiting, self.reader._scanned, len(self.mailbox)
 
     def end(self) -> None:
         """End every task where it waits, the newest first.
