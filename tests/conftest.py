@@ -43,6 +43,23 @@ DATA_DIR = Path(__file__).parents[1] / ".pytest-postgres"
 # What can still be read in the name of a test.
 ID_BYTES_MAX = 32
 
+# A machine without these programs can still run the rest of the suite; CI may not.
+PROGRAMS = {
+    "api/test_pgbouncer.py": ["pgbouncer"],
+    "browser/test_events_in_browser.py": ["chromium"],
+    "faults/test_alerts.py": ["prometheus"],
+    "faults/test_creations_in_pieces.py": ["haproxy", "nginx"],
+    "unit/test_monitoring.py": ["promtool"],
+}
+# Debian keeps servers where only root looks for programs.
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
+_missing = {
+    file: absent
+    for file, programs in PROGRAMS.items()
+    if (absent := [program for program in programs if shutil.which(program, path=_PATH) is None])
+}
+collect_ignore = [] if "CI" in os.environ else [*_missing]
+
 _server = pytest.StashKey[tuple[asyncio.Runner, AsyncExitStack]]()
 
 
@@ -57,6 +74,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SERVER] = runner.run(_start_server(stack))
     runner.run(_make_template(os.environ[SERVER]))
     config.stash[_server] = runner, stack
+
+
+def pytest_report_header() -> list[str]:
+    """Say what is not run, and what it needs."""
+    return [
+        f"without {', '.join(_missing[file])}: tests/{file} is not run" for file in collect_ignore
+    ]
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 # A machine without PgBouncer can still run the suite; CI may not.
 WAYS = ["direct", "pgbouncer"] if PROGRAM or "CI" in os.environ else ["direct"]
-collect_ignore = [] if "pgbouncer" in WAYS else ["test_pgbouncer.py"]
 
 
 @pytest.fixture(scope="session")
