@@ -25,7 +25,7 @@
 | `nats_cluster` | three real nats-servers that replicate streams |
 | `certificate` | a certificate for a server on 127.0.0.1 |
 | `pgbouncer` | a real PgBouncer in transaction mode |
-| `proxies` | real reverse proxies: haproxy and nginx |
+| `proxies` | real reverse proxies: haproxy and nginx, ordinary ones or from `deploy/` |
 | `prometheus` | a real Prometheus with our alerts, at sixty times their pace; promtool |
 | `frozen_server` | a connection to a server that can be frozen |
 | `webhook_receiver` | a webhook's endpoint |

@@ -1,4 +1,7 @@
-"""Real reverse proxies as Debian ships them, haproxy and nginx, each on a free port of 127.0.0.1."""
+"""Real reverse proxies as Debian ships them, haproxy and nginx, each on a free port of 127.0.0.1.
+
+Their configurations are ordinary ones, or the sample files of `deploy/`.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,21 @@ import socket
 import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from support.certificate import make_certificate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
 # Debian has them where only root looks.
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 HAPROXY = shutil.which("haproxy", path=_PATH)
 NGINX = shutil.which("nginx", path=_PATH)
+
+DEPLOY: Final = Path(__file__).parents[2] / "deploy"
+# The instances in our sample files.
+INSTANCES: Final = ("10.0.0.11:8080", "10.0.0.12:8080")
 
 # An ordinary one: only what haproxy warns without.
 HAPROXY_DEFAULTS = """
@@ -94,6 +103,48 @@ def nginx_before(*urls: str) -> str:
                 proxy_set_header Connection "";
             }}
         }}"""
+
+
+@asynccontextmanager
+async def running_sample(proxy: str, folder: Path, *urls: str) -> AsyncIterator[str]:
+    """Run haproxy or nginx from our sample file, before two services; yields its https URL.
+
+    Its certificate is `server.crt` of the folder, which holds its logs too.
+    """
+    certificate, key = make_certificate(folder)
+    both = folder / "both.pem"
+    both.write_bytes(certificate.read_bytes() + key.read_bytes())
+    services = {
+        instance: url.removeprefix("http://") for instance, url in zip(INSTANCES, urls, strict=True)
+    }
+    if proxy == "haproxy":
+        places = {
+            "bind :443": "bind {listen}",
+            "/etc/haproxy/stretto.pem": str(both),
+            # A test has no six seconds for the checks that fail.
+            "inter 2s": "inter 100ms",
+        }
+        running = running_haproxy(_placed(DEPLOY / "haproxy/haproxy.cfg", places | services))
+    else:
+        places = {
+            "listen 443": "listen {listen}",
+            "/etc/nginx/stretto.crt": str(certificate),
+            "/etc/nginx/stretto.key": str(key),
+            "/var/log/nginx/stretto.log": str(folder / "access.log"),
+            "/var/log/nginx/stretto-error.log": str(folder / "error.log"),
+        }
+        running = running_nginx(_placed(DEPLOY / "nginx/stretto.conf", places | services))
+    async with running as url:
+        yield url.replace("http://", "https://")
+
+
+def _placed(sample: Path, places: Mapping[str, str]) -> str:
+    """Return the text of a sample file with other places, each of which stands there once."""
+    text = sample.read_text()
+    for old, new in places.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
 
 
 def _listener() -> socket.socket:
