@@ -18,6 +18,7 @@ from stretto.http.front.serving import serving
 from stretto.http.tokens.authenticator import TokenSettings, make_token
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator
 
     from multidict import CIMultiDictProxy
@@ -95,9 +96,9 @@ class Api:
 
 
 @asynccontextmanager
-async def connected_api(url: str) -> AsyncIterator[Api]:
+async def connected_api(url: str, tls: ssl.SSLContext | bool = True) -> AsyncIterator[Api]:
     """Open a client for a service that runs already."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=tls)) as session:
         yield Api(session, url)
 
 

@@ -20,6 +20,7 @@ from support.nats_process import OURS, nats_client, stored
 from support.waiting import until
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Callable
 
     from support.database import Connection
@@ -34,10 +35,13 @@ TEAM = {"name": "Team", "members": MEMBERS}
 class Member:
     """A client that stays: whenever its session ends, it resumes at whichever replica it gets."""
 
-    def __init__(self, user: str, urls: list[str], *, sse: bool) -> None:
+    def __init__(
+        self, user: str, urls: list[str], *, sse: bool, tls: ssl.SSLContext | bool = True
+    ) -> None:
         self.user = user
         self.urls = urls
         self.sse = sse
+        self._tls = tls
         self.position: str | None = None
         self.heard: list[str] = []
         self.codes: list[int | None] = []
@@ -48,6 +52,7 @@ class Member:
         async with aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {token_of(self.user)}"},
             timeout=aiohttp.ClientTimeout(sock_connect=5),
+            connector=aiohttp.TCPConnector(ssl=self._tls),
         ) as session:
             for number in itertools.count():
                 url = self.urls[number % len(self.urls)] + "/v1/events"
@@ -65,10 +70,12 @@ class Member:
     async def _websocket(self, session: aiohttp.ClientSession, url: str) -> None:
         params = {} if self.position is None else {"since": self.position}
         async with session.ws_connect(url, params=params) as socket:
-            async for message in socket:
+            while (message := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
                 document = orjson.loads(message.data)
                 self._hear(document["position"], document.get("event"))
-        self.codes.append(socket.close_code)
+        # What the socket itself calls it is 1006 if the service has closed before our reply.
+        is_told = message.type is aiohttp.WSMsgType.CLOSE
+        self.codes.append(message.data if is_told else socket.close_code)
 
     async def _stream(self, session: aiohttp.ClientSession, url: str) -> None:
         headers = {"Accept": "text/event-stream"}
@@ -79,7 +86,9 @@ class Member:
             events = SseClient(response)
             while True:
                 event = await events.next()
-                if event.id is not None:
+                if event.type == "close":
+                    self.codes.append(event.json["code"])
+                elif event.id is not None:
                     self._hear(event.id, event.json if event.data else None)
 
     def _hear(self, position: str, event: dict[str, str] | None) -> None:

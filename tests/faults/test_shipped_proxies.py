@@ -1,0 +1,182 @@
+"""The sample files of `deploy/` in real haproxy and nginx; places and paces alone are a test's."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import ssl
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+from yarl import URL
+
+from stretto.domain import event_id
+from support.api_client import Api, api_for, connected_api
+from support.proxies import running_sample
+from support.service_process import apis
+from support.topology import Member
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from support.service_process import ServiceProcess, StartService
+
+DEADLINE_SECONDS = 60
+CREATORS = 4
+# While creations go on, before and after the restart.
+CREATED_MIN = 20
+# Longer than three failed checks, which are 100 ms apart here.
+DRAIN = {"DRAIN_SECONDS": "1"}
+GOING_AWAY = 1001
+# With its name, about as long as the service lets a line of a head be: 8 KiB.
+TOKEN_CHARACTERS = 8000
+
+PROXIES = ("haproxy", "nginx")
+
+
+@asynccontextmanager
+async def behind(proxy: str, folder: Path, *urls: str) -> AsyncIterator[tuple[Api, ssl.SSLContext]]:
+    """Open a client of the proxy, which encrypts; yields the certificate's context as well."""
+    place = folder / proxy
+    place.mkdir()
+    async with running_sample(proxy, place, *urls) as url:
+        tls = ssl.create_default_context(cafile=place / "server.crt")
+        async with connected_api(url, tls) as api:
+            yield api, tls
+
+
+@asynccontextmanager
+async def members_of(api: Api, tls: ssl.SSLContext) -> AsyncIterator[list[Member]]:
+    """Have two sessions of each kind; one of each is at each replica, since those take turns."""
+    members = [Member("bob", [api.url], sse=sse, tls=tls) for sse in (False, False, True, True)]
+    staying = []
+    try:
+        for number, member in enumerate(members):
+            staying.append(asyncio.create_task(member.stay(), name=f"member {number}"))
+            await opened(member)
+        yield members
+    finally:
+        for task in staying:
+            task.cancel()
+        await asyncio.gather(*staying, return_exceptions=True)
+
+
+async def opened(member: Member) -> None:
+    """Wait until a session has begun."""
+    await until(lambda: member.position is not None)
+
+
+@asynccontextmanager
+async def creations(api: Api, proxy: str) -> AsyncIterator[dict[str, str]]:
+    """Create groups, each once and without a retry; yields the ids of events, by the key."""
+    created: dict[str, str] = {}
+    left = asyncio.Event()
+
+    async def create(creator: int) -> None:
+        for turn in itertools.count():
+            if left.is_set():
+                return
+            key = f"{proxy}-{creator}-{turn}"
+            reply = await api.create(key)
+            assert 201 == reply.status, (key, reply.body)
+            created[key] = str(event_id(UUID(reply.json["conversation_id"])))
+
+    async with asyncio.TaskGroup() as creators:
+        for creator in range(CREATORS):
+            creators.create_task(create(creator), name=f"creator {creator}")
+        yield created
+        left.set()
+
+
+async def created_more(*created: dict[str, str]) -> None:
+    """Wait for some creations that have not begun yet, of each proxy."""
+    wanted = [len(each) + CREATED_MIN for each in created]
+    await until(
+        lambda: all(len(each) >= so_many for each, so_many in zip(created, wanted, strict=True))
+    )
+
+
+async def restarted(replica: ServiceProcess, start_service: StartService) -> ServiceProcess:
+    """Stop a replica as an update does, and start another one on its port."""
+    replica.signal(signal.SIGTERM)
+    assert 0 == await replica.exited()
+    return await start_service(PORT=str(URL(replica.url).port), **DRAIN)
+
+
+async def served(replica: ServiceProcess) -> None:
+    """Wait until a proxy sends creations to a replica: haproxy, since nginx waits ten seconds."""
+    async with apis(replica) as (api,):
+
+        async def has_created() -> bool:
+            return b'route="/v1/groups",status="201' in (await api.get("/metrics")).body
+
+        await until(has_created)
+
+
+async def test_a_restart_behind_the_shipped_proxies_fails_no_request(
+    start_service: StartService, tmp_path: Path
+) -> None:
+    """Of clients that never retry; sessions of both kinds go on elsewhere, and miss nothing."""
+    replicas = [await start_service(**DRAIN) for _ in range(2)]
+    urls = [replica.url for replica in replicas]
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        behind("haproxy", tmp_path, *urls) as haproxy,
+        behind("nginx", tmp_path, *urls) as nginx,
+        members_of(*haproxy) as before_haproxy,
+        members_of(*nginx) as before_nginx,
+    ):
+        async with (
+            creations(haproxy[0], "haproxy") as first,
+            creations(nginx[0], "nginx") as second,
+        ):
+            await created_more(first, second)
+            again = await restarted(replicas[0], start_service)
+            await served(again)
+            await created_more(first, second)
+        events = {*first.values(), *second.values()}
+        members = (*before_haproxy, *before_nginx)
+        await until(lambda: all(events <= {*member.heard} for member in members))
+        # Of two sessions of a kind one was at the replica that went.
+        for pair in (members[:2], members[2:4], members[4:6], members[6:]):
+            assert [GOING_AWAY] == [code for member in pair for code in member.codes]
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_a_shipped_proxy_passes_the_contract_alone_and_logs_no_key(
+    proxy: str, database_url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """However the path of another page is written; a long token passes."""
+    pages = ("/metrics", "/livez", "/readyz", "/docs", "/v1/../metrics", "/v1/%2e%2e/metrics")
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as service,
+        behind(proxy, tmp_path, service.url, service.url) as (api, _),
+    ):
+        for page in (*pages, "//metrics", "/metrics/../v1/groups"):
+            async with api.session.get(URL(api.url + page, encoded=True)) as response:
+                assert 200 != response.status, page
+                assert b"stretto_" not in await response.read()
+        token = {"Authorization": f"Bearer {'x' * TOKEN_CHARACTERS}"}
+        reply = await api.get("/v1/groups", user=None, headers=token)
+        assert (401, "unauthenticated") == (reply.status, reply.json["code"])
+        assert 201 == (await api.create("a-key-of-mine")).status
+        assert 200 == (await api.get("/v1/attempts/a-key-of-mine")).status
+        said: list[str] = []
+
+        def has_logged() -> bool:
+            said.append(capfd.readouterr().err)
+            return "GET 200" in logged()
+
+        def logged() -> str:
+            return "".join((*said, *(path.read_text() for path in tmp_path.rglob("*.log"))))
+
+        # A proxy logs a request when it is done with it.
+        await until(has_logged)
+    assert "a-key-of-mine" not in logged()
+    assert "Bearer" not in logged()
