@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stretto.events.close_codes import CloseCode
+from stretto.http.few_frames import QuietWebSocket
 from support.api_client import token_of
 from support.live_service import session_tasks
 from support.raw_client import raw_clients
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 60
 # Empty ones, the client's with a mask (RFC 6455, 5.2).
 PING_FRAME, PONG_FRAME = b"\x89\x80\0\0\0\0", b"\x8a\0"
+# With a code of the client's own, and a mask that changes nothing.
+CLOSE_FRAME = b"\x88\x82\0\0\0\0" + (4000).to_bytes(2)
 KEY = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
 VERSION = "Sec-WebSocket-Version: 13"
 HANDSHAKE = "\r\n".join(
@@ -92,3 +96,27 @@ async def test_what_is_no_handshake_opens_none(
             assert status == 426 or "1.0" in new or headers["connection"] == "close"
             assert b"" == await client.closed()
         assert (0, []) == (len(live.hub), session_tasks())
+
+
+async def test_the_connection_ends_when_the_client_has_answered_the_close(
+    live: LiveService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that finds it closed before may keep the code from the client (RFC 6455, 7.1.1)."""
+    answered: list[int | None] = []
+    close = QuietWebSocket.close
+
+    async def close_and_note(response: QuietWebSocket, **options: Any) -> bool:
+        is_closed = await close(response, **options)
+        answered.append(response.close_code)
+        return is_closed
+
+    monkeypatch.setattr(QuietWebSocket, "close", close_and_note)
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(live.api.url) as raw:
+        client = await raw.connect(HANDSHAKE.encode())
+        await client.until(b'{"position":')
+        stopping = asyncio.create_task(live.app.shutdown())
+        await client.until(CloseCode.GOING_AWAY.to_bytes(2))
+        client.send(CLOSE_FRAME)
+        await stopping
+        await client.closed()
+    assert [4000] == answered

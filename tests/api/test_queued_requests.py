@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -308,3 +309,18 @@ async def test_what_queues_behind_a_request_is_bounded(
         await connection.execute("DELETE FROM attempt WHERE group_id = $1", pending)
         answers = [(await client.answer())[0] for _ in range(count + 1)]
         assert [404] + [201] * count == answers
+
+
+async def test_a_client_that_resets_its_last_request_is_no_error(
+    raw: RawClients, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel knows of the reset before the event loop does."""
+
+    def write_eof(_: asyncio.Transport) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", write_eof)
+    client = await raw.connect(LAST["closing"])
+    assert 200 == (await client.answer())[0]
+    assert b"" == await client.closed()
+    assert [] == caplog.records

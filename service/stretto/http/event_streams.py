@@ -112,12 +112,11 @@ class WebSocketStream:
         self.response.on_end = session.close
         await self.response.prepare(request)
         self._transport = _bounded(request)
-        reading = asyncio.create_task(self._read(session), name="read a WebSocket session")
+        self._reading = asyncio.create_task(self._read(session), name="read a WebSocket session")
         try:
             yield
         finally:
-            reading.cancel()
-            await asyncio.wait((reading,))
+            await self._stop_reading()
             # The error of a malformed frame: it refers to frames of the response, which keeps it.
             drop_frames(self.response.exception())
 
@@ -135,9 +134,15 @@ class WebSocketStream:
             await self.send_position(position)
 
     async def close(self, code: CloseCode) -> None:
-        """Send the close code and close the connection."""
+        """Send the close code, and close the connection once the client has sent its own."""
+        # aiohttp does not wait for it while another task reads.
+        await self._stop_reading()
         async with _closing(self._transport):
             await self.response.close(code=code, message=code.reason.encode())
+
+    async def _stop_reading(self) -> None:
+        self._reading.cancel()
+        await asyncio.wait((self._reading,))
 
     async def _send_text(self, message: bytes) -> None:
         await self.response.send_frame(message, WSMsgType.TEXT)

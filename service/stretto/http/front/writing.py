@@ -109,10 +109,14 @@ class BoundedWriting(RequestHandler):
         transport = self.transport
         if transport is None or transport.is_closing() or self._upgraded:
             return None
+        try:
+            transport.write_eof()
+        except OSError:
+            # The client has reset the connection; the loop learns of it with the next read.
+            return None
         self._dropped_bytes = 0
         self._left = self._loop.create_future()
         self._linger_timer = self._loop.call_later(LINGER_SECONDS, self._leave)
-        transport.write_eof()
         # The parser may have paused it.
         transport.resume_reading()
         return self._left
