@@ -596,6 +596,19 @@ async def test_a_worker_that_fails_does_not_cost_what_the_others_hold(
     assert (2 if is_guarded else 3) == creator.calls
 
 
+async def test_dead_letters_of_a_stream_that_was_made_again_are_no_duplicates(
+    server: NatsProcess, component: Component
+) -> None:
+    """It counts from 1 again, and the commands of before had the same numbers."""
+    async with consuming(server, component.creator), sender(server) as bus:
+        for number in (1, 2):
+            await bus.send({"name": ""})
+            await bus.settled()
+            assert number == len(await bus.dead())
+            await bus.jetstream.delete_stream(STREAM)
+            await bus.ready()
+
+
 async def test_a_consumer_that_was_deleted_is_made_again(
     server: NatsProcess, component: Component
 ) -> None:

@@ -17,7 +17,7 @@ from stretto.http.problems import (
     problem_of_exception,
     problem_response,
 )
-from stretto.runtime.turns import Turns
+from stretto.runtime.shared import Shared
 from stretto.store_errors import Unreachable
 from stretto.telemetry.logs import logger
 
@@ -60,8 +60,11 @@ class Service:
     draining: asyncio.Event
     """Set when the process will stop: `/readyz` is 503, and connections end with their next answer."""
     runner: Runner
-    turns: Turns = field(default_factory=Turns)
-    """For answers that take long to make."""
+    exposition: Shared[bytes] = field(default_factory=Shared)
+
+    async def own_exposition(self) -> bytes:
+        """Return the metrics of this process in Prometheus' text format."""
+        return self.metrics.exposition()
 
 
 SERVICE: Final = web.AppKey("stretto.service", Service)

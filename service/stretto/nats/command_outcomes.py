@@ -98,12 +98,13 @@ async def dead_letter(
 
 
 async def _store(link: Link, deployment: Deployment, message: Msg, error: StrettoError) -> None:
-    sequence = message.metadata.sequence.stream
+    sequence, sent_at = message.metadata.sequence.stream, message.metadata.timestamp
     bare = {"sequence": sequence}
     # The headers name key and owner, by which an operator finds the client.
     named = {**bare, "headers": message.headers or {}}
     whole = {**named, "body": b64encode(message.data).decode()}
-    message_id = f"{deployment.command_stream}/{sequence}"
+    # A stream that was made again counts from 1 again; its letters are no duplicates.
+    message_id = f"{deployment.command_stream}/{sent_at.isoformat()}/{sequence}"
     headers = {**_problem_headers(error), Header.MSG_ID.value: message_id}
     long, short = _problems(error)
     for document, command in (

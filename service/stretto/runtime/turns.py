@@ -1,8 +1,8 @@
 """Turns: large pieces of work, one in each turn of the event loop.
 
-Parsing the largest body or writing all metrics takes milliseconds. A hundred of those in one turn
-would let every other request wait for all of them. So each waits for a turn of its own, and small
-requests run in between. Owners are served in rotation: one with many requests waits for its own.
+Parsing the largest body takes milliseconds. A hundred of those in one turn would let every other
+request wait for all of them. So each waits for a turn of its own, and small requests run in between.
+Owners are served in rotation: one with many requests waits for its own.
 """
 
 from __future__ import annotations

@@ -6,27 +6,57 @@ import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
 from stretto.http.routes.health import metrics
 from stretto.http.service import SERVICE
-from stretto.runtime.turns import Turns
-from support.loop_turns import counted_turns
+from stretto.runtime.shared import Shared
+from support.waiting import until
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 
-async def test_metrics_are_written_one_at_a_time() -> None:
-    """Each takes milliseconds; hundreds of connections may ask at once, and without a token."""
-    written: list[int] = []
+async def test_metrics_are_written_once_for_all_that_ask_meanwhile() -> None:
+    """They take milliseconds; hundreds of connections may ask at once, and without a token.
 
-    with counted_turns() as turn:
+    Nobody gets what was begun before the request came: a scrape sees all that is over.
+    """
+    written = 0
+    may_end = asyncio.Event()
 
-        def exposition() -> bytes:
-            written.append(turn())
-            return b""
+    async def exposition() -> bytes:
+        nonlocal written
+        written += 1
+        await may_end.wait()
+        return b"%d" % written
 
-        service = SimpleNamespace(turns=Turns(), metrics=SimpleNamespace(exposition=exposition))
-        request = cast("web.Request", SimpleNamespace(app={SERVICE: service}))
-        await asyncio.gather(*(metrics(request) for _ in range(5)))
+    service = SimpleNamespace(exposition=Shared(), own_exposition=exposition)
+    request = cast("web.Request", SimpleNamespace(app={SERVICE: service}))
+    first = [asyncio.create_task(metrics(request)) for _ in range(5)]
+    await until(lambda: written)
+    behind = [asyncio.create_task(metrics(request)) for _ in range(5)]
+    # One that leaves takes the result from nobody.
+    leaving = asyncio.create_task(metrics(request))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    may_end.set()
+    assert [b"1"] * 5 == [(await answer).body for answer in first]
+    assert [b"2"] * 5 == [(await answer).body for answer in behind]
+    assert b"3" == (await metrics(request)).body
 
-    assert 5 == len(set(written))
+
+async def test_metrics_that_failed_are_made_again() -> None:
+    """An error is that of those who waited for it."""
+
+    async def fail() -> bytes:
+        raise TimeoutError
+
+    async def succeed() -> bytes:
+        return b"metrics"
+
+    shared: Shared[bytes] = Shared()
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            await shared.get(fail)
+    assert b"metrics" == await shared.get(succeed)

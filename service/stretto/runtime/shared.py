@@ -1,0 +1,36 @@
+"""Shared: a result that takes long to make, made once for all who wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+Result = TypeVar("Result")
+
+
+class Shared(Generic[Result]):
+    """Makes one result after the other, however many ask."""
+
+    def __init__(self) -> None:
+        self._current: asyncio.Task[Result] | None = None
+        """What is being made, or was made last."""
+        self._next: asyncio.Task[Result] | None = None
+        """What those get who ask from now on."""
+
+    async def get(self, make: Callable[[], Awaitable[Result]]) -> Result:
+        """Return a result whose making has begun after this call; raises what `make` raises."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._make(make, self._current), name="shared result")
+        # Of those who wait, one may leave.
+        return await asyncio.shield(self._next)
+
+    async def _make(
+        self, make: Callable[[], Awaitable[Result]], before: asyncio.Task[Result] | None
+    ) -> Result:
+        if before is not None:
+            await asyncio.wait((before,))
+        self._current, self._next = self._next, None
+        return await make()
