@@ -421,7 +421,12 @@ CREATE TABLE inbox (
 -- schema_version: which numbered versions of the schema this database has, and the checksums of the
 -- files that made them.
 CREATE TABLE schema_version (
-    number     integer     PRIMARY KEY,
-    checksum   text        NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    number      integer     PRIMARY KEY,
+    checksum    text        NOT NULL,
+    applied_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- Instances that are made for an older version than this do not start any more.
+    serves_from integer     NOT NULL DEFAULT 7,
+    -- Where the last batch of the back-fill to the next version has ended; null while there is none.
+    filled_to   text,
+    filled_rows bigint      NOT NULL DEFAULT 0
 );

@@ -70,6 +70,7 @@ _COMMANDS: Final[tuple[tuple[Callable[..., None], tuple[str, ...], tuple[int, ..
         (
             "STRETTO_DATABASE_URL=postgresql://stretto@db/chat stretto migrate",
             "stretto migrate --grant-to app",
+            "stretto migrate --plan",
         ),
         _DATABASE,
     ),

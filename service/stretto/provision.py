@@ -29,7 +29,8 @@ from stretto.http.tokens.keys import secret_key
 from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
 from stretto.postgres.driver_errors import is_lasting
-from stretto.postgres.migrate import migrate, newest_number
+from stretto.postgres.migrate import migrate
+from stretto.postgres.migration_steps import newest_number
 from stretto.setting_texts import EMBEDDED
 from stretto.store_errors import Unreachable
 from stretto.telemetry.logs import logger
@@ -56,11 +57,15 @@ class Place:
 
 @asynccontextmanager
 async def database_place(
-    settings: Settings, notify: Callable[[str], None], *, is_service: bool = False
+    settings: Settings,
+    notify: Callable[[str], None],
+    *,
+    is_service: bool = False,
+    migrates: bool = True,
 ) -> AsyncIterator[Place]:
     """Provide the database as long as the context lasts; an embedded one is migrated as well.
 
-    One service alone may have an embedded one; commands share it. `notify` gets each message for
+    Unless that is the caller's own work. One service alone may have an embedded one; commands share it. `notify` gets each message for
     the operator as one line. Raises `EmbeddedError` or `ConfigurationError`.
     """
     if not settings.is_embedded:
@@ -73,8 +78,9 @@ async def database_place(
         if is_service:
             stack.enter_context(sole_service(server.data_dir))
         schema = settings.component.db_schema
-        async with database_connection(server.dsn, schema, needs_tables=False) as connection:
-            await migrate(connection, schema)
+        if migrates:
+            async with database_connection(server.dsn, schema, needs_tables=False) as connection:
+                await migrate(connection, schema)
         yield Place(server.dsn, server.bin_dir)
 
 

@@ -18,7 +18,7 @@ from stretto.errors import GroupRejected
 from stretto.postgres.check import check_database
 from stretto.postgres.connecting import PREPARED_MAX
 from stretto.postgres.connections import Database, Lane
-from stretto.postgres.migrate import newest_number
+from stretto.postgres.migration_steps import newest_number
 from stretto.postgres.pooler import split_pooler
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.provision import START_SECONDS

@@ -53,7 +53,10 @@ async def held_up_migration(
     await connection.execute("SELECT pg_advisory_lock($1)", int.from_bytes(b"stretto", "big"))
     process = await started("migrate", DATABASE_URL=database_url)
     try:
-        yield process, await backend(connection, "pg_advisory_xact_lock")
+        trying = """SELECT pid FROM pg_stat_activity
+                    WHERE datname = current_database() AND application_name = 'stretto'
+                      AND query ~ 'pg_try_advisory_xact_lock|BEGIN|COMMIT'"""
+        yield process, await until(lambda: connection.fetchval(trying))
     finally:
         await connection.execute("SELECT pg_advisory_unlock_all()")
         await process.communicate()

@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from stretto.assembly.opening import open_component
-from stretto.postgres.migrate import PRIVILEGES, Step, grant, migrate, newest_number
+from stretto.postgres.migrate import PRIVILEGES, grant, migrate
+from stretto.postgres.migration_steps import Step, newest_number
 from stretto.postgres.queries import schema_file
 from stretto.store_errors import Unreachable
 from support.api_client import SECRET, connected_api

@@ -12,8 +12,10 @@ import pytest
 import pytest_asyncio
 
 from stretto.errors import ConfigurationError
+from stretto.postgres import migration_runs
 from stretto.postgres.connections import Database
-from stretto.postgres.migrate import FIRST_NUMBER, Step, migrate, read_steps
+from stretto.postgres.migrate import migrate
+from stretto.postgres.migration_steps import FIRST_NUMBER, Step, read_steps
 from stretto.postgres.queries import schema_file
 from stretto.store_errors import Unreachable
 from support.database import connect
@@ -139,11 +141,12 @@ async def test_another_runner_is_waited_for_longer_than_a_write_waits(
     late = asyncio.ensure_future(migrate(waiting, "stretto", STEPS[:1]))
     await until(
         lambda: connection.fetchval(
-            """SELECT clock_timestamp() - query_start > interval '50ms' FROM pg_stat_activity
-           WHERE pid = $1 AND wait_event = 'advisory'""",
+            """SELECT clock_timestamp() - state_change > interval '50ms' FROM pg_stat_activity
+               WHERE pid = $1 AND state = 'idle'""",
             waiting.get_server_pid(),
         )
     )
+    assert not late.done()
     await connection.execute("SELECT pg_advisory_unlock($1)", LOCK)
     assert [SECOND] == await late
     async with connection.transaction():

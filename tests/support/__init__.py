@@ -6,6 +6,7 @@
 | `live_service` | a service whose sessions are under test, and whose tail reads when a test says so |
 | `service_process` | a real `stretto serve` process |
 | `command_process` | the command `stretto`: its output, its errors and its exit code |
+| `landed` | the revision that the newest schema follows on, to run beside ours |
 | `topology` | replicas, relays and members on one NATS, under load |
 
 | the event loop | |

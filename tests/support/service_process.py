@@ -26,13 +26,18 @@ STOP_SECONDS = 15
 
 
 class ServiceProcess:
-    """Started with settings (names without their prefix); `url` is known once it serves."""
+    """Started with settings (names without their prefix); `url` is known once it serves.
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
+    The code is ours, or that of another `package`: the folder that PYTHONPATH must name.
+    """
+
+    def __init__(self, settings: Mapping[str, str], package: Path | None = None) -> None:
         given = {"PORT": "0", "JWT_SECRET": SECRET, "LEASE_SECONDS": "0.5", "DRAIN_SECONDS": "0"}
         given |= settings
         clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
         self._environment = clean | {f"STRETTO_{name}": value for name, value in given.items()}
+        if package is not None:
+            self._environment["PYTHONPATH"] = str(package)
         self.log: list[bytes] = []
         self._has_logged = asyncio.Event()
 

@@ -1,17 +1,22 @@
-"""The secret that an embedded service makes for itself: no other account may put or read it."""
+"""What an embedded service makes for itself: no other account may secret that nobody else may read."""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stretto import provision
+from stretto.config import Settings
 from stretto.errors import ConfigurationError
-from stretto.provision import _make_secret, _own_secret
+from stretto.provision import _make_secret, _own_secret, database_place
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 PEM_BEGIN = "-----BEGIN PUBLIC KEY-----"
@@ -86,3 +91,24 @@ def test_a_secret_of_another_user_is_refused(
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
         _own_secret(path)
+
+
+@pytest.mark.parametrize("migrates", [True, False])
+async def test_an_embedded_database_is_migrated_unless_that_is_the_commands_own_work(
+    migrates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise `stretto migrate --plan` would have changed it before it looks."""
+    migrated = []
+
+    @asynccontextmanager
+    async def opened(*_: object, **__: object) -> AsyncIterator[Any]:
+        yield SimpleNamespace(dsn="", data_dir=tmp_path, bin_dir=tmp_path)
+
+    async def migrate(*_: object) -> None:
+        migrated.append(True)
+
+    monkeypatch.setattr(provision, "embedded_postgres", opened)
+    monkeypatch.setattr(provision, "database_connection", opened)
+    monkeypatch.setattr(provision, "migrate", migrate)
+    async with database_place(Settings(), lambda _: None, migrates=migrates):
+        assert [True] * migrates == migrated

@@ -48,7 +48,7 @@ async def connected(
     """
     schema = settings.component.db_schema
     async with (
-        database_place(settings, say) as place,
+        database_place(settings, say, migrates=needs_tables) as place,
         database_connection(place.dsn, schema, needs_tables=needs_tables) as connection,
         _watched_commits(place.dsn, schema) if writes else nullcontext(),
     ):

@@ -1,44 +1,41 @@
-"""The schema: migrates it, grants rights on it, and says whether it can be served.
-
-`schema.sql` is the whole of the newest version. From the first release on, each change adds a file
-`migrations/NNNN_title.sql`, which takes a database from the number before to NNNN.
-"""
+"""The schema: migrates it, grants rights on it, and says whether it can be served."""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
-from hashlib import sha256
-from importlib.resources import files
+import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
 from stretto.errors import ConfigurationError
-from stretto.postgres.queries import QUERIES, schema_file
+from stretto.postgres.migration_runs import (
+    build_index,
+    fill_batch,
+    record,
+    rest,
+    sole_session,
+    sole_transaction,
+)
+from stretto.postgres.migration_steps import (
+    EMPTY,
+    Way,
+    missing_steps,
+    newest_number,
+    oldest_served,
+    own_steps,
+)
+from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import NO_TABLES, session_violation
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from importlib.resources.abc import Traversable
-    from pathlib import Path
 
     from stretto.postgres.driver_connection import Connection
-
-# The version of the first release. Lower numbers were never released: no migration starts there.
-FIRST_NUMBER: Final = 7
-# The key of the advisory lock, which no other program should use: "stretto" as a number.
-_LOCK: Final = int.from_bytes(b"stretto", "big")
-# The lock of another runner is waited for this long, whatever the connection's lock_timeout. The
-# changes themselves keep that short time-out: every statement queues behind one that waits for a
-# table.
-_RUNNER_SECONDS: Final = 60
-_EMPTY: Final = "schema_version is empty although the tables exist; restore its row from a backup"
-_START_ANEW: Final = (
-    "use the stretto that made it, or an empty database (embedded: another STRETTO_DATA_DIR)"
-)
+    from stretto.postgres.migration_runs import Progress
+    from stretto.postgres.migration_steps import Step
 
 # Partitions of the log of events.
 SLOTS: Final = 8
@@ -69,79 +66,70 @@ ROUTINES: Final = ("claim_and_lead_1", "claim_attempts_1", "lead_groups_1")
 _NEEDED: Final = {**PRIVILEGES, **dict.fromkeys(ROUTINES, "EXECUTE")}
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One numbered change of the schema."""
-
-    number: int
-    statements: str
-
-    @property
-    def checksum(self) -> str:
-        """Shows whether the file was changed after it had been applied."""
-        return sha256(self.statements.encode()).hexdigest()
-
-
-def read_steps(folder: Traversable | Path) -> list[Step]:
-    """Return the numbered changes of a folder in their order; none if there is no folder."""
-    if not folder.is_dir():
-        return []
-    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
-    return [Step(int(name[:4]), (folder / name).read_text("utf-8")) for name in names]
-
-
-def newest_number(steps: Sequence[Step] | None = None) -> int:
-    """Return the number of the schema that this version of stretto is made for."""
-    steps = _own_steps() if steps is None else steps
-    return steps[-1].number if steps else FIRST_NUMBER
-
-
 async def migrate(
-    connection: Connection, schema: str, steps: Sequence[Step] | None = None
+    connection: Connection,
+    schema: str,
+    steps: Sequence[Step] | None = None,
+    progress: Progress | None = None,
 ) -> list[int]:
     """Apply what is missing and return the numbers; raises `ConfigurationError` on a mismatch.
 
-    One runner works at a time. Each change is one transaction: one that fails leaves those before
-    it applied, and nothing of itself.
+    One runner works at a time. A step that fails leaves those before it applied. Of itself a
+    transaction leaves nothing, a back-fill the batches that are done; the next run goes on there.
     """
+    await require_session(connection)
+    changes = own_steps() if steps is None else steps
+    applied: list[int] = []
+    while True:
+        started = time.perf_counter()
+        step, is_done = await _go_on(connection, schema, changes, progress or (lambda *_: None))
+        if step is None:
+            return applied
+        if is_done:
+            applied.append(step.number)
+        else:
+            await rest(time.perf_counter() - started)
+
+
+async def require_session(connection: Connection) -> None:
+    """Raise `ConfigurationError` where the tables must not be made."""
     violation = await session_violation(connection)
     if violation is not None:
         raise ConfigurationError(violation)
-    changes = _own_steps() if steps is None else steps
-    newest = Step(newest_number(changes), schema_file().read_text("utf-8"))
-    applied: list[int] = []
-    while True:
-        async with connection.transaction():
-            await _wait_for_other_runners(connection)
-            await _enter_schema(connection, schema)
-            step = await _next_step(connection, newest, changes)
-            if step is None:
-                return applied
-            await connection.execute(step.statements)
-            await connection.execute(
-                "INSERT INTO schema_version (number, checksum) VALUES ($1, $2)",
-                step.number,
-                step.checksum,
-            )
-            applied.append(step.number)
+
+
+async def look_in(connection: Connection, schema: str) -> str:
+    """Restrict the search_path to the schema for this transaction; return it as that has it."""
+    quoted: str = await connection.fetchval("SELECT quote_ident($1)", schema)
+    await connection.execute("SELECT set_config('search_path', $1, true)", quoted)
+    return quoted
 
 
 async def is_newer(connection: Connection) -> bool:
-    """Return whether the schema is newer than ours; raise `Unreachable` if it is older.
+    """Return whether the schema is newer than ours; raise `Unreachable` if we cannot run on it.
 
-    A newer one is served: during a rolling update the migration comes first, and instances of the
-    old version keep running beside the new one.
+    A newer one is served if it says so: during a rolling update the migration comes first, and
+    instances of the old version keep running beside the new one.
     """
     number: int | None = await connection.fetchval(QUERIES["schema_number"])
     known = newest_number()
     if number is None:
-        raise Unreachable(_EMPTY)
+        raise Unreachable(EMPTY)
     if number < known:
         message = (
             f"the database has schema {number}, this stretto needs {known}; run `stretto migrate`"
         )
         raise Unreachable(message)
-    return number > known
+    if number == known:
+        return False
+    oldest: int = await connection.fetchval(QUERIES["schema_serves_from"])
+    if known < oldest:
+        message = (
+            f"the database has schema {number}, which a stretto made for schema {oldest} or newer"
+            f" can use; this one is made for {known}: run a newer version"
+        )
+        raise Unreachable(message)
+    return True
 
 
 async def grant(connection: Connection, schema: str, roles: Sequence[str]) -> None:
@@ -151,9 +139,8 @@ async def grant(connection: Connection, schema: str, roles: Sequence[str]) -> No
     migrates. Raises `ConfigurationError` where a role does not get its rights.
     """
     try:
-        async with connection.transaction():
-            # Two concurrent grants on one table end in an error.
-            await _wait_for_other_runners(connection)
+        # Two concurrent grants on one table end in an error.
+        async with sole_transaction(connection):
             for (statement,) in await connection.fetch(
                 QUERIES["grants"], schema, roles, [*_NEEDED], [*_NEEDED.values()]
             ):
@@ -219,6 +206,35 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(f"the {kind} {', '.join(found)}" for kind, found in kinds.items() if found)
 
 
+async def _go_on(
+    connection: Connection, schema: str, changes: Sequence[Step], progress: Progress
+) -> tuple[Step | None, bool]:
+    """Do the next step, or one batch of it; return it and whether it is done, None if none is left."""
+    async with sole_transaction(connection):
+        path = await _enter_schema(connection, schema)
+        step = next(iter(await missing_steps(connection, changes)), None)
+        if step is None:
+            return None, True
+        oldest = oldest_served([each for each in changes if each.number <= step.number])
+        if step.way is not Way.CONCURRENTLY:
+            is_done = True
+            if step.way is Way.BATCHES:
+                is_done = await fill_batch(connection, step, progress)
+            else:
+                await connection.execute(step.statements)
+            if is_done:
+                await record(connection, step, oldest)
+            return step, is_done
+    async with sole_session(connection, path):
+        # Another runner may have done it since.
+        is_ours = step in await missing_steps(connection, changes)
+        if is_ours:
+            progress(step, 0, 0)
+            await build_index(connection, step)
+            await record(connection, step, oldest)
+    return step, is_ours
+
+
 async def _require_granted(connection: Connection, schema: str, roles: Sequence[str]) -> None:
     """Raise `ConfigurationError` where a role still lacks a right.
 
@@ -240,54 +256,10 @@ async def _lacking_rights(
     )
 
 
-async def _wait_for_other_runners(connection: Connection) -> None:
-    """Take the lock that only one migration or grant holds, until the transaction ends."""
-    lock_timeout = await connection.fetchval("SELECT current_setting('lock_timeout')")
-    await connection.execute(f"SET LOCAL lock_timeout = '{_RUNNER_SECONDS}s'")
-    await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
-    await connection.execute("SELECT set_config('lock_timeout', $1, true)", lock_timeout)
-
-
-def _own_steps() -> list[Step]:
-    return read_steps(files("stretto.postgres") / "migrations")
-
-
-async def _enter_schema(connection: Connection, schema: str) -> None:
+async def _enter_schema(connection: Connection, schema: str) -> str:
     """Create the schema if it is missing; restrict the search_path to it for this transaction."""
-    quoted = await connection.fetchval("SELECT quote_ident($1)", schema)
+    quoted = await look_in(connection, schema)
     # CREATE SCHEMA IF NOT EXISTS would need the right to create one even where it exists.
     if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", quoted):
         await connection.execute(f"CREATE SCHEMA {quoted}")
-    await connection.execute("SELECT set_config('search_path', $1, true)", quoted)
-
-
-async def _next_step(connection: Connection, newest: Step, changes: Sequence[Step]) -> Step | None:
-    if not await connection.fetchval("SELECT to_regclass('schema_version') IS NOT NULL"):
-        return newest
-    version = await connection.fetchrow(
-        "SELECT number, checksum FROM schema_version ORDER BY number DESC LIMIT 1"
-    )
-    if version is None:
-        raise ConfigurationError(_EMPTY)
-    number, checksum = version
-    if number < FIRST_NUMBER:
-        message = (
-            f"the database has schema {number}, made before the first release, which cannot be"
-            f" migrated; {_START_ANEW}"
-        )
-        raise ConfigurationError(message)
-    if number > newest.number:
-        message = (
-            f"the database has schema {number}, this stretto only knows {newest.number}; use the"
-            " stretto that made it, or a newer one"
-        )
-        raise ConfigurationError(message)
-    if number == newest.number:
-        known = {newest.checksum, *(step.checksum for step in changes if step.number == number)}
-        if checksum not in known:
-            message = (
-                f"schema {number} of the database was made by another file than ours; {_START_ANEW}"
-            )
-            raise ConfigurationError(message)
-        return None
-    return next(step for step in changes if step.number > number)
+    return quoted

@@ -4,6 +4,10 @@
 -- Read the number of the newest version that the database has.
 SELECT max(number) FROM schema_version;
 
+-- name: schema_serves_from
+-- Read the number of the oldest schema whose instances may run on this database.
+SELECT max(serves_from) FROM schema_version;
+
 -- name: schema_state
 -- Find the schema $1 (null: the one of the tables that the search_path leads to) for the current
 -- role, which of the tables and routines $2 it lacks, and whether the role may ask for the server's

@@ -1,0 +1,54 @@
+"""The revision that the newest schema follows on: its files, and its code to run beside ours."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from support.command_process import ended
+
+ROOT = Path(__file__).parents[2]
+# Its schema is number 7, the first. Once there is a release, this is the last one's commit.
+REVISION: Final = "f9e5ecb"
+
+
+def landed_file(name: str) -> str:
+    """Return the text of a file as it was then."""
+    return _git("show", f"{REVISION}:{name}").decode()
+
+
+def landed_package(folder: Path) -> Path:
+    """Write the package of then into a folder; return what PYTHONPATH must name."""
+    with tarfile.open(
+        fileobj=io.BytesIO(_git("archive", REVISION, "service", "schema.sql"))
+    ) as tar:
+        tar.extractall(folder, filter="data")
+    return folder / "service"
+
+
+async def landed_stretto(package: Path, command: str, url: str) -> tuple[int, str, str]:
+    """Run a command of then on a database; return exit code, output and errors."""
+    clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stretto", command),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=clean | {"PYTHONPATH": str(package), "STRETTO_DATABASE_URL": url},
+    )
+    return await ended(process)
+
+
+def _git(*arguments: str) -> bytes:
+    """Run git in our checkout; fail in words where its history is cut short."""
+    there = ("git", "-C", ROOT, "cat-file", "-e", f"{REVISION}^{{commit}}")
+    if subprocess.run(there, capture_output=True, check=False).returncode != 0:
+        pytest.fail(f"the history lacks {REVISION}: clone all of it (git fetch --unshallow)")
+    return subprocess.run(("git", "-C", ROOT, *arguments), capture_output=True, check=True).stdout
