@@ -37,6 +37,7 @@ from stretto.commands.openapi import openapi
 from stretto.commands.psql import psql
 from stretto.commands.reports import database_failure
 from stretto.commands.serve import serve
+from stretto.commands.size import size
 from stretto.commands.sweep import sweep
 from stretto.commands.token import token
 from stretto.errors import ConfigurationError, EmbeddedError, ListenError, NotFound, WorkersError
@@ -82,6 +83,11 @@ _COMMANDS: Final[tuple[tuple[Callable[..., None], tuple[str, ...], tuple[int, ..
     (events, ("stretto events", "stretto events --retry-all"), (*_DATABASE, EXIT_NOT_FOUND)),
     (bus, ("stretto bus", "stretto bus --resize"), _DATABASE),
     (check, ("stretto check && echo sound",), (*_DATABASE, EXIT_VIOLATION)),
+    (
+        size,
+        ("stretto size --rate 200 --members 5 --retention 30d",),
+        (EXIT_DONE, EXIT_USAGE, EXIT_OUTPUT),
+    ),
     (openapi, ("stretto openapi > openapi.json",), (EXIT_DONE, EXIT_OUTPUT)),
 )
 # All arguments of psql are its own, and so are its exit codes.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     *("serve", "migrate", "token", "attempt", "groups", "psql", "sweep", "events", "bus", "check"),
-    "openapi",
+    *("size", "openapi"),
 )
 
 

@@ -1,0 +1,153 @@
+"""What `stretto size` tells, against a database that the real writer has filled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+from uuid import NAMESPACE_OID, uuid5
+
+import orjson
+import pytest
+
+from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.postgres.sizing import DAY_SECONDS, Demand, image_bytes, tables, wal_bytes
+from support.command_process import stretto
+from support.database import groups
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from stretto.assembly.component import Component
+    from support.database import Connection
+
+# Pages of an index that is filled at random split nearly together while there are few: its fill swings
+# between a half and all. Here it is near its mean.
+GROUPS: Final = 6_600
+MEMBERS: Final = 5
+AT_ONCE: Final = 64
+# Of them in a checkpoint's time: enough to change a good part of the pages.
+CHECKPOINTED: Final = 300
+FEW_GROUPS: Final = 1_500
+TOLERANCE: Final = 0.15
+NAME: Final = "a name of 20 letters"
+SIZES = """
+    SELECT coalesce(parent.relname, pg_class.relname) AS name,
+           sum(pg_table_size(pg_class.oid))::float AS heap_bytes,
+           sum(pg_indexes_size(pg_class.oid))::float AS index_bytes,
+           sum(pg_total_relation_size(pg_class.oid))::float AS bytes
+    FROM pg_class
+    LEFT JOIN pg_inherits ON inhrelid = pg_class.oid
+    LEFT JOIN pg_class AS parent ON parent.oid = inhparent
+    WHERE pg_class.relnamespace = 'stretto'::regnamespace AND pg_class.relkind = 'r'
+    GROUP BY 1"""
+# Of this database alone: other tests write to the same server.
+WAL = """SELECT sum(wal_bytes)::float FROM pg_stat_statements
+         WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+
+
+async def fill(component: Component, numbers: range, at_once: int = AT_ONCE) -> None:
+    """Create groups, so many at once; each user is in one of them."""
+    left = iter(numbers)
+
+    async def create() -> None:
+        for number in left:
+            owner, *members = (user_id(number, each) for each in range(MEMBERS))
+            group = NewGroup.parse(UserId(owner), {"name": NAME, "members": members})
+            await component.creator.create(IdempotencyKey(f"k{number}"), group)
+
+    await asyncio.gather(*(create() for _ in range(at_once)))
+
+
+def user_id(number: int, member: int) -> str:
+    """Return an id of 36 characters, in no order."""
+    return str(uuid5(NAMESPACE_OID, f"{number}/{member}"))
+
+
+async def sizes(connection: Connection) -> dict[str, asyncpg.Record]:
+    """Return the sizes of the tables."""
+    return {row["name"]: row for row in await connection.fetch(SIZES)}
+
+
+def filled(count: int, at_once: int) -> Demand:
+    """Return what has made so many groups, so many at once: the rate is any that makes such batches."""
+    rate = 1e6
+    days = count / rate / DAY_SECONDS
+    return Demand(rate=rate, members=MEMBERS, after_days=days, batch_max=at_once)
+
+
+def deviation(expected: float, measured: float) -> float:
+    """Return by what share the expected differs from what was measured."""
+    return abs(expected / measured - 1)
+
+
+async def test_formulas_are_near_what_the_writer_makes(
+    component: Component, connection: Connection
+) -> None:
+    """Every table and its indexes, and the WAL of a creation."""
+    before = await connection.fetchval(WAL)
+    await fill(component, range(GROUPS))
+    logged = (await connection.fetchval(WAL) - before) / GROUPS
+    demand = filled(GROUPS, AT_ONCE)
+    measured = await sizes(connection)
+    found = {
+        f"{table.name} {kind}": deviation(getattr(table, kind), measured[table.name][kind])
+        for table in tables(demand)
+        for kind in ("heap_bytes", "index_bytes", "bytes")
+    }
+    found["WAL"] = deviation(wal_bytes(demand), logged)
+    before = await connection.fetchval(WAL)
+    await connection.execute("CHECKPOINT")
+    await fill(component, range(GROUPS, GROUPS + CHECKPOINTED))
+    logged = (await connection.fetchval(WAL) - before) / CHECKPOINTED
+    whole = wal_bytes(demand) + image_bytes(demand, CHECKPOINTED / demand.rate)
+    found["WAL after a checkpoint"] = deviation(whole, logged)
+    assert {} == {name: off for name, off in found.items() if off > TOLERANCE}
+    assert GROUPS + CHECKPOINTED == await groups(connection)
+
+
+async def test_small_batches_leave_attempts_more_room(
+    component: Component, connection: Connection
+) -> None:
+    """An attempt is settled while its page still takes others; how many is a matter of timing."""
+    await fill(component, range(FEW_GROUPS), at_once=8)
+    table = tables(filled(FEW_GROUPS, at_once=8))[0]
+    measured = (await sizes(connection))["attempt"]
+    assert (FEW_GROUPS, "attempt") == (round(table.rows), table.name)
+    assert deviation(table.heap_bytes, measured["heap_bytes"]) <= 2 * TOLERANCE
+
+
+async def test_every_table_that_grows_with_creations_is_told(
+    component: Component, connection: Connection
+) -> None:
+    """A table that a migration adds and a creation fills is missing in the sizes otherwise."""
+    owner = UserId("alice")
+    await component.creator.create(
+        IdempotencyKey("k"), NewGroup.parse(owner, {"name": NAME, "members": []})
+    )
+    names = await sizes(connection)
+    grown = {name for name in names if await connection.fetchval(f"SELECT count(*) FROM {name}")}
+    # Of these a database has so many rows as it has readers, histories, slots and versions.
+    few = {"history_start", "outbox_history", "outbox_reader", "outbox_slot", "schema_version"}
+    assert {table.name for table in tables(Demand(rate=1))} == grown - few
+
+
+async def test_the_command_tells_both_ways() -> None:
+    """For people and for programs; the settings give what no option does."""
+    options = ("size", "--rate", "200", "--retention", "30d", "--instances", "3")
+    code, shown, _ = await stretto(*options, WORKERS="2", EVENT_RETENTION_DAYS="1")
+    assert code == 0
+    assert "attempts of 30 and events of 1 days" in shown
+    told = orjson.loads((await stretto(*options, "--json", WORKERS="2"))[1])
+    assert 518_400_000 == told["tables"]["attempt"]["rows"]
+    assert 3 * 2 * 14 == told["connections"]
+    sizes = told["tables"].values()
+    assert told["bytes"] == pytest.approx(
+        sum(each["table_bytes"] + each["index_bytes"] for each in sizes)
+    )
+
+
+@pytest.mark.parametrize("days", ["0", "-1", "2y", "30 d", "d"])
+async def test_a_retention_that_is_no_number_of_days_is_a_usage_error(days: str) -> None:
+    """Exit 2, with the text."""
+    code, _, errors = await stretto("size", "--rate", "1", f"--retention={days}")
+    assert (2, f"stretto: '{days}' is no number of days, such as 30d\n") == (code, errors)
