@@ -157,6 +157,20 @@ async def test_another_runner_is_waited_for_longer_than_a_write_waits(
     await waiting.close()
 
 
+async def test_another_runner_is_not_waited_for_without_end(
+    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may build an index for hours."""
+    monkeypatch.setattr(migration_runs, "_RUNNER_SECONDS", 0.05)
+    monkeypatch.setattr(migration_runs, "_TURN_SECONDS", 0.01)
+    other = await connect(database_url)
+    await other.execute("SELECT pg_advisory_lock($1)", LOCK)
+    with pytest.raises(Unreachable, match="another `stretto migrate` has been at work"):
+        await migrate(connection, "stretto", STEPS)
+    assert "two" not in await columns(connection)
+    await other.close()
+
+
 async def test_a_schema_that_does_not_say_its_number_is_refused(connection: Connection) -> None:
     """Guessing one would apply changes twice."""
     await connection.execute("TRUNCATE schema_version")

@@ -1,4 +1,4 @@
-"""What an embedded service makes for itself: no other account may secret that nobody else may read."""
+"""What an embedded service makes for itself: its schema, and a secret of its own."""
 
 from __future__ import annotations
 

@@ -12,9 +12,10 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from stretto.errors import ConfigurationError, Unreachable
+from stretto.errors import ConfigurationError
 from stretto.postgres.migration_steps import FIRST_NUMBER
 from stretto.postgres.queries import QUERIES
+from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
