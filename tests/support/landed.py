@@ -11,8 +11,6 @@ import tarfile
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from support.command_process import ended
 
 ROOT = Path(__file__).parents[2]
@@ -46,9 +44,11 @@ async def landed_stretto(package: Path, command: str, url: str) -> tuple[int, st
     return await ended(process)
 
 
-def _git(*arguments: str) -> bytes:
-    """Run git in our checkout; fail in words where its history is cut short."""
+def is_here() -> bool:
+    """Whether the history of our checkout has the revision; a shallow clone's has not."""
     there = ("git", "-C", ROOT, "cat-file", "-e", f"{REVISION}^{{commit}}")
-    if subprocess.run(there, capture_output=True, check=False).returncode != 0:
-        pytest.fail(f"the history lacks {REVISION}: clone all of it (git fetch --unshallow)")
+    return subprocess.run(there, capture_output=True, check=False).returncode == 0
+
+
+def _git(*arguments: str) -> bytes:
     return subprocess.run(("git", "-C", ROOT, *arguments), capture_output=True, check=True).stdout
