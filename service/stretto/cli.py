@@ -76,7 +76,11 @@ _COMMANDS: Final[tuple[tuple[Callable[..., None], tuple[str, ...], tuple[int, ..
         _DATABASE,
     ),
     (token, ("stretto token alice --hours 8",), (EXIT_DONE, EXIT_USAGE, EXIT_OUTPUT)),
-    (attempt, ("stretto attempt alice 6f1c2e90",), (*_DATABASE, EXIT_NOT_FOUND)),
+    (
+        attempt,
+        ("stretto attempt alice 6f1c2e90", "stretto attempt alice 6f1c2e90 --history"),
+        (*_DATABASE, EXIT_NOT_FOUND),
+    ),
     (groups, ("stretto groups alice --limit 10",), _DATABASE),
     (psql, ("stretto psql -c 'table schema_version'",), (EXIT_USAGE, EXIT_EMBEDDED)),
     (sweep, ("stretto sweep --dry-run",), _DATABASE),

@@ -16,6 +16,7 @@ from stretto.store_errors import HookError
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from stretto.domain import UserId
     from stretto.store_errors import StoreError
 
 
@@ -92,6 +93,24 @@ class ReclaimTried(Observation):
     """The lease of a pending attempt was over: taking it over was `won`, or `lost` to another."""
 
     result: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStrayed(Observation):
+    """An attempt has left the normal way, and no statement of its own records that.
+
+    `what` is `claimed_again` (nothing was left of it), `unknown` (a write whose outcome is not known) or
+    `other_body` (its key came with another body).
+    """
+
+    what: str
+    group_id: UUID
+    owner: UserId
+    """Bounds what is recorded; is neither a label nor a field of the log."""
+    claim_token: UUID | None = None
+    code: str | None = None
+    """The kind of the error that left the outcome unknown."""
+    trace_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

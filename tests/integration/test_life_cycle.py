@@ -30,7 +30,7 @@ from stretto.events.history_reader import Ask
 from stretto.nats import connection as connection_module
 from stretto.nats.commands import CommandConsumer, CommandSettings
 from stretto.nats.opening import Bus, Nats, make_nats
-from stretto.observations import ActorCrashed, ActorRestarted, RowsSwept
+from stretto.observations import ActorCrashed, ActorRestarted, AttemptStrayed, RowsSwept
 from stretto.postgres.connections import Database
 from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.queries import QUERIES
@@ -185,6 +185,8 @@ class Stage:
             ),
             ComponentSettings(writers=1),
         )
+        # Gathering would take most of the test's time.
+        component.trail.pace = replace(component.trail.pace, gather_seconds=0)
         actors: list[Actor] = [
             *component.writers,
             *component.reads.readers,
@@ -192,6 +194,7 @@ class Stage:
             component.tail,
             component.announcer,
             component.sweeper,
+            component.trail,
             component.hub,
             GarbageCollector(),
             MemoryTrimmer(
@@ -274,6 +277,14 @@ async def sweep(stage: Stage) -> None:
     await stage.seen.until(lambda _: stage.seen.count(RowsSwept) > swept)
 
 
+async def record(stage: Stage) -> None:
+    """Have something noted, and wait until it is in the trail."""
+    id_ = uuid.uuid4()
+    stage.component.trail.note(AttemptStrayed("unknown", id_, UserId(str(id_))))
+    count = "SELECT count(*) FROM attempt_trail WHERE group_id = $1"
+    await until(lambda: stage.connection.fetchval(count, id_))
+
+
 async def end_session(stage: Stage) -> None:
     """Have a session whose token has ended, and wait for its end."""
     with stage.component.hub.session(ALICE, 0) as session:
@@ -341,6 +352,7 @@ LOADS: dict[str, Load] = {
     "announcer": announce,
     "relay": relay,
     "sweeper": sweep,
+    "trail recorder": record,
     "webhook": send,
     "session hub": end_session,
     "pool watch": close_pool,

@@ -7,12 +7,14 @@ from uuid import UUID
 
 import pytest
 
+from stretto.domain import UserId
 from stretto.errors import Failure, GroupRejected
 from stretto.events.close_codes import CloseCode
 from stretto.observations import (
     ActorCrashed,
     ActorRestarted,
     AttemptAnswered,
+    AttemptStrayed,
     BatchWritten,
     ConnectionLost,
     EventBuried,
@@ -147,6 +149,10 @@ def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
         ("stretto_owner_pauses_total 1.0", OwnerPaused(Transient(), UUID(int=1), 5.0)),
         ("stretto_owner_pauses_total 0.0", OwnerResumed()),
         ('stretto_reclaims_total{result="lost"} 1.0', ReclaimTried("lost")),
+        (
+            'stretto_attempts_strayed_total{what="unknown"} 1.0',
+            AttemptStrayed("unknown", UUID(int=1), UserId("alice")),
+        ),
         ("stretto_writer_connections_lost_total 1.0", ConnectionLost()),
         (
             'stretto_actor_crashes_total{actor="writer"} 1.0',

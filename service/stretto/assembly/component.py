@@ -1,7 +1,7 @@
 """Component: what runs, and the order in which it starts and stops.
 
-Start: connections, bus, relay, sweeper, webhook, readers, announcer, writers, history reader, log
-tail, hub, commands, the watch of a host's pool, then the HTTP server. Stop, the other way round:
+Start: connections, bus, relay, sweeper, webhook, readers, announcer, trail recorder, writers, history
+reader, log tail, hub, commands, the watch of a host's pool, then the HTTP server. Stop, the other way round:
 
 1. the service drains: `/readyz` is 503, all else is served, and each connection ends with its next
    answer (for `STRETTO_DRAIN_SECONDS`; `server.py`);
@@ -14,7 +14,8 @@ tail, hub, commands, the watch of a host's pool, then the HTTP server. Stop, the
 8. the watch of a host's pool ends, and the writers give their connections back; a write that is
    still under way is cut off;
 9. the readers stop; what still waits for them is answered with an error;
-10. relay, sweeper, webhook and announcer stop; what they hold on lease is given back;
+10. relay, sweeper, webhook, announcer and trail recorder stop; what they hold on lease is given back,
+    what was noted for trails is added;
 11. the bus closes;
 12. the pool closes, unless it is the host's;
 13. the server waits until all that was read is answered (bounded), and closes the connections that
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from stretto.creation.lookup import AttemptLookup
     from stretto.creation.ports import Write, WriteResult
     from stretto.creation.reads import Reads
+    from stretto.creation.trail import TrailRecorder
     from stretto.creation.writer import GroupWriter
     from stretto.events.history_reader import Ask, HistoryReader, Stretch
     from stretto.events.hub import SessionHub
@@ -68,6 +70,7 @@ class Component:
     relay: OutboxRelay | None
     """None without a bus."""
     webhook: WebhookSender | None
+    trail: TrailRecorder
     sweeper: RetentionSweeper
     history_reader: HistoryReader
     writers: Sequence[GroupWriter]
@@ -101,6 +104,7 @@ class Component:
         for reader in self.reads.readers:
             start(reader, is_vital=True)
         start(self.announcer)
+        start(self.trail)
         for writer, store in zip(self.writers, self.write_stores, strict=True):
             with suppress(StoreError):
                 await store.open()
@@ -128,7 +132,7 @@ class Component:
             self._close_mailbox,  # 7
             partial(stop, *([self.pool_watch] if self.pool_watch else []), *self.writers),  # 8
             partial(stop, *self.reads.readers),  # 9
-            partial(stop, self.sweeper, self.announcer, *readers),  # 10
+            partial(stop, self.sweeper, self.announcer, self.trail, *readers),  # 10
             partial(stop, *([nats.connection] if nats else [])),  # 11
         )
         async with AsyncExitStack() as stack:

@@ -29,6 +29,7 @@ from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import GroupCreator
 from stretto.creation.lookup import AttemptLookup
 from stretto.creation.reads import Reads
+from stretto.creation.trail import TrailRecorder
 from stretto.creation.writer import GroupWriter
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
 from stretto.events.hub import SessionHub
@@ -44,6 +45,7 @@ from stretto.postgres.log import PostgresLogStore, origin
 from stretto.postgres.readiness import Readiness
 from stretto.postgres.retention import RetentionSweeper, sweep
 from stretto.postgres.tail import PostgresTail
+from stretto.postgres.trail import PostgresTrailStore
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
@@ -131,7 +133,12 @@ class Inputs:
 
 def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     """Put the parts together; nothing runs yet."""
-    database, observe = inputs.database, inputs.observe
+    database = inputs.database
+    trail = TrailRecorder(PostgresTrailStore(database))
+
+    def observe(observation: Observation) -> None:
+        inputs.observe(observation)
+        trail.note(observation)
 
     def on_lost() -> None:
         creator.forget()
@@ -180,6 +187,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         announcer=announcer,
         relay=relay,
         webhook=webhook,
+        trail=trail,
         sweeper=RetentionSweeper(
             lambda progress: sweep(database.upkeep, settings.retention, None, progress), observe
         ),

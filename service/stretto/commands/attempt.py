@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from stretto.commands.console import stdout
 from stretto.commands.options import DatabaseUrl, DataDir, idempotency_key, user_id
-from stretto.commands.reports import attempt_text, unknown_attempt
+from stretto.commands.reports import attempt_text, gone_text, unknown_attempt, with_history
 from stretto.commands.running import opened, run
 from stretto.config import read_settings
 from stretto.creation.lookup import AttemptLookup
+from stretto.domain import group_id
 from stretto.errors import NotFound
 from stretto.postgres.attempts import PostgresAttemptStore
+from stretto.postgres.trail import PostgresTrailStore
 
 
 def attempt(
@@ -21,6 +24,10 @@ def attempt(
     key: Annotated[str, typer.Argument(help="The idempotency key.")],
     heal: Annotated[
         bool, typer.Option(help="Settle the attempt if it is pending although its group exists.")
+    ] = False,
+    history: Annotated[
+        bool,
+        typer.Option(help="Show its trail as well: what was not the normal way, oldest first."),
     ] = False,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
@@ -37,15 +44,21 @@ def attempt(
         async with opened(settings) as database:
             lease_seconds = settings.component.creator.lease_seconds
             lookup = AttemptLookup(PostgresAttemptStore(database), lease_seconds)
-            try:
+            report = None
+            with suppress(NotFound):
                 report = await (
                     lookup.look_up(owner_id, parsed_key, wait_seconds=0)
                     if heal
                     else lookup.look(owner_id, parsed_key)
                 )
-            except NotFound as error:
-                detail = unknown_attempt(owner_id, parsed_key, retention_days)
-                raise NotFound(detail) from error
-        stdout.print(attempt_text(report, retention_days))
+            trail = None
+            if history:
+                trail = await PostgresTrailStore(database).read(group_id(owner_id, parsed_key))
+        if report is None and not trail:
+            raise NotFound(unknown_attempt(owner_id, parsed_key, retention_days))
+        text = gone_text(owner_id, parsed_key)
+        if report is not None:
+            text = attempt_text(report, retention_days)
+        stdout.print(text if trail is None else with_history(text, trail))
 
     run(work(), settings)

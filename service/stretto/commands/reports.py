@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,10 @@ from stretto.domain import group_id
 from stretto.postgres.driver_errors import in_words
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from stretto.creation.lookup import AttemptReport
+    from stretto.creation.trail import TrailEntry
     from stretto.domain import Group, IdempotencyKey, UserId
 
 
@@ -31,6 +35,29 @@ def attempt_text(report: AttemptReport, retention_days: int) -> str:
         "settled_at": report.settled_at if report.is_recorded else None,
         "failure": failure and {"code": failure.code, "detail": failure.detail},
     }
+    return _indented(document)
+
+
+def gone_text(owner: UserId, key: IdempotencyKey) -> str:
+    """Return what is known of an attempt that has left a trail, and neither a row nor a group."""
+    return _indented({"status": None, "record": "gone", "group_id": str(group_id(owner, key))})
+
+
+def with_history(text: str, trail: Sequence[TrailEntry]) -> str:
+    """Return the state of an attempt, a JSON object, with its trail: a line for each entry."""
+    entries = [
+        {
+            field.name: getattr(entry, field.name)
+            for field in fields(entry)
+            if getattr(entry, field.name) is not None
+        }
+        for entry in trail
+    ]
+    lines = ",".join(f"\n    {orjson.dumps(entry, default=str).decode()}" for entry in entries)
+    return text.removesuffix("\n}") + f',\n  "history": [{lines}\n  ]\n}}'
+
+
+def _indented(document: Mapping[str, object]) -> str:
     return orjson.dumps(document, default=str, option=orjson.OPT_INDENT_2).decode()
 
 

@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
+from uuid import UUID
 
 from stretto.codec import LARGE_BODY_BYTES, parse_json
 from stretto.creation.attempt import AnswerStatus
@@ -19,8 +20,14 @@ from stretto.creation.flights import Flights
 from stretto.creation.follower import Follower
 from stretto.creation.outcomes import NO_BODY, OutcomeMemory, document_for, document_of_repeat
 from stretto.domain import IdempotencyKey, NewGroup, UserId, digest, group_id_bytes
-from stretto.errors import AttemptPending, CreatedInHook, StrettoError, WrongEventLoop
-from stretto.observations import AttemptAnswered
+from stretto.errors import (
+    AttemptPending,
+    CreatedInHook,
+    KeyReused,
+    StrettoError,
+    WrongEventLoop,
+)
+from stretto.observations import AttemptAnswered, AttemptStrayed
 from stretto.runtime.turns import Turns
 from stretto.setting import setting
 
@@ -257,6 +264,10 @@ class GroupCreator:
                 # A failure is not remembered: then this request starts a flight, and finds out.
                 known = self._memory.find(id_)
         except StrettoError as error:
+            if isinstance(error, KeyReused) and known is not None:
+                # A follower has reported its own.
+                stray = AttemptStrayed("other_body", UUID(bytes=id_), new_group.owner)
+                self._observe(stray)
             self._observe(AttemptAnswered(error.code))
             raise
 

@@ -28,6 +28,7 @@ from stretto.errors import (
     InternalError,
     StrettoError,
 )
+from stretto.observations import AttemptStrayed
 from stretto.store_errors import HookError, StoreError
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class Flight:
     """The requests that still wait, in the order of their arrival, each with its deadline."""
     status: AnswerStatus = AnswerStatus.REPLAYED
     """How the outcome came about, for the request that started the flight."""
+    trace_id: str | None = None
+    """Of the request that started the flight, where it is traced."""
 
     @property
     def is_abandoned(self) -> bool:
@@ -90,7 +93,13 @@ class Flight:
             new_group=self.new_group,
             fingerprint=self.fingerprint,
             is_claimed=is_claimed,
+            trace_id=self.trace_id,
         )
+
+    def strayed(self, what: str, claim_token: UUID | None = None) -> AttemptStrayed:
+        """Return the observation that the flight's attempt has left the normal way."""
+        owner = self.new_group.owner
+        return AttemptStrayed(what, self.group_id, owner, claim_token, trace_id=self.trace_id)
 
     def outcome_of(self, write: Write, result: WriteResult) -> CreatedGroup | Failure | None:
         """Return what the write has settled; None where the attempt is another's: follow."""

@@ -79,6 +79,8 @@ class Follower:
             write = followed
             outcome = flight.outcome_of(write, await self._writers.ask(write))
             if outcome is not None:
+                if not write.is_claimed:
+                    self._observe(flight.strayed("claimed_again", write.claim_token))
                 return outcome
         raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
 
@@ -98,13 +100,14 @@ class Follower:
                     if contradicts_failed:
                         self._observe(GuaranteeBroken(flight.group_id))
                     else:
-                        await self._attempts.heal(flight.group_id)
+                        await self._attempts.heal(flight.group_id, flight.trace_id)
                     flight.status = AnswerStatus.HEALED
                     return group
                 case Reclaim(seen):
                     write = flight.new_write(is_claimed=True)
                     is_ours = await self._attempts.reclaim(
-                        flight.group_id, seen, write.claim_token, self._lease_seconds
+                        *(flight.group_id, seen, write.claim_token, self._lease_seconds),
+                        flight.trace_id,
                     )
                     self._observe(ReclaimTried("won" if is_ours else "lost"))
                     if is_ours:
@@ -112,6 +115,7 @@ class Follower:
                 case Refuse(failure):
                     return failure
                 case ReuseOfKey():
+                    self._observe(flight.strayed("other_body"))
                     raise KeyReused
                 case ClaimAgain():
                     return flight.new_write()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from stretto.creation.apart import Halves, OneByOne, _RowLocked, is_away, is_own, slow
 from stretto.creation.breakers import OWNER_SECONDS_MAX
 from stretto.creation.ports import Led, NotLed, SettledAsFailed
-from stretto.observations import ActorCrashed, WriteTrouble
+from stretto.observations import ActorCrashed, AttemptStrayed, WriteTrouble
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Envelope
 from stretto.store_errors import (
@@ -156,8 +156,21 @@ class LeadWriter:
         try:
             yield
         except StoreError as error:
-            self._observe(WriteTrouble(error, len(batch)))
+            trouble = WriteTrouble(error, len(batch))
+            self._observe(trouble)
+            if isinstance(error, OutcomeUnknown):
+                self._observe_unknown(batch, trouble.kind)
             raise
+
+    def _observe_unknown(self, batch: Sequence[WriteRequest], kind: str) -> None:
+        """Report each attempt of which it is not known what a statement has done."""
+        for write in (request.message for request in batch):
+            self._observe(
+                AttemptStrayed(
+                    *("unknown", write.group_id, write.new_group.owner),
+                    *(write.claim_token, kind, write.trace_id),
+                )
+            )
 
     async def _lead_halves(self, batch: Sequence[WriteRequest], started: float) -> int:
         """Lead a batch in halves: the server or a host's hook has refused some, not saying which.

@@ -38,6 +38,8 @@ class Write:
     fingerprint: bytes
     is_claimed: bool
     """Whether the attempt carries the token already, because it was reclaimed."""
+    trace_id: str | None = None
+    """Of the request that started the flight, where it is traced."""
 
     @property
     def status(self) -> AnswerStatus:
@@ -112,16 +114,24 @@ class WriteStore(Protocol):
 
 
 class AttemptStore(Protocol):
-    """A follower's statements; each holds a connection only while it runs."""
+    """A follower's statements; each holds a connection only while it runs.
+
+    What settles or reclaims is recorded in the attempt's trail, with the request's trace id.
+    """
 
     async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
         """Read the attempt and the group of that id in one query."""
 
-    async def heal(self, group_id: UUID) -> None:
+    async def heal(self, group_id: UUID, trace_id: str | None = None) -> None:
         """Settle the attempt as succeeded from the domain tables; does nothing without a group."""
 
     async def reclaim(
-        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
+        self,
+        group_id: UUID,
+        seen: UUID,
+        claim_token: UUID,
+        lease_seconds: float,
+        trace_id: str | None = None,
     ) -> bool:
         """Replace the token that was seen, if the lease is over and no writer holds the row."""
 

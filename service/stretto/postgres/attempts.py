@@ -12,6 +12,7 @@ from stretto.domain import CreatedGroup
 from stretto.errors import Failure
 from stretto.postgres.connections import Database, Lane
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.trail import instance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,18 +46,24 @@ class PostgresAttemptStore:
             )
         return [_sighting(group_id, row) for (group_id, _), row in zip(wanted, rows, strict=True)]
 
-    async def heal(self, group_id: UUID) -> None:
+    async def heal(self, group_id: UUID, trace_id: str | None = None) -> None:
         """Settle the attempt as succeeded from the domain tables."""
         async with self._database.connection(Lane.FOLLOWERS) as connection:
-            await connection.execute(QUERIES["heal"], group_id, uuid4())
+            await connection.execute(QUERIES["heal"], group_id, uuid4(), instance(), trace_id)
 
     async def reclaim(
-        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
+        self,
+        group_id: UUID,
+        seen: UUID,
+        claim_token: UUID,
+        lease_seconds: float,
+        trace_id: str | None = None,
     ) -> bool:
         """Replace the token that was seen, if the lease is over and the row is not locked."""
         async with self._database.connection(Lane.FOLLOWERS) as connection:
             reclaimed = await connection.fetchval(
-                QUERIES["reclaim"], group_id, seen, claim_token, lease_seconds, self._now()
+                QUERIES["reclaim"],
+                *(group_id, seen, claim_token, lease_seconds, self._now(), instance(), trace_id),
             )
         return reclaimed is not None
 

@@ -31,40 +31,50 @@ ORDER BY number;
 -- Settle an attempt as succeeded because its group exists. A deleted one is inserted again with the
 -- times of the group: it was settled when its group was created. A row that another transaction
 -- holds is skipped: the answer does not need it. Needs no durability: what is lost heals again.
-WITH healed AS (
+-- Recorded in its trail: $3 is this instance, $4 the request's trace id.
+WITH pending AS MATERIALIZED (
+    SELECT group_id, claim_token FROM attempt WHERE group_id = $1 AND status = 'pending'
+    FOR UPDATE SKIP LOCKED
+), healed AS (
     UPDATE attempt
     SET status = 'succeeded', fingerprint = chat_group.fingerprint, claim_token = $2,
         conversation_id = chat_group.conversation_id,
         settled_at = greatest(attempt.claimed_at, chat_group.created_at)
     FROM set_config('synchronous_commit', 'off', true), chat_group
     WHERE chat_group.group_id = $1
-      AND attempt.group_id = (
-          SELECT group_id FROM attempt WHERE group_id = $1 AND status = 'pending'
-          FOR UPDATE SKIP LOCKED
-      )
+      AND attempt.group_id = (SELECT group_id FROM pending)
+    RETURNING attempt.claimed_at
+), restored AS (
+    INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, status, conversation_id,
+                         claimed_at, settled_at)
+    SELECT group_id, owner_id, fingerprint, $2, 'succeeded', conversation_id, created_at, created_at
+    FROM set_config('synchronous_commit', 'off', true), chat_group
+    WHERE group_id = $1 AND NOT EXISTS (SELECT FROM attempt WHERE attempt.group_id = $1)
+    ON CONFLICT DO NOTHING
+    RETURNING claimed_at
 )
-INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, status, conversation_id,
-                     claimed_at, settled_at)
-SELECT group_id, owner_id, fingerprint, $2, 'succeeded', conversation_id, created_at, created_at
-FROM set_config('synchronous_commit', 'off', true), chat_group
-WHERE group_id = $1 AND NOT EXISTS (SELECT FROM attempt WHERE attempt.group_id = $1)
-ON CONFLICT DO NOTHING;
+SELECT append_trail_1($1, clock_timestamp(), 'healed', $3, (SELECT claim_token FROM pending), $2,
+                      claimed_at, NULL, $4)
+FROM (SELECT claimed_at FROM healed UNION ALL SELECT claimed_at FROM restored) AS settled;
 
 -- name: reclaim
 -- Take over a pending attempt from the token that was seen, if its lease is over (as in look). A
 -- locked row is being written by a live leader, and is skipped. $4 is the lease in seconds, $5 is
--- now.
+-- now. Recorded in its trail: $6 is this instance, $7 the request's trace id.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($5::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
+), reclaimed AS (
+    UPDATE attempt
+    SET claim_token = $3, claimed_at = clock.now
+    FROM clock
+    WHERE group_id = (
+        SELECT group_id FROM attempt, clock
+        WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
+          AND greatest(now - claimed_at, claimed_at - now) >= make_interval(secs => $4)
+        FOR UPDATE OF attempt SKIP LOCKED
+    )
+    RETURNING group_id, claimed_at
 )
-UPDATE attempt
-SET claim_token = $3, claimed_at = clock.now
-FROM clock
-WHERE group_id = (
-    SELECT group_id FROM attempt, clock
-    WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
-      AND greatest(now - claimed_at, claimed_at - now) >= make_interval(secs => $4)
-    FOR UPDATE OF attempt SKIP LOCKED
-)
-RETURNING group_id;
+SELECT group_id, append_trail_1(group_id, claimed_at, 'reclaimed', $6, $2, $3, claimed_at, NULL, $7)
+FROM reclaimed;

@@ -44,6 +44,7 @@ SLOTS: Final = 8
 PRIVILEGES: Final = MappingProxyType(
     {
         "attempt": "SELECT, INSERT, UPDATE, DELETE",
+        "attempt_trail": "SELECT, INSERT, DELETE",
         "chat_group": "SELECT, INSERT",
         "conversation": "SELECT, INSERT",
         "conversation_member": "SELECT, INSERT",
@@ -62,7 +63,7 @@ PRIVILEGES: Final = MappingProxyType(
     | {f"outbox_{slot}": "TRUNCATE" for slot in range(SLOTS)}
 )
 # The routines that its statements call; they run with the role's own rights.
-ROUTINES: Final = ("claim_and_lead_1", "claim_attempts_1", "lead_groups_1")
+ROUTINES: Final = ("append_trail_1", "claim_and_lead_1", "claim_attempts_1", "lead_groups_1")
 _NEEDED: Final = {**PRIVILEGES, **dict.fromkeys(ROUTINES, "EXECUTE")}
 
 

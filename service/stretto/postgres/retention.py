@@ -1,9 +1,9 @@
 """RetentionSweeper deletes what is past its retention, in batches short enough to delay no request.
 
-Three tables are swept: old attempts (a group outlives its attempt, and its key still finds it), the
-inbox, and deliveries that no reader serves any more, or that are dead letters. None has an index on
-its age, which would make every write more expensive: a sweep reads each table once, block range by
-block range. Each range is a short transaction under a lock that ends with it, so that of all
+Four tables are swept: old attempts (a group outlives its attempt, and its key still finds it), their
+trails, the inbox, and deliveries that no reader serves any more, or that are dead letters. None has
+an index on its age, which would make every write more expensive: a sweep reads each table once, block
+range by block range. Each range is a short transaction under a lock that ends with it, so that of all
 replicas' sweepers one works at a time, also behind PgBouncer.
 
 The log of events is kept in partitions by time, which are truncated whole.
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 STATEMENTS: Final = MappingProxyType(
     {
         "attempt": QUERIES["sweep_attempts"],
+        "attempt_trail": QUERIES["sweep_trail"],
         "inbox": QUERIES["sweep_inbox"],
         "outbox_delivery": QUERIES["sweep_deliveries"],
     }
@@ -66,9 +67,10 @@ class Retention:
     """For how long rows of each swept table are kept."""
 
     retention_days: int = setting(
-        30, "how long attempts, the inbox and dead letters are kept", ge=1, le=3650
+        30, "how long attempts, their trails, the inbox and dead letters are kept", ge=1, le=3650
     )
-    """Attempts since they were settled, or claimed; messages since a consumer has processed them."""
+    """Attempts since they were settled, or claimed; what is in a trail since it has happened; messages
+    since a consumer has processed them."""
     event_retention_days: int = setting(7, "how long events are kept", ge=1, le=3650)
     """At least, since they were committed: a session can resume from no older position."""
 

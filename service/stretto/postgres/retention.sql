@@ -50,6 +50,20 @@ WITH turn AS MATERIALIZED (
 )
 SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 
+-- name: sweep_trail
+-- The same for what happened to attempts more than $3 days ago.
+WITH turn AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
+               AS is_ours,
+           set_config('synchronous_commit', 'off', true)
+), swept AS (
+    DELETE FROM attempt_trail
+    WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
+      AND happened_at < coalesce($4::timestamptz, clock_timestamp()) - make_interval(days => $3)
+    RETURNING true
+)
+SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
+
 -- name: sweep_deliveries
 -- The same for events more than $3 days old that are dead letters, or whose reader is disabled or
 -- was not served by any process for so long.
@@ -134,6 +148,8 @@ WHERE slot = (SELECT slot FROM outbox_slot WHERE number = 0 ORDER BY slot LIMIT 
 -- now.
 SELECT (SELECT count(*) FROM attempt
         WHERE coalesce(settled_at, claimed_at) < bound.before) AS attempt,
+       (SELECT count(*) FROM attempt_trail
+        WHERE happened_at < bound.before) AS attempt_trail,
        (SELECT count(*) FROM inbox WHERE received_at < bound.before) AS inbox,
        (SELECT count(*) FROM outbox_delivery AS delivery
         WHERE created_at < bound.before

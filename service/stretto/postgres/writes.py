@@ -14,6 +14,7 @@ from stretto.postgres.hook_patience import HookPatience
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import enter_server, is_same_backend
 from stretto.postgres.stalls import Stalls
+from stretto.postgres.trail import instance
 from stretto.postgres.write_columns import attempt_columns, group_columns, milliseconds
 from stretto.store_errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
 
@@ -151,7 +152,9 @@ class PostgresWriteStore:
         """Settle as failed, durably, unless the attempt is no longer ours."""
         async with self._writing() as connection:
             settled = await connection.fetch(
-                QUERIES["fail"], write.group_id, write.claim_token, failure.code, failure.detail
+                QUERIES["fail"],
+                *(write.group_id, write.claim_token, failure.code, failure.detail),
+                *(instance(), write.trace_id),
             )
         return bool(settled)
 

@@ -42,9 +42,15 @@ SELECT EXISTS (
 SET CONSTRAINTS ALL IMMEDIATE;
 
 -- name: fail
--- Settle one attempt as failed: only by its leader, and only where there is no group.
-UPDATE attempt
-SET status = 'failed', failure_code = $3, failure_detail = $4, settled_at = clock_timestamp()
-WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
-  AND NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = $1)
-RETURNING claim_token;
+-- Settle one attempt as failed: only by its leader, and only where there is no group. Recorded in its
+-- trail: $5 is this instance, $6 the request's trace id.
+WITH failed AS (
+    UPDATE attempt
+    SET status = 'failed', failure_code = $3, failure_detail = $4, settled_at = clock_timestamp()
+    WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
+      AND NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = $1)
+    RETURNING *
+)
+SELECT claim_token, append_trail_1(group_id, settled_at, 'failed', $5, claim_token, claim_token,
+                                   claimed_at, failure_code, $6)
+FROM failed;

@@ -138,6 +138,13 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
             ("result",),
         ),
     ),
+    observations.AttemptStrayed: (
+        Count(
+            "stretto_attempts_strayed_total",
+            "Times that an attempt left the normal way, as far as only a process sees it.",
+            ("what",),
+        ),
+    ),
     observations.ConnectionLost: (
         Count("stretto_writer_connections_lost_total", "Connections that a writer gave up."),
         Line("warning", "writer.connection_lost"),

@@ -100,7 +100,10 @@ class MemoryWriteStore:
 
 
 class MemoryAttemptStore:
-    """A follower's statements; whatever goes wrong, the database was out of reach."""
+    """A follower's statements; whatever goes wrong, the database was out of reach.
+
+    Nothing is recorded in trails: no decision depends on them.
+    """
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
@@ -110,12 +113,17 @@ class MemoryAttemptStore:
         sighting: Sighting = await self._follow("look", group_id, lease_seconds)
         return sighting
 
-    async def heal(self, group_id: UUID) -> None:
+    async def heal(self, group_id: UUID, trace_id: str | None = None) -> None:
         """Settle the attempt as succeeded from the domain tables."""
         await self._follow("heal", group_id)
 
     async def reclaim(
-        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
+        self,
+        group_id: UUID,
+        seen: UUID,
+        claim_token: UUID,
+        lease_seconds: float,
+        trace_id: str | None = None,
     ) -> bool:
         """Put a new token in place of the seen one, if the lease is over and the row is free."""
         tokens = (seen, claim_token)

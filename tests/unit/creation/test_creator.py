@@ -33,7 +33,7 @@ from stretto.errors import (
     RateLimited,
     WrongEventLoop,
 )
-from stretto.observations import GuaranteeBroken
+from stretto.observations import AttemptStrayed, GuaranteeBroken
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
 from stretto.store_errors import OutcomeUnknown, Unreachable
@@ -122,6 +122,10 @@ class World:
     def counts(self) -> tuple[int, ...]:
         """Return how many attempts and groups there are."""
         return self.database.committed.counts()[:2]
+
+    def strays(self) -> list[Observation]:
+        """Return what was observed beside the normal way."""
+        return [event for event in self.events if isinstance(event, AttemptStrayed)]
 
     def leads_held_up(self, key: IdempotencyKey = KEY) -> AbstractContextManager[None]:
         """Let the claim of a key through, and have its lead wait."""
@@ -233,6 +237,8 @@ async def test_another_body_is_refused_even_after_the_attempt_was_deleted(
     creator.forget()
     with pytest.raises(KeyReused):
         await creator.create(KEY, OTHER)
+    # Once from the memory and once by a follower.
+    assert [AttemptStrayed("other_body", ID, ALICE)] * 2 == world.strays()
     assert (0, 1) == world.counts()
     assert (await creator.create(KEY, TEAM)).status is AnswerStatus.HEALED
 
@@ -248,6 +254,7 @@ async def test_two_bodies_at_once_make_one_group_and_one_refusal(
         return_exceptions=True,
     )
     assert [False, True, False] == [isinstance(result, KeyReused) for result in results]
+    assert [AttemptStrayed("other_body", ID, ALICE)] == world.strays()
     assert (1, 1) == world.counts()
 
 

@@ -23,7 +23,7 @@ from stretto.errors import (
     Overloaded,
     StrettoError,
 )
-from stretto.observations import AttemptAnswered, GuaranteeBroken, ReclaimTried
+from stretto.observations import AttemptAnswered, AttemptStrayed, GuaranteeBroken, ReclaimTried
 from stretto.store_errors import Unreachable
 from support.waiting import until
 
@@ -103,11 +103,16 @@ class Store:
             await self.holds.wait()
         return self.sees(group_id)
 
-    async def heal(self, group_id: UUID) -> None:
+    async def heal(self, group_id: UUID, trace_id: str | None = None) -> None:
         self.healed.append(group_id)
 
     async def reclaim(
-        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
+        self,
+        group_id: UUID,
+        seen: UUID,
+        claim_token: UUID,
+        lease_seconds: float,
+        trace_id: str | None = None,
     ) -> bool:
         self.reclaimed.append((seen, claim_token))
         return True
@@ -133,6 +138,10 @@ class World:
     def reclaims(self) -> list[Observation]:
         """Return what was observed of taking attempts over."""
         return [event for event in self.events if isinstance(event, ReclaimTried)]
+
+    def strays(self) -> list[Observation]:
+        """Return what was observed beside the normal way."""
+        return [event for event in self.events if isinstance(event, AttemptStrayed)]
 
     async def pause(self, seconds: float) -> None:
         """Note how long, and go on at once."""
@@ -312,6 +321,10 @@ async def test_an_attempt_that_vanished_is_claimed_again(world: World) -> None:
     again = await world.writers.answer(Led())
     assert not again.is_claimed
     assert AnswerStatus.CREATED is (await request).status
+    owner = TEAM.owner
+    assert [
+        AttemptStrayed("claimed_again", again.group_id, owner, again.claim_token)
+    ] == world.strays()
 
 
 async def test_an_attempt_whose_lease_is_over_is_taken_over_and_led(world: World) -> None:
@@ -324,6 +337,8 @@ async def test_an_attempt_whose_lease_is_over_is_taken_over_and_led(world: World
     assert [(TOKEN, write.claim_token)] == world.store.reclaimed
     assert AnswerStatus.RECOVERED is (await request).status
     assert [ReclaimTried("won")] == world.reclaims()
+    # Its statement records it.
+    assert [] == world.strays()
 
 
 async def test_an_attempt_that_another_has_taken_over_is_counted_as_lost(

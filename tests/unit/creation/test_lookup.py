@@ -47,13 +47,18 @@ class Store:
         self.looks += 1
         return self.sighting
 
-    async def heal(self, group_id: UUID) -> None:
+    async def heal(self, group_id: UUID, trace_id: str | None = None) -> None:
         assert ID == group_id
         assert self._after_healing is not None, "there is nothing to heal"
         self.sighting = self._after_healing
 
     async def reclaim(
-        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
+        self,
+        group_id: UUID,
+        seen: UUID,
+        claim_token: UUID,
+        lease_seconds: float,
+        trace_id: str | None = None,
     ) -> bool:
         raise AssertionError("a look-up takes nothing over")
 

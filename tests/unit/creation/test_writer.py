@@ -20,6 +20,7 @@ from stretto.errors import Failure
 from stretto.observations import (
     ActorCrashed,
     ActorRestarted,
+    AttemptStrayed,
     BatchWritten,
     Observation,
     OwnerPaused,
@@ -252,6 +253,24 @@ async def test_an_unknown_outcome_is_led_again_and_never_failed() -> None:
     (error,) = await answers(store, write(1))
     assert isinstance(error, OutcomeUnknown)
     assert "fail" not in {name for name, _ in store.calls}
+
+
+@pytest.mark.parametrize("kind", [OutcomeUnknown, InDoubt, Transient])
+async def test_an_unknown_outcome_is_observed_of_each_attempt(kind: type[StoreError]) -> None:
+    """With its claim and its trace; what is known to have failed is not."""
+    left, events = [kind("reset")], list[Observation]()
+    store = ScriptedStore(lambda c: left.pop() if c[0] == "lead" and left else None)
+    writes = [replace(write(number), trace_id=f"trace {number}") for number in (1, 2)]
+    await answers(store, *writes, events=events)
+    expected = [
+        AttemptStrayed(
+            *("unknown", each.group_id, UserId("alice"), each.claim_token),
+            *(kind.__name__, each.trace_id),
+        )
+        for each in writes
+        if issubclass(kind, OutcomeUnknown)
+    ]
+    assert expected == [event for event in events if isinstance(event, AttemptStrayed)]
 
 
 async def test_after_an_unknown_claim_the_fence_shows_which_were_ours() -> None:
