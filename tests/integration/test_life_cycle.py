@@ -501,12 +501,20 @@ async def test_all_is_started_and_stopped_in_the_order_of_the_list(
     order = [
         *("nats connection", "relay", "sweeper", "webhook"),
         *("reader of attempts", "reader of groups", "reader of lists", "reader of members"),
-        *("reader of health", "announcer", "writer", "writer", "history reader", "log tail"),
+        *(
+            "reader of health",
+            "announcer",
+            "trail recorder",
+            "writer",
+            "writer",
+            "history reader",
+            "log tail",
+        ),
         *("session hub", "commands"),
     ]
     assert order == started
     assert [
         *("commands", "session hub", "history reader", "log tail", "writer", "writer", *readers),
-        *("sweeper", "announcer", "relay", "webhook", "nats connection"),
+        *("sweeper", "announcer", "trail recorder", "relay", "webhook", "nats connection"),
     ] == stopped
     assert [] == [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("stretto ")]
