@@ -314,10 +314,10 @@ async def test_an_unknown_outcome_and_another_claim_show_the_claim_that_is_there
     await steps.trail.append([(unknown, 0.0), (again, 0.0)])
     assert await steps.is_rebuilt()
     claimed_at = (await row(connection)).claimed_at
+    trail = await steps.trail.read(ID)
+    assert [None, claimed_at, claimed_at] == [entry.claimed_at for entry in trail]
     # A claim is shown when it was made, and not when that was recorded.
-    assert [None, claimed_at, claimed_at] == [
-        entry.claimed_at for entry in await steps.trail.read(ID)
-    ]
+    assert [False, False, True] == [entry.happened_at == claimed_at for entry in trail]
     assert ["unknown", "unknown", "claimed_again"] == await steps.whats()
     assert {ours.claim_token} == await steps.writes.lead([ours])
     assert await steps.is_rebuilt()

@@ -35,7 +35,7 @@ from stretto.events.history_reader import Ask, HistoryReader, Stretch
 from stretto.events.hub import SessionHub
 from stretto.events.tail import Announcer, LogTail
 from stretto.nats.opening import Bus, make_nats
-from stretto.observations import ConnectionLost, Observation
+from stretto.observations import AttemptStrayed, ConnectionLost, Observation
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database, Lane
@@ -138,7 +138,8 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
 
     def observe(observation: Observation) -> None:
         inputs.observe(observation)
-        trail.note(observation)
+        if isinstance(observation, AttemptStrayed):
+            trail.note(observation)
 
     def on_lost() -> None:
         creator.forget()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from stretto.creation.limiter import OwnerLimiter
 from stretto.errors import RateLimited
-from stretto.observations import AttemptStrayed, Observation
 from stretto.runtime.actor import Actor, Pace
 from stretto.store_errors import StoreError
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
     from uuid import UUID
+
+    from stretto.observations import AttemptStrayed
 
 # A user's client leaves the normal way a few times at once, when an instance or the database fails.
 # More often it is a program that sends one key with other bodies.
@@ -78,13 +79,13 @@ class TrailRecorder(Actor):
         self._noted: list[tuple[AttemptStrayed, float]] = []
         """What is to be added, with the time at which it was noted."""
 
-    def note(self, observation: Observation) -> None:
+    def note(self, stray: AttemptStrayed) -> None:
         """Note what the next turn adds; drop it beyond the bounds. Never blocks."""
-        if not isinstance(observation, AttemptStrayed) or len(self._noted) >= QUEUED_MAX:
+        if len(self._noted) >= QUEUED_MAX:
             return
         with suppress(RateLimited):
-            self._limiter.admit(observation.owner)
-            self._noted.append((observation, self._clock_seconds()))
+            self._limiter.admit(stray.owner)
+            self._noted.append((stray, self._clock_seconds()))
             self.wake()
 
     async def run_once(self) -> int:

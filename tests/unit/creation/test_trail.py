@@ -11,7 +11,7 @@ import pytest
 from stretto.creation import trail as trail_module
 from stretto.creation.trail import BATCH_MAX, OWNER_ENTRIES_PER_SECOND, QUEUED_MAX, TrailRecorder
 from stretto.domain import UserId
-from stretto.observations import AttemptAnswered, AttemptStrayed
+from stretto.observations import AttemptStrayed
 from stretto.store_errors import Unreachable
 from support.clock import Clock
 
@@ -50,6 +50,7 @@ async def test_what_was_noted_is_added_in_one_statement_with_its_age() -> None:
     store, clock = Store(), Clock()
     recorder = TrailRecorder(store, clock)
     recorder.note(stray(1))
+    assert recorder.woken.is_set()
     clock.now += 2
     recorder.note(stray(2))
     clock.now += 1
@@ -57,15 +58,6 @@ async def test_what_was_noted_is_added_in_one_statement_with_its_age() -> None:
     assert [[(1, 3), (2, 1)]] == store.statements
     assert 0 == await recorder.run_once()
     assert 1 == len(store.statements)
-
-
-async def test_only_what_has_left_the_normal_way_is_noted() -> None:
-    """Each request is observed: for most of them nothing is to be done."""
-    recorder = TrailRecorder(Store())
-    recorder.note(AttemptAnswered("created"))
-    assert not recorder.woken.is_set()
-    recorder.note(stray(1))
-    assert recorder.woken.is_set()
 
 
 async def test_an_owner_has_so_many_entries_in_a_second() -> None:
@@ -123,7 +115,8 @@ async def test_the_end_adds_what_is_left_if_that_is_soon_done(
     recorder = TrailRecorder(store)
     recorder.note(stray(1))
     recorder.stop()
-    await recorder.close()
+    async with asyncio.timeout(5):
+        await recorder.close()
     assert expected == store.added
     store.error, store.hangs = None, False
     await recorder.close()
