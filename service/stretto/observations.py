@@ -99,8 +99,8 @@ class ReclaimTried(Observation):
 class AttemptStrayed(Observation):
     """An attempt has left the normal way, and no statement of its own records that.
 
-    `what` is `claimed_again` (nothing was left of it), `unknown` (a write whose outcome is not known) or
-    `other_body` (its key came with another body).
+    `what` is `claimed_again` (nothing was left of it), `unknown` (a write whose outcome is not
+    known) or `other_body` (its key came with another body).
     """
 
     what: str

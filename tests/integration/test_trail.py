@@ -1,4 +1,4 @@
-"""Trails on a real database: what is in them, what of a row follows from them, what they never stop."""
+"""Trails on a real database: what is in them, what follows from them, what they never stop."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Rebuilt:
 def rebuilt(conversation_id: UUID | None, trail: Sequence[TrailEntry]) -> Rebuilt | None:
     """Return the row as the last claim in the trail has left it; None if there is no claim in it.
 
-    An entry with `claimed_at` shows a row that carries `token_after`. Of that claim: it has failed if
-    an entry says so; else it has succeeded if there is a group, as both are one commit; else it is
-    pending.
+    An entry with `claimed_at` shows a row that carries `token_after`. Of that claim: it has failed
+    if an entry says so; else it has succeeded if there is a group, as both are one commit; else it
+    is pending.
     """
     claims = [entry for entry in trail if entry.claimed_at is not None]
     if not claims:
@@ -154,10 +154,10 @@ async def test_the_normal_way_leaves_no_trail(component: Component, connection: 
 
 
 async def test_the_row_is_rebuilt_after_every_step(steps: Steps, connection: Connection) -> None:
-    """Taken over, taken over again, led; healed with the row and without; failed by a late leader."""
+    """Taken over, taken over again, led; healed without the row, and with an old one."""
     first = write("k")
     await steps.writes.claim([first])
-    # The clock of a primary that is replaced then: the order is that of the rows, not of their times.
+    # The clock of a primary that is replaced then: the order is that of rows, not of times.
     steps.now = datetime.now(UTC) + timedelta(hours=1)
     second = await steps.reclaim(first)
     assert await steps.is_rebuilt()

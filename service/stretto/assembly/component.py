@@ -1,7 +1,8 @@
 """Component: what runs, and the order in which it starts and stops.
 
-Start: connections, bus, relay, sweeper, webhook, readers, announcer, trail recorder, writers, history
-reader, log tail, hub, commands, the watch of a host's pool, then the HTTP server. Stop, the other way round:
+Start: connections, bus, relay, sweeper, webhook, readers, announcer, trail recorder, writers,
+history reader, log tail, hub, commands, the watch of a host's pool, then the HTTP server. Stop, the
+other way round:
 
 1. the service drains: `/readyz` is 503, all else is served, and each connection ends with its next
    answer (for `STRETTO_DRAIN_SECONDS`; `server.py`);
@@ -14,8 +15,8 @@ reader, log tail, hub, commands, the watch of a host's pool, then the HTTP serve
 8. the watch of a host's pool ends, and the writers give their connections back; a write that is
    still under way is cut off;
 9. the readers stop; what still waits for them is answered with an error;
-10. relay, sweeper, webhook, announcer and trail recorder stop; what they hold on lease is given back,
-    what was noted for trails is added;
+10. relay, sweeper, webhook, announcer and trail recorder stop; what they hold on lease is given
+    back, what was noted for trails is added;
 11. the bus closes;
 12. the pool closes, unless it is the host's;
 13. the server waits until all that was read is answered (bounded), and closes the connections that

@@ -1,9 +1,9 @@
 """The trail of an attempt: what has happened to it beside the normal way.
 
-A claim, its lead and a replay are the normal way, and leave no trail: the attempt's own row tells of
-them. The statements that reclaim, heal and fail add to the trail themselves, in their commit. What only
-a process sees is added by the `TrailRecorder`, soon after and within bounds: it never delays an answer,
-and what is beyond the bounds, or is not added when the process ends, is lost.
+A claim, its lead and a replay are the normal way, and leave no trail: the attempt's own row tells
+of them. The statements that reclaim, heal and fail add to the trail themselves, in their commit.
+What only a process sees is added by the `TrailRecorder`, soon after and within bounds: it never
+delays an answer, and what is beyond the bounds, or is not added when the process ends, is lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 OWNER_ENTRIES_PER_SECOND: Final = 10
 # As many as a lost database leaves open: the batches of a few writers. Some 300 bytes each.
 QUEUED_MAX: Final = 1024
-# One statement of a few milliseconds, twice a second at most: 512 entries a second, whatever happens.
+# One statement of a few milliseconds, twice a second at most: 512 entries a second in any case.
 BATCH_MAX: Final = 256
 GATHER_SECONDS: Final = 0.5
 # A stop has little time, and the database may be what has failed.

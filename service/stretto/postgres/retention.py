@@ -1,10 +1,10 @@
 """RetentionSweeper deletes what is past its retention, in batches short enough to delay no request.
 
-Four tables are swept: old attempts (a group outlives its attempt, and its key still finds it), their
-trails, the inbox, and deliveries that no reader serves any more, or that are dead letters. None has
-an index on its age, which would make every write more expensive: a sweep reads each table once, block
-range by block range. Each range is a short transaction under a lock that ends with it, so that of all
-replicas' sweepers one works at a time, also behind PgBouncer.
+Four tables are swept: old attempts (a group outlives its attempt, and its key still finds it),
+their trails, the inbox, and deliveries that no reader serves any more, or that are dead letters.
+None has an index on its age, which would make every write more expensive: a sweep reads each table
+once, block range by block range. Each range is a short transaction under a lock that ends with it,
+so that of all replicas' sweepers one works at a time, also behind PgBouncer.
 
 The log of events is kept in partitions by time, which are truncated whole.
 """
@@ -69,8 +69,8 @@ class Retention:
     retention_days: int = setting(
         30, "how long attempts, their trails, the inbox and dead letters are kept", ge=1, le=3650
     )
-    """Attempts since they were settled, or claimed; what is in a trail since it has happened; messages
-    since a consumer has processed them."""
+    """Attempts since they were settled, or claimed; what is in a trail since it has happened;
+    messages since a consumer has processed them."""
     event_retention_days: int = setting(7, "how long events are kept", ge=1, le=3650)
     """At least, since they were committed: a session can resume from no older position."""
 

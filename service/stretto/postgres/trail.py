@@ -46,5 +46,5 @@ class PostgresTrailStore:
 
 
 def instance() -> str:
-    """Return how trails name this process: its host, which orchestrators name, and its number there."""
+    """Return how trails name this process: its host, and its number there."""
     return f"{socket.gethostname()}/{os.getpid()}"

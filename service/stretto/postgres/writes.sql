@@ -42,8 +42,8 @@ SELECT EXISTS (
 SET CONSTRAINTS ALL IMMEDIATE;
 
 -- name: fail
--- Settle one attempt as failed: only by its leader, and only where there is no group. Recorded in its
--- trail: $5 is this instance, $6 the request's trace id.
+-- Settle one attempt as failed: only by its leader, and only where there is no group. Recorded in
+-- its trail: $5 is this instance, $6 the request's trace id.
 WITH failed AS (
     UPDATE attempt
     SET status = 'failed', failure_code = $3, failure_detail = $4, settled_at = clock_timestamp()
