@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -202,37 +201,6 @@ async def test_a_fresh_database_gets_the_newest_number_and_no_single_change(
 
 
 # What the changes since the first schema have added, to be taken away again.
-ADDED = "DROP FUNCTION append_trail_1; DROP TABLE attempt_trail"
-# All that the tables and routines of the schema are.
-SHAPE = """
-    SELECT relname, attname, format_type(atttypid, atttypmod), attnotnull, attidentity::text,
-           pg_get_expr(adbin, adrelid), reloptions::text
-    FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
-        LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
-    WHERE relnamespace = 'stretto'::regnamespace AND attnum > 0 AND NOT attisdropped
-    UNION ALL
-    SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid), NULL, NULL, NULL, NULL
-    FROM pg_constraint WHERE connamespace = 'stretto'::regnamespace
-    UNION ALL
-    SELECT indrelid::regclass::text, pg_get_indexdef(indexrelid), NULL, NULL, NULL, NULL, NULL
-    FROM pg_index JOIN pg_class ON oid = indexrelid
-    WHERE relnamespace = 'stretto'::regnamespace
-    UNION ALL
-    SELECT proname, pg_get_functiondef(oid), NULL, NULL, NULL, NULL, NULL
-    FROM pg_proc WHERE pronamespace = 'stretto'::regnamespace"""
-
-
-async def test_a_migrated_database_equals_a_new_one(connection: Connection) -> None:
-    """Columns, constraints, indexes, storage options and routines."""
-    new = Counter(map(tuple, await connection.fetch(SHAPE)))
-    await connection.execute(ADDED)
-    assert new != Counter(map(tuple, await connection.fetch(SHAPE)))
-    newest = newest_number()
-    assert [*range(FIRST + 1, newest + 1)] == await migrate(connection, "stretto")
-    migrated = Counter(map(tuple, await connection.fetch(SHAPE)))
-    assert (Counter(), Counter()) == (new - migrated, migrated - new)
-
-
 def test_a_folder_without_changes_has_none(tmp_path: Path) -> None:
     """Nor has one that is missing, as long as the first schema is the newest."""
     assert [] == read_steps(tmp_path / "migrations")
