@@ -24,8 +24,10 @@ class Shared(Generic[Result]):
         """Return a result whose making has begun after this call; raises what `make` raises."""
         if self._next is None:
             self._next = asyncio.create_task(self._make(make, self._current), name="shared result")
+        making = self._next
         # Of those who wait, one may leave.
-        return await asyncio.shield(self._next)
+        await asyncio.wait((making,))
+        return making.result()
 
     async def _make(
         self, make: Callable[[], Awaitable[Result]], before: asyncio.Task[Result] | None

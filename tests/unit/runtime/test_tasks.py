@@ -12,6 +12,7 @@ MAKERS = {"create_task", "ensure_future", "shield", "TaskGroup", "run_coroutine_
 # What runs by itself is an actor. These last as long as what they belong to, which ends them.
 OWNED = {
     ("runtime/runner.py", "create_task"): "the actors' own",
+    ("runtime/shared.py", "create_task"): "one result for all who wait for it; its end",
     ("creation/flights.py", "create_task"): "a flight that has to follow; the flights' stop",
     ("webhook/sender.py", "create_task"): "a request to the webhook's endpoint; the sender's close",
     ("nats/commands.py", "create_task"): "workers of one connection; the end of its turn",
