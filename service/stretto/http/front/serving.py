@@ -7,22 +7,19 @@ import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from aiohttp import web
-
 from stretto.errors import ListenError
+from stretto.http.front.accepting import accepting, listening_sockets
 from stretto.http.front.limits import ConnectionLimits
 from stretto.http.front.runner import ContractRunner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from aiohttp import web
+
 # Longer than a load balancer's own time-out: the service must not close a connection on which the
 # load balancer is just sending a request.
 KEEP_ALIVE_SECONDS: Final = 75.0
-# Connections that the kernel accepts while the loop is busy. Where it has no room for one, a client
-# that takes itself for connected is reset as it sends its request. The kernel lowers it to
-# `somaxconn`.
-BACKLOG_CONNECTIONS: Final = 4096
 # When the flights have ended, only answers are left to be sent.
 HANDLERS_STOP_SECONDS: Final = 1.0
 
@@ -48,19 +45,13 @@ async def serving(
     )
     try:
         await runner.setup()
-        site = web.TCPSite(
-            runner,
-            host,
-            port,
-            backlog=BACKLOG_CONNECTIONS,
-            reuse_address=True,
-            reuse_port=share_port or None,
-        )
         try:
-            await site.start()
+            sockets = await listening_sockets(host, port, share_port=share_port)
         except OSError as error:
             raise cannot_listen(host, port, error) from error
-        yield runner.addresses[0][1]
+        assert runner.server is not None
+        async with accepting(sockets, runner.server):
+            yield sockets[0].getsockname()[1]
     finally:
         await runner.cleanup()
 
