@@ -15,6 +15,7 @@ import uvloop
 
 from stretto.http.front import accepting as module
 from stretto.http.front.accepting import Acceptor, accepting, listening_sockets
+from stretto.telemetry.logs import logger
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def test_without_resources_clients_wait_in_the_queue(
     """The loop does other work meanwhile, and the log has one line about all the tries."""
     logged: list[str] = []
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(module.logger, "warning", lambda event, **_: logged.append(event))
+    monkeypatch.setattr(logger, "warning", lambda event, **_: logged.append(event))
 
     async def test() -> None:
         server, source = Server(), await listening(number, number)
@@ -163,7 +164,7 @@ def test_a_later_lack_of_resources_is_logged_again(
     """A connection that was accepted between ends the first one."""
     logged: list[str] = []
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(module.logger, "warning", lambda event, **_: logged.append(event))
+    monkeypatch.setattr(logger, "warning", lambda event, **_: logged.append(event))
 
     async def test() -> None:
         server, source = Server(), await listening(errno.EMFILE)
