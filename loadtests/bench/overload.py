@@ -64,7 +64,7 @@ class Service:
     async def peak(self, seconds: float) -> float:
         """Return the creations per second in a closed loop."""
         report = await self.run(rate=0.0, seconds=seconds, connections=PEAK_CONNECTIONS)
-        return float(report["statuses"]["201"]) / seconds
+        return float(report["statuses"].get("201", 0)) / seconds
 
     async def writes(self) -> float:
         """Return how many writes the writers have got; each is a claim and a lead."""
