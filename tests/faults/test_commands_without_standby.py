@@ -1,12 +1,18 @@
-"""Commands whose commits wait for a synchronous standby that is away: they say so."""
+"""Commands that wait for a synchronous standby that is away: they say so."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
+import stretto
+from stretto.commands.running import STANDBY_SECONDS
 from stretto.embedded.postgres import embedded_postgres
+from stretto.postgres.connections import GRACE_SECONDS, READ_SECONDS
 from support.command_process import ended, started
+from support.command_process import stretto as run
 from support.embedded_servers import FAST, ask, said
 
 if TYPE_CHECKING:
@@ -32,3 +38,30 @@ async def test_a_command_says_that_its_commit_waits_for_a_standby(folder: Path) 
         code, output, errors = await ended(command)
     assert (0, "") == (code, errors)
     assert output.startswith("applied: ")
+
+
+@pytest.mark.parametrize("options", [(), ("--heal",)], ids=["look", "heal"])
+async def test_a_command_that_reads_an_outcome_waits_for_a_standby(
+    options: tuple[str, ...], folder: Path
+) -> None:
+    """Longer than a read of the service; the outcome is shown once the standby is not awaited."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        embedded_postgres(folder / "data", notify=said, settings=FAST) as server,
+    ):
+        assert 0 == (await run("migrate", DATABASE_URL=server.dsn))[0]
+        async with stretto.open_component(server.dsn) as component:
+            group = stretto.NewGroup.parse(stretto.UserId("alice"), {"name": "Team", "members": []})
+            await component.creator.create(stretto.IdempotencyKey("k"), group)
+        await ask(server.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
+        await ask(server.dsn, "SELECT pg_reload_conf()")
+        command = await started("attempt", *options, "alice", "k", DATABASE_URL=server.dsn)
+        assert command.stderr is not None
+        line = await command.stderr.readline()
+        assert b"a commit waits for a synchronous standby" in line
+        await asyncio.sleep(READ_SECONDS + GRACE_SECONDS - STANDBY_SECONDS + 1)
+        await ask(server.dsn, "ALTER SYSTEM RESET synchronous_standby_names")
+        await ask(server.dsn, "SELECT pg_reload_conf()")
+        code, output, errors = await ended(command)
+    assert (0, "") == (code, errors)
+    assert '"status": "succeeded"' in output

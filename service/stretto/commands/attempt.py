@@ -41,7 +41,7 @@ def attempt(
     owner_id, parsed_key = user_id(owner), idempotency_key(key)
 
     async def work() -> None:
-        async with opened(settings) as database:
+        async with opened(settings, reads_outcomes=True) as database:
             lease_seconds = settings.component.creator.lease_seconds
             lookup = AttemptLookup(PostgresAttemptStore(database), lease_seconds)
             report = None

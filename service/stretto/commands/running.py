@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import uvloop
 
 from stretto.commands.console import say
-from stretto.postgres.connections import Database
+from stretto.postgres.connections import GRACE_SECONDS, READ_SECONDS, Database
 from stretto.postgres.driver_errors import DRIVER_ERRORS
 from stretto.postgres.migrate import waits_for_standby
 from stretto.provision import database_connection, database_place
@@ -26,6 +26,9 @@ Result = TypeVar("Result")
 
 # A commit that waits for a standby for so long is reported.
 STANDBY_SECONDS: Final = 5.0
+# A command that reports an outcome waits for the standby as long as an operator may need to start
+# it. The read itself is ended by the server's own time-out.
+OUTCOME_SECONDS: Final = 3600.0
 
 
 def run(work: Coroutine[Any, Any, Result], settings: Settings) -> Result:
@@ -44,7 +47,8 @@ async def connected(
 ) -> AsyncIterator[Connection]:
     """Provide a connection to the database; raises as `provision` does.
 
-    The commits of a command that writes are watched. A command that only reads waits for no standby.
+    The commits of a command that writes are watched. One that only reads waits for no standby,
+    unless it reads an outcome (`opened`).
     """
     schema = settings.component.db_schema
     async with (
@@ -84,11 +88,19 @@ async def _report_wait(dsn: str, schema: str) -> None:
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[Database]:
-    """Provide the database for stores, once it answers and has the tables."""
+async def opened(settings: Settings, *, reads_outcomes: bool = False) -> AsyncIterator[Database]:
+    """Provide the database for stores, once it answers and has the tables.
+
+    Reading an outcome commits a message, and so waits for a synchronous standby (`attempts.sql`): a
+    command that does so is watched like one that writes.
+    """
     schema = settings.component.db_schema
     async with database_place(settings, say) as place:
         async with database_connection(place.dsn, schema):
             pass
-        async with Database(place.dsn, schema=schema) as database:
+        cut_seconds = OUTCOME_SECONDS if reads_outcomes else READ_SECONDS + GRACE_SECONDS
+        async with (
+            Database(place.dsn, schema=schema, cut_seconds=cut_seconds) as database,
+            _watched_commits(place.dsn, schema) if reads_outcomes else nullcontext(),
+        ):
             yield database

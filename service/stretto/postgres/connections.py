@@ -79,15 +79,24 @@ class Database:
     """The source of connections; use as `async with`.
 
     `pool`, if given, is the host's: its search_path must lead to the tables, and it is not closed.
+    A lane's connection is terminated after `cut_seconds` of use.
     """
 
-    def __init__(self, dsn: str = "", *, schema: str = SCHEMA, pool: Pool | None = None) -> None:
+    def __init__(
+        self,
+        dsn: str = "",
+        *,
+        schema: str = SCHEMA,
+        pool: Pool | None = None,
+        cut_seconds: float = READ_SECONDS + GRACE_SECONDS,
+    ) -> None:
         self._connector = Connector(dsn, schema)
         self.is_pooled = self._connector.is_pooled
         self.is_shared = self.is_pooled
         """Whether others use the sessions between our transactions; found out for a host's pool."""
         self._schema = schema
         self._host_pool = pool
+        self._cut_seconds = cut_seconds
         # A host's pool serves all lanes.
         self._pools: dict[Lane, Pool] = {} if pool is None else dict.fromkeys(Lane, pool)
         self._cut_off: set[Lane] = set()
@@ -143,7 +152,7 @@ class Database:
         try:
             async with self._acquired(lane) as connection:
                 try:
-                    with watchdog(connection, READ_SECONDS + GRACE_SECONDS):
+                    with watchdog(connection, self._cut_seconds):
                         yield connection
                 except asyncio.CancelledError:
                     # The pool would wait until the server has cancelled it: for ever, if frozen.
