@@ -17,6 +17,7 @@ from stretto.network import is_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from urllib.parse import SplitResult
 
 SCHEMES: Final = ("postgresql", "postgres")
 # The schema of the tables, beside which a host's tables keep their names.
@@ -38,9 +39,12 @@ def require_database_url(url: str) -> None:
         hosts = split_hosts(parts.netloc.rpartition("@")[2])
     except ValueError:
         hosts = None
-    if hosts is None or parts.scheme not in SCHEMES:
+    if hosts is None or parts.scheme not in SCHEMES or _is_cut(parts):
         # Without the original error: it may quote a password.
-        raise ValueError("must look like postgresql://user:password@host:5432/database")
+        raise ValueError(
+            "must look like postgresql://user:password@host:5432/database, with %40 for an @, %23"
+            " for a #, %2F for a / and %3F for a ? of the password"
+        )
     try:
         parameters = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         hosts += split_hosts(parameters.get("host", ""))
@@ -56,6 +60,15 @@ def require_database_url(url: str) -> None:
     # The driver would connect without a password, and the server's error names no file.
     if "passfile" in parameters:
         _require_passfile(Path(parameters["passfile"]))
+
+
+def _is_cut(parts: SplitResult) -> bool:
+    """Whether an unescaped @, # or / of a password has been read as an end of it.
+
+    The rest would be taken for a host: it would be looked up and logged.
+    """
+    is_short = "@" not in parts.netloc and "@" in parts.path
+    return bool(parts.fragment) or parts.netloc.count("@") > 1 or is_short
 
 
 def place_of(url: str) -> str:
