@@ -28,7 +28,7 @@ from stretto.errors import ConfigurationError
 from stretto.http.tokens.keys import secret_key
 from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
-from stretto.postgres.driver_errors import is_lasting
+from stretto.postgres.driver_errors import is_lasting, is_without_tls
 from stretto.postgres.migrate import migrate
 from stretto.postgres.migration_steps import newest_number
 from stretto.setting_texts import EMBEDDED
@@ -163,6 +163,11 @@ def _remedy(cause: BaseException | None) -> str:
         )
     if isinstance(cause, ssl.SSLError):
         return "correct sslmode, sslrootcert, sslcert or sslkey of STRETTO_DATABASE_URL"
+    if is_without_tls(cause):
+        return (
+            "turn TLS on at the server (PostgreSQL's setting ssl), or correct sslmode of"
+            " STRETTO_DATABASE_URL: the server takes connections without TLS alone"
+        )
     if isinstance(cause, asyncpg.InterfaceError):
         # The driver's own message names the part.
         return "correct it in STRETTO_DATABASE_URL"

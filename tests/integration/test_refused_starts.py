@@ -92,6 +92,13 @@ async def test_a_url_that_the_driver_cannot_use_is_not_waited_for(expected: str,
     assert "STRETTO_DATABASE_URL" in message
 
 
+async def test_tls_that_the_server_does_not_have_is_not_waited_for(database_url: str) -> None:
+    """The server runs: whether it is started is no question."""
+    parts = urlsplit(database_url)
+    message = await refusal(parts._replace(query="sslmode=require").geturl())
+    assert "turn TLS on at the server (PostgreSQL's setting ssl), or correct sslmode of" in message
+
+
 @pytest.mark.parametrize("name", ["sslrootcert", "sslcert"])
 async def test_a_certificate_that_is_none_is_not_waited_for(name: str, tmp_path: Path) -> None:
     """The parameters that may be wrong are named."""

@@ -1,7 +1,7 @@
 """What a driver's error says about a write: committed, not committed, or unknown.
 
 The one place where errors of asyncpg and the socket become the store's own. SQLSTATE and whether
-the connection lives decide, never an error's text.
+the connection lives decide what became of a write, never an error's text.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ _DETAILED_CLASSES: Final = ("3D", "53", "55", "57P")
 _LASTING_CLASSES: Final = ("22", "28", "3D", "42")
 # A handshake that broke off: the server is going down, or coming up.
 _BROKEN_HANDSHAKES: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+# How the driver's text ends where the server has answered that it has no TLS.
+_NO_TLS: Final = "rejected SSL upgrade"
 
 
 def store_error(error: BaseException, *, connection_lives: bool) -> StoreError:
@@ -121,7 +123,17 @@ def is_lasting(error: BaseException | None) -> bool:
     if isinstance(error, ssl.SSLError):
         return not isinstance(error, _BROKEN_HANDSHAKES)
     # Also what the driver itself rejects, such as an unknown sslmode.
-    return isinstance(error, URL_ERRORS)
+    return isinstance(error, URL_ERRORS) or is_without_tls(error)
+
+
+def is_without_tls(error: BaseException | None) -> bool:
+    """Whether the server has declined TLS, which the URL requires.
+
+    The driver has no class of its own for that: a server that breaks the handshake off at a restart
+    gives the same class. So this is the one error that its text tells apart; with another text it
+    is waited for, as any broken connection.
+    """
+    return type(error) is ConnectionError and str(error).endswith(_NO_TLS)
 
 
 def in_words(error: BaseException) -> str:

@@ -146,6 +146,8 @@ def test_what_waiting_heals_is_distinguished_from_what_lasts(
         (False, ssl.SSLEOFError(8, "EOF occurred in violation of protocol")),
         (False, ssl.SSLZeroReturnError(6, "TLS/SSL connection has been closed")),
         (False, ConnectionRefusedError(111, "Connect call failed")),
+        (False, ConnectionError("unexpected connection_lost() call")),
+        (True, ConnectionError('PostgreSQL server at "a:5432" rejected SSL upgrade')),
         # A socket that its server has not made yet; files of the URL are looked at before.
         (False, FileNotFoundError(2, "No such file or directory")),
         (False, socket.gaierror(-2, "Name or service not known")),
