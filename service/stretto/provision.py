@@ -171,9 +171,14 @@ def _remedy(cause: BaseException | None) -> str:
     if isinstance(cause, asyncpg.InterfaceError):
         # The driver's own message names the part.
         return "correct it in STRETTO_DATABASE_URL"
+    # The driver reads it whatever the URL says, except where it is empty.
+    ports = os.environ.get("PGPORT") or "0"
+    is_port_wrong = not all(port.strip().isdecimal() for port in ports.split(","))
     return (
-        "correct STRETTO_DATABASE_URL: postgresql://user:password@host:5432/database, with %40 for"
-        " an @ and %2F for a / of the password"
+        "correct or unset the environment's PGPORT: it is no port"
+        if is_port_wrong
+        else "correct STRETTO_DATABASE_URL: postgresql://user:password@host:5432/database, with %40"
+        " for an @ and %2F for a / of the password"
     )
 
 

@@ -92,6 +92,16 @@ async def test_a_url_that_the_driver_cannot_use_is_not_waited_for(expected: str,
     assert "STRETTO_DATABASE_URL" in message
 
 
+async def test_a_variable_that_the_driver_cannot_use_is_named(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The URL is complete: the variable is wrong."""
+    monkeypatch.setenv("PGPORT", "x")
+    message = await refusal(database_url)
+    assert "PGPORT" in message
+    assert "STRETTO_DATABASE_URL" not in message
+
+
 async def test_tls_that_the_server_does_not_have_is_not_waited_for(database_url: str) -> None:
     """The server runs: whether it is started is no question."""
     parts = urlsplit(database_url)
