@@ -182,6 +182,56 @@ main()
 
 
 @pytest.mark.parametrize(
+    ("expected", "begin"),
+    [
+        ((130, b"stretto: interrupted\n"), ""),
+        # Ignored, as in a shell's background.
+        ((0, b""), "signal.signal(signal.SIGINT, signal.SIG_IGN)"),
+    ],
+)
+async def test_an_interrupt_while_the_program_loads_ends_it_in_words(
+    expected: tuple[int, bytes], begin: str
+) -> None:
+    """Without a traceback that shows where the loading was."""
+    program = f"""
+import os, signal, sys, types
+class Loading(types.ModuleType):
+    @property
+    def main(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return lambda: None
+{begin}
+handler = signal.getsignal(signal.SIGINT)
+sys.modules["stretto.cli"] = Loading("stretto.cli")
+from stretto.__main__ import main
+main()
+assert handler == signal.getsignal(signal.SIGINT)
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+    assert expected == (process.returncode, errors)
+
+
+async def test_an_interrupt_after_loading_reaches_the_command() -> None:
+    """It puts its things in order before it ends."""
+    program = """
+import os, signal, sys, types
+cli = types.ModuleType("stretto.cli")
+cli.main = lambda: os.kill(os.getpid(), signal.SIGINT)
+sys.modules["stretto.cli"] = cli
+from stretto.__main__ import main
+try:
+    main()
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    assert 7 == await process.wait()
+
+
+@pytest.mark.parametrize(
     ("expected", "error"),
     [
         ("set STRETTO_HOST to an address", socket.gaierror(socket.EAI_NONAME, "Name not known")),
