@@ -8,13 +8,40 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from stretto.http.routes.health import metrics
+from stretto.errors import DatabaseUnavailable
+from stretto.http.routes.health import metrics, readyz
 from stretto.http.service import SERVICE
 from stretto.runtime.shared import Shared
+from stretto.store_errors import Unreachable
 from support.waiting import until
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+
+async def test_a_health_check_says_what_may_be_wrong_and_names_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It needs no token, and repeats no request whose outcome could be found out."""
+
+    async def ping() -> None:
+        raise Unreachable("permission denied for table secret")
+
+    service = SimpleNamespace(
+        draining=asyncio.Event(),
+        creator=SimpleNamespace(is_stopping=False),
+        runner=SimpleNamespace(down=[], up={}),
+        reads=SimpleNamespace(ping=ping),
+    )
+    request = cast("web.Request", SimpleNamespace(app={SERVICE: service}))
+    with pytest.raises(DatabaseUnavailable) as caught:
+        await readyz(request)
+    (line,) = caplog.records
+    assert "permission denied for table secret" in str(line.__dict__)
+    assert "is read-only, has no connection left, or lacks a table" in caught.value.detail
+    assert "request.database_unavailable in the log" in caught.value.detail
+    assert "secret" not in caught.value.detail
+    assert "the same request" not in caught.value.detail
 
 
 async def test_metrics_are_written_once_for_all_that_ask_meanwhile() -> None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from stretto.errors import Overloaded
+from stretto.errors import DatabaseUnavailable, Overloaded
+from stretto.http.problems import drop_frames
 from stretto.http.service import INSTANCE, SERVICE, json_response
+from stretto.store_errors import Unreachable
+from stretto.telemetry.logs import logger
+
+# The route needs no token, and the cause may name roles and tables: it is for the log alone.
+DATABASE_UNREADY: Final = (
+    "The database does not answer, is read-only, has no connection left, or lacks a table or a"
+    " right; `cause` of request.database_unavailable in the log says which."
+)
 
 
 async def livez(_: web.Request) -> web.Response:
@@ -26,7 +37,12 @@ async def readyz(request: web.Request) -> web.Response:
     # Before the database is asked: the reader that asks it may be down.
     if down := service.runner.down:
         raise Overloaded(f"Not running: {', '.join(down)}.", retry_after_seconds=1)
-    await service.reads.ping()
+    try:
+        await service.reads.ping()
+    except Unreachable as error:
+        logger.warning("request.database_unavailable", cause=str(error))
+        drop_frames(error)
+        raise DatabaseUnavailable(DATABASE_UNREADY, retry_after_seconds=1) from None
     idle = sorted(name for name, running in service.runner.up.items() if not running)
     return json_response({"status": "ready", **({"not_running": idle} if idle else {})})
 
