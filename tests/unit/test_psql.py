@@ -1,41 +1,68 @@
-"""What psql is given: a URL that it understands, and no password that others can read."""
+"""What psql is given: the place in its environment, and no password that others can read."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from stretto.commands import psql as psql_module
-from stretto.commands.psql import psql_call, psql_program
+from stretto.commands.psql import psql_environment, psql_program
 from stretto.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        monkeypatch.delenv(name)
+
+
 @pytest.mark.parametrize(
-    ("dsn", "argument", "password"),
+    ("expected", "dsn"),
     [
-        ("postgresql://u:p%40@h:1/d?sslmode=require", "postgresql://u@h:1/d?sslmode=require", "p@"),
-        ("postgresql://u@h/d?password=p%40&a=b", "postgresql://u@h/d?a=b", "p@"),
-        ("postgresql:///d?host=/run/place", "postgresql:///d?host=/run/place", None),
-        ("postgresql:///d", "postgresql:///d", None),
+        ("PGHOST=h PGPORT=1 PGUSER=u PGPASSWORD=p@ PGDATABASE=d", "postgresql://u:p%40@h:1/d"),
+        ("PGHOST=h PGUSER=u PGPASSWORD=p@ PGDATABASE=d", "postgresql://u@h/d?password=p%40"),
+        ("PGHOST=a,::1 PGPORT=,2 PGUSER=u PGDATABASE=d", "postgresql://u@a,[::1]:2/d"),
+        ("PGHOST=a,b PGDATABASE=d", "postgresql://a,b/d"),
+        ("PGDATABASE=d PGHOST=/run/place", "postgresql:///d?host=/run/place"),
+        (
+            "PGHOST=h PGSSLMODE=require PGSSLROOTCERT=/c",
+            "postgresql://h?sslmode=require&sslrootcert=/c",
+        ),
+        (
+            "PGHOST=h PGAPPNAME=a PGCONNECT_TIMEOUT=3",
+            "postgresql://h?application_name=a&connect_timeout=3",
+        ),
+        ("PGHOST=h PGTARGETSESSIONATTRS=any", "postgresql://h?target_session_attrs=any"),
     ],
 )
-def test_a_password_is_in_the_environment_alone(
-    dsn: str, argument: str, password: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever it stands in the URL; the rest of the URL stays as it was."""
-    monkeypatch.delenv("PGPASSWORD", raising=False)
-    arguments, environment = psql_call(dsn, "stretto")
-    assert ([argument], password) == (arguments, environment.get("PGPASSWORD"))
+def test_the_environment_leads_psql_to_the_database(expected: str, dsn: str) -> None:
+    """No argument shows a password, and none is replaced by psql's `-d`."""
+    environment = psql_environment(dsn, "other")
+    assert "-c search_path=other" == environment.pop("PGOPTIONS")
+    found = {f"{name}={value}" for name, value in environment.items() if name.startswith("PG")}
+    assert {*expected.split()} == found
+
+
+def test_the_url_goes_before_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before a service, which libpq would prefer; what the URL leaves out stays."""
+    for name in ("PGHOST", "PGSERVICE", "PGSSLMODE", "PGOPTIONS"):
+        monkeypatch.setenv(name, "mine")
+    environment = psql_environment("postgresql://h/d", "stretto")
+    assert "h" == environment["PGHOST"]
+    assert "PGSERVICE" not in environment
+    assert "mine" == environment["PGSSLMODE"]
+    assert "mine -c search_path=stretto" == environment["PGOPTIONS"]
 
 
 def test_a_key_with_a_password_is_refused() -> None:
     """There is no way to pass it on that others cannot read."""
     with pytest.raises(ConfigurationError, match="sslpassword") as error:
-        psql_call("postgresql://u@h/d?sslpassword=hidden", "stretto")
+        psql_environment("postgresql://u@h/d?sslpassword=hidden", "stretto")
     assert "hidden" not in str(error.value)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import typer
@@ -16,8 +17,17 @@ from stretto.commands.running import run
 from stretto.config import read_settings
 from stretto.embedded.place import bundled_programs
 from stretto.errors import ConfigurationError
+from stretto.postgres.database_url import split_hosts
 from stretto.postgres.pooler import split_pooler
 from stretto.provision import database_place
+
+# libpq's variables that are not named like their parameters. A parameter that it has no variable
+# for, such as a setting of the server, is left out.
+_VARIABLES: Final = {
+    "application_name": "PGAPPNAME",
+    "connect_timeout": "PGCONNECT_TIMEOUT",
+    "dbname": "PGDATABASE",
+}
 
 
 def psql(context: typer.Context) -> None:
@@ -27,12 +37,10 @@ def psql(context: typer.Context) -> None:
     async def work() -> int:
         async with database_place(settings, say) as place:
             program = psql_program(place.programs)
-            arguments, environment = psql_call(place.dsn, settings.component.db_schema)
+            environment = psql_environment(place.dsn, settings.component.db_schema)
             # Ctrl-C cancels a query in psql; it must not stop the database that psql works on.
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
-            process = await asyncio.create_subprocess_exec(
-                program, *arguments, *context.args, env=environment
-            )
+            process = await asyncio.create_subprocess_exec(program, *context.args, env=environment)
             code = await process.wait()
         return code if code >= 0 else 128 - code
 
@@ -51,30 +59,37 @@ def psql_program(own: Path | None) -> Path:
     return bundled / "psql"
 
 
-def psql_call(dsn: str, schema: str) -> tuple[list[str], dict[str, str]]:
-    """Return psql's arguments and environment: a password is never shown in the process list."""
+def psql_environment(dsn: str, schema: str) -> dict[str, str]:
+    """Return psql's environment, which leads it to the database.
+
+    An argument would show a password in the process list, and would lose the server to `-d NAME`.
+    """
     url, is_pooled = split_pooler(dsn)
     parts = urlsplit(url)
-    # PgBouncer takes no options; there the role leads to the schema.
-    options = os.environ.get("PGOPTIONS", "")
-    if not is_pooled:
-        options = f"{options} -c search_path={schema}".strip()
-    account, at, place = parts.netloc.rpartition("@")
+    account, _, places = parts.netloc.rpartition("@")
     user, _, password = account.partition(":")
-    environment = {**os.environ, "PGOPTIONS": options} if options else {**os.environ}
-    if password:
-        environment["PGPASSWORD"] = unquote(password)
-    kept = []
+    hosts = split_hosts(places)
+    ports = ",".join(str(port or "") for _, port in hosts)
+    given = {
+        "PGHOST": ",".join(name for name, _ in hosts),
+        "PGPORT": ports.strip(",") and ports,
+        "PGUSER": unquote(user),
+        "PGPASSWORD": unquote(password),
+        "PGDATABASE": unquote(parts.path.removeprefix("/")),
+    }
     for parameter in filter(None, parts.query.split("&")):
         name, _, value = map(unquote, parameter.partition("="))
-        if name == "password":
-            environment["PGPASSWORD"] = value
-        elif name == "sslpassword":
+        if name == "sslpassword":
             # libpq takes it from no variable.
             message = "psql would show the sslpassword to every user; use a key without one"
             raise ConfigurationError(message)
-        else:
-            kept.append(parameter)
-    # Not `urlunsplit`: it drops the slashes before an empty host, which libpq wants.
-    query = f"?{'&'.join(kept)}" if kept else ""
-    return [f"{parts.scheme}://{user}{at}{place}{parts.path}{query}"], environment
+        given[_VARIABLES.get(name, f"PG{name.replace('_', '').upper()}")] = value
+    environment = os.environ | {name: value for name, value in given.items() if value}
+    # libpq would prefer a service's server to the one that is given here.
+    if "PGSERVICE" not in given:
+        environment.pop("PGSERVICE", None)
+    # PgBouncer takes no options; there the role leads to the schema.
+    if not is_pooled:
+        options = f"{environment.get('PGOPTIONS', '')} -c search_path={schema}"
+        environment["PGOPTIONS"] = options.strip()
+    return environment
