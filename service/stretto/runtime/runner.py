@@ -68,6 +68,8 @@ class Run:
         self._report = report
         self._wait = wait
         self._clock_seconds = clock_seconds
+        self.has_begun = False
+        """Whether its newest task has: one that is cancelled before that closes nothing."""
         self._is_running = True
         self._failures = 0
         """In a row, crashes included."""
@@ -87,6 +89,7 @@ class Run:
 
     async def turns(self, cancelled: BaseException | None = None) -> None:
         """Take turn after turn until the actor is stopped, or the task is cancelled."""
+        self.has_begun = True
         actor, pace, task = self.actor, self.actor.pace, asyncio.current_task()
         is_resumed = False
         try:
@@ -190,6 +193,7 @@ class Runner:
             self._vital.add(actor.name)
 
     def _begin(self, run: Run, cancelled: BaseException | None = None) -> None:
+        run.has_begun = False
         task = asyncio.create_task(run.turns(cancelled), name=f"stretto {run.actor.name}")
         self._runs[run.actor] = run, task
 
@@ -211,10 +215,15 @@ class Runner:
         """Stop actors concurrently, in a bounded time; close those that never ran. Idempotent."""
         for actor in actors:
             actor.stop()
-        tasks = {self._runs[actor][1]: actor for actor in actors if actor in self._runs}
+            if actor not in self._runs:
+                # Takes no turn, and closes in a task of its own: it may hold a connection, and
+                # what waits here may be cancelled any number of times.
+                self._begin(Run(actor, self._report, self._wait, self._clock_seconds))
+        runs = {task: run for run, task in map(self._runs.__getitem__, actors)}
         # If this is cancelled, the actors stay in `_runs`, and the runner's own end stops them.
-        left = await _ended(tasks)
-        for task, actor in tasks.items():
+        left = await _ended(runs)
+        for task, run in runs.items():
+            actor = run.actor
             error: BaseException | None = None
             if task in left:
                 error = TimeoutError("it did not stop in time")
@@ -223,8 +232,6 @@ class Runner:
                 error = task.exception()
             if self._runs.pop(actor, None) is not None and error is not None:
                 self._report(ActorCrashed(actor.name, error))
-        for actor in set(actors).difference(tasks.values()):
-            await actor.close()
 
     @asynccontextmanager
     async def running(self, actor: Actor) -> AsyncIterator[None]:
@@ -250,17 +257,19 @@ class Runner:
         return sorted(name for name in self._vital if name in up and not up[name])
 
 
-async def _ended(tasks: Mapping[asyncio.Task[None], Actor]) -> set[asyncio.Task[None]]:
+async def _ended(runs: Mapping[asyncio.Task[None], Run]) -> set[asyncio.Task[None]]:
     """Wait for the tasks to end; cancel those that take too long; return those that are left."""
     now = asyncio.get_running_loop().time
-    cancel_at = {task: now() + actor.stop_seconds for task, actor in tasks.items()}
+    cancel_at = {task: now() + run.actor.stop_seconds for task, run in runs.items()}
     give_up_at = max(cancel_at.values(), default=0.0) + CANCEL_SECONDS
-    left = set(tasks)
+    left = set(runs)
     while left and now() < give_up_at:
         for task in left:
             if cancel_at[task] <= now():
-                task.cancel()
-                cancel_at[task] = now() + tasks[task].cancel_again_seconds
+                if runs[task].has_begun:
+                    task.cancel()
+                # One that has not begun takes no turn: it closes its actor, and ends.
+                cancel_at[task] = now() + runs[task].actor.cancel_again_seconds
         until = min(give_up_at, *(cancel_at[task] for task in left))
         _, left = await asyncio.wait(left, timeout=max(0.0, until - now()))
     return left

@@ -415,6 +415,22 @@ async def test_a_stop_before_the_start_is_a_stop(world: World) -> None:
     await world.runner.stop(actor)
 
 
+async def test_a_stop_that_is_cancelled_again_and_again_closes_all(world: World) -> None:
+    """Whether an actor has begun or was never started: a writer's store opens before its task."""
+    started, never_started = actors = Scripted(), Scripted()
+    world.runner.start(started)
+    task = asyncio.create_task(world.runner.stop(*actors))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        # Its first step stops them; each other one meets a cancellation.
+        await asyncio.sleep(0)
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+        while not (started.closed and never_started.closed):
+            await asyncio.sleep(0)
+    assert (True, 0) == (task.cancelled(), never_started.turns)
+
+
 async def test_a_stop_may_come_twice_and_side_by_side(world: World) -> None:
     """Whichever stops first, both wait for the end."""
     actor = Scripted()
