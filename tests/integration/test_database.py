@@ -276,6 +276,26 @@ async def test_a_closed_database_is_unreachable(database_url: str) -> None:
         await database.ping()
 
 
+async def test_a_close_that_is_cancelled_again_and_again_closes_all(
+    database_url: str, connection: Connection
+) -> None:
+    """As an `anyio` scope cancels: before a step of its parts has begun."""
+    database, pids = Database(database_url), []
+    await database.__aenter__()
+    for lane in Lane:
+        async with database.connection(lane) as idle:
+            pids.append(await idle.fetchval("SELECT pg_backend_pid()"))
+    closing = asyncio.create_task(database.__aexit__())
+    await asyncio.sleep(0)
+    while not closing.done():
+        closing.cancel()
+        await asyncio.sleep(0)
+    left = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY($1)"
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while await connection.fetchval(left, pids):
+            await asyncio.sleep(0.05)
+
+
 async def test_a_hosts_pool_gets_its_connection_back_alive(database_url: str) -> None:
     """It is neither closed nor leaked, and the pool stays the host's."""
     settings = {"search_path": "stretto"}

@@ -10,7 +10,7 @@ few of them share a lane, and each needs one connection at a time.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -113,7 +113,12 @@ class Database:
     async def __aexit__(self, *_: object) -> None:
         if self._host_pool is None:
             pools, self._pools = self._pools, {}
-            await asyncio.gather(*map(_close, pools.values()))
+            try:
+                await asyncio.gather(*map(_close, pools.values()))
+            finally:
+                # A cancellation may come before a `_close` has begun.
+                for pool in pools.values():
+                    pool.terminate()
 
     async def acquire(self, *, may_take_long: bool = False) -> Connection:
         """Return a connection to keep until `release`; raises `Unreachable`.
@@ -277,11 +282,7 @@ async def _keep_session(_: object) -> None:
 
 
 async def _close(pool: Pool) -> None:
-    """Close a pool of ours, and terminate what is not closed in time."""
-    try:
+    """Close a pool of ours; what is not closed in time is left to be terminated."""
+    with suppress(*DRIVER_ERRORS, TimeoutError):
         async with asyncio.timeout(CONNECT_SECONDS):
             await pool.close()
-    except (*DRIVER_ERRORS, TimeoutError):
-        pass
-    finally:
-        pool.terminate()
