@@ -20,7 +20,7 @@ import orjson
 import stamina
 
 from stretto.domain import CreatedGroup
-from stretto.errors import Failure, Retry
+from stretto.errors import Failure, Picklable, Retry
 from stretto.network import network_failure
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ClientAnswer:
     is_replay: bool
 
 
-class ClientError(Exception):
+class ClientError(Picklable, Exception):
     """The service has refused the request: `code` says why, `retry` what to do.
 
     `failure` says why an attempt failed for good (`attempt_failed`), such as a host's own

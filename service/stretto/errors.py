@@ -55,7 +55,20 @@ class ParameterError:
     detail: str
 
 
-class StrettoError(Exception):
+class Picklable:
+    """An error that crosses processes as it is; by default its constructor would get its text."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Have the copy made without a call of the constructor."""
+        assert isinstance(self, BaseException)
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(kind: type[BaseException], args: tuple[object, ...]) -> BaseException:
+    return kind.__new__(kind, *args)
+
+
+class StrettoError(Picklable, Exception):
     """The request could not be answered."""
 
     code: ClassVar[str] = "internal_error"
@@ -202,7 +215,7 @@ class HookFailed(StrettoError):
     code = "hook_failed"
 
 
-class GroupRejected(Exception):
+class GroupRejected(Picklable, Exception):
     """Raised by a host's `on_create` hook: this group must not be created.
 
     The attempt then fails for good with the given code (1 to 64 characters) and detail.
@@ -213,7 +226,7 @@ class GroupRejected(Exception):
         self.failure = Failure(_storable(code)[:64] or "rejected", _storable(detail)[:1024])
 
 
-class CreatedInHook(RuntimeError):
+class CreatedInHook(Picklable, RuntimeError):
     """A host's `on_create` has awaited a creation by its own component; nothing was done for it."""
 
     def __init__(self) -> None:
@@ -228,7 +241,7 @@ def _storable(text: str) -> str:
     return text.encode(errors="replace").decode().replace("\0", "?")
 
 
-class WrongEventLoop(RuntimeError):
+class WrongEventLoop(Picklable, RuntimeError):
     """A component was used in another event loop than its own, such as in another thread's."""
 
     def __init__(self) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from stretto.errors import HookFailed, NotFound
+import pytest
+
+import stretto
+from stretto import errors
+from stretto.errors import Failure, FieldError, HookFailed, NotFound, Retry
 from stretto.http.problems import drop_frames
 
 
@@ -81,3 +87,32 @@ def test_a_hosts_error_of_any_kind_loses_its_frames() -> None:
             raise error
     drop_frames(failed)
     assert [None, None] == [frozen.__traceback__, last.__traceback__]
+
+
+# What those take whose constructors take more than a text.
+ARGUMENTS: dict[type[BaseException], tuple[Any, ...]] = {
+    stretto.AttemptFailed: (Failure("quota", "Ten groups are enough."),),
+    stretto.ClientError: ("key_reused", "Take another one.", Retry.NEW_KEY, Failure("a", "b")),
+    stretto.GroupRejected: ("quota", "Ten groups are enough."),
+    errors.RequestInvalid: ([FieldError("/name", "is required")],),
+    errors.CreatedInHook: (),
+    errors.WrongEventLoop: (),
+}
+PUBLIC = [*vars(errors).values(), *(getattr(stretto, name) for name in stretto.__all__)]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    sorted(
+        {each for each in PUBLIC if isinstance(each, type) and issubclass(each, BaseException)},
+        key=lambda kind: kind.__name__,
+    ),
+)
+def test_an_error_crosses_processes_as_it_is(kind: type[BaseException]) -> None:
+    """A pool of processes breaks with one that cannot be read there."""
+    error = kind(*ARGUMENTS.get(kind, ("a text",)))
+    if isinstance(error, stretto.StrettoError):
+        error.retry_after_seconds = 3
+    copy = pickle.loads(pickle.dumps(error))
+    assert (kind, str(error), error.args) == (type(copy), str(copy), copy.args)
+    assert vars(error) == vars(copy)
