@@ -549,8 +549,8 @@ async def test_psql_sees_the_tables_and_passes_its_exit_code_on(
     assert (0, created["group_id"]) == (code, output.strip())
     assert (await stretto("psql", "-c", "nonsense", DATABASE_URL=database_url))[0] == 1
     # Another database of the same server.
-    query = ("psql", "-d", "postgres", "-Atc", "SELECT current_database()")
-    code, output, _ = await stretto(*query, DATABASE_URL=database_url)
+    elsewhere = ("-d", "postgres", "-Atc", "SELECT current_database()")
+    code, output, _ = await stretto("psql", *elsewhere, DATABASE_URL=database_url)
     assert (0, "postgres") == (code, output.strip())
     script = ("psql", "-v", "ON_ERROR_STOP=1", "-f", os.devnull)
     assert (await stretto(*script, DATABASE_URL=database_url))[0] == 0

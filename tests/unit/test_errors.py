@@ -105,7 +105,7 @@ PUBLIC = [*vars(errors).values(), *(getattr(stretto, name) for name in stretto._
     "kind",
     sorted(
         {each for each in PUBLIC if isinstance(each, type) and issubclass(each, BaseException)},
-        key=lambda kind: kind.__name__,
+        key=str,
     ),
 )
 def test_an_error_crosses_processes_as_it_is(kind: type[BaseException]) -> None:

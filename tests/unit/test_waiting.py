@@ -11,11 +11,13 @@ import pytest
 from support.waiting import until
 
 TESTS = Path(__file__).parents[1]
-# Where a loop does something of its own between two pauses: clients and clocks that go on.
+# Where a loop does something of its own between two pauses: clients and clocks that go on, what is
+# counted or cancelled in each turn of the event loop.
 GO_ON = {
     *("chaos/clients.py", "chaos/server.py", "faults/test_surroundings.py"),
     *("faults/test_creations_in_pieces.py", "faults/test_nats_cluster.py"),
     *("integration/test_webhook_delivery.py", "unit/http/test_shedding.py", "support/waiting.py"),
+    *("unit/http/test_accepting.py", "unit/runtime/test_runner.py"),
 }
 
 

@@ -12,6 +12,7 @@ from stretto.runtime import runner as runner_module
 from stretto.runtime.actor import Actor, Pace, TryAgain
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import CANCELLATIONS_MAX, CRASHES_MAX, STABLE_SECONDS, Run, Runner
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -426,8 +427,7 @@ async def test_a_stop_that_is_cancelled_again_and_again_closes_all(world: World)
         while not task.done():
             task.cancel()
             await asyncio.sleep(0)
-        while not (started.closed and never_started.closed):
-            await asyncio.sleep(0)
+        await until(lambda: started.closed and never_started.closed)
     assert (True, 0) == (task.cancelled(), never_started.turns)
 
 

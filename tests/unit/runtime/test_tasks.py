@@ -18,6 +18,7 @@ OWNED = {
     ("nats/commands.py", "create_task"): "workers of one connection; the end of its turn",
     ("nats/connection.py", "create_task"): "a request of one connection; who waits for it",
     ("nats/requests.py", "create_task"): "tries of one request, messages of a batch; who waits",
+    ("http/front/accepting.py", "create_task"): "an accepted connection; the acceptor's stop",
     ("http/event_streams.py", "create_task"): "what a client sends in a session; its session",
     (
         "http/tokens/jwks.py",
