@@ -17,7 +17,7 @@ GO_ON = {
     *("chaos/clients.py", "chaos/server.py", "faults/test_surroundings.py"),
     *("faults/test_creations_in_pieces.py", "faults/test_nats_cluster.py"),
     *("integration/test_webhook_delivery.py", "unit/http/test_shedding.py", "support/waiting.py"),
-    *("unit/http/test_accepting.py", "unit/runtime/test_runner.py"),
+    *("unit/http/test_accepting.py", "unit/runtime/test_runner.py", "integration/test_database.py"),
 }
 
 
