@@ -77,6 +77,12 @@ async def database_place(
         )
         if is_service:
             stack.enter_context(sole_service(server.data_dir))
+        if server.is_new and not is_service:
+            # The operator may have meant another database: this one has nothing to show.
+            notify(
+                f"STRETTO_DATABASE_URL is not set: this is a new, empty database in"
+                f" {server.data_dir}"
+            )
         schema = settings.component.db_schema
         if migrates:
             async with database_connection(server.dsn, schema, needs_tables=False) as connection:

@@ -11,6 +11,7 @@ import pytest
 from stretto.embedded import place as embedded_place
 from stretto.embedded.account import server_account
 from stretto.embedded.postgres import EmbeddedError, embedded_postgres
+from support.command_process import stretto
 from support.embedded_servers import FAST, IS_ROOT, ask, said
 
 if TYPE_CHECKING:
@@ -128,3 +129,14 @@ async def test_programs_of_a_closed_wheel_are_copied_under_root_and_stay_roots(
         assert server.bin_dir.is_relative_to(places)
         assert (server.bin_dir / "psql").stat().st_uid == 0
         assert folder / "data" == server.data_dir
+
+
+async def test_a_command_says_that_its_database_is_a_new_one(folder: Path) -> None:
+    """A URL was perhaps forgotten, and an empty database looks sound; once, with the folder."""
+    place = str(folder / "data")
+    code, output, errors = await stretto("groups", "alice", DATA_DIR=place)
+    assert (0, 1) == (code, errors.count("a new, empty database in /"))
+    assert "STRETTO_DATABASE_URL is not set" in errors
+    assert "new" not in output
+    code, _, errors = await stretto("groups", "alice", DATA_DIR=place)
+    assert (0, 0) == (code, errors.count("a new, empty database"))

@@ -102,7 +102,7 @@ async def test_an_embedded_database_is_migrated_unless_that_is_the_commands_own_
 
     @asynccontextmanager
     async def opened(*_: object, **__: object) -> AsyncIterator[Any]:
-        yield SimpleNamespace(dsn="", data_dir=tmp_path, bin_dir=tmp_path)
+        yield SimpleNamespace(dsn="", data_dir=tmp_path, bin_dir=tmp_path, is_new=False)
 
     async def migrate(*_: object) -> None:
         migrated.append(True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
@@ -67,7 +67,7 @@ class EmbeddedServer:
     """A running server; its last user stops it.
 
     `data_dir` contains the server's files: the requested folder or, under root, perhaps a private
-    one. `pid` is the postmaster's.
+    one. `pid` is the postmaster's. `is_new` says whether this process has made the files.
     """
 
     dsn: str
@@ -75,6 +75,7 @@ class EmbeddedServer:
     data_dir: Path
     pid: int
     owned: bool
+    is_new: bool = False
 
 
 @asynccontextmanager
@@ -107,6 +108,7 @@ class _Keeper:
         self.settings = settings
         self.locks = locks
         self.owned = False
+        self.is_new = False
         self.is_ours = False
         """Whether the cluster is known to be ours."""
 
@@ -133,11 +135,12 @@ class _Keeper:
                     raise EmbeddedError(message) from error
             else:
                 self.is_ours = True
-                return server
+                return replace(server, is_new=self.is_new)
             await asyncio.sleep(_POLL_SECONDS)
 
     def _start(self) -> None:
         try:
+            self.is_new = self.is_new or not self.place.cluster.exists()
             prepare_cluster(self.place)
             self.is_ours = True
             start_server(self.place, {**_SETTINGS, **self.settings})
