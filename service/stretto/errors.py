@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_Kind = TypeVar("_Kind", bound=BaseException)
 
 # Of each name that a client has chosen: it may be as long as a body.
 QUOTED_CHARACTERS_MAX: Final = 64
@@ -213,6 +215,13 @@ class DatabaseUnavailable(StrettoError):
 class HookFailed(StrettoError):
     message = "The host's own code failed while the group was created; the attempt is still open."
     code = "hook_failed"
+
+
+def is_a(
+    error: BaseException | None, kinds: type[_Kind] | tuple[type[_Kind], ...]
+) -> TypeGuard[_Kind]:
+    """Whether a host's error is of such a kind: `isinstance` may run its code, which may raise."""
+    return issubclass(type(error), kinds)
 
 
 class GroupRejected(Picklable, Exception):

@@ -50,6 +50,13 @@ class _OddTraceback(Exception):
         raise RuntimeError
 
 
+class _Unreadable(Exception):
+    """Its class cannot be read either."""
+
+    def __getattribute__(self, name: str) -> NoReturn:
+        raise RuntimeError
+
+
 class _OddMessage:
     def __str__(self) -> NoReturn:
         raise RuntimeError
@@ -76,11 +83,12 @@ def _odd_state() -> Exception:
         (True, _OddFailure()),
         (False, _OddGroup("odd", [ValueError()])),
         (False, _OddTraceback()),
+        (False, _Unreadable()),
         (True, _odd_state()),
         (False, asyncpg.PostgresError(_OddMessage())),
         (False, _FixedDetail("fixed")),
     ],
-    ids=["frozen", "failure", "group", "traceback", "sqlstate", "message", "detail"],
+    ids=["frozen", "failure", "group", "traceback", "unreadable", "sqlstate", "message", "detail"],
 )
 async def test_an_error_of_any_kind_is_a_failed_hook(
     is_shown: bool, error: Exception, stores: Stores

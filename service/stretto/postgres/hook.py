@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import asyncpg
 
 from stretto.domain import CreatedGroup, NewGroup
+from stretto.errors import is_a
 from stretto.postgres.connecting import LOCK_SECONDS
 from stretto.postgres.connections import WRITE_SECONDS
 from stretto.postgres.driver_connection import end_resources, is_lost, terminate
@@ -137,10 +138,10 @@ class HookedLead:
             after = await self._run(led, created, is_hasty=lock_seconds < LOCK_SECONDS)
         except Exception as error:
             is_gone = await self._roll_back(led)
-            if is_gone and isinstance(error, DRIVER_ERRORS):
+            if is_gone and is_a(error, DRIVER_ERRORS):
                 # The hook only met the loss of the connection. The store decides what that means.
                 raise
-            if isinstance(error, HookError):
+            if is_a(error, HookError):
                 raise
             raise verdict_of(error) from without_row_data(self._last_raised(error))
         if after.transaction_id != before.transaction_id:
@@ -190,10 +191,10 @@ class HookedLead:
             raise HookError(message)
         error = hook.exception()
         is_cut_off = seconds >= HOOK_SECONDS and is_lost(led.connection)
-        if is_cut_off and (error is None or isinstance(error, DRIVER_ERRORS)):
+        if is_cut_off and (error is None or is_a(error, DRIVER_ERRORS)):
             # The loop was blocked. Once it was free, our own watchdog was due before we were.
             raise HookError(too_late(seconds, HOOK_SECONDS)) from error
-        if isinstance(error, Exception):
+        if is_a(error, Exception):
             try:
                 raise error
             finally:

@@ -2,7 +2,7 @@
 
 The error is the host's own object. It may refuse attributes, as a frozen dataclass does, or have
 others in their place. So what Python keeps of it is written by the descriptors of `BaseException`,
-and an error that cannot be read is reported by its type alone.
+it is judged by `is_a`, and an error that cannot be read is reported by its type alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.errors import CreatedInHook, Failure, GroupRejected
+from stretto.errors import CreatedInHook, Failure, GroupRejected, is_a
 from stretto.postgres.driver_errors import sqlstate_of, store_error
 from stretto.postgres.hook_handle import HandleMisused
 from stretto.store_errors import HookError, HookInterrupted, Refused, StoreError, Transient
@@ -39,9 +39,9 @@ def cause_of(error: BaseException) -> str:
     `HandleMisused` and `CreatedInHook`, our own, are given in full: they say what to do.
     """
     cause = f"on_create raised {type(error).__name__}"
-    if isinstance(error, asyncpg.PostgresError):
+    if is_a(error, asyncpg.PostgresError):
         cause += f" ({sqlstate_of(error)}): {_message(error)}"
-    elif isinstance(error, HandleMisused | CreatedInHook):
+    elif is_a(error, (HandleMisused, CreatedInHook)):
         cause += f": {error}"
     return cause
 
@@ -69,7 +69,7 @@ def _read_verdict(error: Exception) -> StoreError:
     if veto is not None:
         _drop_all_frames(error)
         return Refused(veto)
-    is_passing = isinstance(error, asyncpg.PostgresError) and isinstance(
+    is_passing = is_a(error, asyncpg.PostgresError) and isinstance(
         store_error(error, connection_lives=True), Transient
     )
     return (HookInterrupted if is_passing else HookError)(cause_of(error))
@@ -87,7 +87,7 @@ def _veto_of(error: BaseException) -> Failure | None:
 
 def _own_veto(error: BaseException) -> Failure | None:
     # A subclass whose constructor does not call ours has none, or one with any text.
-    failure = getattr(error, "failure", None) if isinstance(error, GroupRejected) else None
+    failure = getattr(error, "failure", None) if is_a(error, GroupRejected) else None
     if not isinstance(failure, Failure):
         return None
     return GroupRejected(failure.code, failure.detail).failure
@@ -98,7 +98,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
     left = [error]
     while left:
         leaf = left.pop()
-        if isinstance(leaf, BaseExceptionGroup):
+        if is_a(leaf, BaseExceptionGroup):
             left += reversed(leaf.exceptions)
         else:
             yield leaf
@@ -138,7 +138,7 @@ def without_row_data(error: BaseException) -> BaseException | None:
         for link in _chain(error):
             if link.__traceback__ is not _TRACEBACK.__get__(link):
                 return None
-            if isinstance(link, asyncpg.PostgresError):
+            if is_a(link, asyncpg.PostgresError):
                 _ARGS.__set__(link, (_message(link),))
                 object.__setattr__(link, "detail", None)
                 object.__setattr__(link, "hint", None)
@@ -163,5 +163,5 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(link))
         yield link
         left += [link.__cause__, link.__context__]
-        if isinstance(link, BaseExceptionGroup):
+        if is_a(link, BaseExceptionGroup):
             left += link.exceptions

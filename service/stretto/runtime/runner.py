@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
+from stretto.errors import is_a
 from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
 from stretto.runtime.actor import CANCEL_SECONDS, TryAgain
 from stretto.runtime.cancelling import is_cancelled
@@ -108,7 +109,7 @@ class Run:
                 except BaseException as error:
                     if is_cancelled() or asyncio.current_task() is not task:
                         # Another task or none: the coroutine is being closed, its loop is gone.
-                        if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+                        if is_a(error, (asyncio.CancelledError, GeneratorExit)):
                             raise
                         # A cancelled driver may raise an error of its own.
                         raise asyncio.CancelledError from error
@@ -148,13 +149,13 @@ class Run:
         actor = self.actor
         seconds = actor.backoff.seconds(self._failures)
         self._failures += 1
-        is_crash = not isinstance(error, (TryAgain, *actor.failures))
+        is_crash = not is_a(error, (TryAgain, *actor.failures))
         if is_crash:
             self._crashes += 1
             self._crashed_at = self._clock_seconds()
             self._is_running = False
             self._report(ActorCrashed(actor.name, error))
-        elif isinstance(error, actor.failures):
+        elif is_a(error, actor.failures):
             self._report(UpkeepTrouble(actor.name, error))
         if not await self._wait(actor.stopped, seconds) and is_crash:
             self._is_running = True

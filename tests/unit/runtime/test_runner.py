@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -130,6 +130,20 @@ async def test_a_crash_is_reported_and_the_actor_restarted_after_its_back_off(
     assert [ActorCrashed, ActorRestarted] * 3 == world.kinds
     assert ActorCrashed("scripted", error) == world.reports[0]
     assert [("stopped", 1.0), ("stopped", 2.0), ("stopped", 1.0)] == world.waits
+    await world.runner.stop(actor)
+
+
+async def test_an_error_that_cannot_be_read_is_a_crash_as_any_other(world: World) -> None:
+    """The bus of a host may raise it: even its class raises."""
+
+    class Unreadable(Exception):
+        def __getattribute__(self, _: str) -> NoReturn:
+            raise KeyError
+
+    actor = Scripted(Unreadable())
+    world.runner.start(actor)
+    await until_idle(actor)
+    assert [ActorCrashed, ActorRestarted] == world.kinds
     await world.runner.stop(actor)
 
 
