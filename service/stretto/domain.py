@@ -172,7 +172,7 @@ class NewGroup:
         assert isinstance(name, str)
         assert description is None or isinstance(description, str)
         description = None if description is None else _plain(description)
-        owner = owner if isinstance(owner, UserId) else UserId(owner)
+        owner = owner if type(owner) is UserId else UserId(owner)
         return cls._read(owner, _plain(name), description, tuple(sorted(members - {owner})))
 
     @classmethod
@@ -238,12 +238,15 @@ def group_id(owner: str, key: str) -> UUID:
 
 def group_id_bytes(owner: str, key: str) -> bytes:
     """Return the same id as bytes: making a UUID takes longer than the whole look-up of a replay."""
-    return uuid_utils.uuid5(_namespace(owner), key).bytes
+    return uuid_utils.uuid5(_namespace(_plain(owner)), _plain(key)).bytes
 
 
 @lru_cache(maxsize=OWNERS_REMEMBERED_MAX)
 def _namespace(owner: str) -> uuid_utils.UUID:
-    """Return the namespace of an owner's keys; most owners use it more than once."""
+    """Return the namespace of an owner's keys; most owners use it more than once.
+
+    Only plain text comes here: a host's subclass may have an equality of its own.
+    """
     return uuid_utils.UUID(bytes=uuid5(NAMESPACE, owner).bytes)
 
 

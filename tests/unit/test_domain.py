@@ -459,3 +459,22 @@ def test_a_hosts_text_means_the_characters_that_were_checked(
     assert expected == NewGroup.parse(alice, {"name": team, "description": team, "members": [bob]})  # type: ignore[arg-type]
     assert ("alice", "alice") == (f"{UserId(alice)}", f"{IdempotencyKey(alice)}")
     assert "alice" == IdempotencyKey.parse(alice)
+
+
+class _AnyCase(UserId):
+    """A host's ids that compare without case."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and str.lower(self) == str.lower(other)
+
+    def __hash__(self) -> int:
+        return hash(str.lower(self))
+
+
+def test_ids_of_a_hosts_own_equality_are_their_characters() -> None:
+    """Else the id would depend on which spelling this process has seen first."""
+    upper, lower = _AnyCase("CASELESS"), _AnyCase("caseless")
+    ids = [group_id(owner, "k") for owner in (upper, lower, "CASELESS", "caseless")]
+    assert (ids[0], ids[1], 2) == (ids[2], ids[3], len(set(ids)))
+    group = NewGroup.parse(upper, {"name": "Team", "members": ["caseless"]})
+    assert (UserId, (UserId("caseless"),)) == (type(group.owner), group.members)

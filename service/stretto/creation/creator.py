@@ -138,7 +138,7 @@ class GroupCreator:
         `DatabaseUnavailable`, and `KeyInvalid` for a key that could not come over HTTP.
         """
         self._require_own_loop()
-        if not isinstance(key, IdempotencyKey):
+        if type(key) is not IdempotencyKey:
             key = IdempotencyKey(key)
         id_ = group_id_bytes(new_group.owner, key)
         return await self._create(id_, self._memory.find(id_), new_group, NO_BODY, wait_seconds)
@@ -157,8 +157,9 @@ class GroupCreator:
         succeeded. Raises `RequestInvalid` as well.
         """
         self._require_own_loop()
-        if not isinstance(key, IdempotencyKey):
+        if type(key) is not IdempotencyKey:
             key = IdempotencyKey(key)
+        owner = owner if type(owner) is UserId else UserId(owner)
         id_ = group_id_bytes(owner, key)
         known = self._memory.find(id_)
         if known is not None and (document := document_of_repeat(known, body)) is not None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from stretto.domain import UserId
 from stretto.errors import Overloaded, RateLimited
 from stretto.events.close_codes import CloseCode
 from stretto.events.outgoing import OutgoingEvent
@@ -25,7 +26,6 @@ from stretto.store_errors import Unreachable
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-    from stretto.domain import UserId
     from stretto.events.log import LoggedEvent
     from stretto.events.place import Place
     from stretto.observations import Observer
@@ -145,6 +145,7 @@ class SessionHub(Actor):
         """
         if self.is_stopping:
             raise Overloaded.while_stopping()
+        user = user if type(user) is UserId else UserId(user)
         if self._count >= self._settings.sessions_max:
             raise Overloaded(
                 "The service has as many sessions as it can hold.",
