@@ -149,7 +149,8 @@ class Run:
         actor = self.actor
         seconds = actor.backoff.seconds(self._failures)
         self._failures += 1
-        is_crash = not is_a(error, (TryAgain, *actor.failures))
+        expected: tuple[type[Exception], ...] = (TryAgain, *actor.failures)
+        is_crash = not is_a(error, expected)
         if is_crash:
             self._crashes += 1
             self._crashed_at = self._clock_seconds()
