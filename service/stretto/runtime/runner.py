@@ -150,7 +150,7 @@ class Run:
         seconds = actor.backoff.seconds(self._failures)
         self._failures += 1
         expected: tuple[type[Exception], ...] = (TryAgain, *actor.failures)
-        is_crash = not is_a(error, expected)
+        is_crash = not (is_a(error, TryAgain) expected)
         if is_crash:
             self._crashes += 1
             self._crashed_at = self._clock_seconds()
