@@ -241,7 +241,8 @@ class CreatedInHook(Picklable, RuntimeError):
     def __init__(self) -> None:
         super().__init__(
             "on_create must not await a creation by its own component, whose writer waits for the"
-            " hook: create that group after the first one, or in a task that on_create does not await"
+            " hook, nor do so in a task that it has started: create that group once on_create has ended,"
+            " or in a task with a context of its own (contextvars.Context()) that on_create does not await"
         )
 
 

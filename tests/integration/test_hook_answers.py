@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 import pytest
@@ -22,6 +23,8 @@ from support.hooked_stores import DEADLINE_SECONDS, running
 from support.logged_events import logged
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
     from stretto.observations import Observation
     from stretto.postgres.driver_connection import Connection as InnerConnection
     from stretto.postgres.hook import OnCreate
@@ -89,9 +92,18 @@ async def test_a_hook_that_fails_is_tried_once_per_request(database_url: str) ->
     assert failed.value.retry_after_seconds == 1
 
 
-@pytest.mark.parametrize("key", ["k", "l"], ids=["its own key", "another key"])
+@pytest.mark.parametrize(
+    ("key", "awaits"),
+    [
+        ("k", lambda creation: creation),
+        ("l", lambda creation: creation),
+        ("l", lambda creation: asyncio.wait_for(creation, 60)),
+        ("l", asyncio.gather),
+    ],
+    ids=["its own key", "another key", "wait_for", "gather"],
+)
 async def test_a_hook_that_awaits_a_creation_of_its_component_fails_at_once(
-    key: str, database_url: str
+    key: str, awaits: Callable[[Coroutine[Any, Any, Answer]], Awaitable[object]], database_url: str
 ) -> None:
     """Its writer waits for the hook: that would last until the hook's time is over."""
     events: list[Observation] = []
@@ -101,7 +113,7 @@ async def test_a_hook_that_awaits_a_creation_of_its_component_fails_at_once(
         return await component.creator.create(IdempotencyKey(key), new_group)
 
     async def hook(*_: object) -> None:
-        await create(key)
+        await awaits(create(key))
 
     async with (
         asyncio.timeout(HOOK_SECONDS - 1),
@@ -114,20 +126,28 @@ async def test_a_hook_that_awaits_a_creation_of_its_component_fails_at_once(
 
 
 async def test_a_hook_may_begin_a_creation_that_it_does_not_await(database_url: str) -> None:
-    """In a task of its own; it is written after the first one."""
+    """After its end, or in a context of its own; it is written after the first one."""
     begun: list[asyncio.Task[Answer]] = []
+    is_over = asyncio.Event()
 
     async def create(key: str) -> Answer:
         new_group = NewGroup.parse(ALICE, {"name": "Team"})
         return await component.creator.create(IdempotencyKey(key), new_group)
 
+    async def later() -> Answer:
+        await is_over.wait()
+        return await create("l")
+
     async def hook(*_: object) -> None:
         if not begun:
-            begun.append(asyncio.create_task(create("l")))
+            own = asyncio.create_task(create("own"), context=Context())
+            begun.extend([own, asyncio.create_task(later())])
+            await asyncio.sleep(0.05)
+            is_over.set()
 
     async with open_component(database_url, on_create=hook) as component:
         await create("k")
-        await begun[0]
+        await asyncio.gather(*begun)
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

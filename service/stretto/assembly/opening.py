@@ -27,6 +27,7 @@ from stretto.assembly.settings import ComponentSettings
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import GroupCreator
+from stretto.creation.hook_calls import HookCalls
 from stretto.creation.lookup import AttemptLookup
 from stretto.creation.reads import Reads
 from stretto.creation.trail import TrailRecorder
@@ -56,7 +57,6 @@ from stretto.webhook.sender import WebhookSender
 from stretto.webhook.store import PostgresWebhookStore
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator, Sequence
 
     from stretto.creation.ports import Write, WriteResult
@@ -154,7 +154,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         # The requests of paused owners wait in any case, such as for a probe of their own.
         return mailbox.has_besides(breakers)
 
-    hooks: set[asyncio.Task[None]] = set()
+    hooks = HookCalls()
     write_stores = [
         PostgresWriteStore(database, on_lost, inputs.on_create, others_wait, hooks)
         for _ in range(settings.writers)

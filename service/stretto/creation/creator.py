@@ -18,6 +18,7 @@ from stretto.creation.attempt import AnswerStatus
 from stretto.creation.flight import Answer, answer_of
 from stretto.creation.flights import Flights
 from stretto.creation.follower import Follower
+from stretto.creation.hook_calls import HookCalls
 from stretto.creation.outcomes import NO_BODY, OutcomeMemory, document_for, document_of_repeat
 from stretto.domain import IdempotencyKey, NewGroup, UserId, digest, group_id_bytes
 from stretto.errors import (
@@ -32,7 +33,7 @@ from stretto.runtime.turns import Turns
 from stretto.setting import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from stretto.creation.flight import Flight
     from stretto.creation.ports import AttemptStore, Writers
@@ -74,11 +75,11 @@ class GroupCreator:
         settings: CreatorSettings,
         observe: Observer,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        hooks: Collection[asyncio.Task[None]] = (),
+        hooks: HookCalls | None = None,
     ) -> None:
-        """Take the tasks that run the host's hook: none of them may await a creation."""
+        """Take the calls of the host's hook that run: none of them may await a creation."""
         self._observe = observe
-        self._hooks = hooks
+        self._hooks = hooks or HookCalls()
         self._memory = OutcomeMemory(settings.outcomes_max)
         follower = Follower(writers, attempts, settings.lease_seconds, observe, pause)
         self._flights = Flights(
@@ -237,7 +238,7 @@ class GroupCreator:
         wait_seconds: float,
     ) -> Answer:
         """Answer from the known outcome, else from the key's flight, else from a new flight."""
-        if self._hooks and asyncio.current_task() in self._hooks:
+        if self._hooks.has_caller():
             raise CreatedInHook
         fingerprint = new_group.fingerprint()
         deadline = self._loop.time() + wait_seconds

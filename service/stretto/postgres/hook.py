@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from asyncpg.transaction import Transaction
 
+    from stretto.creation.hook_calls import HookCalls
     from stretto.creation.ports import Write
     from stretto.postgres.driver_connection import Connection
     from stretto.postgres.hook_patience import HookPatience
@@ -89,15 +90,15 @@ class HookedLead:
         *,
         is_pooled: bool,
         patience: HookPatience,
-        running: set[asyncio.Task[None]],
+        calls: HookCalls,
     ) -> None:
-        """Take the set that shows which tasks run a hook of this component."""
+        """Take what shows which calls of the component's hook run."""
         self._on_create = on_create
         self._lead = lead
         self._discard = discard
         self._is_pooled = is_pooled
         self._patience = patience
-        self._running = running
+        self._calls = calls
         self._first: tuple[Connection, _Session] | None = None
         """The session at the first lead on its connection."""
 
@@ -165,8 +166,6 @@ class HookedLead:
         started = clock_seconds()
         # A task of its own: what cancels the hook from within does not cancel the writer.
         hook = asyncio.create_task(self._call(handle, created), name="stretto on_create")
-        self._running.add(hook)
-        hook.add_done_callback(self._running.discard)
         try:
             patience_seconds = await self._patience.wait(
                 hook, [new_group.owner for _, new_group in created], HOOK_SECONDS, is_hasty=is_hasty
@@ -218,7 +217,8 @@ class HookedLead:
         self, handle: HookHandle, created: Sequence[tuple[CreatedGroup, NewGroup]]
     ) -> None:
         try:
-            await self._on_create(handle, created)
+            with self._calls.running():
+                await self._on_create(handle, created)
         except (KeyboardInterrupt, SystemExit) as error:
             # A task that raises one of these ends its event loop, and the host with it.
             raise HookError(cause_of(error)) from without_row_data(error)

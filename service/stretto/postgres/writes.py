@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
+from stretto.creation.hook_calls import HookCalls
 from stretto.postgres.connecting import CONNECT_SECONDS, LOCK_SECONDS
 from stretto.postgres.connections import WRITE_SECONDS, Database
 from stretto.postgres.driver_connection import is_in_transaction, is_lost, terminate, watchdog
@@ -19,7 +20,6 @@ from stretto.postgres.write_columns import attempt_columns, group_columns, milli
 from stretto.store_errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator, Callable, Sequence
     from uuid import UUID
 
@@ -43,8 +43,8 @@ class PostgresWriteStore:
     """A writer's statements. Connects when needed; a broken connection is dropped at once.
 
     `on_lost` is called when the database may be another one than before: remembered outcomes may be
-    wrong. `others_wait` returns whether requests are queued behind a write. `hooks` are the tasks
-    that run `on_create`, of all stores of a component.
+    wrong. `others_wait` returns whether requests are queued behind a write. `hooks` are the
+    calls of `on_create` that run, of all stores of a component.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PostgresWriteStore:
         on_lost: Callable[[], None],
         on_create: OnCreate | None = None,
         others_wait: Callable[[], bool] = lambda: False,
-        hooks: set[asyncio.Task[None]] | None = None,
+        hooks: HookCalls | None = None,
     ) -> None:
         self._database = database
         self._on_lost = on_lost
@@ -76,7 +76,7 @@ class PostgresWriteStore:
                 self._discard,
                 is_pooled=database.is_shared,
                 patience=HookPatience(others_wait),
-                running=set() if hooks is None else hooks,
+                calls=hooks or HookCalls(),
             )
 
     @property
