@@ -149,8 +149,7 @@ class Run:
         actor = self.actor
         seconds = actor.backoff.seconds(self._failures)
         self._failures += 1
-        expected: tuple[type[Exception], ...] = (TryAgain, *actor.failures)
-        is_crash = not (is_a(error, TryAgain) expected)
+        is_crash = not (is_a(error, TryAgain) or is_a(error, actor.failures))
         if is_crash:
             self._crashes += 1
             self._crashed_at = self._clock_seconds()
