@@ -227,7 +227,7 @@ class LogWorld:
         turn = cast("Any", self._tasks[0].get_coro()).cr_await.cr_frame.f_locals
         now = self.loop.time()
         waiting = [
-            (each.request.message.user, each.place, each.since, now >= each.answer_at)
+            (each.request.message.user, each.place, each.since_page, now >= each.answer_at)
             for each in turn.get("waiting", ())
         ]
         return turn.get("number"), waiting, self.reader._scanned, len(self.mailbox)

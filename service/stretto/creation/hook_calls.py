@@ -8,12 +8,8 @@ ended, each task of its context counts. After that none does.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final
 
 # The innermost call. An object of its own: contexts live long, and would keep a task's frames.
 _CALL: Final[ContextVar[object]] = ContextVar("stretto on_create")
@@ -25,16 +21,19 @@ class HookCalls:
     def __init__(self) -> None:
         self._running: set[object] = set()
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Mark this task's context, for as long as the block lasts."""
+    def begin(self) -> object:
+        """Mark this task's context, and return what `end` takes.
+
+        No context manager of `contextlib`: it sets the traceback of a host's error, which may refuse.
+        """
         call = object()
         self._running.add(call)
         _CALL.set(call)
-        try:
-            yield
-        finally:
-            self._running.discard(call)
+        return call
+
+    def end(self, call: object) -> None:
+        """End the call: from now on its tasks count no more. Idempotent."""
+        self._running.discard(call)
 
     def has_caller(self) -> bool:
         """Whether this runs within such a call."""

@@ -95,6 +95,7 @@ class WebSocketStream:
 
     def __init__(self, settings: StreamSettings) -> None:
         self.silence_seconds = settings.heartbeat_seconds
+        self._reading: asyncio.Task[None] | None = None
         self.response = QuietWebSocket(
             timeout=CLOSE_SECONDS,
             heartbeat=settings.heartbeat_seconds,
@@ -141,8 +142,12 @@ class WebSocketStream:
             await self.response.close(code=code, message=code.reason.encode())
 
     async def _stop_reading(self) -> None:
+        if self._reading is None:
+            return
         self._reading.cancel()
         await asyncio.wait((self._reading,))
+        # The task refers to this object.
+        self._reading = None
 
     async def _send_text(self, message: bytes) -> None:
         await self.response.send_frame(message, WSMsgType.TEXT)

@@ -216,12 +216,14 @@ class HookedLead:
     async def _call(
         self, handle: HookHandle, created: Sequence[tuple[CreatedGroup, NewGroup]]
     ) -> None:
+        call = self._calls.begin()
         try:
-            with self._calls.running():
-                await self._on_create(handle, created)
+            await self._on_create(handle, created)
         except (KeyboardInterrupt, SystemExit) as error:
             # A task that raises one of these ends its event loop, and the host with it.
             raise HookError(cause_of(error)) from without_row_data(error)
+        finally:
+            self._calls.end(call)
 
     def _last_raised(self, error: BaseException) -> BaseException:
         return last_raised(error, HookedLead._call.__code__)
