@@ -98,7 +98,7 @@ async def thrice(bench: Bench) -> Measure:
             report = await clients.report()
             end_mib = resident_mib(pid)
         # The machine's other work may have changed meanwhile.
-        peak = (peak + await here.peak(bench.seconds)) / 2
+        peak = max((peak + await here.peak(bench.seconds)) / 2, 1.0)
         created = report["statuses"].get("201", 0)
         if before + created > await here.groups():
             raise BenchError("an acknowledged group does not exist")
@@ -149,7 +149,8 @@ async def stall(bench: Bench) -> Measure:
             end_mib = resident_mib(pid)
         writes = (await here.writes() - writes) / (await _settled(here) - groups)
     by_second: list[int] = report["created_by_second"]
-    rate = statistics.fmean(by_second[1 : int(before)] or by_second[:1])
+    # A second in which nothing is created ends no part.
+    rate = max(statistics.fmean(by_second[1 : int(before)] or by_second[:1]), 1.0)
     seconds = _seconds_until(by_second, int(resumed), RECOVERED * rate)
     return Measure(
         rate,
