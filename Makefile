@@ -69,6 +69,7 @@ bench: $(VENV)/.dev ## Measure stretto beside its alternatives, and beside AGAIN
 
 .PHONY: bench-smoke
 bench-smoke: $(VENV)/.dev ## Run every part of the benchmark for a second, to check that it works
+	@# In asyncio's debug mode an overloaded service creates nothing within a second.
 	@PYTHONASYNCIODEBUG= $(BIN)/python -m loadtests.bench --rounds 1 --seconds 1 --scale 0.001
 
 .PHONY: chaos

@@ -64,7 +64,7 @@ class Service:
     async def peak(self, seconds: float) -> float:
         """Return the creations per second in a closed loop."""
         report = await self.run(rate=0.0, seconds=seconds, connections=PEAK_CONNECTIONS)
-        return float(report["statuses"].get("201", 0)) / seconds
+        return float(report["statuses"]["201"]) / seconds
 
     async def writes(self) -> float:
         """Return how many writes the writers have got; each is a claim and a lead."""
@@ -98,8 +98,8 @@ async def thrice(bench: Bench) -> Measure:
             report = await clients.report()
             end_mib = resident_mib(pid)
         # The machine's other work may have changed meanwhile.
-        peak = max((peak + await here.peak(bench.seconds)) / 2, 1.0)
-        created = report["statuses"].get("201", 0)
+        peak = (peak + await here.peak(bench.seconds)) / 2
+        created = report["statuses"]["201"]
         if before + created > await here.groups():
             raise BenchError("an acknowledged group does not exist")
     goodput = statistics.fmean(report["created_by_second"])
@@ -149,14 +149,13 @@ async def stall(bench: Bench) -> Measure:
             end_mib = resident_mib(pid)
         writes = (await here.writes() - writes) / (await _settled(here) - groups)
     by_second: list[int] = report["created_by_second"]
-    # A second in which nothing is created ends no part.
-    rate = max(statistics.fmean(by_second[1 : int(before)] or by_second[:1]), 1.0)
+    rate = statistics.fmean(by_second[1 : int(before)] or by_second[:1])
     seconds = _seconds_until(by_second, int(resumed), RECOVERED * rate)
     return Measure(
         rate,
         report["created_ms"]["p50"],
         report["created_ms"]["p99"],
-        report["statuses"].get("201", 0),
+        report["statuses"]["201"],
         {
             "recovered_seconds": seconds,
             "last_ten_of_before": statistics.fmean(by_second[-10:]) / rate,
@@ -184,11 +183,11 @@ async def retries(bench: Bench) -> Measure:
         statistics.fmean(report["created_by_second"]),
         report["created_ms"]["p50"],
         report["created_ms"]["p99"],
-        report["statuses"].get("201", 0),
+        report["statuses"]["201"],
         {
             "writes_per_key": writes,
             "requests_per_key": sum(report["statuses"].values())
-            / max(report["statuses"].get("201", 0), 1),
+            / max(report["statuses"]["201"], 1),
             "asked_per_second": RETRY_LOAD * peak,
         },
     )
