@@ -66,6 +66,8 @@ class WriteTrouble(_Failure):
 
     error: StoreError
     writes: int
+    request_ids: tuple[str, ...] = ()
+    """Of some of their requests."""
 
     @property
     def bug(self) -> BaseException | None:
@@ -81,6 +83,8 @@ class OwnerPaused(_Failure):
     group_id: UUID
     """Of the write that failed last; the owner is not named."""
     seconds: float
+    request_ids: tuple[str, ...] = ()
+    """Of the same write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ async def lines_of(client: RawClient) -> list[bytes]:
         await client._change()
     answer, client.answered = client.answered, b""
     answer = re.sub(rb'(conversation_id":")[^"]+', rb"\1", answer)
-    return re.sub(rb"Date: [^\r]+", b"Date", answer).splitlines()
+    return re.sub(rb"(Date|X-Request-Id): [^\r]+", rb"\1", answer).splitlines()
 
 
 @pytest.mark.parametrize("is_draining", [False, True], ids=["serving", "draining"])

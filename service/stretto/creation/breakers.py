@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from stretto.observations import Observer, OwnerPaused, OwnerResumed
 from stretto.runtime.backoff import Backoff
 from stretto.store_errors import Transient
+from stretto.telemetry.request_context import request_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -184,7 +185,8 @@ class OwnerBreakers:
             pause = min(pause, CONFLICT_PAUSE_SECONDS_MAX)
         self._open[owner] = _Breaker(_copy(error), self.clock_seconds() + pause, failures)
         if breaker is None:
-            self._observe(OwnerPaused(error, write.group_id, pause))
+            ids = request_ids([write.request])
+            self._observe(OwnerPaused(error, write.group_id, pause, ids))
         if len(self._open) > OWNERS_MAX:
             self.close(next(iter(self._open)))
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from stretto.creation.ports import WriteResult
     from stretto.domain import NewGroup
+    from stretto.telemetry.request_context import RequestContext
 
 # What a client is asked to wait: long enough for a write, short against its user's patience.
 RETRY_AFTER_SECONDS: Final = 1
@@ -72,6 +73,8 @@ class Flight:
     """Of the memory, when the flight started."""
     started_at: float = 0.0
     """On the loop's clock."""
+    request: RequestContext | None = None
+    """The request that started the flight."""
     waiters: dict[asyncio.Future[bytes], float] = field(default_factory=dict)
     """The requests that still wait, in the order of their arrival, each with its deadline."""
     status: AnswerStatus = AnswerStatus.REPLAYED
@@ -94,6 +97,7 @@ class Flight:
             fingerprint=self.fingerprint,
             is_claimed=is_claimed,
             trace_id=self.trace_id,
+            request=self.request,
         )
 
     def strayed(self, what: str, claim_token: UUID | None = None) -> AttemptStrayed:

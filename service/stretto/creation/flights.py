@@ -18,6 +18,7 @@ from stretto.creation.limiter import OwnerLimiter
 from stretto.domain import CreatedGroup
 from stretto.errors import InternalError, Overloaded, StrettoError
 from stretto.store_errors import StoreError
+from stretto.telemetry.request_context import CURRENT_REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,6 +98,7 @@ class Flights:
             body_digest,
             self._memory.epoch,
             asyncio.get_running_loop().time(),
+            CURRENT_REQUEST.get(),
         )
         if self._stopping:
             raise Overloaded.while_stopping()

@@ -29,6 +29,7 @@ from stretto.store_errors import (
     StoreError,
     Transient,
 )
+from stretto.telemetry.request_context import request_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -156,7 +157,8 @@ class LeadWriter:
         try:
             yield
         except StoreError as error:
-            trouble = WriteTrouble(error, len(batch))
+            ids = request_ids(request.message.request for request in batch)
+            trouble = WriteTrouble(error, len(batch), ids)
             self._observe(trouble)
             if isinstance(error, OutcomeUnknown):
                 self._observe_unknown(batch, trouble.kind)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stretto.domain import Group, Member, NewGroup, UserId
     from stretto.errors import Failure
     from stretto.runtime.mailbox import Envelope
+    from stretto.telemetry.request_context import RequestContext
 
     WriteRequest: TypeAlias = Envelope["Write", "WriteResult"]
     """A write in the writers' mailbox, and the future of its result."""
@@ -40,6 +41,8 @@ class Write:
     """Whether the attempt carries the token already, because it was reclaimed."""
     trace_id: str | None = None
     """Of the request that started the flight, where it is traced."""
+    request: RequestContext | None = None
+    """Whose write it is."""
 
     @property
     def status(self) -> AnswerStatus:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from stretto.http.request_ids import answer_request_id
 from stretto.http.routes import attempts, docs, events, groups, health
 from stretto.http.service import SERVICE, answer_problems
 
@@ -43,6 +44,7 @@ def build_app(open_service: Callable[[], AbstractAsyncContextManager[Service]]) 
     """Return an application that opens the service when it starts."""
     app = web.Application(middlewares=[answer_problems])
     app.add_routes(ROUTES)
+    app.on_response_prepare.append(answer_request_id)
     stack = AsyncExitStack()
 
     async def running(app: web.Application) -> AsyncIterator[None]:

@@ -17,6 +17,7 @@ from stretto.http.problems import (
     problem_of_exception,
     problem_response,
 )
+from stretto.http.request_ids import context_of
 from stretto.runtime.shared import Shared
 from stretto.store_errors import Unreachable
 from stretto.telemetry.logs import logger
@@ -89,7 +90,8 @@ def json_response(document: object, *, status: int = 200) -> web.Response:
 async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer every error as a problem document, and count every request."""
     started = time.perf_counter()
-    response = await _answer(request, handler)
+    with context_of(request):
+        response = await _answer(request, handler)
     route = request.match_info.route.resource
     label = route.canonical if route else _NO_ROUTE
     metrics = request.app[SERVICE].metrics

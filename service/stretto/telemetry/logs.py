@@ -13,6 +13,7 @@ import structlog
 
 from stretto.telemetry.log_folding import LogFolder
 from stretto.telemetry.log_writer import LogWriter
+from stretto.telemetry.request_context import add_request_id
 from stretto.telemetry.safe_calls import SafeLogger
 from stretto.telemetry.table import TABLE, Line
 
@@ -27,7 +28,7 @@ flush_log: Final = _folder.flush
 # fallback would print local variables with a traceback, tokens among them.
 logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     SafeLogger(logging.getLogger("stretto")),
-    processors=[_folder, structlog.stdlib.render_to_log_kwargs],
+    processors=[add_request_id, _folder, structlog.stdlib.render_to_log_kwargs],
     wrapper_class=structlog.stdlib.BoundLogger,
     context_class=dict,
 )

@@ -124,11 +124,13 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
         Count(
             "stretto_write_trouble_total", "Writes that failed, at each try.", ("kind",), "writes"
         ),
-        Line("warning", "write.trouble", ("kind", "cause", "writes"), exception="bug"),
+        Line(
+            "warning", "write.trouble", ("kind", "cause", "writes", "request_ids"), exception="bug"
+        ),
     ),
     observations.OwnerPaused: (
         Count("stretto_owner_pauses_total", "Owners paused, because their failures cost others."),
-        Line("warning", "owner.paused", ("kind", "cause", "group_id", "seconds")),
+        Line("warning", "owner.paused", ("kind", "cause", "group_id", "seconds", "request_ids")),
     ),
     observations.OwnerResumed: (Line("info", "owner.resumed"),),
     observations.ReclaimTried: (

@@ -20,6 +20,7 @@ from stretto.http.front.fast_path import CREATION, FastPathConnection
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.front.writing import DROPPED_BYTES_MAX
 from stretto.http.problems import COMMON_FIELDS, drop_frames, problem_response
+from stretto.http.request_ids import FIELD, context_of
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
@@ -240,18 +241,23 @@ class ClientConnection(FastPathConnection):
         message: str | None = None,  # noqa: ARG002 the signature is aiohttp's
     ) -> web.StreamResponse:
         """Answer bytes that cannot be parsed. They may hold a token, so they are not logged."""
-        logger.info("request.unreadable", kind=type(exc).__name__, status=status)
+        with context_of(request):
+            logger.info("request.unreadable", kind=type(exc).__name__, status=status)
         drop_frames(exc)
         if request.writer.output_size > 0:
             raise ConnectionError("another answer to this request has begun")
         error: StrettoError = InternalError()
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
             error = RequestInvalid([], UNREADABLE)
-        return closing_response(error)
+        return closing_response(request, error)
 
 
-def closing_response(error: StrettoError) -> web.Response:
-    """Return the answer to an error, as the last one of its connection."""
+def closing_response(request: BaseRequest, error: StrettoError) -> web.Response:
+    """Return the answer to an error, as the last one of its connection.
+
+    No application has taken the request, so none gives the answer its id.
+    """
     response = problem_response(error)
+    response.headers[FIELD] = context_of(request).id
     response.force_close()
     return response

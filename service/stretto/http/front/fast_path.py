@@ -28,7 +28,9 @@ from stretto.http.admission import REFUSED_BEFORE_MAX, UNKNOWN_OWNERS_MAX
 from stretto.http.answers import CREATE_PATH, created_answer, problem_answer
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.problems import final_problem
+from stretto.http.request_ids import FIELD, taken_id
 from stretto.http.requests import wait_seconds_in
+from stretto.telemetry.request_context import CURRENT_REQUEST, RequestContext
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
 
 CREATION: Final = f"{hdrs.METH_POST} {CREATE_PATH}".encode()
 """How every creation begins."""
-# Between the header fields of an answer and its body, where aiohttp writes it too.
+# The last header fields of an answer, in the order in which aiohttp writes them too.
+_ID_LINE: Final = f"\r\n{FIELD}: %b\r\n\r\n".encode()
 CLOSE_LINE: Final = b"\r\nConnection: close\r\n\r\n"
 
 
@@ -49,8 +52,8 @@ class FastPathConnection(BoundedQueue):
     """aiohttp's side of a connection, with creations that are answered unparsed, or admitted."""
 
     __slots__ = (
-        *("_admitted_owner", "_began", "_held", "_in_flight"),
-        *("_is_admitted", "_is_rejected", "_server", "_service", "_was_refused"),
+        *("_admitted_owner", "_began", "_held", "_in_flight", "_is_admitted"),
+        *("_is_rejected", "_request", "_server", "_service", "_was_refused"),
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
@@ -69,6 +72,8 @@ class FastPathConnection(BoundedQueue):
         """What a creation that was not parsed waits for."""
         self._began = 0.0
         """When the creation came that is in flight, or was rejected."""
+        self._request = RequestContext()
+        """Of the same creation."""
         self._held = b""
         """What has come behind it."""
 
@@ -94,7 +99,7 @@ class FastPathConnection(BoundedQueue):
         """Send the answer to the rejected request."""
         if self._is_rejected:
             self._is_rejected = False
-            self._send(answer)
+            self._send(answer, self._request.taken_id)
             if self._service is not None:
                 seconds = perf_counter() - self._began
                 self._service.metrics.time_fast_path(Overloaded.code, seconds)
@@ -131,6 +136,7 @@ class FastPathConnection(BoundedQueue):
             or self._paused
         ):
             return False
+        self._request = RequestContext(taken_id_of(creation))
         owner = recall_owner(service, creation)
         if owner is not None:
             self._was_refused = False
@@ -163,19 +169,26 @@ class FastPathConnection(BoundedQueue):
         wait_seconds = WAIT_SECONDS_DEFAULT
         if (preferences := creation.fields.get(b"prefer")) is not None:
             wait_seconds = wait_seconds_in(preferences.decode(), WAIT_SECONDS_DEFAULT)
-        begun = service.creator.begin(
-            owner,
-            key,
-            creation.body,
-            wait_seconds=wait_seconds,
-            may_start=may_start,
-            then=self._answer_flight,
-        )
+        # No task has begun for it: what calls back takes the context along from here. Set by hand:
+        # a `with` would take as long again, and most creations in a storm are repeats.
+        before = CURRENT_REQUEST.set(self._request)
+        try:
+            begun = service.creator.begin(
+                owner,
+                key,
+                creation.body,
+                wait_seconds=wait_seconds,
+                may_start=may_start,
+                then=self._answer_flight,
+            )
+        finally:
+            CURRENT_REQUEST.reset(before)
         if begun is None:
             return False
         if isinstance(begun, Answer):
             service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)
-            self._send(created_answer(begun))
+            # No line of the log names it: an id that only the answer has would lead nowhere.
+            self._send(created_answer(begun), self._request.taken_id)
             service.metrics.time_fast_path(AnswerStatus.REPLAYED, perf_counter() - self._began)
             return True
         service.shedder.count_admitted()
@@ -198,8 +211,10 @@ class FastPathConnection(BoundedQueue):
             answer = problem_answer(problem, rfc822_formatted_time())
         seconds = perf_counter() - self._began
         service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, status, seconds)
-        self._send(answer)
+        self._send(answer, self._request.id)
         if self._held and self.transport is not None:
+            # What is held belongs to other requests.
+            CURRENT_REQUEST.set(None)
             held, self._held = self._held, b""
             self._resume_transport_reading()
             self.data_received(held)
@@ -218,11 +233,13 @@ class FastPathConnection(BoundedQueue):
             self._is_admitted = False
             self._service.shedder.arrived(self._admitted_owner)
 
-    def _send(self, answer: bytes) -> None:
+    def _send(self, answer: bytes, id_: str) -> None:
         """Answer a request that aiohttp has not seen; the client may be idle from now on."""
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self.transport is None:
             return
+        if id_:
+            answer = answer.replace(b"\r\n\r\n", _ID_LINE % id_.encode(), 1)
         # What is held was read, so it is answered before the connection ends.
         if self._held or not (self._server.is_draining or self._has_all):
             self.transport.write(answer)
@@ -233,6 +250,15 @@ class FastPathConnection(BoundedQueue):
                 self.force_close()
             else:
                 left.add_done_callback(lambda _: self.force_close())
+
+
+def taken_id_of(request: PlainRequest) -> str:
+    """Return the id of a creation, if its client has sent one that can be used."""
+    offered = request.fields.get(b"x-request-id")
+    if offered is None:
+        return ""
+    secrets = (request.fields.get(b"idempotency-key"), request.fields.get(b"authorization"))
+    return taken_id(offered.decode(), *(each.decode() for each in secrets if each is not None))
 
 
 def recall_owner(service: Service, request: PlainRequest) -> UserId | None:

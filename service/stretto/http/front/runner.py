@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from aiohttp.web_protocol import ERROR
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from stretto.errors import RequestInvalid
 from stretto.http.front.connection import UNREADABLE, ClientConnection, closing_response
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 # The parser also accepts 0.9 and 2.0, which are not served here.
 VERSIONS: Final = (HttpVersion10, HttpVersion11)
 # aiohttp's own says HTTP/1.0. An answer has our highest version (RFC 9110, 6.2): with 1.0, clients
-# and proxies would take the service for one that is too old for chunks.
-_UNREADABLE: Final = ERROR._replace(version=HttpVersion11)
+# and proxies would take the service for one that is too old for chunks. Its header fields are a
+# plain dict.
+_UNREADABLE: Final = ERROR._replace(version=HttpVersion11, headers=CIMultiDictProxy(CIMultiDict()))
 # A share of all, so that one search through thousands of connections makes room for many new ones.
 CLOSED_AT_ONCE_SHARE: Final = 100
 
@@ -77,7 +79,7 @@ class ContractRunner(web.AppRunner):
                 return client.handle_error(request, HTTPStatus.BAD_REQUEST, ValueError())
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
                 # A proxy that speaks HTTP/1.0 would not see where it ends (RFC 9112, 6.1).
-                return closing_response(RequestInvalid([], UNREADABLE))
+                return closing_response(request, RequestInvalid([], UNREADABLE))
             try:
                 response = await handle(request)
             except web.HTTPException as exception:

@@ -1,0 +1,70 @@
+"""The request that the present code works for, so that each line of the log can name it.
+
+asyncio hands a context to every task and callback that code makes. So a flight, and the task that
+follows for it, belong to the request that has started it. An actor's task has begun without a
+request: what it reports of a batch of writes names their requests itself.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from random import getrandbits
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, MutableMapping
+    from contextvars import Token
+    from typing import Any
+
+# In one line of the log; a batch may have more.
+REQUEST_IDS_MAX: Final = 8
+
+
+class RequestContext:
+    """What an operator knows a request by; inside a `with` block, the code works for it."""
+
+    __slots__ = ("_before", "_made_id", "taken_id")
+
+    def __init__(self, taken_id: str = "") -> None:
+        self.taken_id = taken_id
+        """The id that its client has sent; empty if that cannot be used."""
+        self._made_id = ""
+        self._before: Token[RequestContext | None] | None = None
+
+    @property
+    def id(self) -> str:
+        """Its id in the log and in its answer.
+
+        Where none was taken, it is 64 random bits, made at the first use. It is no secret, so the
+        fast generator of numbers will do.
+        """
+        if not (self.taken_id or self._made_id):
+            self._made_id = f"{getrandbits(64):016x}"
+        return self.taken_id or self._made_id
+
+    def __enter__(self) -> Self:
+        self._before = CURRENT_REQUEST.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before, self._before = self._before, None
+        assert before is not None
+        CURRENT_REQUEST.reset(before)
+
+
+CURRENT_REQUEST: Final[ContextVar[RequestContext | None]] = ContextVar(
+    "stretto.request", default=None
+)
+
+
+def request_ids(requests: Iterable[RequestContext | None]) -> tuple[str, ...]:
+    """Return the ids of the first of some requests."""
+    return tuple(each.id for each in requests if each is not None)[:REQUEST_IDS_MAX]
+
+
+def add_request_id(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Name the request in a line of the log: a processor of structlog."""
+    request = CURRENT_REQUEST.get()
+    if request is not None:
+        event.setdefault("request_id", request.id)
+    return event
