@@ -170,7 +170,10 @@ CREATE TABLE outbox (
     subject         uuid        NOT NULL,
     conversation_id uuid        NOT NULL,
     recipients      text[]      NOT NULL CHECK (cardinality(recipients) BETWEEN 1 AND 1001),
-    group_name      text        NOT NULL
+    group_name      text        NOT NULL,
+    -- Of the request that has created the group, if it was sampled. It has no CHECK, which would
+    -- refuse a group for its trace: the writer bounds it.
+    trace_context   text
 ) PARTITION BY LIST (slot);
 
 -- Eight slots of a seventh of the retention each: one that is written to, and seven that are kept.
@@ -312,6 +315,7 @@ CREATE TABLE outbox_delivery (
     tries           integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
     -- Why it is a dead letter, which is not tried again until an operator retries it.
     dead_reason     text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
+    trace_context   text,
     PRIMARY KEY (reader, event_id)
 ) WITH (
     fillfactor = 70,
@@ -365,9 +369,10 @@ $$;
 -- `patience`, until the transaction ends. If a trigger of the operator's drops a row, by returning
 -- NULL, the whole lead fails: a group is never half made. (A conversation that is dropped violates a
 -- foreign key.)
-CREATE FUNCTION lead_groups_1(
+CREATE FUNCTION lead_groups_2(
     group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
-    descriptions text[], recipients_of text[], event_ids uuid[], patience text
+    descriptions text[], recipients_of text[], event_ids uuid[], trace_contexts text[],
+    patience text
 ) RETURNS uuid[]
     LANGUAGE plpgsql
 AS $$
@@ -390,11 +395,12 @@ BEGIN
     END IF;
     WITH write AS (
         SELECT group_id, claim_token, conversation_id, name, description, recipients::text[],
-               event_id
+               event_id, trace_context
+        -- An array that is null counts as one of nulls.
         FROM unnest(group_ids, claim_tokens, conversation_ids, names, descriptions, recipients_of,
-                    event_ids)
+                    event_ids, trace_contexts)
             AS write (group_id, claim_token, conversation_id, name, description, recipients,
-                      event_id)
+                      event_id, trace_context)
     ), settled AS (
         UPDATE attempt
         SET status = 'succeeded', conversation_id = write.conversation_id,
@@ -421,8 +427,9 @@ BEGIN
         RETURNING true
     ), new_event AS (
         INSERT INTO outbox (slot, history, event_id, subject, conversation_id, recipients,
-                            group_name)
-        SELECT present.slot, present.number, event_id, group_id, conversation_id, recipients, name
+                            group_name, trace_context)
+        SELECT present.slot, present.number, event_id, group_id, conversation_id, recipients, name,
+               trace_context
         FROM settled
         RETURNING true
     )
@@ -449,6 +456,35 @@ $$;
 -- the two commits are those of two statements. The lead needs nothing that the claim returns: its
 -- fence leaves out what was not won. An error of the lead leaves the claims committed. It must be
 -- called outside a transaction, where it may commit.
+CREATE PROCEDURE claim_and_lead_2(
+    group_ids uuid[], owner_ids text[], fingerprints bytea[], claim_tokens uuid[],
+    claim_patience text, conversation_ids uuid[], names text[], descriptions text[],
+    recipients_of text[], event_ids uuid[], trace_contexts text[], lead_patience text,
+    INOUT led uuid[]
+)
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM claim_attempts_1(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience);
+    COMMIT;
+    led := lead_groups_2(group_ids, claim_tokens, conversation_ids, names, descriptions,
+                         recipients_of, event_ids, trace_contexts, lead_patience);
+END
+$$;
+
+-- What instances of the version before call: the same without traces. A later migration drops both.
+CREATE FUNCTION lead_groups_1(
+    group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
+    descriptions text[], recipients_of text[], event_ids uuid[], patience text
+) RETURNS uuid[]
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN lead_groups_2(group_ids, claim_tokens, conversation_ids, names, descriptions,
+                         recipients_of, event_ids, NULL, patience);
+END
+$$;
+
 CREATE PROCEDURE claim_and_lead_1(
     group_ids uuid[], owner_ids text[], fingerprints bytea[], claim_tokens uuid[],
     claim_patience text, conversation_ids uuid[], names text[], descriptions text[],
@@ -458,10 +494,9 @@ CREATE PROCEDURE claim_and_lead_1(
     LANGUAGE plpgsql
 AS $$
 BEGIN
-    PERFORM claim_attempts_1(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience);
-    COMMIT;
-    led := lead_groups_1(group_ids, claim_tokens, conversation_ids, names, descriptions,
-                         recipients_of, event_ids, lead_patience);
+    CALL claim_and_lead_2(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience,
+                          conversation_ids, names, descriptions, recipients_of, event_ids, NULL,
+                          lead_patience, led);
 END
 $$;
 

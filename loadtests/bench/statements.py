@@ -34,7 +34,7 @@ UPDATE attempt SET status = 'succeeded', conversation_id = {_ID}, settled_at = c
 def own() -> str:
     """Return claim and lead for one request at a time, from the service's statements."""
     claim = ["{id}", "'user-1'", "'0123456789abcdef'::bytea", "{id}"]
-    lead = ["{id}", "{id}", "{id}", f"'{BODY['name']}'", "null", f"'{_LITERAL}'", "{id}"]
+    lead = ["{id}", "{id}", "{id}", f"'{BODY['name']}'", "null", f"'{_LITERAL}'", "{id}", "null"]
     return _VARIABLES + _filled("claim", claim) + _filled("lead", lead)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import signal
 import socket
@@ -24,6 +25,7 @@ from stretto.runtime.memory import collecting
 from stretto.runtime.stop import Stop
 from stretto.supervisor import Supervisor
 from stretto.telemetry.logs import flush_log, logger
+from stretto.telemetry.trace_export import exporting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -66,6 +68,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
             }
             await _supervise(settings, shared, tokens, notify, stop)
             return
+        tracer_provider = stack.enter_context(exporting(os.environ))
         connections_max = _connections_max(limits.connections_max)
         sessions_max = _sessions_max(component.hub.sessions_max, connections_max)
         app = create_app(
@@ -77,6 +80,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
                 hub=replace(component.hub, sessions_max=sessions_max),
             ),
             streams=settings.streams,
+            tracer_provider=tracer_provider,
         )
         if supervision is not None:
             app[INSTANCE] = supervision.instance_metrics

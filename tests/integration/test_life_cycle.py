@@ -127,7 +127,7 @@ class Outside:
             self._seen.add(("published", event.event_id))
         return {}
 
-    async def send(self, event_id: UUID, body: bytes) -> Answered:
+    async def send(self, event_id: UUID, body: bytes, fields: Mapping[str, str]) -> Answered:
         self._seen.add(("sent", event_id))
         return Answered(204)
 

@@ -69,6 +69,7 @@ class _NotAsync:
         ("streams must be .*StreamSettings", {"streams": TOKENS}),
         ("on_create must be an async function", {"on_create": lambda *_: None}),
         ("on_create must be an async function", {"on_create": "hook"}),
+        ("tracer_provider must be an opentelemetry.*, not <class 'str'>", {"tracer_provider": "x"}),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused(words: str, options: dict[str, Any]) -> None:
@@ -138,6 +139,7 @@ def test_any_other_path_is_a_prefix(prefix: str) -> None:
         (TypeError, "on_create must be", {"dsn": DSN, "on_create": print}),
         (TypeError, "observe must be a function .* not 'print'", {"dsn": DSN, "observe": "print"}),
         (TypeError, "observe must be .* no async one", {"dsn": DSN, "observe": _hook}),
+        (TypeError, "tracer_provider must be", {"dsn": DSN, "tracer_provider": object()}),
         (TypeError, "bus must be .* `async def publish", {"dsn": DSN, "bus": object()}),
         (TypeError, "bus must be", {"dsn": DSN, "bus": _NotAsync()}),
         *(

@@ -26,6 +26,7 @@ from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
 from stretto.targets.bus import BusUnavailable
 from support.nats_process import OURS, NatsProcess, nats_client, stored
+from support.traces import SAMPLED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -110,6 +111,19 @@ async def test_the_message_is_the_document_for_any_consumer(server: NatsProcess)
             "Content-Type": "application/cloudevents+json",
             "Stretto-Recipients": orjson.dumps(event.recipients).decode(),
         } == message.headers
+
+
+async def test_the_message_carries_the_trace_of_its_event(server: NatsProcess) -> None:
+    """For consumers that read headers and no document."""
+    event = replace(new_event(), trace_context=f"{SAMPLED} vendor=1")
+    async with publisher(server.url) as one, nats_client(server.url) as client:
+        await one.published(event)
+        (message,) = await stored(client, STREAM)
+        assert message.headers is not None
+        assert (SAMPLED, "vendor=1") == (
+            message.headers["traceparent"],
+            message.headers["tracestate"],
+        )
 
 
 async def test_an_event_for_a_thousand_members_goes_through(server: NatsProcess) -> None:

@@ -21,8 +21,10 @@ from stretto.targets import relay as relay_module
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.lag import LOOK_SECONDS
 from stretto.targets.relay import OutboxRelay, RelaySettings
+from stretto.telemetry.tracing import Tracing
 from support.clock import Clock
 from support.database import commit_event, connect, unpublished
+from support.traces import PARENT_ID, SAMPLED, TRACE_ID, Spans
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -123,6 +125,57 @@ async def test_a_committed_event_is_published_once_in_its_envelope(
     } == envelope
     assert ("alice", "bob") == event.recipients
     assert 0 == await unpublished(connection)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(None, None), ("refused", "too large")], ids=["published", "refused"]
+)
+async def test_the_publishing_of_an_event_is_a_part_of_its_requests_trace(
+    error: str | None, reason: str | None, world: World, connection: Connection
+) -> None:
+    """Also of one that is refused, and published later; one without a trace has no span."""
+    spans = Spans()
+    world.relay._tracing = Tracing(spans.provider)
+    traced, _ = await commit_events(connection, 2)
+    await connection.execute(
+        "UPDATE outbox SET trace_context = $2 WHERE event_id = $1", traced, f"{SAMPLED} vendor=1"
+    )
+    if reason is not None:
+        world.bus.reasons = {traced: reason}
+    await world.relay.run_once()
+    (span,) = spans.named("stretto.publish")
+    assert (TRACE_ID, PARENT_ID, error) == (
+        span.trace_id,
+        span.parent_id,
+        span.attributes.get("error.type"),
+    )
+    world.bus.reasons = {}
+    world.clock.now += 60
+    await world.relay.run_once()
+    contexts = {event.event_id: event.trace_context for event in world.bus.events}
+    assert f"{SAMPLED} vendor=1" == contexts.pop(traced)
+    assert [None] == [*contexts.values()]
+    (envelope,) = (each.envelope for each in world.bus.events if each.event_id == traced)
+    document = orjson.loads(envelope)
+    assert (SAMPLED, "vendor=1") == (document["traceparent"], document["tracestate"])
+
+
+async def test_a_bus_that_is_away_is_seen_in_the_trace(
+    world: World, connection: Connection
+) -> None:
+    """Each try is a span."""
+    spans = Spans()
+    world.relay._tracing = Tracing(spans.provider)
+    await commit_events(connection)
+    await connection.execute("UPDATE outbox SET trace_context = $1", SAMPLED)
+    world.bus.is_away = True
+    with pytest.raises(BusUnavailable):
+        await world.relay.run_once()
+    world.bus.is_away = False
+    await world.relay.run_once()
+    assert ["BusUnavailable", None] == [
+        span.attributes.get("error.type") for span in spans.named("stretto.publish")
+    ]
 
 
 async def test_a_relay_begins_with_what_commits_after_its_first_start(

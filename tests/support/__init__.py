@@ -47,5 +47,6 @@
 |---|---|
 | `clock` | a clock that stands still unless a test sets it |
 | `logged_events` | what a service's log says of an observation |
+| `traces` | spans that are kept in memory; a collector of traces |
 | `waiting` | bounded waits for what nothing signals |
 """

@@ -14,6 +14,7 @@ from stretto.assembly.host_options import (
     require_one_source,
     require_options,
     require_prefix,
+    require_tracer_provider,
 )
 from stretto.assembly.host_pool import pool_of
 from stretto.assembly.opening import open_component
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from aiohttp import web
+    from opentelemetry.trace import TracerProvider
 
     from stretto.assembly.component import Component
     from stretto.observations import Observation
@@ -49,6 +51,8 @@ class AppOptions(TypedDict, total=False):
     settings: ComponentSettings
     on_create: OnCreate
     streams: StreamSettings
+    tracer_provider: TracerProvider | None
+    """OpenTelemetry's; without one, nothing is traced."""
 
 
 def create_app(**options: Unpack[AppOptions]) -> web.Application:
@@ -78,6 +82,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
                 settings=options.get("settings"),
                 on_create=options.get("on_create"),
                 observe=observe,
+                tracer_provider=options.get("tracer_provider"),
             ) as component,
         ):
             metrics.watch(_gauges(component))
@@ -95,6 +100,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
                 LoadShedder(component.mailbox, metrics.count_shed),
                 asyncio.Event(),
                 component.runner,
+                component.tracing,
             )
 
     return build_app(open_service)
@@ -135,6 +141,7 @@ def _require_options(options: AppOptions) -> None:
         message = "pool must be a function that returns the pool: `pool=lambda: app[POOL]`"
         raise TypeError(message)
     require_hook(options.get("on_create"))
+    require_tracer_provider(options.get("tracer_provider"))
 
 
 def _gauges(component: Component) -> dict[str, Callable[[], Reading]]:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from stretto.runtime.mailbox import Mailbox
     from stretto.runtime.runner import Runner
     from stretto.targets.relay import OutboxRelay
+    from stretto.telemetry.tracing import Tracing
     from stretto.webhook.sender import WebhookSender
 
 
@@ -82,6 +83,7 @@ class Component:
     nats: Nats | None
     runner: Runner
     """Runs all of these, and knows which of them do."""
+    tracing: Tracing | None
 
     async def start(self) -> None:
         """Start what runs, in the order of the module's list.

@@ -50,6 +50,16 @@ def require_kind(name: str, value: object, kind: type) -> None:
         raise TypeError(message)
 
 
+def require_tracer_provider(provider: object) -> None:
+    """Raise `TypeError` unless it makes tracers, or there is none."""
+    if provider is not None and not callable(getattr(provider, "get_tracer", None)):
+        message = (
+            "tracer_provider must be an opentelemetry.trace.TracerProvider, such as"
+            f" trace.get_tracer_provider() returns, not {type(provider)!r}"
+        )
+        raise TypeError(message)
+
+
 def require_observer(observe: object) -> None:
     """Raise `TypeError` unless it is a function of one observation that needs no `await`."""
     if not callable(observe) or _is_async(observe):

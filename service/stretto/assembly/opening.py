@@ -21,6 +21,7 @@ from stretto.assembly.host_options import (
     require_observer,
     require_one_source,
     require_signed,
+    require_tracer_provider,
 )
 from stretto.assembly.host_pool import require_database, require_pool, sharing
 from stretto.assembly.settings import ComponentSettings
@@ -52,12 +53,15 @@ from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
 from stretto.setting import require_settings
 from stretto.targets.relay import OutboxRelay
+from stretto.telemetry.tracing import Tracing
 from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.sender import WebhookSender
 from stretto.webhook.store import PostgresWebhookStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+
+    from opentelemetry.trace import TracerProvider
 
     from stretto.creation.ports import Write, WriteResult
     from stretto.nats.opening import Nats
@@ -72,7 +76,7 @@ def _unobserved(event: Observation) -> None:
 
 
 @asynccontextmanager
-async def open_component(
+async def open_component(  # noqa: PLR0913 a host names each of its options
     dsn: str = "",
     *,
     pool: Pool | None = None,
@@ -80,6 +84,7 @@ async def open_component(
     on_create: OnCreate | None = None,
     observe: Observer = _unobserved,
     bus: EventBus | None = None,
+    tracer_provider: TracerProvider | None = None,
 ) -> AsyncIterator[Component]:
     """Run the component on a database of its own connections, or on a host's pool.
 
@@ -92,6 +97,7 @@ async def open_component(
     settings = _component_settings(settings, dsn, pool, on_create)
     require_observer(observe)
     require_bus(bus)
+    require_tracer_provider(tracer_provider)
     observe = guarded(observe)
     async with AsyncExitStack() as stack:
         if pool is not None:
@@ -106,7 +112,15 @@ async def open_component(
             endpoint = await stack.enter_async_context(WebhookEndpoint(settings.webhook))
         component = put_together(
             Inputs(
-                database, pool, await origin(database), runner, endpoint, bus, on_create, observe
+                database,
+                pool,
+                await origin(database),
+                runner,
+                endpoint,
+                bus,
+                on_create,
+                observe,
+                None if tracer_provider is None else Tracing(tracer_provider),
             ),
             settings,
         )
@@ -129,6 +143,7 @@ class Inputs:
     bus: EventBus | None
     on_create: OnCreate | None
     observe: Observer
+    tracing: Tracing | None = None
 
 
 def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
@@ -164,7 +179,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     nats = _nats(inputs, settings, creator)
     relay = _relay(inputs, settings, nats)
     webhook = _webhook(inputs)
-    hub = SessionHub(settings.hub, observe)
+    hub = SessionHub(settings.hub, observe, tracing=inputs.tracing)
     tail_store = PostgresTail(database, uuid4())
     # The webhook is not among them: whichever process has written wakes its own sender.
     others = [relay.wake] if relay else []
@@ -203,6 +218,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         pool_watch=None if inputs.pool is None else PoolWatch(inputs.pool.is_closing, releases),
         nats=nats,
         runner=inputs.runner,
+        tracing=inputs.tracing,
     )
 
 
@@ -214,7 +230,8 @@ def _reads(database: Database, write_stores: Sequence[PostgresWriteStore]) -> Re
 def _webhook(inputs: Inputs) -> WebhookSender | None:
     if inputs.endpoint is None:
         return None
-    return WebhookSender(PostgresWebhookStore(inputs.database), inputs.endpoint, inputs.observe)
+    store = PostgresWebhookStore(inputs.database)
+    return WebhookSender(store, inputs.endpoint, inputs.observe, tracing=inputs.tracing)
 
 
 def _nats(inputs: Inputs, settings: ComponentSettings, creator: GroupCreator) -> Nats | None:
@@ -231,7 +248,13 @@ def _relay(inputs: Inputs, settings: ComponentSettings, nats: Nats | None) -> Ou
         bus = HostsBus(inputs.bus)
     if bus is None:
         return None
-    return OutboxRelay(PostgresBusStore(inputs.database), bus, inputs.observe, settings.relay)
+    return OutboxRelay(
+        PostgresBusStore(inputs.database),
+        bus,
+        inputs.observe,
+        settings.relay,
+        tracing=inputs.tracing,
+    )
 
 
 def _component_settings(

@@ -102,7 +102,7 @@ class BatchWriter:
 
     async def _write_at_once(self, batch: Sequence[WriteRequest]) -> int:
         """Claim and lead in one round trip; return how many led. Handles no error."""
-        with self._leads.reporting(batch):
+        with self._leads.reporting(batch, "claim_and_lead"):
             led = await self._store.claim_and_lead(
                 [request.message for request in batch], is_hasty=len(batch) > 1
             )
@@ -165,7 +165,7 @@ class BatchWriter:
         """Claim a batch in one statement; return the tokens that won. Handles no error."""
         if failed:
             raise failed.pop()
-        with self._leads.reporting(batch):
+        with self._leads.reporting(batch, "claim"):
             return await self._store.claim([request.message for request in batch])
 
     async def _claim_contended(self, batch: Sequence[WriteRequest]) -> set[UUID]:

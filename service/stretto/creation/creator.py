@@ -31,6 +31,7 @@ from stretto.errors import (
 from stretto.observations import AttemptAnswered, AttemptStrayed
 from stretto.runtime.turns import Turns
 from stretto.setting import setting
+from stretto.telemetry.request_context import CURRENT_REQUEST
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -268,8 +269,12 @@ class GroupCreator:
         except StrettoError as error:
             if isinstance(error, KeyReused) and known is not None:
                 # A follower has reported its own.
-                stray = AttemptStrayed("other_body", UUID(bytes=id_), new_group.owner)
-                self._observe(stray)
+                request = CURRENT_REQUEST.get()
+                trace_id = None if request is None else request.trace_id
+                owner = new_group.owner
+                self._observe(
+                    AttemptStrayed("other_body", UUID(bytes=id_), owner, trace_id=trace_id)
+                )
             self._observe(AttemptAnswered(error.code))
             raise
 

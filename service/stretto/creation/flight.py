@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from stretto.creation.ports import WriteResult
     from stretto.domain import NewGroup
     from stretto.telemetry.request_context import RequestContext
+    from stretto.telemetry.tracing import Trace
 
 # What a client is asked to wait: long enough for a write, short against its user's patience.
 RETRY_AFTER_SECONDS: Final = 1
@@ -79,8 +80,16 @@ class Flight:
     """The requests that still wait, in the order of their arrival, each with its deadline."""
     status: AnswerStatus = AnswerStatus.REPLAYED
     """How the outcome came about, for the request that started the flight."""
-    trace_id: str | None = None
-    """Of the request that started the flight, where it is traced."""
+
+    @property
+    def trace(self) -> Trace | None:
+        """The span of the request that started the flight, if that is sampled."""
+        return None if self.request is None else self.request.trace
+
+    @property
+    def trace_id(self) -> str | None:
+        """Of the same trace: what the attempt's trail names it by."""
+        return None if self.request is None else self.request.trace_id
 
     @property
     def is_abandoned(self) -> bool:
@@ -88,7 +97,9 @@ class Flight:
         return all(waiter.done() for waiter in self.waiters)
 
     def new_write(self, *, is_claimed: bool = False) -> Write:
-        """Return a write of the flight's group under a fresh token."""
+        """Return a write of the flight's group under a fresh token, to be handed in at once."""
+        if self.trace is not None:
+            self.trace.queued()
         return Write(
             group_id=self.group_id,
             claim_token=uuid4(),

@@ -19,6 +19,7 @@ from stretto.domain import CreatedGroup
 from stretto.errors import InternalError, Overloaded, StrettoError
 from stretto.store_errors import StoreError
 from stretto.telemetry.request_context import CURRENT_REQUEST
+from stretto.telemetry.tracing import span_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,7 +125,9 @@ class Flights:
     async def _follow(self, flight: Flight, write: Write) -> None:
         """Follow the attempt to its outcome; the flight finishes, whatever happens."""
         try:
-            self._finish(flight, await self._follower.pursue(flight, write))
+            with span_of(flight.trace, "stretto.follow"):
+                outcome = await self._follower.pursue(flight, write)
+            self._finish(flight, outcome)
         except (StrettoError, StoreError) as error:
             self._finish(flight, error)
         except asyncio.CancelledError:

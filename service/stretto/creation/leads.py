@@ -30,6 +30,7 @@ from stretto.store_errors import (
     Transient,
 )
 from stretto.telemetry.request_context import request_ids
+from stretto.telemetry.tracing import step_of_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,7 +111,7 @@ class LeadWriter:
 
     async def unlocked(self, batch: Sequence[WriteRequest]) -> set[UUID]:
         """Return the tokens of the attempts that are ours to lead, and that no other holds."""
-        with self.reporting(batch):
+        with self.reporting(batch, "unlocked"):
             return await self._store.unlocked([request.message for request in batch])
 
     def charge_alone(self, write: Write, started: float, error: StoreError) -> None:
@@ -152,10 +153,11 @@ class LeadWriter:
         await self._store.close()
 
     @contextmanager
-    def reporting(self, batch: Sequence[WriteRequest]) -> Iterator[None]:
-        """Report every statement that fails."""
+    def reporting(self, batch: Sequence[WriteRequest], step: str) -> Iterator[None]:
+        """Report every statement that fails, and trace it as a step of its batch."""
         try:
-            yield
+            with step_of_batch(f"stretto.{step}"):
+                yield
         except StoreError as error:
             ids = request_ids(request.message.request for request in batch)
             trouble = WriteTrouble(error, len(batch), ids)
@@ -260,7 +262,7 @@ class LeadWriter:
         """Lead in one statement, or raise the error that it `failed` with before. Handles none."""
         if failed:
             raise failed.pop()
-        with self.reporting(batch):
+        with self.reporting(batch, "lead"):
             return await self._store.lead([request.message for request in batch], is_hasty=is_hasty)
 
     async def _settle_as_failed(self, request: WriteRequest, refused: Refused) -> None:
@@ -269,7 +271,7 @@ class LeadWriter:
         The statement is over and rolled back, and none that carries this token can commit once the
         attempt is failed: certain (G4).
         """
-        with self.reporting([request]):
+        with self.reporting([request], "fail"):
             is_failed = await self._store.fail(request.message, refused.failure)
         request.answer(SettledAsFailed(refused.failure) if is_failed else NotLed())
 
@@ -281,7 +283,7 @@ class LeadWriter:
             raise _RowLocked(message)
 
     async def _are_tables_locked(self) -> bool:
-        with self.reporting(()):
+        with self.reporting((), "are_tables_locked"):
             return await self._store.are_tables_locked()
 
 

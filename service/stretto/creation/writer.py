@@ -23,6 +23,8 @@ from stretto.creation.ports import NotLed
 from stretto.observations import BatchWritten, WriteTrouble
 from stretto.runtime.actor import Actor, TryAgain
 from stretto.store_errors import Locked, OutcomeUnknown, StoreError
+from stretto.telemetry.request_context import traces_of
+from stretto.telemetry.tracing import batch_span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +90,9 @@ class GroupWriter(Actor):
                 self._baton.mailbox.put_back(batch)
                 self._baton.pass_on(self)
                 return 0
-            await self._write_and_answer(batch)
+            traces = traces_of(request.message.request for request in batch)
+            with batch_span(traces, len(batch)):
+                await self._write_and_answer(batch)
         except (Exception, asyncio.CancelledError):
             # The pause that follows is this writer's alone: another one may go on.
             self._baton.pass_on(self)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stretto.events.log import LoggedEvent
     from stretto.events.place import Place
     from stretto.observations import Observer
+    from stretto.telemetry.tracing import Tracing
 
 # A token's end is noticed at most this late.
 TICK_SECONDS: Final = 1.0
@@ -72,11 +73,13 @@ class SessionHub(Actor):
         settings: HubSettings,
         observe: Observer,
         clock_seconds: Callable[[], float] = time.time,
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__("session hub")
         self._settings = settings
         self._observe = observe
         self._clock_seconds = clock_seconds
+        self._tracing = tracing
         # A dict for its order: sessions get an event in the order in which they joined.
         self._sessions: dict[str, dict[Session, None]] = {}
         self._count = 0
@@ -180,6 +183,19 @@ class SessionHub(Actor):
                 sessions += 1
         if sessions:
             self._observe(EventDelivered(sessions))
+            self._trace_push(logged.event.trace_context, sessions)
+
+    def _trace_push(self, trace_context: str | None, sessions: int) -> None:
+        """Record that an event is in the queues of sessions, if its request was sampled.
+
+        Each session sends it at its client's pace: a span until the last one has it could last for
+        minutes, for a reason that is no one else's.
+        """
+        if self._tracing is None or trace_context is None:
+            return
+        span = self._tracing.resume("stretto.push", trace_context)
+        if span is not None:
+            span.end({"stretto.sessions": sessions})
 
     async def run_once(self) -> int:
         """Close the sessions whose token has ended; return how many."""

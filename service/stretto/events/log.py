@@ -27,6 +27,8 @@ class CommittedEvent:
     """The users whose sessions get the event."""
     envelope: bytes
     """A CloudEvents 1.0 document as JSON; `id` is the event's id."""
+    trace_context: str | None = None
+    """Of the request that has created the group, if it was sampled; it is in the document, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from stretto.http.problems import (
     problem_response,
 )
 from stretto.http.request_ids import context_of
+from stretto.http.request_spans import begin_span, end_span, is_traced
 from stretto.runtime.shared import Shared
 from stretto.store_errors import Unreachable
 from stretto.telemetry.logs import logger
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from stretto.runtime.mailbox import Mailbox
     from stretto.runtime.runner import Runner
     from stretto.telemetry.metrics import Metrics
+    from stretto.telemetry.tracing import Tracing
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -61,6 +63,8 @@ class Service:
     draining: asyncio.Event
     """Set when the process will stop: `/readyz` is 503, and connections end with their next answer."""
     runner: Runner
+    tracing: Tracing | None = None
+    """None without a provider of tracers."""
     exposition: Shared[bytes] = field(default_factory=Shared)
 
     async def own_exposition(self) -> bytes:
@@ -90,14 +94,21 @@ def json_response(document: object, *, status: int = 200) -> web.Response:
 async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer every error as a problem document, and count every request."""
     started = time.perf_counter()
-    with context_of(request):
-        response = await _answer(request, handler)
+    service = request.app[SERVICE]
     route = request.match_info.route.resource
     label = route.canonical if route else _NO_ROUTE
-    metrics = request.app[SERVICE].metrics
+    with context_of(request) as context:
+        if service.tracing is not None and is_traced(label):
+            context.trace = begin_span(service.tracing, request, label)
+        try:
+            response = await _answer(request, handler)
+        except asyncio.CancelledError:
+            end_span(context, request.method, label, None)
+            raise
+    end_span(context, request.method, label, response.status)
     # A stream lasts as long as its session: that is not the time of an answer.
     seconds = None if response.prepared else time.perf_counter() - started
-    metrics.count_request(request.method, label, response.status, seconds)
+    service.metrics.count_request(request.method, label, response.status, seconds)
     return response
 
 

@@ -20,6 +20,7 @@ from stretto.nats.deployment import ForeignStream, provide_stream, require_own_s
 from stretto.nats.requests import AGAIN_SECONDS, LEADER_SECONDS, Unsent, acknowledged
 from stretto.network import network_failure
 from stretto.targets.bus import CONTENT_TYPE, BusUnavailable
+from stretto.telemetry.trace_context import as_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -143,5 +144,6 @@ def _messages(
                 Header.MSG_ID.value: f"{event.event_id}/{first}" if first else str(event.event_id),
                 "Content-Type": CONTENT_TYPE,
                 RECIPIENTS: orjson.dumps(recipients).decode(),
+                **as_fields(event.trace_context),
             },
         )

@@ -13,6 +13,7 @@ from stretto.events.log import CommittedEvent, LoggedEvent, LogPage
 from stretto.events.place import History, Place, Present
 from stretto.postgres.connections import Database, Lane
 from stretto.postgres.queries import QUERIES
+from stretto.telemetry.trace_context import as_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -107,7 +108,9 @@ def event_columns(events: Collection[LoggedEvent]) -> tuple[list[int], list[str]
 
 def committed_event(row: asyncpg.Record) -> CommittedEvent:
     """Return an event of the log, or of a delivery."""
-    return CommittedEvent(row["event_id"], tuple(row["recipients"]), envelope(row))
+    return CommittedEvent(
+        row["event_id"], tuple(row["recipients"]), envelope(row), row["trace_context"]
+    )
 
 
 def envelope(row: asyncpg.Record) -> bytes:
@@ -115,7 +118,8 @@ def envelope(row: asyncpg.Record) -> bytes:
 
     Equal ids must mean equal content: a write whose outcome was unknown may have been committed
     twice, once by a server that was lost. So the time is not the row's: it is the one in the
-    conversation's id (RFC 9562, UUIDv7), from which the event's id follows.
+    conversation's id (RFC 9562, UUIDv7), from which the event's id follows. A write has one
+    conversation, and one trace.
     """
     milliseconds = row["conversation_id"].int >> 80
     return orjson.dumps(
@@ -129,6 +133,7 @@ def envelope(row: asyncpg.Record) -> bytes:
                 timespec="milliseconds"
             ),
             "datacontenttype": "application/json",
+            **as_fields(row["trace_context"]),
             "data": {
                 "group_id": str(row["subject"]),
                 "conversation_id": str(row["conversation_id"]),

@@ -161,6 +161,7 @@ def tables(demand: Demand) -> list[Table]:
     event = _row(
         *(_SMALL, _INTEGER, _BIG, _TIME, _UUID, _UUID, _UUID),
         *((recipients - 3, 1) if recipients <= 126 else (recipients, 4), name),
+        nulls=10,
     )
     by_id = Index(_entry(_UUID), _RANDOM_FILL)
     in_time = Index(_entry(_UUID))

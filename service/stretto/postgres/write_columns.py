@@ -24,8 +24,11 @@ def attempt_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
     )
 
 
-def group_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
-    """Return what a lead writes: conversations, names, descriptions, recipients, ids of events."""
+def group_columns(writes: Sequence[Write]) -> tuple[Sequence[object] | None, ...]:
+    """Return what a lead writes: conversations, names, descriptions, recipients, ids of events, traces.
+
+    If no request of the batch is sampled, there is no array of traces.
+    """
     recipients = [(write.new_group.owner, *write.new_group.members) for write in writes]
     return (
         [write.conversation_id for write in writes],
@@ -33,7 +36,18 @@ def group_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
         [write.new_group.description for write in writes],
         [_array_literal(users) for users in recipients],
         [event_id(write.conversation_id) for write in writes],
+        [_trace_context(write) for write in writes] if any(map(_is_sampled, writes)) else None,
     )
+
+
+def _is_sampled(write: Write) -> bool:
+    return write.request is not None and write.request.trace is not None
+
+
+def _trace_context(write: Write) -> str | None:
+    if write.request is None or write.request.trace is None:
+        return None
+    return write.request.trace.context
 
 
 def milliseconds(seconds: float) -> str:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stretto.events.place import Place
     from stretto.targets.bus import BusStore, EventBus
     from stretto.targets.delivery import Delivery
+    from stretto.telemetry.tracing import Trace, Tracing
 
 # The lease is renewed so many times before it would end: a process that lags keeps it.
 RENEWALS: Final = 3
@@ -73,6 +74,7 @@ class OutboxRelay(Actor):
         observe: Observer,
         settings: RelaySettings,
         clock_seconds: Callable[[], float] = time.monotonic,
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__("relay")
         self.pace = Pace(
@@ -85,6 +87,7 @@ class OutboxRelay(Actor):
         self._observe = observe
         self._settings = settings
         self._clock_seconds = clock_seconds
+        self._tracing = tracing
         self._token = uuid4()
         self._is_open = False
         self._place: Place | None = None
@@ -188,15 +191,32 @@ class OutboxRelay(Actor):
 
         Another process may be able to reach the bus.
         """
+        spans = self._spans_of(events)
         try:
             async with asyncio.timeout(self._settings.relay_lease_seconds):
-                return await self._bus.publish(events)
+                reasons = await self._bus.publish(events)
         except (BusUnavailable, TimeoutError, asyncio.CancelledError) as error:
+            for span in spans.values():
+                span.end(error=error)
             await self.close()
             self._lease_due_at = self._clock_seconds()
             if isinstance(error, TimeoutError):
                 raise BusUnavailable("no answer within the lease") from error
             raise
+        for event_id, span in spans.items():
+            span.end(error="refused" if event_id in reasons else None)
+        return reasons
+
+    def _spans_of(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, Trace]:
+        """Begin a span for each event whose request was sampled."""
+        if self._tracing is None:
+            return {}
+        resume = self._tracing.resume
+        return {
+            event.event_id: span
+            for event in events
+            if (span := resume("stretto.publish", event.trace_context)) is not None
+        }
 
 
 def _put_off(delivery: Delivery, reason: str) -> PutOff:

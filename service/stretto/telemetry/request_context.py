@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from contextvars import Token
     from typing import Any
 
+    from stretto.telemetry.tracing import Trace
+
 # In one line of the log; a batch may have more.
 REQUEST_IDS_MAX: Final = 8
 
@@ -23,11 +25,13 @@ REQUEST_IDS_MAX: Final = 8
 class RequestContext:
     """What an operator knows a request by; inside a `with` block, the code works for it."""
 
-    __slots__ = ("_before", "_made_id", "taken_id")
+    __slots__ = ("_before", "_made_id", "taken_id", "trace")
 
     def __init__(self, taken_id: str = "") -> None:
         self.taken_id = taken_id
         """The id that its client has sent; empty if that cannot be used."""
+        self.trace: Trace | None = None
+        """Its span, if it is sampled."""
         self._made_id = ""
         self._before: Token[RequestContext | None] | None = None
 
@@ -41,6 +45,11 @@ class RequestContext:
         if not (self.taken_id or self._made_id):
             self._made_id = f"{getrandbits(64):016x}"
         return self.taken_id or self._made_id
+
+    @property
+    def trace_id(self) -> str | None:
+        """Its trace's id, if it is sampled."""
+        return None if self.trace is None else self.trace.id
 
     def __enter__(self) -> Self:
         self._before = CURRENT_REQUEST.set(self)
@@ -60,6 +69,11 @@ CURRENT_REQUEST: Final[ContextVar[RequestContext | None]] = ContextVar(
 def request_ids(requests: Iterable[RequestContext | None]) -> tuple[str, ...]:
     """Return the ids of the first of some requests."""
     return tuple(each.id for each in requests if each is not None)[:REQUEST_IDS_MAX]
+
+
+def traces_of(requests: Iterable[RequestContext | None]) -> list[Trace]:
+    """Return the spans of those that are sampled."""
+    return [each.trace for each in requests if each is not None and each.trace is not None]
 
 
 def add_request_id(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import urlsplit
 
@@ -26,7 +27,7 @@ from stretto.targets.bus import CONTENT_TYPE
 from stretto.webhook.rules import Answered, NotCalled, Unanswered, is_public, sign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from uuid import UUID
 
     from aiohttp import AddrInfoType
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 SEND_SECONDS: Final = 15.0
 # The body of an answer is not used. A body up to this size is read, so that the connection is kept.
 ANSWER_BYTES_MAX: Final = 16 * 1024
+_NO_FIELDS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class AddressRefused(OSError):
@@ -75,10 +77,13 @@ class WebhookEndpoint:
         """SHA-256 of its URL: it differs if the settings name another endpoint."""
         return hashlib.sha256(self._settings.webhook_url.encode()).digest()
 
-    async def send(self, event_id: UUID, body: bytes) -> Answer:
-        """Send an event; every network error is returned as an answer."""
+    async def send(
+        self, event_id: UUID, body: bytes, fields: Mapping[str, str] = _NO_FIELDS
+    ) -> Answer:
+        """Send an event with further header fields; every network error is returned as an answer."""
         now = self._now_seconds()
         headers = {
+            **fields,
             "webhook-id": str(event_id),
             "webhook-timestamp": str(int(now)),
             "webhook-signature": sign(self._settings.webhook_secret, str(event_id), int(now), body),

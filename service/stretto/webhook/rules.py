@@ -20,7 +20,7 @@ from stretto.setting import setting
 from stretto.targets.delivery import DeliveryStore, PutOff
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from uuid import UUID
 
     from stretto.targets.delivery import Delivery
@@ -220,8 +220,8 @@ class Endpoint(Protocol):
     def url_digest(self) -> bytes:
         """SHA-256 of its URL: it differs if the settings name another endpoint."""
 
-    async def send(self, event_id: UUID, body: bytes) -> Answer:
-        """Send an event; every network error is returned as an answer."""
+    async def send(self, event_id: UUID, body: bytes, fields: Mapping[str, str]) -> Answer:
+        """Send an event with further header fields; every network error is returned as an answer."""
 
     async def is_blocked(self) -> bool:
         """Whether it would not be called now, because none of its addresses is public."""

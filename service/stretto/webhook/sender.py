@@ -23,11 +23,13 @@ from stretto.runtime.actor import Actor, Pace
 from stretto.store_errors import StoreError
 from stretto.targets.delivery import PutOff
 from stretto.targets.lag import Lag
+from stretto.telemetry.trace_context import as_fields
 from stretto.webhook.rules import Blocked, Gone, Sent, Throttled, Unanswered, judge, put_off
 
 if TYPE_CHECKING:
     from stretto.observations import Observer
     from stretto.targets.delivery import Delivery
+    from stretto.telemetry.tracing import Tracing
     from stretto.webhook.rules import Answer, Endpoint, WebhookStore
 
 # Requests under way in a process: one that hangs occupies one slot and does not delay the others.
@@ -57,6 +59,7 @@ class WebhookSender(Actor):
         observe: Observer,
         *,
         lease_seconds: float = LEASE_SECONDS,
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__("webhook")
         self.pace = Pace(seconds=POLL_SECONDS, gather_seconds=GATHER_SECONDS, full=1)
@@ -64,6 +67,7 @@ class WebhookSender(Actor):
         self._endpoint = endpoint
         self._observe = observe
         self._lease_seconds = lease_seconds
+        self._tracing = tracing
         self._under_way: dict[asyncio.Task[Answer], Delivery] = {}
         self._is_blocked: bool | None = None
         """None before the first turn: not known yet."""
@@ -97,11 +101,24 @@ class WebhookSender(Actor):
             await asyncio.wait(self._under_way)
 
     async def _send(self, delivery: Delivery) -> Answer:
+        """Send an event as a part of its request's trace, which goes on at the receiver."""
+        event = delivery.event
+        trace_context = event.trace_context
+        span = None
+        if self._tracing is not None:
+            span = self._tracing.resume("stretto.webhook", trace_context, is_client=True)
+        if span is not None:
+            trace_context = span.context
+        answer: Answer = Unanswered("a bug in stretto, which its log describes")
         try:
-            return await self._endpoint.send(delivery.event.event_id, delivery.event.envelope)
+            fields = as_fields(trace_context)
+            answer = await self._endpoint.send(event.event_id, event.envelope, fields)
         except Exception as error:  # noqa: BLE001 the delivery must be settled anyway
             self._observe(ActorCrashed("webhook", error))
-            return Unanswered("a bug in stretto, which its log describes")
+        if span is not None:
+            verdict = judge(answer)
+            span.end(error=None if isinstance(verdict, Sent) else verdict)
+        return answer
 
     async def _settle(self) -> None:
         """Settle every delivery that has its answer; forget it only after it is settled."""

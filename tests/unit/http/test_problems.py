@@ -162,7 +162,7 @@ def test_a_redirect_stays_what_it_is() -> None:
 @asynccontextmanager
 async def idle_service() -> AsyncIterator[Service]:
     """Open a service that counts, and can do nothing else."""
-    yield cast("Service", SimpleNamespace(metrics=Metrics()))
+    yield cast("Service", SimpleNamespace(metrics=Metrics(), tracing=None))
 
 
 async def test_an_unknown_path_is_a_problem() -> None:
@@ -200,7 +200,7 @@ async def test_whatever_a_handler_raises_is_a_problem(
         raise raised
 
     app = web.Application(middlewares=[answer_problems])
-    app[SERVICE] = cast("Service", SimpleNamespace(metrics=Metrics()))
+    app[SERVICE] = cast("Service", SimpleNamespace(metrics=Metrics(), tracing=None))
     app.router.add_get("/", handler)
     async with TestClient(TestServer(app)) as client:
         response = await client.get("/")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 from uuid import UUID
@@ -19,11 +20,13 @@ from stretto.observations import (
 from stretto.runtime.runner import Run
 from stretto.store_errors import Unreachable
 from stretto.targets.delivery import Delivery
+from stretto.telemetry.tracing import Tracing
 from stretto.webhook.rules import Answered, NotCalled
 from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
+from support.traces import PARENT_ID, SAMPLED, TRACE_ID, Spans
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from stretto.observations import Observation
     from stretto.targets.delivery import PutOff
@@ -90,7 +93,7 @@ class ScriptedEndpoint:
     def url_digest(self) -> bytes:
         raise AssertionError
 
-    async def send(self, event_id: UUID, body: bytes) -> Answer:
+    async def send(self, event_id: UUID, body: bytes, fields: Mapping[str, str]) -> Answer:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -163,7 +166,7 @@ class SilentEndpoint(ScriptedEndpoint):
         super().__init__(Answered(204))
         self.asked: dict[UUID, asyncio.Future[Answer]] = {}
 
-    async def send(self, event_id: UUID, body: bytes) -> Answer:
+    async def send(self, event_id: UUID, body: bytes, fields: Mapping[str, str]) -> Answer:
         self.asked[event_id] = asyncio.get_running_loop().create_future()
         return await self.asked[event_id]
 
@@ -303,3 +306,54 @@ async def test_an_error_while_stopping_is_no_error() -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
         await sender.close()
     assert [] == store.sent
+
+
+class NotingEndpoint(ScriptedEndpoint):
+    """Notes the fields that come beside an event."""
+
+    def __init__(self, answer: Answer | Exception) -> None:
+        super().__init__(answer)
+        self.fields: list[Mapping[str, str]] = []
+
+    async def send(self, event_id: UUID, body: bytes, fields: Mapping[str, str]) -> Answer:
+        self.fields.append(fields)
+        return await super().send(event_id, body, fields)
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (None, Answered(204)),
+        ("Failed", Answered(500)),
+        ("Failed", ZeroDivisionError()),
+    ],
+)
+async def test_a_receiver_goes_on_with_the_trace_of_the_sending(
+    error: str | None, answer: Answer | Exception
+) -> None:
+    """The span says how it ended; of an event that has no trace, nothing is sent or recorded."""
+    spans, endpoint = Spans(), NotingEndpoint(answer)
+    store = ScriptedStore()
+    event = replace(ONE.event, trace_context=f"{SAMPLED} vendor=1")
+    store.due = [Delivery(event, 0), ONE]
+    sender = WebhookSender(store, endpoint, lambda _: None, tracing=Tracing(spans.provider))
+    await sender.run_once()
+    await sender.answered()
+    (span,) = spans.named("stretto.webhook")
+    assert (TRACE_ID, PARENT_ID, error) == (
+        span.trace_id,
+        span.parent_id,
+        span.attributes.get("error.type"),
+    )
+    own = {"traceparent": f"00-{TRACE_ID}-{span.id}-01", "tracestate": "vendor=1"}
+    assert [own, {}] == endpoint.fields
+
+
+async def test_a_trace_goes_on_where_this_process_records_none() -> None:
+    """Another process has recorded the request."""
+    endpoint, store = NotingEndpoint(Answered(204)), ScriptedStore()
+    store.due = [Delivery(replace(ONE.event, trace_context=SAMPLED), 0)]
+    sender = WebhookSender(store, endpoint, lambda _: None)
+    await sender.run_once()
+    await sender.answered()
+    assert [{"traceparent": SAMPLED}] == endpoint.fields

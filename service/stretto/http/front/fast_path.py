@@ -29,6 +29,7 @@ from stretto.http.answers import CREATE_PATH, created_answer, problem_answer
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.problems import final_problem
 from stretto.http.request_ids import FIELD, taken_id
+from stretto.http.request_spans import begin_plain_span, end_span
 from stretto.http.requests import wait_seconds_in
 from stretto.telemetry.request_context import CURRENT_REQUEST, RequestContext
 
@@ -46,6 +47,7 @@ CREATION: Final = f"{hdrs.METH_POST} {CREATE_PATH}".encode()
 # The last header fields of an answer, in the order in which aiohttp writes them too.
 _ID_LINE: Final = f"\r\n{FIELD}: %b\r\n\r\n".encode()
 CLOSE_LINE: Final = b"\r\nConnection: close\r\n\r\n"
+_SPAN: Final = CREATION.decode()
 
 
 class FastPathConnection(BoundedQueue):
@@ -83,6 +85,7 @@ class FastPathConnection(BoundedQueue):
         if self._in_flight is not None:
             self._in_flight.cancel()
             self._in_flight = None
+            self._end_span(None)
         super().connection_lost(exc)
 
     def force_close(self) -> None:
@@ -169,6 +172,8 @@ class FastPathConnection(BoundedQueue):
         wait_seconds = WAIT_SECONDS_DEFAULT
         if (preferences := creation.fields.get(b"prefer")) is not None:
             wait_seconds = wait_seconds_in(preferences.decode(), WAIT_SECONDS_DEFAULT)
+        if service.tracing is not None:
+            self._request.trace = begin_plain_span(service.tracing, _SPAN, creation.fields)
         # No task has begun for it: what calls back takes the context along from here. Set by hand:
         # a `with` would take as long again, and most creations in a storm are repeats.
         before = CURRENT_REQUEST.set(self._request)
@@ -189,6 +194,7 @@ class FastPathConnection(BoundedQueue):
             service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)
             # No line of the log names it: an id that only the answer has would lead nowhere.
             self._send(created_answer(begun), self._request.taken_id)
+            self._end_span(HTTPStatus.CREATED)
             service.metrics.time_fast_path(AnswerStatus.REPLAYED, perf_counter() - self._began)
             return True
         service.shedder.count_admitted()
@@ -212,12 +218,17 @@ class FastPathConnection(BoundedQueue):
         seconds = perf_counter() - self._began
         service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, status, seconds)
         self._send(answer, self._request.id)
+        self._end_span(status)
         if self._held and self.transport is not None:
             # What is held belongs to other requests.
             CURRENT_REQUEST.set(None)
             held, self._held = self._held, b""
             self._resume_transport_reading()
             self.data_received(held)
+
+    def _end_span(self, status: int | None) -> None:
+        """End the span of the creation that is answered, or whose client has left."""
+        end_span(self._request, hdrs.METH_POST, CREATE_PATH, status)
 
     def _admit(self, service: Service, creation: PlainRequest) -> None:
         """Count a creation that the parser has accepted until its handler begins."""

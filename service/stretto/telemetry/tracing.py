@@ -1,0 +1,192 @@
+"""Tracing: spans of a request and of all that follows from it, by OpenTelemetry's API.
+
+Only a sampled request has a `Trace`. Any other has None in its place, and no part does more than to see
+that. The API is imported when a host, or the process, hands in a provider of tracers; without one,
+nothing of OpenTelemetry need be installed.
+
+A batch works for many requests: its span is the child of one of them and links to all. What is done for
+an event is a child of the request that has created the group. The event carries that context
+(`trace_context.py`), so the trace goes on in other processes.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.metadata import version
+from random import random
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from stretto.telemetry.trace_context import Parent, as_text, read_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanKind, TracerProvider
+
+_NO_ATTRIBUTES: Final[Mapping[str, str | int]] = MappingProxyType({})
+
+
+class Tracing:
+    """Begins the spans of a component."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        # Only those who trace have it installed.
+        from opentelemetry import context, trace  # noqa: PLC0415
+
+        self.api = trace
+        self.tracer = provider.get_tracer("stretto", version("stretto"))
+        self._root_rate: float = getattr(provider, "root_rate", 1.0)
+        """The share of the requests without a parent that the sampler is asked for."""
+        self._no_parent = context.Context()
+
+    def begin(self, name: str, traceparent: str, tracestate: str) -> Trace | None:
+        """Begin the span of a request, whose parent may be empty; None if it is not sampled.
+
+        Most are not, and a look at the sampler of the SDK takes half as long as an exact repeat. So a
+        parent that is not sampled decides by itself, and without one, chance does.
+        """
+        parent = read_parent(traceparent) if traceparent else None
+        if parent is None:
+            if random() >= self._root_rate:
+                return None
+            return self._begun(name, self._no_parent, self.api.SpanKind.SERVER)
+        if not parent.is_sampled:
+            return None
+        context = self._context_of(parent, tracestate)
+        return self._begun(name, context, self.api.SpanKind.SERVER)
+
+    def resume(
+        self, name: str, trace_context: str | None, *, is_client: bool = False
+    ) -> Trace | None:
+        """Begin a span of what is done for an event; None if its request was not sampled."""
+        if not trace_context:
+            return None
+        traceparent, _, tracestate = trace_context.partition(" ")
+        parent = read_parent(traceparent)
+        if parent is None or not parent.is_sampled:
+            return None
+        kind = self.api.SpanKind.CLIENT if is_client else self.api.SpanKind.PRODUCER
+        return self._begun(name, self._context_of(parent, tracestate), kind)
+
+    def _begun(self, name: str, context: Context, kind: SpanKind) -> Trace | None:
+        span = self.tracer.start_span(name, context=context, kind=kind)
+        return Trace(self, span) if span.get_span_context().trace_flags.sampled else None
+
+    def _context_of(self, parent: Parent, tracestate: str) -> Context:
+        """Return a context of the API in which another process's span is the current one."""
+        api = self.api
+        remote = api.SpanContext(
+            parent.trace_id,
+            parent.span_id,
+            is_remote=True,
+            trace_flags=api.TraceFlags(parent.flags),
+            trace_state=api.TraceState.from_header([tracestate]) if tracestate else None,
+        )
+        context: Context = api.set_span_in_context(api.NonRecordingSpan(remote), self._no_parent)
+        return context
+
+
+class Trace:
+    """A sampled span."""
+
+    __slots__ = ("_queued_ns", "_span", "_tracing")
+
+    def __init__(self, tracing: Tracing, span: Span) -> None:
+        self._tracing = tracing
+        self._span = span
+        self._queued_ns = 0
+        """Since when a write of this request waits in the mailbox; 0 if none does."""
+
+    @property
+    def id(self) -> str:
+        """The trace's id, as `traceparent` has it: the same in every span of the trace."""
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    @property
+    def context(self) -> str:
+        """The span as a parent, as an event carries it."""
+        own = self._span.get_span_context()
+        parent = Parent(own.trace_id, own.span_id, own.trace_flags)
+        return as_text(parent, own.trace_state.to_header())
+
+    def child(
+        self, name: str, *, links: Sequence[Trace] = (), began_ns: int | None = None
+    ) -> Trace:
+        """Begin a span below this one, now or at an earlier time."""
+        api = self._tracing.api
+        span = self._tracing.tracer.start_span(
+            name,
+            context=api.set_span_in_context(self._span),
+            links=[api.Link(each._span.get_span_context()) for each in links],  # noqa: SLF001
+            start_time=began_ns,
+        )
+        return Trace(self._tracing, span)
+
+    def end(
+        self, attributes: Mapping[str, str | int] = _NO_ATTRIBUTES, error: object = None
+    ) -> None:
+        """End the span; `error` is the name of a failure, or what has one: its text is not told."""
+        self._span.set_attributes(dict(attributes))
+        if error is not None:
+            api = self._tracing.api
+            # Not `isinstance`: a host's error may have code of its own for it.
+            name = error if type(error) is str else type(error).__name__
+            self._span.set_attribute("error.type", name)
+            self._span.set_status(api.Status(api.StatusCode.ERROR))
+        self._span.end()
+
+    def queued(self) -> None:
+        """Note that a write is handed to the writers."""
+        self._queued_ns = time.time_ns()
+
+    def taken(self, batch: Trace) -> None:
+        """Record the wait for a writer, whose batch begins now."""
+        if self._queued_ns:
+            self.child("stretto.mailbox", links=[batch], began_ns=self._queued_ns).end()
+            self._queued_ns = 0
+
+
+_BATCH: Final[ContextVar[Trace | None]] = ContextVar("stretto.batch", default=None)
+
+
+@contextmanager
+def batch_span(traces: Sequence[Trace], writes: int) -> Iterator[None]:
+    """Record the batch in the block, in which these of its requests are sampled."""
+    if not traces:
+        yield
+        return
+    batch = traces[0].child("stretto.batch", links=traces)
+    for trace in traces:
+        trace.taken(batch)
+    before = _BATCH.set(batch)
+    try:
+        yield
+    finally:
+        _BATCH.reset(before)
+        batch.end({"stretto.writes": writes})
+
+
+@contextmanager
+def span_of(trace: Trace | None, name: str) -> Iterator[None]:
+    """Record the block, if this is a sampled request."""
+    if trace is None:
+        yield
+        return
+    span = trace.child(name)
+    try:
+        yield
+    except BaseException as error:
+        span.end(error=error)
+        raise
+    span.end()
+
+
+@contextmanager
+def step_of_batch(name: str) -> Iterator[None]:
+    """Record the block as a step of the batch that is being written, if that is recorded."""
+    with span_of(_BATCH.get(), name):
+        yield

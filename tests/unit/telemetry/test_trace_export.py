@@ -1,0 +1,115 @@
+"""When a process exports its traces, and that nothing it lacks for that keeps it from serving."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.telemetry.trace_export import exporting
+from stretto.telemetry.tracing import Tracing
+from support.traces import SAMPLED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"OTEL_SERVICE_NAME": "chat"},
+        {"OTEL_TRACES_SAMPLER": "always_on"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": " "},
+        {**ENDPOINT, "OTEL_TRACES_EXPORTER": "none"},
+        {**ENDPOINT, "OTEL_SDK_DISABLED": "TRUE"},
+    ],
+    ids=["nothing", "a name", "a sampler", "an empty endpoint", "no exporter", "disabled"],
+)
+def test_nothing_is_exported_unless_it_is_asked_for(
+    environ: Mapping[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And nothing is said."""
+    with exporting(environ) as provider:
+        assert provider is None
+    assert [] == caplog.records
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [ENDPOINT, {"OTEL_TRACES_EXPORTER": "otlp"}, {**ENDPOINT, "OTEL_TRACES_EXPORTER": " OTLP "}],
+    ids=["an endpoint", "an exporter", "both"],
+)
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("stretto", {}),
+        (None, {"OTEL_SERVICE_NAME": "chat"}),
+        (None, {"OTEL_RESOURCE_ATTRIBUTES": "service.name=chat"}),
+    ],
+)
+def test_an_exporter_or_an_endpoint_asks_for_it(
+    name: str | None, named: Mapping[str, str], environ: Mapping[str, str]
+) -> None:
+    """The service has our name, unless it is given another one."""
+    with exporting({**environ, **named}) as provider:
+        assert provider is not None
+        service = provider.resource.attributes["service.name"]
+    assert (name == "stretto") == (service == "stretto")
+
+
+@pytest.mark.parametrize(
+    ("cause", "environ"),
+    [
+        ("not by jaeger", {"OTEL_TRACES_EXPORTER": "jaeger"}),
+        ("not by otlp over grpc", {**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}),
+        ("not by otlp over grpc", {**ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}),
+    ],
+)
+def test_what_is_not_known_is_a_warning(
+    cause: str, environ: Mapping[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The service serves without traces."""
+    with exporting(environ) as provider:
+        assert provider is None
+    (record,) = caplog.records
+    assert ("tracing.unavailable", "WARNING") == (record.msg, record.levelname)
+    assert cause in vars(record)["cause"]
+
+
+def test_without_the_sdk_it_says_what_to_install(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an extra."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with exporting(ENDPOINT) as provider:
+        assert provider is None
+    (record,) = caplog.records
+    assert "pip install 'stretto[otel]'" in vars(record)["cause"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "sampler", "argument"),
+    [
+        (0.01, "parentbased_traceidratio", "0.01"),
+        (0.0, " ParentBased_TraceIdRatio ", "0"),
+        (1.0, "parentbased_traceidratio", "much"),
+        (1.0, "parentbased_traceidratio", "7"),
+        (1.0, "traceidratio", "0.01"),
+        (1.0, "always_on", ""),
+    ],
+)
+def test_a_ratio_is_taken_before_the_sdk_is_asked(rate: float, sampler: str, argument: str) -> None:
+    """Any other sampler of the SDK decides by itself."""
+    sampling = {"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": argument}
+    with exporting({**ENDPOINT, **sampling}) as provider:
+        assert provider is not None
+        tracing = Tracing(provider)
+        assert rate == tracing._root_rate
+        if rate < 1.0:
+            found = [tracing.begin("request", "", "") for _ in range(20_000)]
+            assert rate * 10_000 <= sum(each is not None for each in found) <= rate * 40_000
+            assert tracing.begin("request", SAMPLED, "") is not None
