@@ -59,6 +59,19 @@ def cpu_seconds(pid: int, proc: Path = PROC) -> float:
     raise BenchError(message)
 
 
+def user_and_system(pid: int, proc: Path = PROC) -> tuple[float, float]:
+    """Return the CPU time of one process by itself, in its own code and in the kernel."""
+    user, system = _stat(pid, proc)[:2]
+    return user / TICKS_PER_SECOND, system / TICKS_PER_SECOND
+
+
+def _stat(pid: int, proc: Path) -> list[int]:
+    """Return the ticks of a process: user, system, and both of the children that have ended."""
+    # The program's name may contain blanks and brackets, so fields count from its end.
+    line = (proc / str(pid) / "stat").read_text()
+    return [int(ticks) for ticks in line.rpartition(")")[2].split()[11:15]]
+
+
 def _ticks(pid: int, proc: Path) -> int | None:
     """Return the account in ticks, or None if a process has ended meanwhile.
 
@@ -67,12 +80,9 @@ def _ticks(pid: int, proc: Path) -> int | None:
     """
     try:
         descendants = children(pid, proc)
-        line = (proc / str(pid) / "stat").read_text()
+        ticks = sum(_stat(pid, proc))
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The program's name may contain blanks and brackets, so fields count from its end:
-    # user, system, and both of the children that have ended.
-    ticks = sum(map(int, line.rpartition(")")[2].split()[11:15]))
     for child in descendants:
         below = _ticks(child, proc)
         if below is None:

@@ -16,7 +16,9 @@ from typing import Any, Final
 import pytest
 
 ROOT: Final = Path(__file__).parents[2]
-MODULES: Final = ("accounts", "against", "costs", "goals", "machinery", "report", "__main__")
+MODULES: Final = (
+    *("accounts", "against", "costs", "goals", "machinery", "report", "where", "__main__"),
+)
 BURN: Final = "import time\nwhile time.process_time() < 0.3: pass"
 
 
@@ -302,3 +304,30 @@ def test_a_page_of_one_revision_compares_nothing(bench: Any, tmp_path: Path) -> 
     bench.report.publish(page, {"floor": results(bench)["floor"]}, {})
     assert [page.with_suffix(".svg")] == list(tmp_path.glob("*.svg"))
     assert "WAL bytes" not in page.read_text()
+
+
+def test_user_and_system_are_those_of_one_process_by_itself(bench: Any, tmp_path: Path) -> None:
+    """Neither its children's nor those of children that have ended."""
+    run_process(tmp_path, 10, (100, 200, 4000, 8000), children=(20,))
+    run_process(tmp_path, 20, (1, 2, 0, 0))
+    ticks = bench.accounts.TICKS_PER_SECOND
+    assert (100, 200) == tuple(
+        round(seconds * ticks) for seconds in bench.accounts.user_and_system(10, tmp_path)
+    )
+
+
+def test_a_sample_belongs_to_its_innermost_known_frame(bench: Any) -> None:
+    """Frames of C without a known name belong to who has called them."""
+    main, run = "thread (7): MainThread", "run (stretto/commands/running.py:41)"
+    ask = "Mailbox.ask (stretto/runtime/mailbox.py:97)"
+    stacks = {
+        f"{main};{run};{ask};getpid (libc.so.6)": "stretto: runtime",
+        f"{main};{run};{ask};write (libc.so.6)": "kernel",
+        f"{main};{run};Protocol._send (asyncpg/protocol/protocol.pyx:9)": "asyncpg",
+        f"{main};digest (stretto/domain.py:228);py_blake2b_new (blake2b_impl.c.h:46)": (
+            "stretto: domain"
+        ),
+        f"{main};main (site.py:1)": "other",
+    }
+    lines = [*(f"{stack} 2" for stack in stacks), f"thread (8): log;{ask} 99"]
+    assert dict.fromkeys(stacks.values(), 2) == bench.where.by_code(lines)
