@@ -131,7 +131,8 @@ async def test_settings_that_it_drops_are_answered_with_the_parameter(
     dropped = (
         "ignore_startup_parameters = search_path, statement_timeout, lock_timeout, jit,"
         " idle_in_transaction_session_timeout, tcp_keepalives_idle, tcp_keepalives_interval,"
-        " tcp_keepalives_count, enable_seqscan, enable_hashjoin, enable_mergejoin"
+        " tcp_keepalives_count, enable_seqscan, enable_hashjoin, enable_mergejoin,"
+        " plan_cache_mode"
     )
     name = await connection.fetchval("SELECT quote_ident(current_database())")
     await connection.execute(f"ALTER DATABASE {name} SET search_path = public")
