@@ -29,6 +29,7 @@ from support.api_client import Api, api_for
 from support.database import TEMPLATE, connect, database_at, own_database
 from support.landed import REVISION, is_here
 from support.live_service import LiveService, live_service
+from support.programs import find_program
 from support.service_process import service_starter
 
 if TYPE_CHECKING:
@@ -54,12 +55,10 @@ PROGRAMS = {
 }
 # A shallow clone lacks the version that is upgraded.
 UPGRADES = ["faults/test_upgrade.py", "integration/test_migrated_schema.py"]
-# Debian keeps servers where only root looks for programs.
-_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 _missing = {
     file: absent
     for file, programs in PROGRAMS.items()
-    if (absent := [program for program in programs if shutil.which(program, path=_PATH) is None])
+    if (absent := [program for program in programs if find_program(program) is None])
 }
 collect_ignore = [] if "CI" in os.environ else [*_missing]
 if not is_here():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest_asyncio
@@ -11,6 +10,7 @@ from playwright.async_api import async_playwright
 from stretto.events.close_codes import CloseCode
 from stretto.http.event_streams import SUBPROTOCOL
 from support.api_client import token_of
+from support.programs import find_program
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -57,7 +57,7 @@ SSE = """async ([token, since]) => {
 @pytest_asyncio.fixture
 async def page(live: LiveService) -> AsyncIterator[Page]:
     """A page of the service's own origin, in the system's browser."""
-    chromium = shutil.which("chromium")
+    chromium = find_program("chromium")
     assert chromium, "these tests need chromium (Debian: apt-get install chromium)"
     async with async_playwright() as playwright:
         # Its sandbox does not work for root, who runs the checks.

@@ -25,6 +25,7 @@
 | `nats_process` | a real nats-server, and a client of it |
 | `nats_cluster` | three real nats-servers that replicate streams |
 | `certificate` | a certificate for a server on 127.0.0.1 |
+| `programs` | where a program of Debian is |
 | `pgbouncer` | a real PgBouncer in transaction mode |
 | `proxies` | real reverse proxies: haproxy and nginx, ordinary ones or from `deploy/` |
 | `prometheus` | a real Prometheus with our alerts, at sixty times their pace; promtool |

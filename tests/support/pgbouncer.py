@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -15,12 +14,12 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from stretto.embedded.account import server_account
+from support.programs import find_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Debian has it where only root looks.
-PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+PROGRAM = find_program("pgbouncer")
 # What docs/operations.md asks of an operator.
 ROLE_SETTINGS = ("search_path = stretto", "lock_timeout = '1s'", "statement_timeout = 0")
 # Fewer than one service's six: transactions do change their server connection.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import socket
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import yaml
 
+from support.programs import find_program
 from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
-PROMETHEUS = shutil.which("prometheus")
-PROMTOOL = shutil.which("promtool")
+PROMETHEUS = find_program("prometheus")
+PROMTOOL = find_program("promtool")
 MISSING = "these tests need Prometheus: apt-get install --no-install-recommends prometheus"
 # A minute of the rules is a second of the test.
 PACE = 60

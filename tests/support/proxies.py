@@ -6,8 +6,6 @@ Their configurations are ordinary ones, or the sample files of `deploy/`.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import socket
 import tempfile
 from contextlib import asynccontextmanager
@@ -15,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from support.certificate import make_certificate
+from support.programs import find_program
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-# Debian has them where only root looks.
-_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
-HAPROXY = shutil.which("haproxy", path=_PATH)
-NGINX = shutil.which("nginx", path=_PATH)
+HAPROXY = find_program("haproxy")
+NGINX = find_program("nginx")
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 # The instances in our sample files.

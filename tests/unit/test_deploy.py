@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from stretto.errors import ConfigurationError
 from stretto.http.app import ROUTES
 from stretto.http.front.serving import KEEP_ALIVE_SECONDS
 from stretto.supervisor import STOP_SECONDS
+from support.programs import find_program
 from support.proxies import DEPLOY
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ OBJECTS = sorted({*(DEPLOY / "kubernetes").rglob("*.yaml")} - {*KUSTOMIZATIONS})
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 # The oldest that has all that our objects use, and the newest whose schemas we have.
 KUBERNETES = ("1.27", "1.37")
-SYSTEMD_ANALYZE = shutil.which("systemd-analyze")
+SYSTEMD_ANALYZE = find_program("systemd-analyze")
 MISSING = "these tests need systemd-analyze: apt-get install systemd"
 HAPROXY = (DEPLOY / "haproxy/haproxy.cfg").read_text()
 NGINX = (DEPLOY / "nginx/stretto.conf").read_text()
