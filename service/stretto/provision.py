@@ -63,10 +63,11 @@ async def database_place(
     is_service: bool = False,
     migrates: bool = True,
 ) -> AsyncIterator[Place]:
-    """Provide the database as long as the context lasts; an embedded one is migrated as well.
+    """Provide the database as long as the context lasts.
 
-    Unless that is the caller's own work. One service alone may have an embedded one; commands share it. `notify` gets each message for
-    the operator as one line. Raises `EmbeddedError` or `ConfigurationError`.
+    An embedded one is migrated too, unless the caller does that itself (`migrates` is false). It
+    belongs to one service at a time; commands share it. `notify` gets each message for the
+    operator as one line. Raises `EmbeddedError` or `ConfigurationError`.
     """
     if not settings.is_embedded:
         yield Place(settings.database_url, None)
@@ -177,14 +178,18 @@ def _remedy(cause: BaseException | None) -> str:
     if isinstance(cause, asyncpg.InterfaceError):
         # The driver's own message names the part.
         return "correct it in STRETTO_DATABASE_URL"
+    return _address_remedy()
+
+
+def _address_remedy() -> str:
+    """Return what an operator can do about an address that the driver cannot use."""
     # The driver reads it whatever the URL says, except where it is empty.
     ports = os.environ.get("PGPORT") or "0"
-    is_port_wrong = not all(port.strip().isdecimal() for port in ports.split(","))
+    if not all(port.strip().isdecimal() for port in ports.split(",")):
+        return "correct or unset the environment's PGPORT: it is no port"
     return (
-        "correct or unset the environment's PGPORT: it is no port"
-        if is_port_wrong
-        else "correct STRETTO_DATABASE_URL: postgresql://user:password@host:5432/database, with %40"
-        " for an @ and %2F for a / of the password"
+        "correct STRETTO_DATABASE_URL: postgresql://user:password@host:5432/database, with %40 for"
+        " an @ and %2F for a / of the password"
     )
 
 
