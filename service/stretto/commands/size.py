@@ -56,6 +56,7 @@ def size(
         after_days=_days(after),
         batch_max=component.batch_max,
     )
+    sizes = tables(demand)
     logged, images = wal_bytes(demand), image_bytes(demand, _CHECKPOINT_SECONDS)
     held = connections(instances, workers, component.writers)
     report = {
@@ -65,9 +66,9 @@ def size(
                 "table_bytes": round(table.heap_bytes),
                 "index_bytes": round(table.index_bytes),
             }
-            for table in tables(demand)
+            for table in sizes
         },
-        "bytes": round(sum(table.bytes for table in tables(demand))),
+        "bytes": round(sum(table.bytes for table in sizes)),
         "wal_bytes_per_creation": round(logged),
         "wal_page_bytes_per_creation": round(images),
         "wal_bytes_per_second": round((logged + images) * rate),
