@@ -59,7 +59,7 @@ CREATE TRIGGER attempt_settled_is_final
     EXECUTE FUNCTION refuse_change_of_settled_attempt();
 
 -- attempt_trail: what has happened to attempts beside the normal way, in rows that are only added.
--- A claim, its lead and a replay are the normal way, and add none: the attempt's own row tells of
+-- A claim, its lead and a replay are the normal way, and add none: the attempt's own row shows
 -- them.
 --
 -- Reclaimed, healed and failed are recorded by the statement that does it, in its commit. What only
@@ -225,7 +225,7 @@ CREATE TABLE outbox_history (
 -- There is always a newest history. No event is in this one.
 INSERT INTO outbox_history (number, server_started_at, table_id) VALUES (0, '-infinity', '');
 
--- outbox_server: what tells a server's start, and our tables in it, from others.
+-- outbox_server: identifies a server's start, and our tables in it.
 CREATE VIEW outbox_server AS
 SELECT pg_postmaster_start_time() AS started_at,
        concat_ws('/', (SELECT oid FROM pg_database WHERE datname = current_database()),

@@ -1,4 +1,4 @@
-"""What `stretto size` tells, against a database that the real writer has filled."""
+"""What `stretto size` prints, against a database that the real writer has filled."""
 
 from __future__ import annotations
 
@@ -131,17 +131,17 @@ async def test_every_table_that_grows_with_creations_is_told(
     assert {table.name for table in tables(Demand(rate=1))} == grown - few
 
 
-async def test_the_command_tells_both_ways() -> None:
+async def test_the_command_prints_both_ways() -> None:
     """For people and for programs; the settings give what no option does."""
     options = ("size", "--rate", "200", "--retention", "30d", "--instances", "3")
     code, shown, _ = await stretto(*options, WORKERS="2", EVENT_RETENTION_DAYS="1")
     assert code == 0
     assert "attempts of 30 and events of 1 days" in shown
-    told = orjson.loads((await stretto(*options, "--json", WORKERS="2"))[1])
-    assert 518_400_000 == told["tables"]["attempt"]["rows"]
-    assert 3 * 2 * 14 == told["connections"]
-    sizes = told["tables"].values()
-    assert told["bytes"] == pytest.approx(
+    printed = orjson.loads((await stretto(*options, "--json", WORKERS="2"))[1])
+    assert 518_400_000 == printed["tables"]["attempt"]["rows"]
+    assert 3 * 2 * 14 == printed["connections"]
+    sizes = printed["tables"].values()
+    assert printed["bytes"] == pytest.approx(
         sum(each["table_bytes"] + each["index_bytes"] for each in sizes)
     )
 

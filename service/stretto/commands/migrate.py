@@ -65,7 +65,7 @@ def _progress(stack: ExitStack) -> Callable[[Step, int, int], None]:
             stack.enter_context(bars)
         if step.number not in tasks:
             tasks[step.number] = bars.add_task(f"{step.number:04} {step.title}")
-        # Nothing tells how far an index is: its bar only moves.
+        # The progress of an index is not known: its bar only moves.
         bars.update(tasks[step.number], completed=done, total=total or None)
 
     return show

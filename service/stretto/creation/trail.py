@@ -1,9 +1,10 @@
 """The trail of an attempt: what has happened to it beside the normal way.
 
-A claim, its lead and a replay are the normal way, and leave no trail: the attempt's own row tells
-of them. The statements that reclaim, heal and fail add to the trail themselves, in their commit.
-What only a process sees is added by the `TrailRecorder`, soon after and within bounds: it never
-delays an answer, and what is beyond the bounds, or is not added when the process ends, is lost.
+A claim, its lead and a replay are the normal way, and leave no trail: the attempt's own row
+shows them. The statements that reclaim, heal and fail add to the trail themselves, in their
+commit. What only a process sees is added by the `TrailRecorder`, soon after and within bounds: it
+never delays an answer, and what is beyond the bounds, or is not added when the process ends, is
+lost.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class TrailStore(Protocol):
 
 
 class TrailRecorder(Actor):
-    """Adds to the trails what observations tell; a turn is one statement."""
+    """Adds to the trails what observations report; a turn is one statement."""
 
     failures = (StoreError,)
     # Only what was noted makes work.

@@ -130,8 +130,8 @@ def is_without_tls(error: BaseException | None) -> bool:
     """Whether the server has declined TLS, which the URL requires.
 
     The driver has no class of its own for that: a server that breaks the handshake off at a restart
-    gives the same class. So this is the one error that its text tells apart; with another text it
-    is waited for, as any broken connection.
+    gives the same class. So this is the one error that is recognised by its text; with another text
+    it is waited for, as any broken connection.
     """
     return type(error) is ConnectionError and str(error).endswith(_NO_TLS)
 

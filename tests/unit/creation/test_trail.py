@@ -76,7 +76,7 @@ async def test_an_owner_has_so_many_entries_in_a_second() -> None:
 
 
 async def test_so_many_wait_and_are_added_batch_by_batch() -> None:
-    """What comes while the database is away is bounded; the oldest tells how it began."""
+    """What comes while the database is away is bounded; the oldest show how it began."""
     store = Store()
     recorder = TrailRecorder(store)
     for number in range(QUEUED_MAX + 10):

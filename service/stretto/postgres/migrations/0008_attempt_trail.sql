@@ -1,7 +1,7 @@
 -- Adds the trail of attempts. Instances of version 7 go on beside it: they add no rows.
 
 -- attempt_trail: what has happened to attempts beside the normal way, in rows that are only added.
--- A claim, its lead and a replay are the normal way, and add none: the attempt's own row tells of
+-- A claim, its lead and a replay are the normal way, and add none: the attempt's own row shows
 -- them.
 --
 -- Reclaimed, healed and failed are recorded by the statement that does it, in its commit. What only
