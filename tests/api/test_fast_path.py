@@ -128,16 +128,16 @@ async def test_the_fast_path_answers_what_would_have_been_answered_inside(
 ) -> None:
     """Line by line; only the time of day may differ."""
     answers = []
-    for let_in in (0, 1):
+    for admitted in (0, 1):
         before = await worked_for(api)
-        fields = {**FIELDS, **({"Expect": "100-continue"} if let_in else {})}
+        fields = {**FIELDS, **({"Expect": "100-continue"} if admitted else {})}
         client = await raw.connect(request(fields))
-        if let_in:
+        if admitted:
             await client.until(b"HTTP/1.1 100 Continue\r\n\r\n")
         status, headers, document = await client.answer()
         del headers["date"]
         answers.append((status, list(headers.items()), document))
-        assert before + let_in == await worked_for(api)
+        assert before + admitted == await worked_for(api)
     assert answers[0] == answers[1]
     assert {"idempotent-replayed", "server"} < dict(answers[0][1]).keys()
     metrics = (await api.get("/metrics")).body.decode()
