@@ -61,7 +61,7 @@ class BatchWritten(Observation):
 
 
 @dataclass(frozen=True, slots=True)
-class WriteTrouble(_Failure):
+class WriteFailed(_Failure):
     """A statement for so many writes failed."""
 
     error: StoreError
@@ -136,7 +136,7 @@ class BusConnected(Observation):
 
 
 @dataclass(frozen=True, slots=True)
-class BusTrouble(Observation):
+class BusFailed(Observation):
     """The message bus cannot be reached, or sent something that cannot be used."""
 
     cause: str
@@ -175,7 +175,7 @@ class EventsRelayed(Observation):
 
 
 @dataclass(frozen=True, slots=True)
-class EventBuried(Observation):
+class EventDeadLettered(Observation):
     """Bus or webhook refused an event too often: it is a dead letter now."""
 
     event_id: UUID
@@ -225,7 +225,7 @@ class RowsSwept(Observation):
 
 
 @dataclass(frozen=True, slots=True)
-class UpkeepTrouble(_Failure):
+class UpkeepFailed(_Failure):
     """Bus or database did not answer an actor, which tries again."""
 
     actor: str

@@ -32,7 +32,7 @@ LOOKUP = (
     "Prefer: wait=30\r\n\r\n"
 ).encode()
 CHUNKED = creation_head(TOKEN, "c") + b"Transfer-Encoding: chunked\r\n\r\n5\r\n     \r\n"
-TROUBLE = {
+FAILURES = {
     "too slow": (creation_head(TOKEN, "c") + b"Content-Length: 99\r\n\r\n{", b""),
     "broken body": (CHUNKED, b"zz\r\n"),
     "large head": (
@@ -149,7 +149,7 @@ async def test_a_client_that_closes_its_half_gets_the_end_of_its_stream(
     assert answered.endswith(b"\r\n0\r\n\r\n")
 
 
-@pytest.mark.parametrize(("first", "rest"), TROUBLE.values(), ids=TROUBLE)
+@pytest.mark.parametrize(("first", "rest"), FAILURES.values(), ids=FAILURES)
 async def test_an_error_in_a_later_request_costs_no_earlier_one_its_answer(
     first: bytes,
     rest: bytes,

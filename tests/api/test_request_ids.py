@@ -180,7 +180,7 @@ async def test_a_failed_write_is_logged_with_the_requests_that_it_was_for(
         reply = await create(api, "k", "r-1")
         await connection.execute("ALTER TABLE mislaid RENAME TO chat_group")
     assert (503, "r-1") == (reply[0], reply[1])
-    lines = [vars(each) for each in caplog.records if each.msg == "write.trouble"]
+    lines = [vars(each) for each in caplog.records if each.msg == "write.failed"]
     assert lines
     assert all(("r-1",) == line["request_ids"] for line in lines)
 

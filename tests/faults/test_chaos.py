@@ -26,4 +26,4 @@ async def test_nothing_is_doubled_lost_or_falsely_failed_under_any_fault(tmp_pat
     assert len(outcome.met) > len(FaultKind) / 2, report
     statuses = {operation.status for operation in outcome.history.operations}
     assert {None, 200, 201, 400, 401, 410, 422, 503} <= statuses, report
-    assert outcome.failures["write.trouble OutcomeUnknown"] > 0, report
+    assert outcome.failures["write.failed OutcomeUnknown"] > 0, report

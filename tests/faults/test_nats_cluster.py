@@ -25,7 +25,7 @@ from stretto.nats import requests
 from stretto.nats.access import NatsSettings
 from stretto.nats.commands import CommandSettings
 from stretto.nats.deployment import MARK
-from stretto.observations import BusTrouble, StreamDiffers
+from stretto.observations import BusFailed, StreamDiffers
 from stretto.targets.relay import RelaySettings
 from support.command_process import stretto
 from support.nats_cluster import SERVERS, NatsCluster
@@ -276,7 +276,7 @@ async def test_a_stream_for_more_servers_than_there_are_is_not_made(
         await component.creator.create(IdempotencyKey("k"), NewGroup.parse(UserId("alice"), TEAM))
         await until(
             lambda: any(
-                isinstance(each, BusTrouble) and "set STRETTO_NATS_REPLICAS" in each.cause
+                isinstance(each, BusFailed) and "set STRETTO_NATS_REPLICAS" in each.cause
                 for each in observed
             )
         )

@@ -175,7 +175,7 @@ async def test_nothing_secret_is_logged_or_counted(
     for event in (
         b"request.unreadable",
         b"request.cut_off",
-        b"write.trouble",
+        b"write.failed",
         b"webhook.blocked",
         b"service.stopped",
     ):

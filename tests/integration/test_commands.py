@@ -46,7 +46,7 @@ from stretto.nats.commands import CommandConsumer, CommandSettings
 from stretto.nats.connection import NatsConnection
 from stretto.nats.deployment import MARK
 from stretto.nats.pull import Pull
-from stretto.observations import BusConnected, BusTrouble, CommandHandled
+from stretto.observations import BusConnected, BusFailed, CommandHandled
 from stretto.postgres.check import check_database
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Mailbox
@@ -369,7 +369,7 @@ async def test_a_long_subject_for_the_outcome_does_not_cut_the_connection(
         await bus.send(Idempotency_Key="poison", Stretto_Reply_To="_INBOX." + "a" * 5000)
         if is_guarded:
             await bus.settled()
-            assert not any(isinstance(each, BusTrouble) for each in observed)
+            assert not any(isinstance(each, BusFailed) for each in observed)
         else:
             await until(lambda: 3 <= observed.count(BusConnected()))
             assert "maximum control line exceeded" in str(observed)
@@ -414,7 +414,7 @@ async def test_a_problem_that_quotes_too_much_does_not_cut_the_connection(
             command = dead.pop("command")
             assert short == dead
             assert {"sequence", "headers"} == command.keys()
-            assert not any(isinstance(each, BusTrouble) for each in observed)
+            assert not any(isinstance(each, BusFailed) for each in observed)
         else:
             await bus.send(poison, Stretto_Reply_To=bus.client.new_inbox())
             await until(lambda: 3 <= observed.count(BusConnected()))
@@ -456,7 +456,7 @@ async def test_a_command_whose_dead_letter_is_not_stored_is_put_off(
         await bus.send({"name": ""})
         await until(lambda: 2 <= observed.count(CommandHandled("put_off")))
         await bus.ask()
-        (failure,) = [each for each in observed if isinstance(each, BusTrouble)]
+        (failure,) = [each for each in observed if isinstance(each, BusFailed)]
         assert OURS.dead_stream in failure.cause
         assert "maximum bytes exceeded" in failure.cause
         await bus.jetstream.update_stream(info.config)
@@ -590,7 +590,7 @@ async def test_a_worker_that_fails_does_not_cost_what_the_others_hold(
         go_on.set()
         assert b"group_id" in (await asked).data
         await bus.settled()
-        await until(lambda: BusTrouble("one worker fails") in observed)
+        await until(lambda: BusFailed("one worker fails") in observed)
         # The next turn takes commands again.
         await bus.ask(Idempotency_Key="another")
     assert (2 if is_guarded else 3) == creator.calls
@@ -974,4 +974,4 @@ async def test_permissions_of_the_runbook_let_senders_command_and_nothing_else(
             assert "publish" in await refused.get()
             await client.subscribe("stretto.events.>")
             assert "subscription" in await refused.get()
-    assert not any("trouble" in type(event).__name__.lower() for event in observed)
+    assert not any("failed" in type(event).__name__.lower() for event in observed)

@@ -13,7 +13,7 @@ from stretto.creation.creator import CreatorSettings
 from stretto.creation.flight import Answer
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import AttemptFailed, AttemptPending, DatabaseUnavailable
-from stretto.observations import Observation, WriteTrouble
+from stretto.observations import Observation, WriteFailed
 from support.database import sound
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ async def test_a_dropped_row_drops_the_group_and_is_named(
     alice, carol = await create_both(database_url, events)
     assert isinstance(alice, DatabaseUnavailable)
     assert isinstance(carol, Answer)
-    errors = {str(each.error) for each in events if isinstance(each, WriteTrouble)}
+    errors = {str(each.error) for each in events if isinstance(each, WriteFailed)}
     assert {
         "a trigger has dropped a row of stretto's tables: it must return NEW (SQLSTATE 39P01)"
     } == errors
@@ -94,7 +94,7 @@ async def test_a_dropped_settlement_is_named_too(database_url: str, connection: 
     alice, carol = await create_both(database_url, events)
     assert isinstance(alice, DatabaseUnavailable)
     assert isinstance(carol, Answer)
-    assert any("39P01" in str(each.error) for each in events if isinstance(each, WriteTrouble))
+    assert any("39P01" in str(each.error) for each in events if isinstance(each, WriteFailed))
 
 
 async def test_a_dropped_attempt_ends_as_pending(database_url: str, connection: Connection) -> None:

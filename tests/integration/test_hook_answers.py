@@ -15,7 +15,7 @@ from stretto.creation.creator import CreatorSettings
 from stretto.creation.flight import Answer
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import HookFailed
-from stretto.observations import ConnectionLost, WriteTrouble
+from stretto.observations import ConnectionLost, WriteFailed
 from stretto.postgres.hook import HOOK_SECONDS
 from stretto.store_errors import HookError
 from support.database import groups
@@ -70,7 +70,7 @@ async def test_only_the_key_whose_hook_fails_is_hit(
         assert isinstance(answer, Answer)
         assert group_id(ALICE, "k3") == answer.group.group_id
     assert await groups(connection) == 8
-    kinds = {type(event.error) for event in events if isinstance(event, WriteTrouble)}
+    kinds = {type(event.error) for event in events if isinstance(event, WriteFailed)}
     assert {HookError} == kinds
     assert ConnectionLost() not in events
 
@@ -121,7 +121,7 @@ async def test_a_hook_that_awaits_a_creation_of_its_component_fails_at_once(
     ):
         with pytest.raises(HookFailed):
             await create("k")
-    (failed,) = (event for event in events if isinstance(event, WriteTrouble))
+    (failed,) = (event for event in events if isinstance(event, WriteFailed))
     assert "on_create must not await a creation by its own component" in str(failed.error)
 
 
@@ -174,7 +174,7 @@ async def test_a_hook_that_blocks_the_event_loop_is_called_once_and_reported(
                 IdempotencyKey("k"), NewGroup.parse(ALICE, {"name": "Team"})
             )
     assert len(calls) == 1
-    (failed,) = (event for event in events if isinstance(event, WriteTrouble))
+    (failed,) = (event for event in events if isinstance(event, WriteFailed))
     assert "the event loop was blocked while on_create ran, for 6." in str(failed.error)
 
 
@@ -221,8 +221,8 @@ async def test_the_log_says_what_to_mend_and_shows_no_rows(
             await component.creator.create(
                 IdempotencyKey("k"), NewGroup.parse(ALICE, {"name": "Team"})
             )
-    (failure,) = (event for event in events if isinstance(event, WriteTrouble))
+    (failure,) = (event for event in events if isinstance(event, WriteFailed))
     (line,) = logged(capsys, failure)
-    assert ("write.trouble", "HookError", expected) == (line["event"], line["kind"], line["cause"])
+    assert ("write.failed", "HookError", expected) == (line["event"], line["kind"], line["cause"])
     assert "in hook" in line["exception"] or "in _wrap" in line["exception"]
     assert "secret" not in (line["cause"] + line["exception"]).replace("'secret alice'", "")

@@ -11,7 +11,7 @@ import pytest
 
 import stretto
 from stretto.assembly.opening import open_component
-from stretto.observations import ActorCrashed, Observation, WriteTrouble
+from stretto.observations import ActorCrashed, Observation, WriteFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +81,7 @@ async def test_a_log_that_raises_ends_neither_an_answer_nor_an_actor(
         raise RuntimeError
 
     def observe(event: Observation) -> None:
-        if isinstance(event, WriteTrouble):
+        if isinstance(event, WriteFailed):
             failures.append(event)
         raise ZeroDivisionError
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from stretto.nats.access import NatsSettings
 from stretto.nats.connection import NatsConnection
-from stretto.observations import BusTrouble
+from stretto.observations import BusFailed
 from stretto.runtime.actor import TryAgain
 from stretto.runtime.runner import Runner
 from support.certificate import make_certificate
@@ -74,7 +74,7 @@ async def failure(url: str, settings: NatsSettings | None = None) -> str:
         with pytest.raises(TryAgain):
             await NatsConnection(url, observed.append, settings).run_once()
     last = observed[-1]
-    assert isinstance(last, BusTrouble)
+    assert isinstance(last, BusFailed)
     return last.cause
 
 

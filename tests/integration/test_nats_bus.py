@@ -21,7 +21,7 @@ from stretto.nats import publisher as publisher_module
 from stretto.nats.connection import NatsConnection
 from stretto.nats.deployment import MARK
 from stretto.nats.publisher import NatsBus
-from stretto.observations import BusConnected, BusTrouble
+from stretto.observations import BusConnected, BusFailed
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
 from stretto.targets.bus import BusUnavailable
@@ -188,7 +188,7 @@ async def test_publishing_without_a_server_fails_at_once(tmp_path: Path) -> None
         await stack.enter_async_context(server)
         await one.published(event)
         assert [str(event.event_id)] == await ids_of(server.url)
-    assert any(isinstance(each, BusTrouble) for each in one.observed)
+    assert any(isinstance(each, BusFailed) for each in one.observed)
 
 
 async def test_a_killed_server_is_found_again_and_nothing_is_missed(server: NatsProcess) -> None:

@@ -11,7 +11,7 @@ from nats.aio.client import Srv
 from nats.errors import Error
 
 from stretto.nats.connection import NatsConnection, TlsClient
-from stretto.observations import BusTrouble
+from stretto.observations import BusFailed
 from stretto.runtime.actor import TryAgain
 from stretto.runtime.runner import Runner
 from support.certificate import make_certificate
@@ -35,7 +35,7 @@ async def failure(url: str) -> str:
     with pytest.raises(TryAgain):
         await NatsConnection(url, observed.append).run_once()
     (only,) = observed
-    assert isinstance(only, BusTrouble)
+    assert isinstance(only, BusFailed)
     return only.cause
 
 

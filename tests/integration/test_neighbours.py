@@ -14,7 +14,7 @@ from stretto.creation.creator import CreatorSettings
 from stretto.creation.flight import Answer
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import AttemptFailed, DatabaseUnavailable
-from stretto.observations import BatchWritten, ConnectionLost, WriteTrouble
+from stretto.observations import BatchWritten, ConnectionLost, WriteFailed
 from stretto.postgres.check import check_database
 from support.database import pend
 from support.routines import change_routine
@@ -45,7 +45,7 @@ async def created(component: Component, wanted: Iterable[IdempotencyKey]) -> lis
 
 def failures(events: list[Observation]) -> list[str]:
     """Return what did not go through."""
-    return [type(event.error).__name__ for event in events if isinstance(event, WriteTrouble)]
+    return [type(event.error).__name__ for event in events if isinstance(event, WriteFailed)]
 
 
 async def beside_a_held_leader(database_url: str) -> tuple[list[Observation], list[Answer]]:
@@ -129,7 +129,7 @@ async def test_claims_that_are_never_committed_hold_up_a_batch_once(
         for wave in range(3):
             answers = await created(component, keys(f"free{wave}-", 8))
             assert {AnswerStatus.CREATED} == {answer.status for answer in answers}
-        shared = [e for e in events if isinstance(e, WriteTrouble) and e.writes > 1]
+        shared = [e for e in events if isinstance(e, WriteFailed) and e.writes > 1]
         assert 1 == len(shared)
         assert not waiting.done()
         waiting.cancel()

@@ -18,7 +18,7 @@ from stretto.creation.creator import CreatorSettings
 from stretto.creation.flight import Answer
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import DatabaseUnavailable, HookFailed
-from stretto.observations import Observation, OwnerPaused, OwnerResumed, WriteTrouble
+from stretto.observations import Observation, OwnerPaused, OwnerResumed, WriteFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +130,7 @@ async def test_an_owner_who_costs_the_others_their_time_is_paused(
             hot, cold = await wave(component, "second")
             assert {expected} == statuses(hot)
             assert {AnswerStatus.CREATED} == statuses(cold)
-            assert [] == [event for event in events if isinstance(event, WriteTrouble)]
+            assert [] == [event for event in events if isinstance(event, WriteFailed)]
             assert claimed + COLD == await connection.fetchval("SELECT count(*) FROM attempt")
             # Retry-After gives the pause: ten times what it has cost.
             pauses = [each.retry_after_seconds for each in hot if isinstance(each, expected)]

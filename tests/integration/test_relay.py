@@ -10,7 +10,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from stretto.observations import EventBuried
+from stretto.observations import EventDeadLettered
 from stretto.postgres import bus as bus_module
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.deliveries import dead_letters, retry_dead_letters
@@ -316,8 +316,8 @@ async def test_an_event_refused_too_often_dies_and_can_be_retried(
         world.clock.now += LOOK_SECONDS + 1
         await world.relay.run_once()
     assert [good] == world.bus.ids
-    dead = [each for each in world.observed if isinstance(each, EventBuried)]
-    assert [EventBuried(bad, "too large\0")] == dead
+    dead = [each for each in world.observed if isinstance(each, EventDeadLettered)]
+    assert [EventDeadLettered(bad, "too large\0")] == dead
     (letter,) = await dead_letters(connection, 10)
     assert (bad, 3, "too large") == (letter["event_id"], letter["tries"], letter["dead_reason"])
     assert 0 == await retry_dead_letters(connection, [good])

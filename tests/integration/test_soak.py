@@ -81,9 +81,9 @@ def test_lines_that_say_the_same_in_one_second_are_repeats(soak: Any) -> None:
     """Other words, or another second, are news; what is no JSON is not counted."""
     run = figures(soak)
     at = [f'"timestamp": "2026-01-01T00:00:0{number}.5Z"' for number in (1, 1, 2)]
-    lines = [f'{{"event": "write.trouble", "kind": "Transient", {each}}}\n' for each in at]
+    lines = [f'{{"event": "write.failed", "kind": "Transient", {each}}}\n' for each in at]
     run.read_log([*lines, lines[0].replace("Transient", "Refused"), "Traceback\n"])
-    assert (1, Counter({"write.trouble": 4})) == (run.log_repeats, run.log_events)
+    assert (1, Counter({"write.failed": 4})) == (run.log_repeats, run.log_events)
     assert sum(map(len, lines)) + len(lines[0]) - 2 + 10 == run.log_bytes
     assert ["1 lines of the log repeat another of the same second"] == run.misses()
 

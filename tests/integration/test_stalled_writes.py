@@ -12,7 +12,7 @@ from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import DatabaseUnavailable
-from stretto.observations import Observation, OwnerPaused, WriteTrouble
+from stretto.observations import Observation, OwnerPaused, WriteFailed
 from stretto.postgres import stalls
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.store_errors import Locked, OutcomeUnknown, Stalled, Transient
@@ -216,7 +216,7 @@ async def test_a_server_that_hangs_pauses_no_owner(
             return_exceptions=True,
         )
     assert [DatabaseUnavailable] * 2 == [type(each) for each in results]
-    errors = [type(each.error) for each in events if isinstance(each, WriteTrouble)]
+    errors = [type(each.error) for each in events if isinstance(each, WriteFailed)]
     assert OutcomeUnknown in errors
     assert Stalled not in errors
     assert not any(isinstance(each, OwnerPaused) for each in events)

@@ -18,7 +18,7 @@ import pytest
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.observations import EventBuried, WebhookDisabled, WebhookTried
+from stretto.observations import EventDeadLettered, WebhookDisabled, WebhookTried
 from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.runner import Run
@@ -349,8 +349,8 @@ async def test_what_fails_is_tried_by_the_schedule_then_dies_and_can_be_retried(
             assert tries == len(receiver.requests)
             clock.move(1 + pause * JITTER_RATIO_MAX)
         await work(sender)
-        assert [EventBuried(event_id, "webhook: answered 500")] == [
-            event for event in observed if isinstance(event, EventBuried)
+        assert [EventDeadLettered(event_id, "webhook: answered 500")] == [
+            event for event in observed if isinstance(event, EventDeadLettered)
         ]
         clock.move(10 * RETRY_SECONDS[-1])
         await work(sender)

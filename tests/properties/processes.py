@@ -14,7 +14,7 @@ from stretto.creation.creator import CreatorSettings, GroupCreator
 from stretto.creation.lookup import AttemptLookup
 from stretto.creation.writer import GroupWriter
 from stretto.errors import AttemptFailed, AttemptPending, KeyReused
-from stretto.observations import WriteTrouble
+from stretto.observations import WriteFailed
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
@@ -145,5 +145,5 @@ class Process:
 
     def _observe(self, event: Observation) -> None:
         match event:
-            case WriteTrouble(error) if not isinstance(error, Refused):
+            case WriteFailed(error) if not isinstance(error, Refused):
                 self._alarms.append(event)

@@ -17,7 +17,7 @@ from stretto.observations import (
     AttemptStrayed,
     BatchWritten,
     ConnectionLost,
-    EventBuried,
+    EventDeadLettered,
     EventDelivered,
     EventsRelayed,
     GuaranteeBroken,
@@ -26,11 +26,11 @@ from stretto.observations import (
     ReclaimTried,
     RowsSwept,
     SessionEnded,
-    UpkeepTrouble,
+    UpkeepFailed,
     WebhookBlocked,
     WebhookDisabled,
     WebhookTried,
-    WriteTrouble,
+    WriteFailed,
 )
 from stretto.store_errors import HookError, HookInterrupted, OutcomeUnknown, Refused, Transient
 from stretto.telemetry.logs import log_observation
@@ -97,9 +97,9 @@ def test_only_a_bug_is_logged_with_its_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A host's veto and the network's failures need none; and no variables are shown."""
-    failure = WriteTrouble(raised(error, cause and raised(cause)), 3)
+    failure = WriteFailed(raised(error, cause and raised(cause)), 3)
     (line,) = logged(capsys, failure)
-    assert ("write.trouble", type(error).__name__, 3) == (
+    assert ("write.failed", type(error).__name__, 3) == (
         line["event"],
         line["kind"],
         line["writes"],
@@ -145,7 +145,7 @@ def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
     [
         ('stretto_attempts_total{outcome="created"} 1.0', AttemptAnswered("created")),
         ("stretto_batch_writes_sum 7.0", BatchWritten(7, 6, 0.1)),
-        ('stretto_write_trouble_total{kind="Transient"} 3.0', WriteTrouble(Transient(), 3)),
+        ('stretto_write_failures_total{kind="Transient"} 3.0', WriteFailed(Transient(), 3)),
         ("stretto_owner_pauses_total 1.0", OwnerPaused(Transient(), UUID(int=1), 5.0)),
         ("stretto_owner_pauses_total 0.0", OwnerResumed()),
         ('stretto_reclaims_total{result="lost"} 1.0', ReclaimTried("lost")),
@@ -164,15 +164,15 @@ def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
         ('stretto_events_relayed_total{result="published"} 7.0', EventsRelayed(7, 2, 0.1)),
         ('stretto_events_relayed_total{result="refused"} 2.0', EventsRelayed(7, 2, 0.1)),
         ("stretto_relay_seconds_count 1.0", EventsRelayed(7, 2, 0.1)),
-        ("stretto_events_dead_total 1.0", EventBuried(UUID(int=1), "x")),
+        ("stretto_events_dead_total 1.0", EventDeadLettered(UUID(int=1), "x")),
         ('stretto_swept_rows_total{table="attempt"} 5.0', RowsSwept("attempt", 5)),
         (
-            'stretto_upkeep_trouble_total{actor="relay",kind="Transient"} 1.0',
-            UpkeepTrouble("relay", Transient()),
+            'stretto_upkeep_failures_total{actor="relay",kind="Transient"} 1.0',
+            UpkeepFailed("relay", Transient()),
         ),
         (
-            'stretto_upkeep_trouble_total{actor="sweeper",kind="Transient"} 1.0',
-            UpkeepTrouble("sweeper", Transient()),
+            'stretto_upkeep_failures_total{actor="sweeper",kind="Transient"} 1.0',
+            UpkeepFailed("sweeper", Transient()),
         ),
         ("stretto_guarantees_broken_total 1.0", GuaranteeBroken(UUID(int=1))),
         ("stretto_events_delivered_total 7.0", EventDelivered(7)),
@@ -199,10 +199,10 @@ def test_each_value_of_a_label_has_a_series_of_its_own() -> None:
     """Although a series is looked up once."""
     metrics = Metrics()
     for actor in ("relay", "sweeper", "relay"):
-        metrics.observe(UpkeepTrouble(actor, Transient()))
+        metrics.observe(UpkeepFailed(actor, Transient()))
     lines = metrics.exposition().decode().splitlines()
-    assert 'stretto_upkeep_trouble_total{actor="relay",kind="Transient"} 2.0' in lines
-    assert 'stretto_upkeep_trouble_total{actor="sweeper",kind="Transient"} 1.0' in lines
+    assert 'stretto_upkeep_failures_total{actor="relay",kind="Transient"} 2.0' in lines
+    assert 'stretto_upkeep_failures_total{actor="sweeper",kind="Transient"} 1.0' in lines
 
 
 def test_answers_on_the_fast_path_have_their_own_times() -> None:

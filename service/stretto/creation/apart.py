@@ -50,7 +50,7 @@ SLOW_RATIO: Final = 5.0
 class _RowLocked(Locked):
     """A row beside the attempts, such as a host's, was locked, and no table: others can be written.
 
-    Its name keeps it out of telemetry: it is reported as `Locked` (`WriteTrouble.kind`).
+    Its name keeps it out of telemetry: it is reported as `Locked` (`WriteFailed.kind`).
     """
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from stretto.creation.apart import Halves, OneByOne, _RowLocked, is_away, is_own, slow
 from stretto.creation.breakers import OWNER_SECONDS_MAX
 from stretto.creation.ports import Led, NotLed, SettledAsFailed
-from stretto.observations import ActorCrashed, AttemptStrayed, WriteTrouble
+from stretto.observations import ActorCrashed, AttemptStrayed, WriteFailed
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Envelope
 from stretto.store_errors import (
@@ -160,10 +160,10 @@ class LeadWriter:
                 yield
         except StoreError as error:
             ids = request_ids(request.message.request for request in batch)
-            trouble = WriteTrouble(error, len(batch), ids)
-            self._observe(trouble)
+            failure = WriteFailed(error, len(batch), ids)
+            self._observe(failure)
             if isinstance(error, OutcomeUnknown):
-                self._observe_unknown(batch, trouble.kind)
+                self._observe_unknown(batch, failure.kind)
             raise
 
     def _observe_unknown(self, batch: Sequence[WriteRequest], kind: str) -> None:

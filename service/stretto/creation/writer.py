@@ -20,7 +20,7 @@ from stretto.creation.apart import is_away, result_of
 from stretto.creation.batch import BatchWriter
 from stretto.creation.leads import BACKOFF, WRITER
 from stretto.creation.ports import NotLed
-from stretto.observations import BatchWritten, WriteTrouble
+from stretto.observations import BatchWritten, WriteFailed
 from stretto.runtime.actor import Actor, TryAgain
 from stretto.store_errors import Locked, OutcomeUnknown, StoreError
 from stretto.telemetry.request_context import traces_of
@@ -123,7 +123,7 @@ class GroupWriter(Actor):
             try:
                 await self._store.open()
             except StoreError as error:
-                self._observe(WriteTrouble(error, 0))
+                self._observe(WriteFailed(error, 0))
                 raise TryAgain from error
 
     async def _write_and_answer(self, batch: list[WriteRequest]) -> None:

@@ -24,7 +24,7 @@ from stretto.errors import InternalError, Overloaded
 from stretto.events.log import PAGE_EVENTS
 from stretto.events.outgoing import OutgoingEvent
 from stretto.events.place import PositionLost
-from stretto.observations import UpkeepTrouble
+from stretto.observations import UpkeepFailed
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
 from stretto.store_errors import StoreError
@@ -177,7 +177,7 @@ class HistoryReader(Actor):
             try:
                 return await self._log.page(begin, PAGE_EVENTS, users)
             except StoreError as error:
-                self._observe(UpkeepTrouble(self.name, error))
+                self._observe(UpkeepFailed(self.name, error))
                 if asyncio.get_running_loop().time() >= self._retry_until:
                     raise
             await asyncio.sleep(BACKOFF.seconds(failures))

@@ -20,7 +20,7 @@ import nats.errors
 from stretto.nats.access import NatsSettings
 from stretto.nats.client import Client
 from stretto.network import network_failure
-from stretto.observations import BusConnected, BusTrouble
+from stretto.observations import BusConnected, BusFailed
 from stretto.runtime.actor import Actor, Pace, TryAgain
 from stretto.runtime.backoff import Backoff
 from stretto.targets.bus import BusUnavailable
@@ -161,7 +161,7 @@ class NatsConnection(Actor):
         failure = str(error) or network_failure(error)
         if failure != self._reported:
             self._reported = failure
-            self._observe(BusTrouble(failure))
+            self._observe(BusFailed(failure))
 
     async def run_once(self) -> int:
         """Connect, and watch the connection until it is lost."""

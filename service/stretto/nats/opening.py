@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from stretto.errors import ConfigurationError
 from stretto.nats.access import NatsSettings
-from stretto.observations import BusTrouble
+from stretto.observations import BusFailed
 from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ async def describe_streams(
             )
             raise ConfigurationError(message) from error
         except NATS_ERRORS as error:
-            causes = [each.cause for each in observed if isinstance(each, BusTrouble)]
+            causes = [each.cause for each in observed if isinstance(each, BusFailed)]
             cause = causes[-1] if causes else str(error) or "no answer in time"
             message = (
                 f"NATS does not answer as it should within {ANSWER_SECONDS:.0f} s ({cause});"

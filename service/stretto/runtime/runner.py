@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from stretto.errors import is_a
-from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
+from stretto.observations import ActorCrashed, ActorRestarted, UpkeepFailed
 from stretto.runtime.actor import CANCEL_SECONDS, TryAgain
 from stretto.runtime.cancelling import is_cancelled
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from stretto.runtime.actor import Actor, Pace
 
-    Report = Callable[[UpkeepTrouble | ActorCrashed | ActorRestarted], object]
+    Report = Callable[[UpkeepFailed | ActorCrashed | ActorRestarted], object]
     Wait = Callable[[asyncio.Event, float], Awaitable[bool]]
     Resume = Callable[["Run", BaseException], bool]
 
@@ -156,7 +156,7 @@ class Run:
             self._is_running = False
             self._report(ActorCrashed(actor.name, error))
         elif is_a(error, actor.failures):
-            self._report(UpkeepTrouble(actor.name, error))
+            self._report(UpkeepFailed(actor.name, error))
         if not await self._wait(actor.stopped, seconds) and is_crash:
             self._is_running = True
             self._report(ActorRestarted(actor.name))

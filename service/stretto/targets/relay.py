@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from stretto.events.place import PositionLost
-from stretto.observations import EventBuried, EventsRelayed, Observer, PlaceLost
+from stretto.observations import EventDeadLettered, EventsRelayed, Observer, PlaceLost
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.backoff import Backoff
 from stretto.setting import setting
@@ -183,7 +183,7 @@ class OutboxRelay(Actor):
         await self._store.settle(sent, put_off)
         for each in put_off:
             if each.dead_reason is not None:
-                self._observe(EventBuried(each.event_id, each.dead_reason))
+                self._observe(EventDeadLettered(each.event_id, each.dead_reason))
         self._observe(EventsRelayed(len(sent), len(put_off), time.perf_counter() - started))
 
     async def _publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:

@@ -1,8 +1,8 @@
 """The one table of telemetry: which metrics an observation moves, and what the log says of it.
 
-Beside it are the gauges, which are read when metrics are. Each sink reads its part: `metrics.py` the metrics, `logs.py` the lines. Labels and fields are
-attributes of the observation. `docs/telemetry.md` is the contract; a test compares it with this
-table.
+Beside it are the gauges, which are read when metrics are. Each sink reads its part: `metrics.py`
+the metrics, `logs.py` the lines. Labels and fields are attributes of the observation.
+`docs/telemetry.md` is the contract; a test compares it with this table.
 
 No key and no token is ever a label or a field.
 """
@@ -120,12 +120,12 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
             "stretto_batch_seconds", "From a batch's claim to its last answer.", "seconds", SECONDS
         ),
     ),
-    observations.WriteTrouble: (
+    observations.WriteFailed: (
         Count(
-            "stretto_write_trouble_total", "Writes that failed, at each try.", ("kind",), "writes"
+            "stretto_write_failures_total", "Writes that failed, at each try.", ("kind",), "writes"
         ),
         Line(
-            "warning", "write.trouble", ("kind", "cause", "writes", "request_ids"), exception="bug"
+            "warning", "write.failed", ("kind", "cause", "writes", "request_ids"), exception="bug"
         ),
     ),
     observations.OwnerPaused: (
@@ -158,9 +158,9 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
         Line("critical", "guarantee.broken", ("guarantee", "group_id")),
     ),
     observations.BusConnected: (Line("info", "bus.connected"),),
-    observations.BusTrouble: (
-        Count("stretto_bus_trouble_total", "Times that the bus was lost or not understood."),
-        Line("warning", "bus.trouble", ("cause",)),
+    observations.BusFailed: (
+        Count("stretto_bus_failures_total", "Times that the bus was lost or not understood."),
+        Line("warning", "bus.failed", ("cause",)),
     ),
     observations.StreamDiffers: (
         Line("warning", "bus.stream_differs", ("stream", "replicas", "wanted")),
@@ -185,7 +185,7 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
         ),
         Measure("stretto_relay_seconds", "From reading a page to moving on.", "seconds", SECONDS),
     ),
-    observations.EventBuried: (
+    observations.EventDeadLettered: (
         Count("stretto_events_dead_total", "Events that became dead letters."),
         Line("error", "event.dead", ("event_id", "reason")),
     ),
@@ -210,9 +210,9 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
     observations.RowsSwept: (
         Count("stretto_swept_rows_total", "Rows past their retention.", ("table",), "rows"),
     ),
-    observations.UpkeepTrouble: (
-        Count("stretto_upkeep_trouble_total", "Turns of upkeep that failed.", ("actor", "kind")),
-        Line("warning", "upkeep.trouble", ("actor", "kind", "cause")),
+    observations.UpkeepFailed: (
+        Count("stretto_upkeep_failures_total", "Turns of upkeep that failed.", ("actor", "kind")),
+        Line("warning", "upkeep.failed", ("actor", "kind", "cause")),
     ),
     observations.ActorCrashed: (
         Count("stretto_actor_crashes_total", "Bugs that ended an actor's turn.", ("actor",)),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from stretto.observations import (
     ActorCrashed,
-    EventBuried,
+    EventDeadLettered,
     WebhookBlocked,
     WebhookDisabled,
     WebhookTried,
@@ -146,7 +146,7 @@ class WebhookSender(Actor):
         self._note_blocked(is_blocked=any(isinstance(why, Blocked) for *_, why in done))
         for each in others:
             if each.dead_reason is not None:
-                self._observe(EventBuried(each.event_id, f"webhook: {each.dead_reason}"))
+                self._observe(EventDeadLettered(each.event_id, f"webhook: {each.dead_reason}"))
 
     def _note_blocked(self, *, is_blocked: bool) -> None:
         """Report that the endpoint may not be called: once, until it has been called again."""

@@ -15,7 +15,7 @@ from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteRes
 from stretto.creation.writer import GroupWriter
 from stretto.domain import NewGroup, UserId
 from stretto.errors import Failure
-from stretto.observations import ActorCrashed, Observation, WriteTrouble
+from stretto.observations import ActorCrashed, Observation, WriteFailed
 from stretto.runtime.mailbox import Mailbox
 from stretto.store_errors import (
     InDoubt,
@@ -169,7 +169,7 @@ async def test_where_the_claim_has_failed_each_is_claimed_alone() -> None:
         ("lead in haste", [1, 3]),
     ] == store.calls
     # Once for the batch, once for itself.
-    assert [3, 1] == [event.writes for event in events if isinstance(event, WriteTrouble)]
+    assert [3, 1] == [event.writes for event in events if isinstance(event, WriteFailed)]
 
 
 async def test_where_the_claim_has_met_another_claim_its_request_follows() -> None:

@@ -103,15 +103,15 @@ async def test_what_could_not_be_added_is_added_later() -> None:
     assert [1, 2] == store.added
 
 
-@pytest.mark.parametrize(("expected", "trouble"), [([1], ""), ([], "fails"), ([], "hangs")])
+@pytest.mark.parametrize(("expected", "failure"), [([1], ""), ([], "fails"), ([], "hangs")])
 async def test_the_end_adds_what_is_left_if_that_is_soon_done(
-    expected: list[int], trouble: str, monkeypatch: pytest.MonkeyPatch
+    expected: list[int], failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is not held up by a database that does not answer."""
     monkeypatch.setattr(trail_module, "STOP_SECONDS", 0.01)
     store = Store()
-    store.error = Unreachable("away") if trouble == "fails" else None
-    store.hangs = trouble == "hangs"
+    store.error = Unreachable("away") if failure == "fails" else None
+    store.hangs = failure == "hangs"
     recorder = TrailRecorder(store)
     recorder.note(stray(1))
     recorder.stop()

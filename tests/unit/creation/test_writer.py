@@ -24,7 +24,7 @@ from stretto.observations import (
     BatchWritten,
     Observation,
     OwnerPaused,
-    WriteTrouble,
+    WriteFailed,
 )
 from stretto.runtime.actor import TryAgain
 from stretto.runtime.mailbox import Mailbox
@@ -611,7 +611,7 @@ async def test_a_writer_that_cannot_connect_leaves_requests_to_one_that_can() ->
     asked = mailbox.ask(write(1))
     with pytest.raises(TryAgain):
         await first.run_once()
-    assert [WriteTrouble] == [type(event) for event in seen]
+    assert [WriteFailed] == [type(event) for event in seen]
     async with asyncio.timeout(5):
         await second.run_once()
     assert Led() == asked.result()

@@ -17,7 +17,7 @@ from stretto.events.hub import HubSettings, SessionHub
 from stretto.events.log import LogPage
 from stretto.events.place import History, Place, PositionLost
 from stretto.events.session import Session
-from stretto.observations import ActorCrashed, UpkeepTrouble
+from stretto.observations import ActorCrashed, UpkeepFailed
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
@@ -333,7 +333,7 @@ async def test_a_page_that_fails_is_read_again_and_closes_no_session(
     if is_patient:
         assert [list(range(1, 12)), [9, 10, 11]] == list(found)
         assert ["cut", "slow"] == [
-            str(e.error) for e in world.observed if isinstance(e, UpkeepTrouble)
+            str(e.error) for e in world.observed if isinstance(e, UpkeepFailed)
         ]
     else:
         assert [Unreachable, Unreachable] == [type(each) for each in found]

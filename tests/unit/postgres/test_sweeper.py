@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.observations import ActorCrashed, ActorRestarted, RowsSwept, UpkeepTrouble
+from stretto.observations import ActorCrashed, ActorRestarted, RowsSwept, UpkeepFailed
 from stretto.postgres import retention as sweeper_module
 from stretto.postgres.retention import RetentionSweeper
 from stretto.runtime.runner import Run
@@ -117,7 +117,7 @@ async def test_it_stops_between_two_batches_of_a_sweep(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("expected", "error"),
     [
-        ([UpkeepTrouble], Unreachable()),
+        ([UpkeepFailed], Unreachable()),
         ([ActorCrashed, ActorRestarted], ZeroDivisionError()),
     ],
 )

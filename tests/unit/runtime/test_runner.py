@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from stretto.observations import ActorCrashed, ActorRestarted, UpkeepTrouble
+from stretto.observations import ActorCrashed, ActorRestarted, UpkeepFailed
 from stretto.runtime import runner as runner_module
 from stretto.runtime.actor import Actor, Pace, TryAgain
 from stretto.runtime.backoff import Backoff
@@ -154,7 +154,7 @@ async def test_a_failure_is_reported_and_is_no_crash(world: World) -> None:
     world.on_wait = lambda: states.append(world.runner.up["scripted"] == 1)
     world.runner.start(actor, is_vital=True)
     await until_idle(actor)
-    assert [UpkeepTrouble, UpkeepTrouble] == world.kinds
+    assert [UpkeepFailed, UpkeepFailed] == world.kinds
     assert [1.0, 2.0, 4.0] == [seconds for _, seconds in world.waits]
     assert [True] * 3 == states
     await world.runner.stop(actor)

@@ -12,10 +12,10 @@ from stretto.events.log import LogPage
 from stretto.observations import (
     ActorCrashed,
     ActorRestarted,
-    EventBuried,
+    EventDeadLettered,
     EventsRelayed,
     PlaceLost,
-    UpkeepTrouble,
+    UpkeepFailed,
 )
 from stretto.runtime.runner import Run, wait_until
 from stretto.store_errors import Unreachable
@@ -257,7 +257,7 @@ async def test_an_event_that_is_refused_too_often_is_a_dead_letter() -> None:
     assert (None, "too large") == (second.dead_reason, last.dead_reason)
     assert second.is_try
     assert [] == world.store.sent
-    assert EventBuried(ONE.event.event_id, "too large") in world.observed
+    assert EventDeadLettered(ONE.event.event_id, "too large") in world.observed
 
 
 async def test_a_wake_up_wakes_the_relay_and_stop_ends_it() -> None:
@@ -307,8 +307,8 @@ async def test_events_that_follow_a_wake_up_closely_are_published_with_it() -> N
 @pytest.mark.parametrize(
     ("expected", "error"),
     [
-        ([UpkeepTrouble], Unreachable()),
-        ([UpkeepTrouble], BusUnavailable()),
+        ([UpkeepFailed], Unreachable()),
+        ([UpkeepFailed], BusUnavailable()),
         ([ActorCrashed, ActorRestarted], ZeroDivisionError()),
     ],
 )

@@ -75,10 +75,10 @@ async def test_the_first_is_logged_at_once_and_the_others_are_counted(
 ) -> None:
     """The line for all of them is the last one's."""
     for n in range(1000):
-        log.warning("trouble", n=n)
-    assert [("trouble", 0, None)] == lines()
+        log.warning("failure", n=n)
+    assert [("failure", 0, None)] == lines()
     folder.flush()
-    assert [("trouble", 0, None), ("trouble", 999, 999)] == lines()
+    assert [("failure", 0, None), ("failure", 999, 999)] == lines()
     folder.flush()
     assert 2 == len(lines())
 
@@ -87,31 +87,31 @@ async def test_every_second_has_its_line_as_long_as_it_goes_on(
     log: Log, lines: Callable[[], Any], end_second: Callable[[], None]
 ) -> None:
     """The last line is not lost, and a second of silence makes the next event a first one again."""
-    expected: list[tuple[Any, ...]] = [("trouble", 0, None)]
-    log.warning("trouble", n=0)
+    expected: list[tuple[Any, ...]] = [("failure", 0, None)]
+    log.warning("failure", n=0)
     for first in (10, 20, 30):
         for n in range(first, first + 3):
-            log.warning("trouble", n=n)
+            log.warning("failure", n=n)
         assert expected == lines()
         end_second()
-        expected.append(("trouble", first + 2, 3))
+        expected.append(("failure", first + 2, 3))
         assert expected == lines()
     end_second()
     assert expected == lines()
-    log.warning("trouble", n=40)
-    assert [*expected, ("trouble", 40, None)] == lines()
+    log.warning("failure", n=40)
+    assert [*expected, ("failure", 40, None)] == lines()
 
 
 async def test_a_second_from_before_a_flush_ends_no_other(
     log: Log, folder: LogFolder, lines: Callable[[], Any], end_second: Callable[[], None]
 ) -> None:
     """Its timer still runs, and has no line of its own any more."""
-    log.warning("trouble", n=0)
-    log.warning("trouble", n=1)
+    log.warning("failure", n=0)
+    log.warning("failure", n=1)
     folder.flush()
-    log.warning("trouble", n=2)
+    log.warning("failure", n=2)
     end_second()
-    assert [("trouble", 0, None), ("trouble", 1, 1), ("trouble", 2, None)] == lines()
+    assert [("failure", 0, None), ("failure", 1, 1), ("failure", 2, None)] == lines()
 
 
 @pytest.mark.parametrize(
@@ -131,16 +131,16 @@ async def test_another_kind_is_logged_at_once(
     other: dict[str, Any], log: Log, lines: Callable[[], Any]
 ) -> None:
     """It says something new; what differs otherwise does not."""
-    first: dict[str, Any] = {"event": "trouble", "actor": "relay", "exc_info": None}
+    first: dict[str, Any] = {"event": "failure", "actor": "relay", "exc_info": None}
     for fields in (first, first | {"cause": "x"}, first | other, first | other):
         log.warning(**fields)
-    assert ["trouble", other.get("event", "trouble")] == [line[0] for line in lines()]
+    assert ["failure", other.get("event", "failure")] == [line[0] for line in lines()]
 
 
 async def test_another_level_is_another_kind(log: Log, lines: Callable[[], Any]) -> None:
     """An error never hides behind a warning."""
-    log.warning("trouble", n=0)
-    log.error("trouble", n=1)
+    log.warning("failure", n=0)
+    log.error("failure", n=1)
     assert [0, 1] == [line[1] for line in lines()]
 
 
@@ -150,8 +150,8 @@ async def test_what_names_a_row_is_never_folded(
 ) -> None:
     """Each of them is another row."""
     for n in range(3):
-        log.error("trouble", n=n, **{row: str(UUID(int=n))})
-    assert [("trouble", n, None) for n in range(3)] == lines()
+        log.error("failure", n=n, **{row: str(UUID(int=n))})
+    assert [("failure", n, None) for n in range(3)] == lines()
 
 
 async def test_a_folded_traceback_is_still_there_when_it_is_logged(
@@ -173,16 +173,16 @@ async def test_a_folded_traceback_is_still_there_when_it_is_logged(
 def test_without_a_loop_nothing_is_folded(log: Log, lines: Callable[[], Any]) -> None:
     """No timer could end a second."""
     for n in range(3):
-        log.warning("trouble", n=n)
-    assert [("trouble", n, None) for n in range(3)] == lines()
+        log.warning("failure", n=n)
+    assert [("failure", n, None) for n in range(3)] == lines()
 
 
 def test_every_loop_begins_anew(log: Log, lines: Callable[[], Any]) -> None:
     """What one that has ended was counting holds up no line of the next."""
 
     async def say(n: int) -> None:
-        log.warning("trouble", n=n)
+        log.warning("failure", n=n)
 
     for n in range(3):
         asyncio.run(say(n))
-    assert [("trouble", n, None) for n in range(3)] == lines()
+    assert [("failure", n, None) for n in range(3)] == lines()

@@ -13,7 +13,7 @@ from stretto.events.log import CommittedEvent
 from stretto.observations import (
     ActorCrashed,
     ActorRestarted,
-    UpkeepTrouble,
+    UpkeepFailed,
     WebhookBlocked,
     WebhookTried,
 )
@@ -105,9 +105,9 @@ class ScriptedEndpoint:
 @pytest.mark.parametrize(
     ("expected", "name", "error"),
     [
-        ([UpkeepTrouble], "take", Unreachable()),
+        ([UpkeepFailed], "take", Unreachable()),
         ([ActorCrashed, ActorRestarted], "take", ZeroDivisionError()),
-        ([UpkeepTrouble], "settle", Unreachable()),
+        ([UpkeepFailed], "settle", Unreachable()),
         ([ActorCrashed, ActorRestarted], "settle", ZeroDivisionError()),
     ],
 )
