@@ -17,10 +17,9 @@ import orjson
 import uuid_utils
 from uuid_utils.compat import uuid5
 
-from stretto.errors import FieldError, KeyInvalid, RequestInvalid, shortened
+from stretto.errors import FieldError, KeyInvalid, RequestInvalid, require_kind, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime
 
 NAMESPACE: Final = uuid5(NAMESPACE_URL, "urn:stretto:create_group")
@@ -161,7 +160,7 @@ class NewGroup:
         name: object = document.get("name")
         description: object = document.get("description")
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            errors.append(FieldError("/name", _name_error(document)))
+            errors.append(FieldError("/name", _NAME_RULE if "name" in document else "is required"))
         if description is not None and (
             not isinstance(description, str) or _DESCRIPTION.fullmatch(description) is None
         ):
@@ -233,6 +232,8 @@ def group_id(owner: str, key: str) -> UUID:
 
     Clients may compute it before they send anything (RFC 9562, name-based UUIDs).
     """
+    require_kind("owner", owner, str)
+    require_kind("key", key, str)
     return UUID(bytes=group_id_bytes(owner, key))
 
 
@@ -256,6 +257,7 @@ def event_id(conversation: UUID) -> UUID:
     It is the same each time that the event is sent. A group that is created again after it was lost
     has another conversation, so that its event has another id: equal ids mean equal content.
     """
+    require_kind("conversation", conversation, UUID)
     return uuid5(conversation, EVENT_TYPE)
 
 
@@ -271,10 +273,6 @@ _DESCRIPTION_RULE = (
     f"must be at most {DESCRIPTION_CHARACTERS_MAX} characters without control characters"
     " other than tab and line ends"
 )
-
-
-def _name_error(document: Mapping[str, object]) -> str:
-    return _NAME_RULE if "name" in document else "is required"
 
 
 def _parse_members(value: object, errors: list[FieldError]) -> set[UserId]:

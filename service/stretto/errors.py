@@ -123,6 +123,15 @@ def _where(error: FieldError | ParameterError) -> str:
     return error.pointer or "body"
 
 
+def require_kind(name: str, value: object, *kinds: type) -> None:
+    """Raise `TypeError` unless a host's argument of this name is of one of the kinds."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+        # Without the value, which may be a secret.
+        message = f"{name} must be {wanted.replace('builtins.', '')}, not {type(value)!r}"
+        raise TypeError(message)
+
+
 def shortened(text: str) -> str:
     """Return a client's text as an error repeats it."""
     return text if len(text) <= QUOTED_CHARACTERS_MAX else f"{text[:QUOTED_CHARACTERS_MAX]}…"

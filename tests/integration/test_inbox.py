@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -92,3 +92,12 @@ async def test_outside_a_transaction_is_a_programmers_error(connection: Connecti
     """Record and effects would part."""
     with pytest.raises(AssertionError, match="together with the effects"):
         await stretto.Inbox("counter").first_time(connection, MESSAGE)
+
+
+@pytest.mark.parametrize("message", [7, None, b"7"])
+async def test_a_message_is_named_by_a_uuid(message: Any, connection: Connection) -> None:
+    """Its text will do; another kind is refused by its argument's name."""
+    async with connection.transaction():
+        with pytest.raises(TypeError, match=r"^message_id must be uuid.UUID or str, not <class"):
+            await stretto.Inbox("counter").first_time(connection, message)
+        assert await stretto.Inbox("counter").first_time(connection, str(MESSAGE))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -19,7 +20,7 @@ from stretto.targets.relay import RelaySettings
 from support.api_client import SECRET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from stretto.postgres.driver_connection import Connection
 
@@ -27,6 +28,7 @@ TOKENS: Final = stretto.TokenSettings(jwt_secret=SECRET)
 DSN: Final = "postgresql://nowhere/chat"
 WRITERS: Final = 2
 SETTINGS: Final = stretto.ComponentSettings(writers=WRITERS)
+NEW_GROUP: Final = stretto.NewGroup(stretto.UserId("alice"), "Team", None, ())
 
 
 async def _hook(*_: object) -> None:
@@ -134,6 +136,7 @@ def test_any_other_path_is_a_prefix(prefix: str) -> None:
     [
         (TypeError, "neither was given", {}),
         (TypeError, "both were given", {"dsn": DSN, "pool": object()}),
+        (TypeError, "dsn must be str, not <class 'int'>", {"dsn": 5}),
         (TypeError, "pool must be asyncpg.pool.Pool, not", {"pool": object()}),
         (TypeError, "settings must be", {"dsn": DSN, "settings": {}}),
         (TypeError, "on_create must be", {"dsn": DSN, "on_create": print}),
@@ -212,8 +215,7 @@ async def test_a_pool_has_room_for_every_component_that_shares_it(
     size = 2 * (WRITERS + POOL_SPARE_MIN) - missing
 
     async def create(component: stretto.Component, key: str) -> stretto.Answer:
-        new_group = stretto.NewGroup(stretto.UserId("alice"), "Team", None, ())
-        return await component.creator.create(stretto.IdempotencyKey(key), new_group)
+        return await component.creator.create(stretto.IdempotencyKey(key), NEW_GROUP)
 
     async with asyncpg.create_pool(
         database_url, min_size=0, max_size=size, server_settings={"search_path": "stretto"}
@@ -398,13 +400,64 @@ async def test_a_pool_that_is_not_there_yet_is_reported_in_words() -> None:
     await runner.cleanup()
 
 
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        (
+            "app must be aiohttp.*Application, not <class 'str'>",
+            lambda: stretto.setup("app", "/chat", dsn=DSN, tokens=TOKENS),  # type: ignore[arg-type]
+        ),
+        (
+            "prefix must be str, not <class 'int'>",
+            lambda: stretto.setup(web.Application(), 5, dsn=DSN, tokens=TOKENS),  # type: ignore[arg-type]
+        ),
+        ("dsn must be str", lambda: stretto.create_app(dsn=5, tokens=TOKENS)),  # type: ignore[arg-type]
+        ("owner must be str", lambda: stretto.group_id(5, "k")),  # type: ignore[arg-type]
+        ("key must be str", lambda: stretto.group_id("alice", 5)),  # type: ignore[arg-type]
+        ("conversation must be uuid.UUID, not", lambda: stretto.event_id(str(UUID(int=7)))),  # type: ignore[arg-type]
+        ("name must be str", lambda: stretto.Inbox(5)),  # type: ignore[arg-type]
+    ],
+)
+def test_an_argument_of_another_kind_is_named(words: str, call: Callable[[], object]) -> None:
+    """And not what it has led to further inside."""
+    with pytest.raises(TypeError, match=f"^{words}"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        (
+            "new_group must be stretto.domain.NewGroup, not <class 'dict'>",
+            lambda creator: creator.create("k", {"name": "Team"}),
+        ),
+        (
+            "wait_seconds must be int or float, not <class 'str'>",
+            lambda creator: creator.create("k", NEW_GROUP, wait_seconds="5"),
+        ),
+        (
+            "body must be bytes, not <class 'str'>",
+            lambda creator: creator.create_from("alice", "k", '{"name": "Team"}'),
+        ),
+    ],
+)
+async def test_a_creations_argument_of_another_kind_is_named(
+    words: str, call: Callable[[Any], Awaitable[object]], database_url: str
+) -> None:
+    """Before anything is claimed: the key is as good as new."""
+    async with stretto.open_component(database_url) as component:
+        with pytest.raises(TypeError, match=f"^{words}"):
+            await call(component.creator)
+        answer = await component.creator.create(stretto.IdempotencyKey("k"), NEW_GROUP)
+    assert "created" == answer.status
+
+
 @pytest.mark.parametrize("key", [5, None, "", "a b", "a" * 256])
 async def test_a_key_that_could_not_come_over_http_is_refused(key: Any, database_url: str) -> None:
     """Its group could never be found by a client."""
-    new_group = stretto.NewGroup(stretto.UserId("alice"), "Team", None, ())
     async with stretto.open_component(database_url) as component:
         with pytest.raises(KeyInvalid):
-            await component.creator.create(key, new_group)
-        answer = await component.creator.create("k", new_group)  # type: ignore[arg-type]
-        again = await component.creator.create(stretto.IdempotencyKey("k"), new_group)
+            await component.creator.create(key, NEW_GROUP)
+        answer = await component.creator.create("k", NEW_GROUP)  # type: ignore[arg-type]
+        again = await component.creator.create(stretto.IdempotencyKey("k"), NEW_GROUP)
     assert answer.group == again.group

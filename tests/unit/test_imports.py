@@ -54,7 +54,10 @@ def loaded(code: str) -> set[str]:
         ("from stretto import GroupRejected", {"stretto", "stretto.errors"}),
         (
             "from stretto import Inbox",
-            {"stretto", "stretto.postgres", "stretto.postgres.inbox", "stretto.postgres.queries"},
+            {
+                *("stretto", "stretto.errors"),
+                *("stretto.postgres", "stretto.postgres.inbox", "stretto.postgres.queries"),
+            },
         ),
     ],
 )

@@ -8,9 +8,10 @@ from importlib.metadata import version
 from platform import python_version
 from typing import TYPE_CHECKING, Required, TypedDict, Unpack
 
+from aiohttp import web
+
 from stretto.assembly.host_options import (
     require_hook,
-    require_kind,
     require_one_source,
     require_options,
     require_prefix,
@@ -19,6 +20,7 @@ from stretto.assembly.host_options import (
 from stretto.assembly.host_pool import pool_of
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
+from stretto.errors import require_kind
 from stretto.http.admission import LoadShedder
 from stretto.http.app import build_app
 from stretto.http.event_streams import StreamSettings
@@ -31,7 +33,6 @@ from stretto.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from aiohttp import web
     from opentelemetry.trace import TracerProvider
 
     from stretto.assembly.component import Component
@@ -111,6 +112,7 @@ def setup(app: web.Application, prefix: str, **options: Unpack[AppOptions]) -> N
 
     Raises `ConfigurationError` for another prefix, and as `create_app` does.
     """
+    require_kind("app", app, web.Application)
     require_prefix(prefix)
     mounted = create_app(**options)
     app.add_subapp(prefix, mounted)

@@ -12,7 +12,7 @@ import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import ConfigurationError
+from stretto.errors import ConfigurationError, require_kind
 from stretto.telemetry.logs import logger
 from stretto.telemetry.safe_calls import never_raising
 
@@ -41,13 +41,6 @@ def require_options(
         if name not in options:
             message = f"the option {name!r} is needed"
             raise TypeError(message)
-
-
-def require_kind(name: str, value: object, kind: type) -> None:
-    """Raise `TypeError` unless the value is of that kind."""
-    if not isinstance(value, kind):
-        message = f"{name} must be {kind.__module__}.{kind.__qualname__}, not {type(value)!r}"
-        raise TypeError(message)
 
 
 def require_tracer_provider(provider: object) -> None:
@@ -115,6 +108,8 @@ def guarded(observe: Observer) -> Observer:
 
 def require_one_source(dsn: str, pool: object) -> None:
     """Raise `TypeError` unless there is either a `dsn` or a `pool`."""
+    if dsn:
+        require_kind("dsn", dsn, str)
     if bool(dsn) == (pool is not None):
         given = "both were given" if dsn else "neither was given"
         message = f"one of dsn and pool is needed: {given}"
@@ -127,6 +122,7 @@ def require_prefix(prefix: str) -> None:
     Any other would be found under another path, under none, or under one for each value of a
     pattern; and `Location` would lead nowhere.
     """
+    require_kind("prefix", prefix, str)
     if not prefix.startswith("/") or prefix.endswith("/"):
         right = "/" + (prefix.strip("/") or "chat")
         message = f"the prefix {prefix!r} must begin with a slash and not end with one: {right!r}"

@@ -13,8 +13,7 @@ from uuid import UUID
 
 import asyncpg
 
-from stretto.assembly.host_options import require_kind
-from stretto.errors import ConfigurationError
+from stretto.errors import ConfigurationError, require_kind
 from stretto.postgres.connections import Lane
 from stretto.postgres.driver_connection import is_lost
 from stretto.postgres.migrate import PRIVILEGES, ROUTINES

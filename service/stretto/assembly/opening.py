@@ -17,7 +17,6 @@ from stretto.assembly.host_options import (
     guarded,
     require_bus,
     require_hook,
-    require_kind,
     require_observer,
     require_one_source,
     require_signed,
@@ -33,6 +32,7 @@ from stretto.creation.lookup import AttemptLookup
 from stretto.creation.reads import Reads
 from stretto.creation.trail import TrailRecorder
 from stretto.creation.writer import GroupWriter
+from stretto.errors import require_kind
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
 from stretto.events.hub import SessionHub
 from stretto.events.tail import Announcer, LogTail

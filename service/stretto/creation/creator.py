@@ -27,6 +27,7 @@ from stretto.errors import (
     KeyReused,
     StrettoError,
     WrongEventLoop,
+    require_kind,
 )
 from stretto.observations import AttemptAnswered, AttemptStrayed
 from stretto.runtime.turns import Turns
@@ -140,6 +141,7 @@ class GroupCreator:
         `DatabaseUnavailable`, and `KeyInvalid` for a key that could not come over HTTP.
         """
         self._require_own_loop()
+        require_kind("new_group", new_group, NewGroup)
         if type(key) is not IdempotencyKey:
             key = IdempotencyKey(key)
         id_ = group_id_bytes(new_group.owner, key)
@@ -159,6 +161,7 @@ class GroupCreator:
         succeeded. Raises `RequestInvalid` as well.
         """
         self._require_own_loop()
+        require_kind("body", body, bytes)
         if type(key) is not IdempotencyKey:
             key = IdempotencyKey(key)
         owner = owner if type(owner) is UserId else UserId(owner)
@@ -239,6 +242,7 @@ class GroupCreator:
         wait_seconds: float,
     ) -> Answer:
         """Answer from the known outcome, else from the key's flight, else from a new flight."""
+        require_kind("wait_seconds", wait_seconds, int, float)
         if self._hooks.has_caller():
             raise CreatedInHook
         fingerprint = new_group.fingerprint()

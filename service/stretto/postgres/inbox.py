@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import UUID
 
+from stretto.errors import require_kind
 from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from stretto.postgres.driver_connection import Connection
 
 
@@ -16,6 +16,7 @@ class Inbox:
     """The messages that one consumer has processed; each consumer of a database has a name."""
 
     def __init__(self, name: str) -> None:
+        require_kind("name", name, str)
         self._name = name
 
     async def first_time(self, connection: Connection, message_id: UUID) -> bool:
@@ -25,6 +26,8 @@ class Inbox:
         Waits for another transaction that is processing the same message. The connection's
         search_path must lead to stretto's tables.
         """
+        # The driver takes the text of an id as well.
+        require_kind("message_id", message_id, UUID, str)
         assert connection.is_in_transaction(), "the record must commit together with the effects"
         first = await connection.fetchval(QUERIES["first_time"], self._name, message_id)
         return first is not None
