@@ -308,9 +308,11 @@ async def test_a_position_from_elsewhere_is_reported(live: LiveService) -> None:
 
 
 async def test_a_resume_while_the_database_is_away_is_refused(
-    live: LiveService, connection: Connection
+    live: LiveService, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the stream begins it is a problem document, and nothing is left behind."""
+    # A service tries again for ten seconds.
+    monkeypatch.setattr(history_reader, "RETRY_SECONDS_MAX", 0.5)
     since = await present_position(live)
     await connection.execute("ALTER TABLE outbox RENAME TO hidden")
     reply = await live.api.get(

@@ -400,17 +400,6 @@ async def test_all_errors_of_the_settings_are_reported_at_once() -> None:
             assert f"STRETTO_{name}" in errors
 
 
-async def test_a_database_that_is_away_ends_the_start_after_a_while() -> None:
-    """Exit 3, with the address as the suspect."""
-    async with asyncio.timeout(20):
-        code, _, errors = await stretto(
-            "serve", DATABASE_URL="postgresql://x@127.0.0.1:1/x", JWT_SECRET=SECRET
-        )
-    assert code == 3
-    assert "127.0.0.1:1 within 10 s: Connection refused; is it started" in errors
-    assert "STRETTO_DATABASE_URL" in errors
-
-
 async def test_a_wrong_password_is_not_waited_for(database_url: str) -> None:
     """It does not become right."""
     user, _, rest = database_url.partition("@")
