@@ -92,9 +92,6 @@ ONCE = (
     "overload: a database that stood still",
 )
 
-# It stops the server of all parts.
-ALONE = ("overload: a database that stood still",)
-
 # Beginnings of the parts that use nothing of a service but its processes and its HTTP: these are
 # measured at the other revision too. The others call code of this one.
 COMPARED = ("create, ", "replay", "mix", "same key", "cost: create", "cost: replay", goals.THRICE)
@@ -108,9 +105,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts whose name contains this")
     parser.add_argument(
         "--scale", type=float, default=1.0, help="share of the large numbers: groups, operations"
-    )
-    parser.add_argument(
-        "--together", type=int, default=1, help="parts at a time, where no figure counts"
     )
     parser.add_argument("--against", help="revision to measure in turns with this one")
     parser.add_argument("--json", type=Path, help="file for the figures, as JSON lines")
@@ -157,34 +151,23 @@ async def _measured(
     compared = COMPARED if len(benches) > 1 else ()
     results: Results = {}
     failed: set[str] = set()
-    places = asyncio.Semaphore(arguments.together)
-
-    async def measure(round_: int, name: str, *, is_before: bool) -> None:
-        title = f"{BEFORE}{name}" if is_before else name
-        async with places:
+    names = [name for name in PARTS if arguments.only in name]
+    for number in range(arguments.rounds):
+        wanted = [name for name in names if number == 0 or name not in ONCE]
+        for name, is_before in in_turn(wanted, number, compared):
+            title = f"{BEFORE}{name}" if is_before else name
             if title in failed:
-                return
-            console.print(f"round {round_}: {title} …")
+                continue
+            console.print(f"round {number + 1}: {title} …")
             try:
                 found = await PARTS[name](benches[is_before])
             except (BenchError, TimeoutError) as error:
                 # One failure must not lose half an hour of other parts.
-                console.print(f"round {round_}: {title}: failed: {error!r}")
+                console.print(f"round {number + 1}: {title}: failed: {error!r}")
                 failed.add(title)
-                return
+                continue
             results.setdefault(title, []).append(found)
-            console.print(f"round {round_}: {title}: {found.per_second:,.0f}/s")
-
-    names = [name for name in PARTS if arguments.only in name]
-    for number in range(arguments.rounds):
-        wanted = [name for name in names if number == 0 or name not in ONCE]
-        turns = [*in_turn(wanted, number, compared)]
-        for is_alone in (False, True):
-            async with asyncio.TaskGroup() as tasks:
-                for name, is_before in turns:
-                    if (name in ALONE) == is_alone:
-                        turn = measure(number + 1, name, is_before=is_before)
-                        tasks.create_task(turn, name=name)
+            console.print(f"round {number + 1}: {title}: {found.per_second:,.0f}/s")
     return {name: found for name, found in results.items() if name not in failed}, failed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import uuid
 from contextlib import asynccontextmanager
@@ -40,8 +39,6 @@ class Bench:
     """The checkout of the service: its code and its schema."""
     templates: dict[Path, str] = field(default_factory=dict)
     """The database with the schema of each tree, of which the parts get copies."""
-    making: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a template is made."""
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[tuple[str, Connection]]:
@@ -67,16 +64,15 @@ class Bench:
 
     async def _template(self, admin: Connection) -> str:
         """Return the template of this tree; a process that migrates takes a second."""
-        async with self.making:
-            if self.tree not in self.templates:
-                name = f"bench_template_{len(self.templates)}"
-                await admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-                await admin.execute(f'CREATE DATABASE "{name}"')
-                dsn = urlsplit(self.server.dsn)._replace(path=f"/{name}").geturl()
-                migrate = python("-m", "stretto", "migrate")
-                await output_of(*migrate, env=self.environment(DATABASE_URL=dsn))
-                self.templates[self.tree] = name
-            return self.templates[self.tree]
+        if self.tree not in self.templates:
+            name = f"bench_template_{len(self.templates)}"
+            await admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+            await admin.execute(f'CREATE DATABASE "{name}"')
+            dsn = urlsplit(self.server.dsn)._replace(path=f"/{name}").geturl()
+            migrate = python("-m", "stretto", "migrate")
+            await output_of(*migrate, env=self.environment(DATABASE_URL=dsn))
+            self.templates[self.tree] = name
+        return self.templates[self.tree]
 
     @asynccontextmanager
     async def service(self, dsn: str, **settings: str) -> AsyncIterator[tuple[int, int]]:
