@@ -48,6 +48,7 @@ ID_BYTES_MAX = 32
 # A machine without these programs can still run the rest of the suite; CI may not.
 PROGRAMS = {
     "api/test_pgbouncer.py": ["pgbouncer"],
+    "browser/test_console.py": ["chromium"],
     "browser/test_events_in_browser.py": ["chromium"],
     "faults/test_alerts.py": ["prometheus"],
     "faults/test_creations_in_pieces.py": ["haproxy", "nginx"],

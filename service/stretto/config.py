@@ -55,6 +55,10 @@ class Settings:
         ge=0,
         le=3600,
     )
+    console: Literal["auto", "on", "off"] = setting(
+        "auto", "the console at /; auto: on with an embedded database, else off"
+    )
+    """A service in production has no page that its operator has not asked for."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     component: ComponentSettings = field(default_factory=ComponentSettings)
     streams: StreamSettings = field(default_factory=StreamSettings)
@@ -70,6 +74,11 @@ class Settings:
     def is_embedded(self) -> bool:
         """Whether the service brings its own PostgreSQL."""
         return not self.database_url
+
+    @property
+    def has_console(self) -> bool:
+        """Whether the console is served."""
+        return self.is_embedded if self.console == "auto" else self.console == "on"
 
 
 def _settings_of(part: Any) -> Iterator[tuple[str, Field[Any]]]:

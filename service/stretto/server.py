@@ -17,6 +17,7 @@ from stretto.assembly.application import create_app
 from stretto.config import environment_of
 from stretto.domain import UserId
 from stretto.http.front.serving import cannot_listen, serving
+from stretto.http.routes.console import offer_tokens
 from stretto.http.service import INSTANCE, SERVICE
 from stretto.http.tokens.authenticator import make_token
 from stretto.provision import bus_place, database_connection, database_place, token_settings
@@ -65,6 +66,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
                 "STRETTO_DATABASE_URL": place.dsn,
                 "STRETTO_NATS_URL": nats_url,
                 "STRETTO_JWT_SECRET": tokens.jwt_secret,
+                "STRETTO_CONSOLE": "on" if settings.has_console else "off",
             }
             await _supervise(settings, shared, tokens, notify, stop)
             return
@@ -80,8 +82,12 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
                 hub=replace(component.hub, sessions_max=sessions_max),
             ),
             streams=settings.streams,
+            console=settings.has_console,
             tracer_provider=tracer_provider,
         )
+        # With our own secret alone: tokens that an operator's secret signs may be good elsewhere.
+        if settings.is_embedded and settings.has_console and not settings.tokens.ways:
+            offer_tokens(app, tokens)
         if supervision is not None:
             app[INSTANCE] = supervision.instance_metrics
             supervision.join(lambda: app[SERVICE].metrics.report() if SERVICE in app else b"[]")
@@ -94,7 +100,7 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
         ) as port:
             logger.info("service.started", host=settings.host, port=port)
             if settings.is_embedded:
-                notify(_welcome(settings.host, port, tokens, shows_token=sys.stderr.isatty()))
+                notify(_welcome(settings, port, tokens, shows_token=sys.stderr.isatty()))
             async with collecting(app[SERVICE].runner):
                 await stop.asked.wait()
                 app[SERVICE].draining.set()
@@ -202,7 +208,7 @@ async def _supervise(
             }
         )
         if settings.is_embedded:
-            notify(_welcome(settings.host, port, tokens, shows_token=sys.stderr.isatty()))
+            notify(_welcome(settings, port, tokens, shows_token=sys.stderr.isatty()))
         command = (sys.executable, "-m", "stretto", "serve", "--share-port")
         await Supervisor(command, environment, stop).run(settings.workers)
 
@@ -241,13 +247,13 @@ def _reserved_port(host: str, port: int) -> Iterator[int]:
         yield reserved.getsockname()[1]
 
 
-def _welcome(host: str, port: int, tokens: TokenSettings, *, shows_token: bool) -> str:
+def _welcome(settings: Settings, port: int, tokens: TokenSettings, *, shows_token: bool) -> str:
     """Return the text that says where the service listens, with a command to paste.
 
     Without a terminal the text goes to a log, which must hold no token: the command makes its own.
     Without a secret of the service's there is no command, because no token can be made.
     """
-    url = f"http://{host}:{port}"
+    url = f"http://{settings.host}:{port}"
     if not tokens.jwt_secret:
         return f"stretto listens on {url}"
     quote, source = '"', "$(stretto token alice)"
@@ -261,8 +267,9 @@ def _welcome(host: str, port: int, tokens: TokenSettings, *, shows_token: bool) 
             issuer=tokens.jwt_issuer,
         )
         quote, shown = "'", f"A token of the user alice, good for a day:\n\n  {source}"
+    console = f"the console: {url}/, " if settings.has_console else ""
     return f"""
-stretto listens on {url} (the API: {url}/docs)
+stretto listens on {url} ({console}the API: {url}/docs)
 
 {shown}
 

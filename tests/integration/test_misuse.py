@@ -72,6 +72,7 @@ class _NotAsync:
         ("on_create must be an async function", {"on_create": lambda *_: None}),
         ("on_create must be an async function", {"on_create": "hook"}),
         ("tracer_provider must be an opentelemetry.*, not <class 'str'>", {"tracer_provider": "x"}),
+        ("console must be builtins.bool, not <class 'str'>", {"console": "off"}),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused(words: str, options: dict[str, Any]) -> None:

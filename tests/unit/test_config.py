@@ -66,6 +66,22 @@ def test_without_settings_everything_has_a_sensible_default() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("expected", "console", "database_url"),
+    [
+        (True, "auto", ""),
+        (False, "auto", "postgresql://db/stretto"),
+        (True, "on", "postgresql://db/stretto"),
+        (False, "off", ""),
+    ],
+)
+def test_a_console_is_there_for_trials_or_where_it_is_asked_for(
+    expected: bool, console: str, database_url: str
+) -> None:
+    """A service in production has no page that its operator has not asked for."""
+    assert expected is read_settings(console=console, database_url=database_url).has_console
+
+
 def test_what_a_part_objects_to_is_reported_beside_the_other_errors() -> None:
     """A webhook's private address, which names the setting that allows it, and a port."""
     with pytest.raises(ConfigurationError) as error:

@@ -30,9 +30,12 @@ def broken_links(text: str, folder: Path) -> Iterator[str]:
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
         name, _, heading = link.partition("#")
         target = folder / name
-        page = target.read_text() if target.is_file() else text
-        if not target.exists() or (heading and heading not in headings(page)):
+        if not target.exists():
             yield link
+        elif heading:
+            page = target.read_text() if target.is_file() else text
+            if heading not in headings(page):
+                yield link
 
 
 def headings(text: str) -> set[str]:

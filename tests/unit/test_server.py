@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stretto.config import Settings
 from stretto.errors import ListenError
 from stretto.http.front.serving import cannot_listen
 from stretto.http.tokens.authenticator import TokenSettings
@@ -159,10 +160,13 @@ def test_a_port_is_reserved_by_one_service_alone() -> None:
 @pytest.mark.parametrize("shows_token", [True, False])
 def test_a_token_is_printed_on_a_terminal_alone(shows_token: bool) -> None:
     """Elsewhere the text ends in a log; the line to paste makes its own."""
-    text = _welcome("127.0.0.1", 1, TokenSettings(jwt_secret="s" * 32), shows_token=shows_token)
+    tokens = TokenSettings(jwt_secret="s" * 32)
+    text = _welcome(Settings(), 1, tokens, shows_token=shows_token)
     assert shows_token == ("Bearer ey" in text)
     assert shows_token != ('"Authorization: Bearer $(stretto token alice)"' in text)
-    assert "listens on http://127.0.0.1:1" in text
+    assert "listens on http://127.0.0.1:1 (the console: http://127.0.0.1:1/, the API: " in text
+    without = _welcome(Settings(console="off"), 1, tokens, shows_token=shows_token)
+    assert "listens on http://127.0.0.1:1 (the API: " in without
 
 
 @pytest.mark.parametrize(("expected", "as_pid"), [(143, 1), (-signal.SIGTERM, 2)])

@@ -52,6 +52,8 @@ class AppOptions(TypedDict, total=False):
     settings: ComponentSettings
     on_create: OnCreate
     streams: StreamSettings
+    console: bool
+    """Whether there is a console, at `/`; there is none unless it is asked for."""
     tracer_provider: TracerProvider | None
     """OpenTelemetry's; without one, nothing is traced."""
 
@@ -104,7 +106,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
                 component.tracing,
             )
 
-    return build_app(open_service)
+    return build_app(open_service, has_console=options.get("console", False))
 
 
 def setup(app: web.Application, prefix: str, **options: Unpack[AppOptions]) -> None:
@@ -142,6 +144,7 @@ def _require_options(options: AppOptions) -> None:
     if "pool" in options and not callable(options["pool"]):
         message = "pool must be a function that returns the pool: `pool=lambda: app[POOL]`"
         raise TypeError(message)
+    require_kind("console", options.get("console", False), bool)
     require_hook(options.get("on_create"))
     require_tracer_provider(options.get("tracer_provider"))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from stretto.http.request_ids import answer_request_id
-from stretto.http.routes import attempts, docs, events, groups, health
+from stretto.http.routes import attempts, console, docs, events, groups, health
 from stretto.http.service import SERVICE, answer_problems
 
 if TYPE_CHECKING:
@@ -40,10 +40,14 @@ ROUTES: Final = (
 )
 
 
-def build_app(open_service: Callable[[], AbstractAsyncContextManager[Service]]) -> web.Application:
+def build_app(
+    open_service: Callable[[], AbstractAsyncContextManager[Service]], *, has_console: bool = False
+) -> web.Application:
     """Return an application that opens the service when it starts."""
     app = web.Application(middlewares=[answer_problems])
     app.add_routes(ROUTES)
+    if has_console:
+        app.add_routes(console.ROUTES)
     app.on_response_prepare.append(answer_request_id)
     stack = AsyncExitStack()
 
