@@ -8,14 +8,16 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest_asyncio
+from aiohttp import web
 from playwright.async_api import async_playwright, expect
 
+import stretto
 from stretto.assembly.application import create_app
 from stretto.domain import group_id
 from stretto.http.front.serving import serving
 from stretto.http.routes.console import offer_tokens
 from stretto.http.tokens.authenticator import TokenSettings
-from support.api_client import SECRET, connected_api
+from support.api_client import SECRET, connected_api, token_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 PHONE = {"width": 360, "height": 740}
 # What a plot says where there is no value.
 NONE = "\u2013"
+# A name of another party's that leads to this machine.
+REBOUND = "rebound.test"
 # WCAG 2.1, 1.4.3.
 CONTRAST_MIN = 4.5
 # Every text that is seen, with its contrast to what is behind it.
@@ -71,7 +75,8 @@ async def browser() -> AsyncIterator[Browser]:
     assert chromium, "these tests need chromium (Debian: apt-get install chromium)"
     async with async_playwright() as playwright:
         # Its sandbox does not work for root, who runs the checks.
-        browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        arguments = ["--no-sandbox", f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"]
+        browser = await playwright.chromium.launch(executable_path=chromium, args=arguments)
         yield browser
         await browser.close()
 
@@ -87,7 +92,8 @@ async def opened(browser: Browser, url: str, **options: Any) -> AsyncIterator[Pa
     await page.goto(url + "/")
     yield page
     await page.close()
-    assert [] == [each for each in said if "status of 422" not in each]
+    wanted = ("status of 422", "status of 403")
+    assert [] == [each for each in said if not any(words in each for words in wanted)]
 
 
 async def sign_in(page: Page) -> None:
@@ -158,6 +164,36 @@ async def test_an_attempt_is_looked_up_by_its_key(browser: Browser, url: str) ->
         await expect(found).to_contain_text(str(group_id("alice", key)))
         await expect(found.locator(".history li")).to_have_count(3)
         await expect(found).to_contain_text(f"stretto attempt --history alice {key}")
+
+
+async def test_it_works_below_a_hosts_prefix(browser: Browser, database_url: str) -> None:
+    """With a token that is pasted: nothing is offered there."""
+    app = web.Application()
+    tokens = TokenSettings(jwt_secret=SECRET)
+    stretto.setup(app, "/apps/chat", dsn=database_url, tokens=tokens, console=True)
+    async with (
+        serving(app, host="127.0.0.1", port=0) as port,
+        opened(browser, f"http://127.0.0.1:{port}/apps/chat") as page,
+    ):
+        await expect(page.locator("#offer")).to_be_hidden()
+        await page.locator("#token").fill(token_of("carol"))
+        await expect(page.locator("#live-state")).to_contain_text("Live.")
+        await press(page, "Send 50 at once", "50 requests: 1 created, 49 replayed. One group.")
+        key = await page.locator("#key").input_value()
+        await expect(page.locator("#groups .id")).to_have_text(str(group_id("carol", key)))
+        await expect(page.locator("#plots [data-plot=batch] b")).not_to_have_text(NONE)
+
+
+async def test_a_foreign_name_that_leads_here_is_given_no_token(browser: Browser, url: str) -> None:
+    """As after DNS rebinding. Such a page cannot compute ids either, and works without them."""
+    async with opened(browser, url.replace("127.0.0.1", REBOUND)) as page:
+        await page.get_by_role("button", name="Get a token").click()
+        await expect(page.locator("#token-note")).to_contain_text("403: Only the console")
+        await page.locator("#token").fill(token_of("carol"))
+        await expect(page.locator("#foretold")).to_contain_text("over https")
+        await press(page, "Create", "1 request: 1 created. One group.")
+        key = await page.locator("#key").input_value()
+        await expect(page.locator("#groups .id")).to_have_text(str(group_id("carol", key)))
 
 
 async def test_the_plots_follow_what_happens(browser: Browser, url: str) -> None:
