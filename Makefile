@@ -11,8 +11,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOAD_VENV := .venv-load
 PIP := -m pip --disable-pip-version-check --quiet install --root-user-action=ignore
-# Two processes for two cores; more of them only wait for the database.
-PYTEST_ARGS ?= -n 2
+# Three processes for two cores: for nearly half of its time a test waits, for a server that starts,
+# a lease or a time-out.
+PYTEST_ARGS ?= -n 3
 
 # For load tests; without HOST they start their own service.
 HOST ?=
