@@ -306,7 +306,8 @@ async def test_a_silent_clients_position_moves_with_the_events_of_others(
     """Over both ways; once for each new position, and it can be resumed."""
     # Shorter than is allowed: the test would take seconds.
     monkeypatch.setattr("stretto.assembly.application.require_settings", lambda _: None)
-    streams = StreamSettings(heartbeat_seconds=0.05)
+    # And longer than a busy machine lets the client wait with its pong.
+    streams = StreamSettings(heartbeat_seconds=0.25)
     async with live_service(database_url, streams=streams) as live:
         async with live.sse("dave") as reader, live.websocket("dave") as client:
             old = await client.next()
