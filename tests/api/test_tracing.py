@@ -224,6 +224,19 @@ async def test_the_trail_names_the_trace_of_what_takes_over(
     assert [("reclaimed", TRACE_ID), ("reclaimed", None)] == await trail(connection)
 
 
+async def test_the_trail_names_the_trace_of_a_question_that_heals(
+    world: World, connection: Connection
+) -> None:
+    """No request of its own key has done it."""
+    assert 201 == await world.create("k", UNSAMPLED, body=b'{"name": "Team"}')
+    await connection.execute("TRUNCATE attempt")
+    fingerprint = NewGroup.parse(UserId("alice"), {"name": "Team"}).fingerprint()
+    await pend(connection, "k", fingerprint, seconds_ago=60)
+    headers = {"Authorization": f"Bearer {TOKEN}", "traceparent": SAMPLED}
+    assert (await world.live.api.get("/v1/attempts/k", headers=headers)).status == 200
+    assert [("healed", TRACE_ID)] == await trail(connection)
+
+
 @pytest.mark.parametrize("is_plain", [True, False], ids=["fast path", "routes"])
 async def test_a_client_that_leaves_ends_its_span(
     is_plain: bool, world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch

@@ -35,6 +35,7 @@ from stretto.store_errors import Unreachable
 from support.both_stores import write
 from support.command_process import stretto
 from support.database import pend, sound
+from support.traces import TRACE_ID, traced_request
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ ID = group_id(ALICE, KEY)
 TEAM = NewGroup.parse(ALICE, {"name": "Team", "members": ["bob"]})
 OTHER = NewGroup.parse(ALICE, {"name": "Other"})
 FAILURE = Failure("quota", "Too many groups.")
-TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,15 @@ class Steps:
 
     async def reclaim(self, claimed: Write) -> Write:
         """Take an attempt over; return the write that may lead it now."""
-        ours = replace(write("k"), is_claimed=True, trace_id=TRACE)
-        tokens = (claimed.claim_token, ours.claim_token)
-        assert await self.attempts.reclaim(ID, *tokens, 0, TRACE)
+        ours = replace(write("k"), is_claimed=True, request=traced_request())
+        with traced_request():
+            assert await self.attempts.reclaim(ID, claimed.claim_token, ours.claim_token, 0)
         return ours
+
+    async def heal(self) -> None:
+        """Settle an attempt whose group exists."""
+        with traced_request():
+            await self.attempts.heal(ID)
 
     async def is_rebuilt(self) -> bool:
         """Whether the row follows from the group and the trail."""
@@ -169,16 +174,16 @@ async def test_the_row_is_rebuilt_after_every_step(steps: Steps, connection: Con
     assert ["reclaimed", "reclaimed"] == await steps.whats()
     # The row is lost, and comes back.
     await connection.execute("TRUNCATE attempt")
-    await steps.attempts.heal(ID, TRACE)
+    await steps.heal()
     assert await steps.is_rebuilt()
     # A row of the time before the group's commit is put back.
     await connection.execute("TRUNCATE attempt")
     await pend(connection, "k", TEAM.fingerprint(), seconds_ago=60)
-    await steps.attempts.heal(ID, TRACE)
+    await steps.heal()
     assert await steps.is_rebuilt()
     assert ["reclaimed", "reclaimed", "healed", "healed"] == await steps.whats()
     # A heal that finds nothing to do adds nothing.
-    await steps.attempts.heal(ID, TRACE)
+    await steps.heal()
     assert 4 == len(await steps.whats())
 
 
@@ -210,7 +215,7 @@ async def test_an_entry_says_who_when_and_from_which_claim(
     claimed_at = await connection.fetchval("SELECT claimed_at FROM attempt")
     assert entry == TrailEntry(
         *(claimed_at, "reclaimed", instance(), first.claim_token, second.claim_token),
-        *(claimed_at, None, TRACE),
+        *(claimed_at, None, TRACE_ID),
     )
 
 
@@ -303,10 +308,10 @@ async def test_an_unknown_outcome_and_another_claim_show_the_claim_that_is_there
 ) -> None:
     """Only if the attempt carries the token: then the row follows from it."""
     ours = write("k")
-    unknown = AttemptStrayed("unknown", ID, ALICE, ours.claim_token, "OutcomeUnknown", TRACE)
+    unknown = AttemptStrayed("unknown", ID, ALICE, ours.claim_token, "OutcomeUnknown", TRACE_ID)
     await steps.trail.append([(unknown, 60.0)])
     (entry,) = await steps.trail.read(ID)
-    assert (None, "OutcomeUnknown", TRACE) == (entry.claimed_at, entry.code, entry.trace_id)
+    assert (None, "OutcomeUnknown", TRACE_ID) == (entry.claimed_at, entry.code, entry.trace_id)
     age = await connection.fetchval("SELECT clock_timestamp() - $1", entry.happened_at)
     assert timedelta(seconds=60) < age < timedelta(seconds=90)
     await steps.writes.claim([ours])
@@ -399,8 +404,8 @@ async def test_the_history_is_shown_beside_the_attempt(
         document = orjson.loads(output)
         assert (0, expected, str(ID)) == (code, document["status"], document["group_id"])
         assert [
-            ("reclaimed", str(first.claim_token), str(second.claim_token), TRACE),
-            ("failed", str(second.claim_token), str(second.claim_token), TRACE),
+            ("reclaimed", str(first.claim_token), str(second.claim_token), TRACE_ID),
+            ("failed", str(second.claim_token), str(second.claim_token), TRACE_ID),
         ] == [
             tuple(entry[name] for name in ("what", "token_before", "token_after", "trace_id"))
             for entry in document["history"]

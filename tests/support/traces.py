@@ -15,6 +15,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
+from stretto.telemetry.request_context import RequestContext
+from stretto.telemetry.tracing import Tracing
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -65,6 +67,13 @@ class Spans:
     async def until(self, *names: str) -> None:
         """Wait until spans of these names have ended."""
         await until(lambda: {*names} <= {each.name for each in self.ended})
+
+
+def traced_request() -> RequestContext:
+    """Return the context of a request that its client traces."""
+    request = RequestContext()
+    request.trace = Tracing(Spans().provider).begin("request", SAMPLED, "")
+    return request
 
 
 class Collector:

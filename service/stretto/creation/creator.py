@@ -32,7 +32,7 @@ from stretto.errors import (
 from stretto.observations import AttemptAnswered, AttemptStrayed
 from stretto.runtime.turns import Turns
 from stretto.setting import setting
-from stretto.telemetry.request_context import CURRENT_REQUEST
+from stretto.telemetry.request_context import CURRENT_REQUEST, trace_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -273,9 +273,7 @@ class GroupCreator:
         except StrettoError as error:
             if isinstance(error, KeyReused) and known is not None:
                 # A follower has reported its own.
-                request = CURRENT_REQUEST.get()
-                trace_id = None if request is None else request.trace_id
-                owner = new_group.owner
+                owner, trace_id = new_group.owner, trace_id_of(CURRENT_REQUEST.get())
                 self._observe(
                     AttemptStrayed("other_body", UUID(bytes=id_), owner, trace_id=trace_id)
                 )

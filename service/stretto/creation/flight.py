@@ -30,6 +30,7 @@ from stretto.errors import (
 )
 from stretto.observations import AttemptStrayed
 from stretto.store_errors import HookError, StoreError
+from stretto.telemetry.request_context import trace_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -87,11 +88,6 @@ class Flight:
         return None if self.request is None else self.request.trace
 
     @property
-    def trace_id(self) -> str | None:
-        """Of the same trace: what the attempt's trail names it by."""
-        return None if self.request is None else self.request.trace_id
-
-    @property
     def is_abandoned(self) -> bool:
         """Whether no request waits any more."""
         return all(waiter.done() for waiter in self.waiters)
@@ -107,14 +103,13 @@ class Flight:
             new_group=self.new_group,
             fingerprint=self.fingerprint,
             is_claimed=is_claimed,
-            trace_id=self.trace_id,
             request=self.request,
         )
 
     def strayed(self, what: str, claim_token: UUID | None = None) -> AttemptStrayed:
         """Return the observation that the flight's attempt has left the normal way."""
-        owner = self.new_group.owner
-        return AttemptStrayed(what, self.group_id, owner, claim_token, trace_id=self.trace_id)
+        owner, trace_id = self.new_group.owner, trace_id_of(self.request)
+        return AttemptStrayed(what, self.group_id, owner, claim_token, trace_id=trace_id)
 
     def outcome_of(self, write: Write, result: WriteResult) -> CreatedGroup | Failure | None:
         """Return what the write has settled; None where the attempt is another's: follow."""

@@ -100,14 +100,13 @@ class Follower:
                     if contradicts_failed:
                         self._observe(GuaranteeBroken(flight.group_id))
                     else:
-                        await self._attempts.heal(flight.group_id, flight.trace_id)
+                        await self._attempts.heal(flight.group_id)
                     flight.status = AnswerStatus.HEALED
                     return group
                 case Reclaim(seen):
                     write = flight.new_write(is_claimed=True)
                     is_ours = await self._attempts.reclaim(
-                        *(flight.group_id, seen, write.claim_token, self._lease_seconds),
-                        flight.trace_id,
+                        flight.group_id, seen, write.claim_token, self._lease_seconds
                     )
                     self._observe(ReclaimTried("won" if is_ours else "lost"))
                     if is_ours:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from stretto.creation.attempt import AnswerStatus
+from stretto.telemetry.request_context import trace_id_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,10 +40,13 @@ class Write:
     fingerprint: bytes
     is_claimed: bool
     """Whether the attempt carries the token already, because it was reclaimed."""
-    trace_id: str | None = None
-    """Of the request that started the flight, where it is traced."""
     request: RequestContext | None = None
     """Whose write it is."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """Of the same request, if it is sampled."""
+        return trace_id_of(self.request)
 
     @property
     def status(self) -> AnswerStatus:
@@ -119,22 +123,17 @@ class WriteStore(Protocol):
 class AttemptStore(Protocol):
     """A follower's statements; each holds a connection only while it runs.
 
-    What settles or reclaims is recorded in the attempt's trail, with the request's trace id.
+    What settles or reclaims is recorded in the attempt's trail, with the trace of `CURRENT_REQUEST`.
     """
 
     async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
         """Read the attempt and the group of that id in one query."""
 
-    async def heal(self, group_id: UUID, trace_id: str | None = None) -> None:
+    async def heal(self, group_id: UUID) -> None:
         """Settle the attempt as succeeded from the domain tables; does nothing without a group."""
 
     async def reclaim(
-        self,
-        group_id: UUID,
-        seen: UUID,
-        claim_token: UUID,
-        lease_seconds: float,
-        trace_id: str | None = None,
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
     ) -> bool:
         """Replace the token that was seen, if the lease is over and no writer holds the row."""
 

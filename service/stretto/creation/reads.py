@@ -43,20 +43,15 @@ class AttemptReads:
         """Read the attempt and the group of that id in one query."""
         return await self.looks.ask((group_id, lease_seconds))
 
-    async def heal(self, group_id: UUID, trace_id: str | None = None) -> None:
+    async def heal(self, group_id: UUID) -> None:
         """Settle the attempt as succeeded from the domain tables."""
-        await self._store.heal(group_id, trace_id)
+        await self._store.heal(group_id)
 
     async def reclaim(
-        self,
-        group_id: UUID,
-        seen: UUID,
-        claim_token: UUID,
-        lease_seconds: float,
-        trace_id: str | None = None,
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
     ) -> bool:
         """Replace the token that was seen, if the lease is over and no writer holds the row."""
-        return await self._store.reclaim(group_id, seen, claim_token, lease_seconds, trace_id)
+        return await self._store.reclaim(group_id, seen, claim_token, lease_seconds)
 
 
 class GroupReads:

@@ -13,6 +13,7 @@ from stretto.errors import Failure
 from stretto.postgres.connections import Database, Lane
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.trail import instance
+from stretto.telemetry.request_context import CURRENT_REQUEST, trace_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,20 +47,17 @@ class PostgresAttemptStore:
             )
         return [_sighting(group_id, row) for (group_id, _), row in zip(wanted, rows, strict=True)]
 
-    async def heal(self, group_id: UUID, trace_id: str | None = None) -> None:
+    async def heal(self, group_id: UUID) -> None:
         """Settle the attempt as succeeded from the domain tables."""
+        trace_id = trace_id_of(CURRENT_REQUEST.get())
         async with self._database.connection(Lane.FOLLOWERS) as connection:
             await connection.execute(QUERIES["heal"], group_id, uuid4(), instance(), trace_id)
 
     async def reclaim(
-        self,
-        group_id: UUID,
-        seen: UUID,
-        claim_token: UUID,
-        lease_seconds: float,
-        trace_id: str | None = None,
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
     ) -> bool:
         """Replace the token that was seen, if the lease is over and the row is not locked."""
+        trace_id = trace_id_of(CURRENT_REQUEST.get())
         async with self._database.connection(Lane.FOLLOWERS) as connection:
             reclaimed = await connection.fetchval(
                 QUERIES["reclaim"],

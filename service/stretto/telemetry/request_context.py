@@ -25,15 +25,15 @@ REQUEST_IDS_MAX: Final = 8
 class RequestContext:
     """What an operator knows a request by; inside a `with` block, the code works for it."""
 
-    __slots__ = ("_before", "_made_id", "taken_id", "trace")
+    __slots__ = ("_before", "known_id", "trace")
+
+    _before: Token[RequestContext | None]
 
     def __init__(self, taken_id: str = "") -> None:
-        self.taken_id = taken_id
-        """The id that its client has sent; empty if that cannot be used."""
+        self.known_id = taken_id
+        """The id that its client has sent, or that was made; empty until one is needed."""
         self.trace: Trace | None = None
         """Its span, if it is sampled."""
-        self._made_id = ""
-        self._before: Token[RequestContext | None] | None = None
 
     @property
     def id(self) -> str:
@@ -42,28 +42,26 @@ class RequestContext:
         Where none was taken, it is 64 random bits, made at the first use. It is no secret, so the
         fast generator of numbers will do.
         """
-        if not (self.taken_id or self._made_id):
-            self._made_id = f"{getrandbits(64):016x}"
-        return self.taken_id or self._made_id
-
-    @property
-    def trace_id(self) -> str | None:
-        """Its trace's id, if it is sampled."""
-        return None if self.trace is None else self.trace.id
+        if not self.known_id:
+            self.known_id = f"{getrandbits(64):016x}"
+        return self.known_id
 
     def __enter__(self) -> Self:
         self._before = CURRENT_REQUEST.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        before, self._before = self._before, None
-        assert before is not None
-        CURRENT_REQUEST.reset(before)
+        CURRENT_REQUEST.reset(self._before)
 
 
 CURRENT_REQUEST: Final[ContextVar[RequestContext | None]] = ContextVar(
     "stretto.request", default=None
 )
+
+
+def trace_id_of(request: RequestContext | None) -> str | None:
+    """Return the id of a request's trace, if there is a request and it is sampled."""
+    return None if request is None or request.trace is None else request.trace.id
 
 
 def request_ids(requests: Iterable[RequestContext | None]) -> tuple[str, ...]:

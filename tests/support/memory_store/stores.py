@@ -113,17 +113,12 @@ class MemoryAttemptStore:
         sighting: Sighting = await self._follow("look", group_id, lease_seconds)
         return sighting
 
-    async def heal(self, group_id: UUID, trace_id: str | None = None) -> None:
+    async def heal(self, group_id: UUID) -> None:
         """Settle the attempt as succeeded from the domain tables."""
         await self._follow("heal", group_id)
 
     async def reclaim(
-        self,
-        group_id: UUID,
-        seen: UUID,
-        claim_token: UUID,
-        lease_seconds: float,
-        trace_id: str | None = None,
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
     ) -> bool:
         """Put a new token in place of the seen one, if the lease is over and the row is free."""
         tokens = (seen, claim_token)

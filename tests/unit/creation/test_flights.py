@@ -103,16 +103,11 @@ class Store:
             await self.holds.wait()
         return self.sees(group_id)
 
-    async def heal(self, group_id: UUID, trace_id: str | None = None) -> None:
+    async def heal(self, group_id: UUID) -> None:
         self.healed.append(group_id)
 
     async def reclaim(
-        self,
-        group_id: UUID,
-        seen: UUID,
-        claim_token: UUID,
-        lease_seconds: float,
-        trace_id: str | None = None,
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
     ) -> bool:
         self.reclaimed.append((seen, claim_token))
         return True

@@ -47,18 +47,13 @@ class Store:
         self.looks += 1
         return self.sighting
 
-    async def heal(self, group_id: UUID, trace_id: str | None = None) -> None:
+    async def heal(self, group_id: UUID) -> None:
         assert ID == group_id
         assert self._after_healing is not None, "there is nothing to heal"
         self.sighting = self._after_healing
 
     async def reclaim(
-        self,
-        group_id: UUID,
-        seen: UUID,
-        claim_token: UUID,
-        lease_seconds: float,
-        trace_id: str | None = None,
+        self, group_id: UUID, seen: UUID, claim_token: UUID, lease_seconds: float
     ) -> bool:
         raise AssertionError("a look-up takes nothing over")
 

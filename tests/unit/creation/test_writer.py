@@ -41,6 +41,7 @@ from stretto.store_errors import (
     Unreachable,
 )
 from support.clock import Clock
+from support.traces import TRACE_ID, traced_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -260,12 +261,12 @@ async def test_an_unknown_outcome_is_observed_of_each_attempt(kind: type[StoreEr
     """With its claim and its trace; what is known to have failed is not."""
     left, events = [kind("reset")], list[Observation]()
     store = ScriptedStore(lambda c: left.pop() if c[0] == "lead" and left else None)
-    writes = [replace(write(number), trace_id=f"trace {number}") for number in (1, 2)]
+    writes = [replace(write(number), request=traced_request()) for number in (1, 2)]
     await answers(store, *writes, events=events)
     expected = [
         AttemptStrayed(
             *("unknown", each.group_id, UserId("alice"), each.claim_token),
-            *(kind.__name__, each.trace_id),
+            *(kind.__name__, TRACE_ID),
         )
         for each in writes
         if issubclass(kind, OutcomeUnknown)

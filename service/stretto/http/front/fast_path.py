@@ -102,7 +102,7 @@ class FastPathConnection(BoundedQueue):
         """Send the answer to the rejected request."""
         if self._is_rejected:
             self._is_rejected = False
-            self._send(answer, self._request.taken_id)
+            self._send(answer, self._request.known_id)
             if self._service is not None:
                 seconds = perf_counter() - self._began
                 self._service.metrics.time_fast_path(Overloaded.code, seconds)
@@ -193,7 +193,7 @@ class FastPathConnection(BoundedQueue):
         if isinstance(begun, Answer):
             service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)
             # No line of the log names it: an id that only the answer has would lead nowhere.
-            self._send(created_answer(begun), self._request.taken_id)
+            self._send(created_answer(begun), self._request.known_id)
             self._end_span(HTTPStatus.CREATED)
             service.metrics.time_fast_path(AnswerStatus.REPLAYED, perf_counter() - self._began)
             return True
