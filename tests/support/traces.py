@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
+from stretto.telemetry.lean_spans import LeanProvider
 from stretto.telemetry.request_context import RequestContext
 from stretto.telemetry.tracing import Tracing
 from support.waiting import until
@@ -47,18 +49,27 @@ class Span:
 class Spans:
     """A provider of tracers, and the spans that have ended."""
 
-    def __init__(self, sampler: Sampler | None = None) -> None:
-        """Take a sampler; by default, only what has a sampled parent is sampled."""
-        self._exporter = InMemorySpanExporter()
-        self.provider = TracerProvider(
-            sampler=sampler or ParentBased(ALWAYS_OFF), shutdown_on_exit=False
-        )
-        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+    def __init__(self, sampler: Sampler | None = None, *, is_lean: bool = False) -> None:
+        """Take a sampler; by default, only what has a sampled parent is sampled.
+
+        With `is_lean`, the spans are those of a process that exports, else those of a host.
+        """
+        self.exporter = InMemorySpanExporter()
+        processor = SimpleSpanProcessor(self.exporter)
+        self.provider: TracerProvider
+        if is_lean:
+            self.provider = LeanProvider(processor, Resource.create({}), None)
+            self.provider.sampler = sampler or ParentBased(ALWAYS_OFF)
+        else:
+            self.provider = TracerProvider(
+                sampler=sampler or ParentBased(ALWAYS_OFF), shutdown_on_exit=False
+            )
+            self.provider.add_span_processor(processor)
 
     @property
     def ended(self) -> list[Span]:
         """Return them in the order of their ends."""
-        return [_of_sdk(each) for each in self._exporter.get_finished_spans()]
+        return [_of_sdk(each) for each in self.exporter.get_finished_spans()]
 
     def named(self, name: str) -> list[Span]:
         """Return those of a name."""

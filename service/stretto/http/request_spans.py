@@ -39,9 +39,10 @@ def begin_span(tracing: Tracing, request: web.Request, route: str) -> Trace | No
 
 def begin_plain_span(tracing: Tracing, name: str, fields: Mapping[bytes, bytes]) -> Trace | None:
     """Begin the span of a request on the fast path; None if it is not sampled."""
-    parent = fields.get(_PARENT, b"")
-    state = fields.get(_STATE, b"") if parent else b""
-    return tracing.begin(name, parent.decode(), state.decode())
+    parent = fields.get(_PARENT)
+    if parent is None:
+        return tracing.begin_root(name)
+    return tracing.begin(name, parent.decode(), fields.get(_STATE, b"").decode())
 
 
 def end_span(context: RequestContext, method: str, route: str, status: int | None) -> None:

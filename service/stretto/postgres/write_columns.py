@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import orjson
 
 from stretto.domain import event_id
+from stretto.telemetry.request_context import traces_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stretto.creation.ports import Write
+    from stretto.telemetry.request_context import RequestContext
 
 
 def attempt_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
@@ -36,18 +38,14 @@ def group_columns(writes: Sequence[Write]) -> tuple[Sequence[object] | None, ...
         [write.new_group.description for write in writes],
         [_array_literal(users) for users in recipients],
         [event_id(write.conversation_id) for write in writes],
-        [_trace_context(write) for write in writes] if any(map(_is_sampled, writes)) else None,
+        _trace_contexts([write.request for write in writes]),
     )
 
 
-def _is_sampled(write: Write) -> bool:
-    return write.request is not None and write.request.trace is not None
-
-
-def _trace_context(write: Write) -> str | None:
-    if write.request is None or write.request.trace is None:
+def _trace_contexts(requests: Sequence[RequestContext | None]) -> list[str | None] | None:
+    if not traces_of(requests):
         return None
-    return write.request.trace.context
+    return [None if each is None or each.trace is None else each.trace.context for each in requests]
 
 
 def milliseconds(seconds: float) -> str:

@@ -215,7 +215,8 @@ class OutboxRelay(Actor):
         return {
             event.event_id: span
             for event in events
-            if (span := resume("stretto.publish", event.trace_context)) is not None
+            if event.trace_context is not None
+            and (span := resume("stretto.publish", event.trace_context)) is not None
         }
 
 

@@ -69,29 +69,15 @@ def _provider(environ: Mapping[str, str]) -> TracerProvider:
         OTLPSpanExporter,
     )
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
-    from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased  # noqa: PLC0415
+
+    from stretto.telemetry.lean_spans import LeanProvider  # noqa: PLC0415
 
     named = "OTEL_SERVICE_NAME" in environ or SERVICE_NAME in environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""
     )
     resource = Resource.create({} if named else {SERVICE_NAME: "stretto"})
-    rate = _root_rate(environ)
-
-    class Provider(TracerProvider):
-        """Makes tracers; `Tracing` takes the rate, so that most requests do not come to the SDK."""
-
-        root_rate = 1.0 if rate is None else rate
-
-    provider = Provider(
-        # Requests without a parent that come to it are those that were chosen.
-        sampler=None if rate is None else ParentBased(ALWAYS_ON),
-        resource=resource,
-        shutdown_on_exit=False,
-    )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return provider
+    return LeanProvider(BatchSpanProcessor(OTLPSpanExporter()), resource, _root_rate(environ))
 
 
 def _root_rate(environ: Mapping[str, str]) -> float | None:

@@ -12,7 +12,7 @@ an event is a child of the request that has created the group. The event carries
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from importlib.metadata import version
 from random import random
@@ -23,6 +23,7 @@ from stretto.telemetry.trace_context import Parent, as_text, read_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, SpanKind, TracerProvider
@@ -41,23 +42,27 @@ class Tracing:
         self.tracer = provider.get_tracer("stretto", version("stretto"))
         self._root_rate: float = getattr(provider, "root_rate", 1.0)
         """The share of the requests without a parent that the sampler is asked for."""
-        self._no_parent = context.Context()
+        self.no_parent = context.Context()
 
     def begin(self, name: str, traceparent: str, tracestate: str) -> Trace | None:
-        """Begin the span of a request, whose parent may be empty; None if it is not sampled.
+        """Begin the span of a request, whose parent may be none; None if it is not sampled.
 
         Most are not, and a look at the sampler of the SDK takes half as long as an exact repeat. So a
         parent that is not sampled decides by itself, and without one, chance does.
         """
-        parent = read_parent(traceparent) if traceparent else None
+        parent = read_parent(traceparent)
         if parent is None:
-            if random() >= self._root_rate:
-                return None
-            return self._begun(name, self._no_parent, self.api.SpanKind.SERVER)
+            return self.begin_root(name)
         if not parent.is_sampled:
             return None
         context = self._context_of(parent, tracestate)
         return self._begun(name, context, self.api.SpanKind.SERVER)
+
+    def begin_root(self, name: str) -> Trace | None:
+        """Begin the span of a request that has no parent; None if it is not sampled."""
+        if random() >= self._root_rate:
+            return None
+        return self._begun(name, self.no_parent, self.api.SpanKind.SERVER)
 
     def resume(
         self, name: str, trace_context: str | None, *, is_client: bool = False
@@ -86,7 +91,7 @@ class Tracing:
             trace_flags=api.TraceFlags(parent.flags),
             trace_state=api.TraceState.from_header([tracestate]) if tracestate else None,
         )
-        context: Context = api.set_span_in_context(api.NonRecordingSpan(remote), self._no_parent)
+        context: Context = api.set_span_in_context(api.NonRecordingSpan(remote), self.no_parent)
         return context
 
 
@@ -120,7 +125,7 @@ class Trace:
         api = self._tracing.api
         span = self._tracing.tracer.start_span(
             name,
-            context=api.set_span_in_context(self._span),
+            context=api.set_span_in_context(self._span, self._tracing.no_parent),
             links=[api.Link(each._span.get_span_context()) for each in links],  # noqa: SLF001
             start_time=began_ns,
         )
@@ -130,7 +135,8 @@ class Trace:
         self, attributes: Mapping[str, str | int] = _NO_ATTRIBUTES, error: object = None
     ) -> None:
         """End the span; `error` is the name of a failure, or what has one: its text is not told."""
-        self._span.set_attributes(dict(attributes))
+        if attributes:
+            self._span.set_attributes(dict(attributes))
         if error is not None:
             api = self._tracing.api
             # Not `isinstance`: a host's error may have code of its own for it.
@@ -153,12 +159,17 @@ class Trace:
 _BATCH: Final[ContextVar[Trace | None]] = ContextVar("stretto.batch", default=None)
 
 
-@contextmanager
-def batch_span(traces: Sequence[Trace], writes: int) -> Iterator[None]:
+# Most blocks are not recorded: a generator that only yields would cost each of them a microsecond.
+_UNRECORDED: Final = nullcontext()
+
+
+def batch_span(traces: Sequence[Trace], writes: int) -> AbstractContextManager[None]:
     """Record the batch in the block, in which these of its requests are sampled."""
-    if not traces:
-        yield
-        return
+    return _recorded_batch(traces, writes) if traces else _UNRECORDED
+
+
+@contextmanager
+def _recorded_batch(traces: Sequence[Trace], writes: int) -> Iterator[None]:
     batch = traces[0].child("stretto.batch", links=traces)
     for trace in traces:
         trace.taken(batch)
@@ -170,12 +181,13 @@ def batch_span(traces: Sequence[Trace], writes: int) -> Iterator[None]:
         batch.end({"stretto.writes": writes})
 
 
-@contextmanager
-def span_of(trace: Trace | None, name: str) -> Iterator[None]:
+def span_of(trace: Trace | None, name: str) -> AbstractContextManager[None]:
     """Record the block, if this is a sampled request."""
-    if trace is None:
-        yield
-        return
+    return _UNRECORDED if trace is None else _recorded(trace, name)
+
+
+@contextmanager
+def _recorded(trace: Trace, name: str) -> Iterator[None]:
     span = trace.child(name)
     try:
         yield
@@ -185,8 +197,6 @@ def span_of(trace: Trace | None, name: str) -> Iterator[None]:
     span.end()
 
 
-@contextmanager
-def step_of_batch(name: str) -> Iterator[None]:
+def step_of_batch(name: str) -> AbstractContextManager[None]:
     """Record the block as a step of the batch that is being written, if that is recorded."""
-    with span_of(_BATCH.get(), name):
-        yield
+    return span_of(_BATCH.get(), name)

@@ -84,7 +84,7 @@ def test_without_the_sdk_it_says_what_to_install(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is an extra."""
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     with exporting(ENDPOINT) as provider:
         assert provider is None
     (record,) = caplog.records
@@ -102,7 +102,9 @@ def test_without_the_sdk_it_says_what_to_install(
         (1.0, "always_on", ""),
     ],
 )
-def test_a_ratio_is_taken_before_the_sdk_is_asked(rate: float, sampler: str, argument: str) -> None:
+def test_a_ratio_is_taken_before_the_sampler_is_asked(
+    rate: float, sampler: str, argument: str
+) -> None:
     """Any other sampler of the SDK decides by itself."""
     sampling = {"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": argument}
     with exporting({**ENDPOINT, **sampling}) as provider:

@@ -11,10 +11,10 @@ from stretto.telemetry.tracing import Trace, Tracing, batch_span, span_of, step_
 from support.traces import PARENT_ID, SAMPLED, TRACE_ID, UNSAMPLED, Spans
 
 
-@pytest.fixture
-def spans() -> Spans:
+@pytest.fixture(params=[False, True], ids=["a host's", "the process's"])
+def spans(request: pytest.FixtureRequest) -> Spans:
     """What has ended."""
-    return Spans()
+    return Spans(is_lean=request.param)
 
 
 @pytest.fixture
