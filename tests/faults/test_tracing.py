@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from support.api_client import token_of
-from support.nats_process import NatsProcess, nats_client
+from support.nats_process import NatsProcess, commanded, nats_client
 from support.raw_client import creation, raw_clients
 from support.service_process import apis
 from support.traces import PARENT_ID, SAMPLED, TRACE_ID, collecting_traces
@@ -93,6 +93,44 @@ async def test_one_trace_leads_from_the_click_to_every_receiver(
     assert carried == orjson.loads(body)["traceparent"]
     # The receiver goes on below the very request that it has got.
     assert f"00-{TRACE_ID}-{spans['stretto.webhook'].id}-01" == fields["traceparent"]
+
+
+async def test_one_trace_leads_from_a_command_to_its_receivers(
+    start_service: StartService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from a request over HTTP."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        collecting_traces() as collector,
+        NatsProcess(tmp_path) as nats,
+    ):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        service = await start_service(NATS_URL=nats.url)
+        async with (
+            apis(service) as (api,),
+            nats_client(nats.url) as client,
+            api.session.ws_connect(f"{api.url}/v1/events", headers=BOB) as session,
+        ):
+            published = await client.subscribe("stretto.events.>")
+            await client.flush()
+            assert "position" in await session.receive_json()
+            document = {"name": "Team", "members": ["bob"]}
+            reply = await commanded(client, "k", document, traceparent=SAMPLED)
+            event = (await session.receive_json())["event"]
+            message = await published.next_msg(timeout=DEADLINE_SECONDS)
+            names = NAMES - {"POST /v1/groups", "stretto.webhook"} | {"stretto.command"}
+            await collector.until(lambda: names <= {each.name for each in collector.spans})
+    spans = {each.name: each for each in collector.spans}
+    command = spans["stretto.command"]
+    assert {TRACE_ID} == {each.trace_id for each in collector.spans}
+    assert PARENT_ID == command.parent_id
+    for name in ("stretto.mailbox", "stretto.batch", "stretto.publish", "stretto.push"):
+        assert command.id == spans[name].parent_id, name
+    carried = f"00-{TRACE_ID}-{command.id}-01"
+    assert carried == event["traceparent"] == (message.headers or {})["traceparent"]
+    assert carried == (reply.headers or {})["traceparent"]
 
 
 async def test_what_was_not_sent_yet_is_sent_at_the_stop(

@@ -51,6 +51,7 @@ from stretto.postgres.check import check_database
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Runner
+from stretto.telemetry.tracing import Tracing
 from support.api_client import TEAM
 from support.nats_process import (
     DEADLINE_SECONDS,
@@ -60,6 +61,7 @@ from support.nats_process import (
     publish_raw,
     stored,
 )
+from support.traces import PARENT_ID, SAMPLED, TRACE_ID, UNSAMPLED, Spans
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -88,6 +90,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (commands_module, "DELAY", Backoff(0.02, 30.0)),
     ):
         monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture
+def spans() -> Spans:
+    """Of one consumer."""
+    return Spans()
 
 
 class Sender:
@@ -155,12 +163,13 @@ async def consuming(
     creator: GroupCreator,
     observed: list[Observation] | None = None,
     settings: CommandSettings = FAST,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[tuple[Runner, CommandConsumer]]:
     """Run a consumer with a connection of its own, as one process has it."""
     observed = [] if observed is None else observed
     runner = Runner(observed.append)
     connection = NatsConnection(server.url, observed.append)
-    consumer = CommandConsumer(connection, OURS, creator, observed.append, settings)
+    consumer = CommandConsumer(connection, OURS, creator, observed.append, settings, tracing)
     async with runner.running(connection), runner.running(consumer):
         yield runner, consumer
 
@@ -197,7 +206,7 @@ async def test_a_command_creates_a_group_and_is_answered_as_over_http(
 ) -> None:
     """The same bytes, and the same attempt whichever way the key comes."""
     async with consuming(server, component.creator), sender(server) as bus:
-        created = await bus.ask()
+        created = await bus.ask(X_Request_Id="r-1")
         replayed = await bus.ask({"members": ["carol", "bob"], "name": "Team"})
         answer = await component.creator.create(
             IdempotencyKey("k"), NewGroup.parse(UserId("alice"), TEAM)
@@ -208,11 +217,100 @@ async def test_a_command_creates_a_group_and_is_answered_as_over_http(
             "Content-Type": "application/json",
             "Stretto-Status": "201",
             "Idempotency-Status": "created",
+            "X-Request-Id": "r-1",
         }
         assert replayed.headers is not None
         assert "true" == replayed.headers["Idempotent-Replayed"]
         assert [] == await bus.dead()
     assert await groups(connection) == 1
+
+
+async def test_a_command_goes_on_with_the_trace_of_its_sender(
+    server: NatsProcess, component: Component, connection: Connection, spans: Spans
+) -> None:
+    """Its own span is above its write, and in its outcome and its event."""
+    tracing = Tracing(spans.provider)
+    async with consuming(server, component.creator, tracing=tracing), sender(server) as bus:
+        reply = await bus.ask(traceparent=SAMPLED, X_Request_Id="r-1")
+        await spans.until("stretto.command", "stretto.batch")
+    (command,) = spans.named("stretto.command")
+    assert (TRACE_ID, PARENT_ID, "CONSUMER") == (command.trace_id, command.parent_id, command.kind)
+    assert {
+        "messaging.system": "nats",
+        "stretto.outcome": "created",
+        "stretto.request_id": "r-1",
+    } == command.attributes
+    (batch,) = spans.named("stretto.batch")
+    assert command.id == batch.parent_id
+    carried = f"00-{TRACE_ID}-{command.id}-01"
+    assert carried == await connection.fetchval("SELECT trace_context FROM outbox")
+    assert reply.headers is not None
+    assert ("r-1", carried) == (reply.headers["X-Request-Id"], reply.headers["traceparent"])
+
+
+@pytest.mark.parametrize("offered", ["", "k", "two words"], ids=["none", "its key", "not plain"])
+@pytest.mark.parametrize("parent", ["", UNSAMPLED, SAMPLED[:-1]], ids=["none", "unsampled", "cut"])
+async def test_a_command_that_is_not_traced_has_an_id(
+    offered: str, parent: str, server: NatsProcess, component: Component, spans: Spans
+) -> None:
+    """What is no id, and no parent, counts as none, as over HTTP."""
+    tracing = Tracing(spans.provider)
+    async with consuming(server, component.creator, tracing=tracing), sender(server) as bus:
+        reply = await bus.ask(X_Request_Id=offered, traceparent=parent)
+        assert reply.headers is not None
+        assert re.fullmatch("[0-9a-f]{16}", reply.headers["X-Request-Id"])
+        assert "traceparent" not in reply.headers
+    assert [] == spans.ended
+
+
+async def test_a_dead_letter_names_the_trace_of_its_command(
+    server: NatsProcess, component: Component, spans: Spans
+) -> None:
+    """And the id that the log has."""
+    tracing = Tracing(spans.provider)
+    async with consuming(server, component.creator, tracing=tracing), sender(server) as bus:
+        await bus.send(b"no json", traceparent=SAMPLED, X_Request_Id="r-1")
+        await bus.settled()
+        (letter,) = await stored(bus.client, OURS.dead_stream)
+        await spans.until("stretto.command")
+    (command,) = spans.named("stretto.command")
+    assert "dead_lettered" == command.attributes["stretto.outcome"]
+    assert letter.headers is not None
+    assert ("r-1", f"00-{TRACE_ID}-{command.id}-01") == (
+        letter.headers["X-Request-Id"],
+        letter.headers["traceparent"],
+    )
+
+
+async def test_a_command_that_is_broken_off_is_an_error_in_its_trace(
+    server: NatsProcess, component: Component, spans: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes again, with the same parent."""
+    begun = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        begun.set()
+        await asyncio.Future()
+
+    tracing = Tracing(spans.provider)
+    with monkeypatch.context() as patch:
+        patch.setattr(commands_module, "reply_success", hang)
+        async with (
+            consuming(server, component.creator, tracing=tracing) as dying,
+            sender(server) as bus,
+        ):
+            await bus.send(traceparent=SAMPLED)
+            await begun.wait()
+            await die(*dying)
+    async with consuming(server, component.creator, tracing=tracing), sender(server) as bus:
+        await bus.settled()
+        await until(lambda: len(spans.named("stretto.command")) == 2)
+    first, second = spans.named("stretto.command")
+    assert ("interrupted", "replayed") == (
+        first.attributes["error.type"],
+        second.attributes["stretto.outcome"],
+    )
+    assert first.parent_id == second.parent_id == PARENT_ID
 
 
 async def test_a_thousand_commands_at_two_consumers_make_each_group_once(

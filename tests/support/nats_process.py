@@ -136,12 +136,12 @@ async def publish_raw(
 
 
 async def commanded(
-    client: Client, key: str, document: object, subject: str = OURS.command_subject
+    client: Client, key: str, document: object, subject: str = OURS.command_subject, **more: str
 ) -> Msg:
     """Ask for a group of alice's, as soon as there is a stream for commands; return the outcome."""
     inbox = client.new_inbox()
     outcome = await client.subscribe(inbox)
-    headers = {"Idempotency-Key": key, "Stretto-Owner": "alice", "Stretto-Reply-To": inbox}
+    headers = {"Idempotency-Key": key, "Stretto-Owner": "alice", "Stretto-Reply-To": inbox} | more
     async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             try:

@@ -238,7 +238,7 @@ def _nats(inputs: Inputs, settings: ComponentSettings, creator: GroupCreator) ->
     if not settings.nats_url:
         return None
     bus = Bus(settings.nats_url, settings.nats_prefix, inputs.origin, settings.nats)
-    return make_nats(bus, creator, inputs.observe)
+    return make_nats(bus, creator, inputs.observe, inputs.tracing)
 
 
 def _relay(inputs: Inputs, settings: ComponentSettings, nats: Nats | None) -> OutboxRelay | None:

@@ -6,43 +6,25 @@ what a log may not hold: it is short and plain, and neither a key nor a token, n
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import hdrs, web
 
-from stretto.telemetry.request_context import RequestContext
+from stretto.telemetry.request_context import ID_FIELD, RequestContext, taken_id
 
 if TYPE_CHECKING:
     from aiohttp.web_request import BaseRequest
 
-FIELD: Final = "X-Request-Id"
-# What proxies and tracing tools make has at most 50; the shortest signed token has 80.
-ID_CHARACTERS_MAX: Final = 64
-# UUIDs, hexadecimal, base64, addresses with ports.
-_PLAIN: Final = re.compile(rf"[0-9A-Za-z+./:=@_-]{{1,{ID_CHARACTERS_MAX}}}")
 # Every header field that carries a key or a token.
 _SECRET_FIELDS: Final = ("Idempotency-Key", hdrs.AUTHORIZATION, hdrs.SEC_WEBSOCKET_PROTOCOL)
 _CONTEXT: Final = web.RequestKey("stretto.request", RequestContext)
-
-
-def taken_id(offered: str | None, *secrets: str) -> str:
-    """Return the id that was offered, if it may be taken; empty if one has to be made.
-
-    Some clients send their idempotency key as the request's id as well; a log must not hold it.
-    """
-    if offered is None or _PLAIN.fullmatch(offered) is None:
-        return ""
-    if any(offered in secret or (secret and secret in offered) for secret in secrets):
-        return ""
-    return offered
 
 
 def context_of(request: BaseRequest) -> RequestContext:
     """Return a request's context, made at the first call."""
     context = request.get(_CONTEXT)
     if context is None:
-        offered = request.headers.getall(FIELD, [])
+        offered = request.headers.getall(ID_FIELD, [])
         secrets = [value for name in _SECRET_FIELDS for value in request.headers.getall(name, [])]
         if "/attempts/" in request.path:
             secrets.append(request.path.rpartition("/")[2])
@@ -53,4 +35,4 @@ def context_of(request: BaseRequest) -> RequestContext:
 
 async def answer_request_id(request: BaseRequest, response: web.StreamResponse) -> None:
     """Put the request's id into its answer: a handler of aiohttp's `on_response_prepare`."""
-    response.headers[FIELD] = context_of(request).id
+    response.headers[ID_FIELD] = context_of(request).id

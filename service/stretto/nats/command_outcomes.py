@@ -18,6 +18,7 @@ from nats.js.errors import APIError, NoStreamResponseError
 
 from stretto.codec import PROBLEM_CONTENT_TYPE, STATUS, problem
 from stretto.errors import RequestInvalid, StrettoError
+from stretto.nats.command_context import own_headers
 from stretto.nats.command_streams import provide_dead_stream
 from stretto.nats.connection import NATS_ERRORS, TOO_LARGE
 from stretto.nats.deployment import ForeignStream
@@ -64,6 +65,7 @@ async def reply_success(link: Link, subject: str | None, answer: Answer) -> None
         "Content-Type": "application/json",
         STATUS_CODE: "201",
         "Idempotency-Status": answer.status.value,
+        **own_headers(),
     }
     if answer.status.is_replay:
         headers["Idempotent-Replayed"] = "true"
@@ -135,4 +137,5 @@ def _problems(error: StrettoError) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _problem_headers(error: StrettoError) -> dict[str, str]:
-    return {"Content-Type": PROBLEM_CONTENT_TYPE, STATUS_CODE: str(STATUS[error.code])}
+    status = str(STATUS[error.code])
+    return {"Content-Type": PROBLEM_CONTENT_TYPE, STATUS_CODE: status, **own_headers()}

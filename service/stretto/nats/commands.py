@@ -29,6 +29,7 @@ from stretto.errors import (
     StrettoError,
     Unauthenticated,
 )
+from stretto.nats.command_context import KEY, context_of, end_span
 from stretto.nats.command_outcomes import dead_letter, reply_problem, reply_subject, reply_success
 from stretto.nats.command_streams import provide_command_streams
 from stretto.nats.command_window import OWNER, Command, CommandWindow, PutOff
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
     from stretto.creation.flight import Answer
     from stretto.nats.deployment import Deployment
     from stretto.observations import Observer
+    from stretto.telemetry.tracing import Tracing
 
-KEY: Final = "Idempotency-Key"
 # How long one delivery waits for its outcome; well below `ack_seconds`.
 CREATE_SECONDS: Final = 5.0
 # Delays of redelivery; other commands are handled meanwhile.
@@ -91,6 +92,7 @@ class CommandConsumer(Actor):
         creator: GroupCreator,
         observe: Observer,
         settings: CommandSettings | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__("commands")
         self.pace, self.backoff = Pace(seconds=RETRY.seconds_first, full=1), RETRY
@@ -99,6 +101,7 @@ class CommandConsumer(Actor):
         self._creator = creator
         self._observe = observe
         self._settings = settings or CommandSettings()
+        self._tracing = tracing
         self._put_off = PutOff()
         self._busy: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Future[None] = asyncio.Future()
@@ -203,17 +206,26 @@ class CommandConsumer(Actor):
         error: StrettoError | None = None,
     ) -> None:
         """Handle one delivery of a command, or its error; only a lost connection raises."""
+        context, outcome = context_of(command.message.headers or {}, self._tracing), None
+        try:
+            with context:
+                outcome = await self._outcome_of(link, window, command, error)
+        finally:
+            end_span(context, outcome)
+        window.release(command)
+        self._observe(CommandHandled(outcome))
+
+    async def _outcome_of(
+        self, link: Link, window: CommandWindow, command: Command, error: StrettoError | None
+    ) -> str:
         try:
             if error is None:
-                outcome = await self._settle(link, window, command)
-            else:
-                outcome = await self._refuse(link, window, command, error)
+                return await self._settle(link, window, command)
+            return await self._refuse(link, window, command, error)
         except Exception as failure:  # noqa: BLE001 one command must not stop the workers
             # A bug of ours, or its dead letter was not stored.
             self._connection.report(failure)
-            outcome = await self._delay(command)
-        window.release(command)
-        self._observe(CommandHandled(outcome))
+            return await self._delay(command)
 
     async def _settle(self, link: Link, window: CommandWindow, command: Command) -> str:
         message = command.message

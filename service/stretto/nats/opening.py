@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stretto.nats.connection import NatsConnection
     from stretto.nats.publisher import NatsBus
     from stretto.observations import Observation, Observer
+    from stretto.telemetry.tracing import Tracing
 
 # How long `stretto bus` waits for NATS.
 ANSWER_SECONDS: Final = 5.0
@@ -41,7 +42,9 @@ class Bus:
     settings: NatsSettings = field(default_factory=NatsSettings)
 
 
-def make_nats(bus: Bus, creator: GroupCreator, observe: Observer) -> Nats:
+def make_nats(
+    bus: Bus, creator: GroupCreator, observe: Observer, tracing: Tracing | None = None
+) -> Nats:
     """Return the parts to run."""
     # nats-py is an extra: a service without a bus runs without it.
     from stretto.nats.commands import CommandConsumer  # noqa: PLC0415
@@ -54,7 +57,7 @@ def make_nats(bus: Bus, creator: GroupCreator, observe: Observer) -> Nats:
     return Nats(
         connection,
         NatsBus(connection, deployment),
-        CommandConsumer(connection, deployment, creator, observe),
+        CommandConsumer(connection, deployment, creator, observe, tracing=tracing),
     )
 
 

@@ -7,6 +7,7 @@ request: what it reports of a batch of writes names their requests itself.
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
 from random import getrandbits
 from typing import TYPE_CHECKING, Final, Self
@@ -18,8 +19,26 @@ if TYPE_CHECKING:
 
     from stretto.telemetry.tracing import Trace
 
+ID_FIELD: Final = "X-Request-Id"
+"""The header of a request or a command, and of its answer."""
+# What proxies and tracing tools make has at most 50; the shortest signed token has 80.
+ID_CHARACTERS_MAX: Final = 64
+# UUIDs, hexadecimal, base64, addresses with ports.
+_PLAIN: Final = re.compile(rf"[0-9A-Za-z+./:=@_-]{{1,{ID_CHARACTERS_MAX}}}")
 # In one line of the log; a batch may have more.
 REQUEST_IDS_MAX: Final = 8
+
+
+def taken_id(offered: str | None, *secrets: str) -> str:
+    """Return the id that was offered, if it may be taken; empty if one has to be made.
+
+    Some clients send their idempotency key as the request's id as well; a log must not hold it.
+    """
+    if offered is None or _PLAIN.fullmatch(offered) is None:
+        return ""
+    if any(offered in secret or (secret and secret in offered) for secret in secrets):
+        return ""
+    return offered
 
 
 class RequestContext:
@@ -75,8 +94,10 @@ def traces_of(requests: Iterable[RequestContext | None]) -> list[Trace]:
 
 
 def add_request_id(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Name the request in a line of the log: a processor of structlog."""
+    """Name the request in a line of the log, and its trace: a processor of structlog."""
     request = CURRENT_REQUEST.get()
     if request is not None:
         event.setdefault("request_id", request.id)
+        if request.trace is not None:
+            event.setdefault("trace_id", request.trace.id)
     return event

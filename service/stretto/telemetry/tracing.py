@@ -44,7 +44,9 @@ class Tracing:
         """The share of the requests without a parent that the sampler is asked for."""
         self.no_parent = context.Context()
 
-    def begin(self, name: str, traceparent: str, tracestate: str) -> Trace | None:
+    def begin(
+        self, name: str, traceparent: str, tracestate: str, *, is_message: bool = False
+    ) -> Trace | None:
         """Begin the span of a request, whose parent may be none; None if it is not sampled.
 
         Most are not, and a look at the sampler of the SDK takes half as long as an exact repeat. So a
@@ -52,17 +54,19 @@ class Tracing:
         """
         parent = read_parent(traceparent)
         if parent is None:
-            return self.begin_root(name)
+            return self.begin_root(name, is_message=is_message)
         if not parent.is_sampled:
             return None
-        context = self._context_of(parent, tracestate)
-        return self._begun(name, context, self.api.SpanKind.SERVER)
+        return self._begun(name, self._context_of(parent, tracestate), self._kind(is_message))
 
-    def begin_root(self, name: str) -> Trace | None:
+    def begin_root(self, name: str, *, is_message: bool = False) -> Trace | None:
         """Begin the span of a request that has no parent; None if it is not sampled."""
         if random() >= self._root_rate:
             return None
-        return self._begun(name, self.no_parent, self.api.SpanKind.SERVER)
+        return self._begun(name, self.no_parent, self._kind(is_message))
+
+    def _kind(self, is_message: bool) -> SpanKind:  # noqa: FBT001
+        return self.api.SpanKind.CONSUMER if is_message else self.api.SpanKind.SERVER
 
     def resume(
         self, name: str, trace_context: str | None, *, is_client: bool = False

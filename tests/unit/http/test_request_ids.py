@@ -7,8 +7,8 @@ import re
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from stretto.http.request_ids import FIELD, context_of, taken_id
-from stretto.telemetry.request_context import RequestContext
+from stretto.http.request_ids import context_of
+from stretto.telemetry.request_context import ID_FIELD, RequestContext, taken_id
 from support.api_client import token_of
 
 MADE = re.compile(r"[0-9a-f]{16}")
@@ -70,13 +70,13 @@ def test_two_made_ids_differ() -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "is_taken"),
     [
-        ("/v1/groups", {FIELD: "r1"}, True),
-        ("/v1/groups", {FIELD: KEY, "Idempotency-Key": KEY}, False),
-        ("/v1/groups", {FIELD: TOKEN[-20:], "Authorization": f"Bearer {TOKEN}"}, False),
-        ("/v1/events", {FIELD: TOKEN[-20:], "Sec-WebSocket-Protocol": f"x.{TOKEN}"}, False),
-        (f"/v1/attempts/{KEY}", {FIELD: KEY}, False),
-        (f"/v1/attempts/%38{KEY[1:]}", {FIELD: KEY}, False),
-        (f"/v1/groups/{KEY}", {FIELD: KEY}, True),
+        ("/v1/groups", {ID_FIELD: "r1"}, True),
+        ("/v1/groups", {ID_FIELD: KEY, "Idempotency-Key": KEY}, False),
+        ("/v1/groups", {ID_FIELD: TOKEN[-20:], "Authorization": f"Bearer {TOKEN}"}, False),
+        ("/v1/events", {ID_FIELD: TOKEN[-20:], "Sec-WebSocket-Protocol": f"x.{TOKEN}"}, False),
+        (f"/v1/attempts/{KEY}", {ID_FIELD: KEY}, False),
+        (f"/v1/attempts/%38{KEY[1:]}", {ID_FIELD: KEY}, False),
+        (f"/v1/groups/{KEY}", {ID_FIELD: KEY}, True),
     ],
     ids=["plain", "key", "token", "token of a page", "key in the path", "escaped", "group's id"],
 )
@@ -85,5 +85,5 @@ def test_every_place_of_a_key_or_a_token_is_looked_at(
 ) -> None:
     """A request keeps the id that it was given first."""
     request = make_mocked_request("GET", path, headers=fields)
-    assert is_taken == (fields[FIELD] == context_of(request).id)
+    assert is_taken == (fields[ID_FIELD] == context_of(request).id)
     assert context_of(request) is context_of(request)

@@ -13,6 +13,7 @@ from stretto.telemetry.request_context import (
     RequestContext,
     request_ids,
 )
+from support.traces import TRACE_ID, traced_request
 
 
 def ids(caplog: pytest.LogCaptureFixture) -> list[str | None]:
@@ -42,6 +43,14 @@ async def test_lines_of_a_request_name_it(caplog: pytest.LogCaptureFixture) -> N
     await task
     await called
     assert ["r1", None, "r1", "r1"] == ids(caplog)
+
+
+def test_lines_of_a_traced_request_name_its_trace(caplog: pytest.LogCaptureFixture) -> None:
+    """So that a line leads to the trace; the others have none."""
+    for request in (traced_request(), RequestContext("r1")):
+        with request:
+            logger.error("request.crashed")
+    assert [TRACE_ID, None] == [vars(record).get("trace_id") for record in caplog.records]
 
 
 def test_a_line_that_names_its_request_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,8 +20,9 @@ from stretto.http.front.fast_path import CREATION, FastPathConnection
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.front.writing import DROPPED_BYTES_MAX
 from stretto.http.problems import COMMON_FIELDS, drop_frames, problem_response
-from stretto.http.request_ids import FIELD, context_of
+from stretto.http.request_ids import context_of
 from stretto.telemetry.logs import logger
+from stretto.telemetry.request_context import ID_FIELD
 
 if TYPE_CHECKING:
     import asyncio
@@ -258,6 +259,6 @@ def closing_response(request: BaseRequest, error: StrettoError) -> web.Response:
     No application has taken the request, so none gives the answer its id.
     """
     response = problem_response(error)
-    response.headers[FIELD] = context_of(request).id
+    response.headers[ID_FIELD] = context_of(request).id
     response.force_close()
     return response

@@ -28,10 +28,14 @@ from stretto.http.admission import REFUSED_BEFORE_MAX, UNKNOWN_OWNERS_MAX
 from stretto.http.answers import CREATE_PATH, created_answer, problem_answer
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.problems import final_problem
-from stretto.http.request_ids import FIELD, taken_id
 from stretto.http.request_spans import begin_plain_span, end_span
 from stretto.http.requests import wait_seconds_in
-from stretto.telemetry.request_context import CURRENT_REQUEST, RequestContext
+from stretto.telemetry.request_context import (
+    CURRENT_REQUEST,
+    ID_FIELD,
+    RequestContext,
+    taken_id,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
 CREATION: Final = f"{hdrs.METH_POST} {CREATE_PATH}".encode()
 """How every creation begins."""
 # The last header fields of an answer, in the order in which aiohttp writes them too.
-_ID_LINE: Final = f"\r\n{FIELD}: %b\r\n\r\n".encode()
+_ID_LINE: Final = f"\r\n{ID_FIELD}: %b\r\n\r\n".encode()
 CLOSE_LINE: Final = b"\r\nConnection: close\r\n\r\n"
 _SPAN: Final = CREATION.decode()
 
