@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 HISTORY: Final = History(1, "0a1b2c3d")
 
 
-def logged(number: int, *recipients: str, history: History = HISTORY) -> LoggedEvent:
+def logged(
+    number: int, *recipients: str, history: History = HISTORY, trace_context: str | None = None
+) -> LoggedEvent:
     """Return an event at a position of the same number; alice's, if no user is named."""
-    event = CommittedEvent(UUID(int=number), recipients or ("alice",), b"{}")
+    event = CommittedEvent(UUID(int=number), recipients or ("alice",), b"{}", trace_context)
     return LoggedEvent(event, history, number)
 
 

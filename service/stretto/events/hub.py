@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from stretto.domain import UserId
 from stretto.errors import Overloaded, RateLimited
 from stretto.events.close_codes import CloseCode
-from stretto.events.outgoing import OutgoingEvent
+from stretto.events.outgoing import OutgoingEvent, Push
 from stretto.events.session import Session
 from stretto.observations import EventDelivered, SessionEnded
 from stretto.runtime.actor import Actor, Pace
@@ -178,24 +178,21 @@ class SessionHub(Actor):
         sessions = 0
         for user in logged.event.recipients:
             for session in self._sessions.get(user, ()):
-                outgoing = outgoing or OutgoingEvent(logged, position)
+                outgoing = outgoing or self._outgoing(logged, position)
                 session.offer(outgoing)
                 sessions += 1
         if sessions:
             self._observe(EventDelivered(sessions))
-            self._trace_push(logged.event.trace_context, sessions)
+        if outgoing is not None and outgoing.push is not None:
+            outgoing.push.leave()
 
-    def _trace_push(self, trace_context: str | None, sessions: int) -> None:
-        """Record that an event is in the queues of sessions, if its request was sampled.
-
-        Each session sends it at its client's pace: a span until the last one has it could last for
-        minutes, for a reason that is no one else's.
-        """
-        if self._tracing is None or trace_context is None:
-            return
-        span = self._tracing.resume("stretto.push", trace_context)
-        if span is not None:
-            span.end({"stretto.sessions": sessions})
+    def _outgoing(self, logged: LoggedEvent, position: str) -> OutgoingEvent:
+        """Return an event for sessions, whose push is recorded if its request was sampled."""
+        push, trace_context = None, logged.event.trace_context
+        if self._tracing is not None and trace_context is not None:
+            span = self._tracing.resume("stretto.push", trace_context)
+            push = None if span is None else Push(span)
+        return OutgoingEvent(logged, position, push)
 
     async def run_once(self) -> int:
         """Close the sessions whose token has ended; return how many."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from stretto.domain import UserId
-    from stretto.events.outgoing import OutgoingEvent
+    from stretto.events.outgoing import OutgoingEvent, Push
     from stretto.events.place import Place
 
 
@@ -34,6 +34,8 @@ class Session:
         "_live_from",
         "_queue",
         "_scope",
+        "_sending",
+        "_waiting",
         "close_code",
         "ends_at",
         "key",
@@ -54,6 +56,10 @@ class Session:
         self._has_overflowed = False
         self._arrived = asyncio.Event()
         self._scope: asyncio.Timeout | None = None
+        self._waiting: tuple[Push, ...] = ()
+        """Spans of what is queued."""
+        self._sending: tuple[Push, ...] = ()
+        """Spans of what was taken and is being sent."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -69,8 +75,12 @@ class Session:
                 self.close(CloseCode.TOO_SLOW)
                 return
             self._queue.clear()
+            self._release()
             self._has_overflowed = True
         self._queue.append(outgoing)
+        if outgoing.push is not None:
+            outgoing.push.join()
+            self._waiting = (*self._waiting, outgoing.push)
         self._arrived.set()
 
     def go_live(self, place: Place) -> bool:
@@ -84,6 +94,8 @@ class Session:
             return False
         self._live_from = place
         self._queue = [each for each in self._queue if not each.is_covered_by(place)]
+        # The catch-up has sent most of it; the rest is sent at once.
+        self._release()
         return True
 
     def position(self, delivered: Place | None) -> str | None:
@@ -97,7 +109,13 @@ class Session:
         return str(self._live_from | delivered)
 
     async def take(self, seconds: float | None = None) -> Sequence[OutgoingEvent]:
-        """Wait until events are queued, for so long at most; return all of them, in order."""
+        """Wait until events are queued, for so long at most; return all of them, in order.
+
+        The caller has sent what it took before.
+        """
+        for push in self._sending:
+            push.leave()
+        self._sending = ()
         if not self._queue:
             self._arrived.clear()
             timer: asyncio.TimerHandle | None = None
@@ -110,6 +128,7 @@ class Session:
                 if timer is not None:
                     timer.cancel()
         events, self._queue = self._queue, []
+        self._sending, self._waiting = self._waiting, ()
         return events
 
     def close(self, code: CloseCode) -> None:
@@ -117,6 +136,7 @@ class Session:
         if self.close_code is not None:
             return
         self.close_code = code
+        self._release()
         self._queue.clear()
         self._interrupt()
 
@@ -136,6 +156,12 @@ class Session:
             # The block's own time-outs pass on.
             if not scope.expired():
                 raise
+
+    def _release(self) -> None:
+        """Let go of all spans: no frame that is to be sent is theirs."""
+        for push in self._sending + self._waiting:
+            push.leave()
+        self._sending = self._waiting = ()
 
     def _interrupt(self) -> None:
         if self._scope is not None:
