@@ -15,6 +15,7 @@ from stretto.creation.attempt import AnswerStatus
 from stretto.creation.flight import Answer
 from stretto.domain import CreatedGroup
 from stretto.http.problems import COMMON_FIELDS
+from stretto.telemetry.request_context import ID_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 CREATE_PATH: Final = "/v1/groups"
+HEAD_END: Final = b"\r\n\r\n"
+# The last header field of an answer but `Connection`, in the order in which aiohttp writes them too.
+_ID_LINE: Final = f"\r\n{ID_FIELD}: %b\r\n\r\n".encode()
 # The documents of all groups are of one length.
 _ANY: Final = created_document(CreatedGroup(UUID(int=0), UUID(int=0)))
 
@@ -37,18 +41,24 @@ def created_fields(path: str, answer: Answer) -> dict[str, str]:
     return fields
 
 
-def created_answer(answer: Answer) -> bytes:
-    """Return a success as it is sent."""
+def created_answer(answer: Answer, request_id: str) -> bytes:
+    """Return a success as it is sent; an empty id is left out."""
     before, behind = _around_id(answer.status, rfc822_formatted_time())
-    return b"".join((before, group_id_in(answer.document), behind, answer.document))
+    end = _ID_LINE % request_id.encode() if request_id else HEAD_END
+    return b"".join((before, group_id_in(answer.document), behind, end, answer.document))
+
+
+def with_id(answer: bytes, request_id: str) -> bytes:
+    """Return another answer with the request's id; an empty one is left out."""
+    return answer.replace(HEAD_END, _ID_LINE % request_id.encode(), 1) if request_id else answer
 
 
 @lru_cache(maxsize=len(AnswerStatus))
 def _around_id(status: AnswerStatus, date: str) -> tuple[bytes, bytes]:
-    """Return the head of every success at this second: what is before its group's id, and behind it."""
+    """Return the head of every success at this second: before its group's id, behind it; no end."""
     fields = created_fields(CREATE_PATH, Answer(_ANY, status))
     fields[hdrs.CONTENT_TYPE] = "application/json"
-    head = _written(HTTPStatus.CREATED, fields, _ANY, date).removesuffix(_ANY)
+    head = _written(HTTPStatus.CREATED, fields, _ANY, date).removesuffix(HEAD_END + _ANY)
     before, _, behind = head.partition(group_id_in(_ANY))
     return before, behind
 

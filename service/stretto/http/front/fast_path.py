@@ -25,17 +25,18 @@ from stretto.creation.creator import WAIT_SECONDS_DEFAULT
 from stretto.creation.flight import Answer
 from stretto.errors import Overloaded
 from stretto.http.admission import REFUSED_BEFORE_MAX, UNKNOWN_OWNERS_MAX
-from stretto.http.answers import CREATE_PATH, created_answer, problem_answer
+from stretto.http.answers import (
+    CREATE_PATH,
+    HEAD_END,
+    created_answer,
+    problem_answer,
+    with_id,
+)
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.problems import final_problem
 from stretto.http.request_spans import begin_plain_span, end_span
 from stretto.http.requests import wait_seconds_in
-from stretto.telemetry.request_context import (
-    CURRENT_REQUEST,
-    ID_FIELD,
-    RequestContext,
-    taken_id,
-)
+from stretto.telemetry.request_context import CURRENT_REQUEST, RequestContext, taken_id
 
 if TYPE_CHECKING:
     import asyncio
@@ -48,8 +49,7 @@ if TYPE_CHECKING:
 
 CREATION: Final = f"{hdrs.METH_POST} {CREATE_PATH}".encode()
 """How every creation begins."""
-# The last header fields of an answer, in the order in which aiohttp writes them too.
-_ID_LINE: Final = f"\r\n{ID_FIELD}: %b\r\n\r\n".encode()
+# The last header field of an answer, where aiohttp writes it too.
 CLOSE_LINE: Final = b"\r\nConnection: close\r\n\r\n"
 _SPAN: Final = CREATION.decode()
 
@@ -106,7 +106,7 @@ class FastPathConnection(BoundedQueue):
         """Send the answer to the rejected request."""
         if self._is_rejected:
             self._is_rejected = False
-            self._send(answer, self._request.known_id)
+            self._send(with_id(answer, self._request.known_id))
             if self._service is not None:
                 seconds = perf_counter() - self._began
                 self._service.metrics.time_fast_path(Overloaded.code, seconds)
@@ -197,7 +197,7 @@ class FastPathConnection(BoundedQueue):
         if isinstance(begun, Answer):
             service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)
             # No line of the log names it: an id that only the answer has would lead nowhere.
-            self._send(created_answer(begun), self._request.known_id)
+            self._send(created_answer(begun, self._request.known_id))
             self._end_span(HTTPStatus.CREATED)
             service.metrics.time_fast_path(AnswerStatus.REPLAYED, perf_counter() - self._began)
             return True
@@ -214,14 +214,14 @@ class FastPathConnection(BoundedQueue):
         self._in_flight = None
         status: int = HTTPStatus.CREATED
         if isinstance(outcome, Answer):
-            answer = created_answer(outcome)
+            answer = created_answer(outcome, self._request.id)
         else:
             problem = final_problem(outcome)
             status = problem.status
-            answer = problem_answer(problem, rfc822_formatted_time())
+            answer = with_id(problem_answer(problem, rfc822_formatted_time()), self._request.id)
         seconds = perf_counter() - self._began
         service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, status, seconds)
-        self._send(answer, self._request.id)
+        self._send(answer)
         self._end_span(status)
         if self._held and self.transport is not None:
             # What is held belongs to other requests.
@@ -248,18 +248,16 @@ class FastPathConnection(BoundedQueue):
             self._is_admitted = False
             self._service.shedder.arrived(self._admitted_owner)
 
-    def _send(self, answer: bytes, id_: str) -> None:
+    def _send(self, answer: bytes) -> None:
         """Answer a request that aiohttp has not seen; the client may be idle from now on."""
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self.transport is None:
             return
-        if id_:
-            answer = answer.replace(b"\r\n\r\n", _ID_LINE % id_.encode(), 1)
         # What is held was read, so it is answered before the connection ends.
         if self._held or not (self._server.is_draining or self._has_all):
             self.transport.write(answer)
         else:
-            self.transport.write(answer.replace(b"\r\n\r\n", CLOSE_LINE, 1))
+            self.transport.write(answer.replace(HEAD_END, CLOSE_LINE, 1))
             left = self.half_close()
             if left is None:
                 self.force_close()
