@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -91,20 +92,31 @@ class StrettoClient:
         *,
         description: str | None = None,
         key: str | None = None,
+        first_sent: float | None = None,
         timeout_seconds: float = 60.0,
     ) -> ClientAnswer:
         """Create a group, retrying until the outcome is known or the time is up.
 
-        Give the `key` where a crash of this program must not lose it. Raises `ClientError` for a
-        refusal, and `TimeoutError` when the outcome is still unknown: call again with the same key.
-        Raises `TypeError` for members that are one text: each of its characters would be a member.
+        Give the `key` where a crash of this program must not lose it. Keep beside it when it was
+        `first_sent`, in seconds since the epoch, and give both: then a call that comes much too late
+        creates nothing. Raises `ClientError` for a refusal, and `TimeoutError` when the outcome is
+        still unknown: call again with the same key. Raises `TypeError` for members that are one text: each of its characters would be a member.
         """
         if isinstance(members, (str, bytes, bytearray, Mapping)):
             message = f"members must be a list of user ids, such as ['bob'], not {members!r}"
             raise TypeError(message)
         # An empty key is one that the caller has lost: the service refuses it. A new one could
         # create a second group.
-        key = str(uuid4()) if key is None else key
+        if key is None:
+            key = str(uuid4())
+            first_sent = time.time() if first_sent is None else first_sent
+        headers = {
+            "Authorization": self._authorization,
+            "Idempotency-Key": key,
+            "Content-Type": "application/json",
+        }
+        if first_sent is not None:
+            headers["Idempotency-First-Sent"] = f"@{first_sent:.0f}"
         body = orjson.dumps({"name": name, "description": description, "members": list(members)})
         last_error: Exception | None = None
 
@@ -126,7 +138,7 @@ class StrettoClient:
                     wait_jitter=BACKOFF_SECONDS_FIRST,
                 ):
                     with attempt:
-                        return await self._send(key, body)
+                        return await self._send(headers, body)
         except (TimeoutError, _TryAgainError):
             message = (
                 f"no outcome within {timeout_seconds} s ({last_error or 'no answer'});"
@@ -135,12 +147,7 @@ class StrettoClient:
             raise TimeoutError(message) from last_error
         raise AssertionError  # the loop returns or raises
 
-    async def _send(self, key: str, body: bytes) -> ClientAnswer:
-        headers = {
-            "Authorization": self._authorization,
-            "Idempotency-Key": key,
-            "Content-Type": "application/json",
-        }
+    async def _send(self, headers: Mapping[str, str], body: bytes) -> ClientAnswer:
         try:
             async with self._session.post(
                 self._url,

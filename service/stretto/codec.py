@@ -39,6 +39,7 @@ STATUS: Final[Mapping[str, int]] = {
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "key_reused": 422,
+    "first_sent_out_of_range": 422,
     "upgrade_required": 426,
     "rate_limited": 429,
     "internal_error": 500,

@@ -200,6 +200,15 @@ class KeyReused(StrettoError):
     retry = Retry.NEW_KEY
 
 
+class FirstSentOutOfRange(StrettoError):
+    message = (
+        "The request was first sent too long ago, or at a time to come, to start an attempt;"
+        " nothing was done."
+    )
+    code = "first_sent_out_of_range"
+    retry = Retry.NEW_KEY
+
+
 class RateLimited(StrettoError):
     message = "Too many new attempts by this owner."
     code = "rate_limited"

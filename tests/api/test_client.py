@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -58,6 +61,8 @@ class Proxy:
     url: str = ""
     script: list[Step] = field(default_factory=list)
     seen: list[tuple[str, bytes]] = field(default_factory=list)
+    first_sent: list[str | None] = field(default_factory=list)
+    """What each request has said of that."""
 
 
 async def refuse_to_create(_: object, created: Sequence[tuple[CreatedGroup, NewGroup]]) -> None:
@@ -79,6 +84,7 @@ async def proxy(database_url: str) -> AsyncIterator[Proxy]:
 
     async def play(request: web.Request) -> web.StreamResponse:
         proxy.seen.append((request.headers["Idempotency-Key"], await request.read()))
+        proxy.first_sent.append(request.headers.get("Idempotency-First-Sent"))
         if proxy.script:
             return await proxy.script.pop(0)(request, hand_over)
         return await hand_over(request)
@@ -188,6 +194,33 @@ async def test_a_lost_answer_is_asked_for_again_and_is_a_replay(
     key, _ = proxy.seen[0]
     assert group_id("alice", key) == answer.group.group_id
     assert [key, key] == [seen for seen, _ in proxy.seen]
+
+
+async def test_every_try_says_when_the_first_one_was_sent(
+    proxy: Proxy, client: StrettoClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a key of ours, the time of the call; of the caller's own, what the caller knows of it."""
+    seconds = int(time.time())
+    clock = SimpleNamespace(time=itertools.count(seconds).__next__)
+    monkeypatch.setattr(client_module, "time", clock)
+    proxy.script = [cut, cut]
+    await client.create_group("Team")
+    await client.create_group("Team", key="k")
+    await client.create_group("Team", key="l", first_sent=seconds - 60)
+    await client.create_group("Team", first_sent=seconds - 61.0)
+    assert [f"@{seconds}"] * 3 == proxy.first_sent[:3]
+    assert [None, f"@{seconds - 60}", f"@{seconds - 61}"] == proxy.first_sent[3:]
+
+
+async def test_a_call_that_comes_too_late_creates_nothing(
+    proxy: Proxy, client: StrettoClient
+) -> None:
+    """It is not tried again; the caller learns that the wish is too old."""
+    with pytest.raises(ClientError) as refusal:
+        await client.create_group("Team", key="k", first_sent=1)
+    code, retry = refusal.value.code, refusal.value.retry
+    assert ("first_sent_out_of_range", Retry.NEW_KEY) == (code, retry)
+    assert 1 == len(proxy.seen)
 
 
 async def test_calls_without_a_key_are_different_wishes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,34 @@ async def test_a_failed_attempt_is_gone_for_good(database_url: str) -> None:
         assert reply.json["failure"] == {"code": "quota", "detail": "Ten groups are enough."}
     assert lookup.json["status"] == "failed"
     assert lookup.json["failure"] == replies[0].json["failure"]
+
+
+async def test_a_request_that_was_first_sent_too_long_ago_starts_nothing(
+    database_url: str, connection: Connection
+) -> None:
+    """422 before the claim; a group that is there is found however old the request is."""
+    settings = ComponentSettings(attempt_age_max=3600)
+    now = int(time.time())
+    async with api_for(database_url, settings) as api:
+        late = {
+            seconds: await api.create("k", first_sent=f"@{now + seconds}")
+            for seconds in (-3700, -(10**12), 400, 10**12)
+        }
+        assert await rows(connection) == 0
+        created = await api.create("k", first_sent=f"@{now - 3000}")
+        again = await api.create("k", first_sent=f"@{now - 3700}")
+    for reply in late.values():
+        assert (422, "first_sent_out_of_range", "new-key") == (
+            reply.status,
+            reply.json["code"],
+            reply.json["retry"],
+        )
+    assert [201, 201] == [created.status, again.status]
+    await connection.execute("DELETE FROM attempt")
+    async with api_for(database_url, settings) as api:
+        healed = await api.create("k", first_sent="@1")
+    assert (201, "healed") == (healed.status, healed.headers["Idempotency-Status"])
+    assert created.body == again.body == healed.body
 
 
 async def test_a_limited_owner_learns_when_to_come_back(database_url: str) -> None:

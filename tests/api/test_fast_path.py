@@ -77,6 +77,11 @@ OTHERS: Mapping[str, tuple[int, str, bytes]] = {
     ),
     "quoted key": (201, "replayed", request({**FIELDS, "Idempotency-Key": '"k"'})),
     "key that is no text": (400, "key_invalid", request({**FIELDS, "Idempotency-Key": "k\udcff"})),
+    "first sent at no time": (
+        400,
+        "request_invalid",
+        request({**FIELDS, "Idempotency-First-Sent": "yesterday"}),
+    ),
     "two keys": (400, "key_invalid", request({**FIELDS, "idempotency-key": "k"})),
     "empty key": (400, "key_invalid", request({**FIELDS, "Idempotency-Key": ""})),
     "another owner": (
@@ -157,6 +162,15 @@ async def test_whatever_differs_goes_its_usual_way(
     answered, headers, document = await (await raw.connect(data)).answer()
     assert (status, outcome) == (answered, headers.get("idempotency-status") or document["code"])
     assert before + 1 == await worked_for(api)
+
+
+async def test_a_repeat_is_answered_however_old_it_is(api: Api, raw: RawClients) -> None:
+    """Its group is known: it starts nothing."""
+    before = await worked_for(api)
+    client = await raw.connect(request({**FIELDS, "Idempotency-First-Sent": "@1"}))
+    status, headers, _ = await client.answer()
+    assert (201, "replayed") == (status, headers["idempotency-status"])
+    assert before == await worked_for(api)
 
 
 async def test_quotes_around_a_key_are_no_part_of_it(raw: RawClients) -> None:

@@ -41,6 +41,7 @@ HEADS: Mapping[str, tuple[tuple[bytes, ...], str]] = {
         (
             "Authorization Idempotency-Key Content-Type Content-Length Prefer Host Connection Cookie"
             " Content-Encoding Transfer-Encoding Expect Upgrade Accept Forwarded X-Forwarded-For X"
+            " Idempotency-First-Sent"
         ),
     ),
     "WebSocket": (

@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 import struct
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ DEADLINE_SECONDS = 20
 TOKEN = token_of("alice")
 NEW = creation(TOKEN, "new")
 OTHER = creation(TOKEN, "new", b'{"name": "Other"}')
+OLD = NEW.replace(b"Host: x", b"Host: x\r\nIdempotency-First-Sent: @1")
+YOUNG = OLD.replace(b"@1", b"@%d" % time.time())
 OUTCOMES: dict[str, WriteResult | Exception] = {
     "led": Led(),
     "failed": SettledAsFailed(Failure("no", "never")),
@@ -47,6 +50,8 @@ REFUSED = {
     "body": creation(TOKEN, "b", b'{"name": ""}'),
     "no body": creation(TOKEN, "b", b""),
     "no JSON": creation(TOKEN, "b", b"{"),
+    "no time": OLD.replace(b"@1", b"1"),
+    "two times": OLD.replace(b": @1", b": @1\r\nIdempotency-First-Sent: @1"),
 }
 
 
@@ -181,6 +186,32 @@ async def test_what_is_refused_is_refused_by_the_routes(
     assert answers[0] == answers[1]
     assert b"HTTP/1.1 400 Bad Request" == answers[0][0]
     assert [] == world.writers.asked
+
+
+async def test_a_request_that_is_too_old_starts_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is the same whether the request was read as plain or not."""
+    answers = []
+    for reads in (PlainRequests.read, lambda *_: None):
+        monkeypatch.setattr(PlainRequests, "read", reads)
+        answers.append(await lines_of(await world.raw.connect(OLD)))
+    assert answers[0] == answers[1]
+    assert answers[0][0].startswith(b"HTTP/1.1 422 ")
+    assert b'"code":"first_sent_out_of_range"' in answers[0][-1]
+    assert [] == world.writers.asked
+
+
+@pytest.mark.parametrize("request_bytes", [YOUNG, OLD], ids=["young", "old"])
+async def test_a_request_that_says_when_it_was_first_sent_needs_no_task(
+    request_bytes: bytes, world: World
+) -> None:
+    """A young one starts a flight, and an old one of the same body joins it."""
+    clients = await world.flying(YOUNG, request_bytes)
+    assert 2 == world.in_flight
+    world.writers.settle(Led())
+    statuses = [await status_of(client) for client in clients]
+    assert [(201, "created"), (201, "replayed")] == statuses
 
 
 async def test_another_body_does_not_share_the_flight(world: World) -> None:

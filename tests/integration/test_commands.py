@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from nats.js.api import ConsumerConfig, DiscardPolicy
 from stretto import errors as errors_module
 from stretto.assembly.opening import open_component
 from stretto.codec import BODY_BYTES_MAX, created_document, problem
+from stretto.creation.age import AttemptAge
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import (
     AttemptFailed,
@@ -27,6 +29,7 @@ from stretto.errors import (
     BodyTooLarge,
     DatabaseUnavailable,
     Failure,
+    FirstSentOutOfRange,
     GroupRejected,
     KeyInvalid,
     KeyMissing,
@@ -78,6 +81,7 @@ if TYPE_CHECKING:
 
 STREAM, SUBJECT, CONSUMER = OURS.command_stream, OURS.command_subject, OURS.command_consumer
 FAST = CommandSettings(workers=4, ack_seconds=0.5, fetch_seconds=0.2)
+AGE = AttemptAge(3600)
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +173,7 @@ async def consuming(
     observed = [] if observed is None else observed
     runner = Runner(observed.append)
     connection = NatsConnection(server.url, observed.append)
-    consumer = CommandConsumer(connection, OURS, creator, observed.append, settings, tracing)
+    consumer = CommandConsumer(connection, OURS, creator, age, observed.append, settings, tracing)
     async with runner.running(connection), runner.running(consumer):
         yield runner, consumer
 
@@ -340,6 +344,8 @@ async def test_a_thousand_commands_at_two_consumers_make_each_group_once(
         (b"no json", {}, "request_invalid"),
         (b'{"name": "a", "name": "b"}', {}, "request_invalid"),
         ({"name": ""}, {}, "request_invalid"),
+        (TEAM, {"Idempotency_First_Sent": "soon"}, "request_invalid"),
+        (TEAM, {"Idempotency_First_Sent": "@1"}, FirstSentOutOfRange.code),
         (b" " * (BODY_BYTES_MAX + 1), {}, BodyTooLarge.code),
     ],
 )
@@ -731,6 +737,30 @@ async def test_another_body_under_the_key_is_dead_lettered_as_reused(
     assert await groups(connection) == 1
 
 
+async def test_a_command_that_has_waited_too_long_creates_nothing(
+    server: NatsProcess, component: Component, connection: Connection
+) -> None:
+    """It is as old as its message, or as it says itself; a group that is there is still found."""
+    waited: list[float] = [0]
+    age = AttemptAge(3600, lambda: time.time() + waited[0])
+    async with consuming(server, component.creator, age=age), sender(server) as bus:
+        created = await bus.ask()
+        waited[0] = 3700
+        refused = await bus.ask(Idempotency_Key="late")
+        component.creator.forget()
+        found = await bus.ask()
+        later = f"@{time.time() + waited[0]:.0f}"
+        sent_again = await bus.ask(Idempotency_Key="late", Idempotency_First_Sent=later)
+        await bus.settled()
+        (dead,) = await bus.dead()
+    assert problem(FirstSentOutOfRange()) == orjson.loads(refused.data)
+    assert "first_sent_out_of_range" == dead["code"]
+    assert created.data == found.data
+    assert sent_again.headers is not None
+    assert "created" == sent_again.headers["Idempotency-Status"]
+    assert await groups(connection) == 2
+
+
 async def test_an_attempt_that_failed_is_reported_and_not_tried_again(
     server: NatsProcess, connection: Connection, database_url: str
 ) -> None:
@@ -1060,7 +1090,9 @@ async def test_permissions_of_the_runbook_let_senders_command_and_nothing_else(
         runner = await stack.enter_async_context(Runner(observed.append))
         connection = NatsConnection(own, observed.append)
         runner.start(connection)
-        runner.start(CommandConsumer(connection, OURS, component.creator, observed.append, FAST))
+        runner.start(
+            CommandConsumer(connection, OURS, component.creator, AGE, observed.append, FAST)
+        )
         watcher = Sender(await stack.enter_async_context(nats_client(own)))
         await watcher.ready()
         client = await nats.connect(others, error_cb=on_error)

@@ -210,8 +210,11 @@ class Stage:
             await component.webhook.open()
             actors.append(component.webhook)
         if url:
-            nats = make_nats(Bus(url, "stretto", OURS.database), outside, self.seen.add)
-            commands = CommandConsumer(nats.connection, OURS, outside, self.seen.add, SOON_AGAIN)
+            bus, age = Bus(url, "stretto", OURS.database), component.age
+            nats = make_nats(bus, outside, age, self.seen.add)
+            commands = CommandConsumer(
+                nats.connection, OURS, outside, age, self.seen.add, SOON_AGAIN
+            )
             self.nats = replace(nats, commands=commands)
             actors += [self.nats.connection, self.nats.commands]
         (self.actor,) = (actor for actor in actors if actor.name == name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from stretto.codec import BODY_BYTES_MAX, STATUS, TYPE_PREFIX
+from stretto.creation.age import AHEAD_SECONDS_MAX
 from stretto.creation.attempt import AnswerStatus, AttemptStatus
 from stretto.creation.creator import WAIT_SECONDS_DEFAULT, WAIT_SECONDS_MAX
 from stretto.domain import (
@@ -78,6 +79,7 @@ TEXTS: Final[dict[str, tuple[str, ...]]] = {
         f"up to {WAIT_SECONDS_MAX:.0f},",
         f"; {WAIT_SECONDS_DEFAULT:.0f} if",
     ),
+    f"{_CREATE}/parameters/2/description": (f"more than {AHEAD_SECONDS_MAX / 60:.0f} minutes",),
     "/paths/~1v1~1attempts~1{key}/get/parameters/1/description": (
         f"up to {WAIT_SECONDS_MAX:.0f},",
         "; 0 if",

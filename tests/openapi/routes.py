@@ -24,8 +24,9 @@ ROUTES: Final = {
     "POST /v1/groups": Route(
         "201",
         "key_missing key_invalid request_invalid body_too_large unsupported_media_type"
-        " attempt_pending attempt_failed key_reused rate_limited hook_failed " + _TOKEN,
-        fields="Idempotency-Key Prefer",
+        " attempt_pending attempt_failed key_reused first_sent_out_of_range rate_limited"
+        " hook_failed " + _TOKEN,
+        fields="Idempotency-Key Idempotency-First-Sent Prefer",
     ),
     "GET /v1/groups": Route("200", f"request_invalid {_TOKEN}", "limit cursor"),
     "GET /v1/groups/{group_id}": Route("200", f"request_invalid not_found {_TOKEN}"),

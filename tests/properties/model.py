@@ -16,7 +16,9 @@ RETENTION_DAYS: Final = 1
 RETENTION_SECONDS: Final = 24 * 3600.0
 
 Status = Literal["pending", "succeeded", "failed"]
-Outcome = Literal["created", "replayed", "healed", "recovered", "failed", "reused", "pending"]
+Outcome = Literal[
+    "created", "replayed", "healed", "recovered", "failed", "reused", "pending", "too_old"
+]
 Place = Literal["claimed", "committed", "failed"]
 """After which statement of its writer a process falls silent."""
 
@@ -89,6 +91,12 @@ class Model:
         outcome = self._claim_or_follow(wish, body)
         self.learn(memory, wish, body, outcome)
         return outcome
+
+    def post_late(self, memory: Memory, wish: Wish, body: int) -> Outcome:
+        """Answer a request that is too old to start an attempt; it finds whatever there is."""
+        if wish in memory.settled or wish in self.groups or wish in self.attempts:
+            return self.post(memory, wish, body)
+        return "too_old"
 
     def fall_silent(self, memory: Memory, wish: Wish, body: int, place: Place) -> Outcome | None:
         """Answer a request to a process that stops at a place; nothing where it gets there."""

@@ -6,14 +6,16 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from properties.model import LEASE_SECONDS, Place, Wish
+import orjson
+
+from properties.model import BODIES, LEASE_SECONDS, Place, Wish
 from stretto.codec import created_document
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import CreatorSettings, GroupCreator
 from stretto.creation.lookup import AttemptLookup
 from stretto.creation.writer import GroupWriter
-from stretto.errors import AttemptFailed, AttemptPending, KeyReused
+from stretto.errors import AttemptFailed, AttemptPending, FirstSentOutOfRange, KeyReused
 from stretto.observations import WriteFailed
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.writes import PostgresWriteStore
@@ -125,15 +127,27 @@ class Process:
         self._store.place = None
         return self._request.result() if self._request.done() else None
 
+    async def post_late(self, wish: Wish, body: int) -> str:
+        """Send a request that is too old to start an attempt; return its outcome."""
+        return await self._post(wish, body, is_late=True)
+
     async def go_on(self) -> str:
         """End the silence; return the outcome of the request."""
         assert self._request is not None
         self._store.may_go_on.set()
         return await self._request
 
-    async def _post(self, wish: Wish, body: int) -> str:
+    async def _post(self, wish: Wish, body: int, *, is_late: bool = False) -> str:
+        sent = orjson.dumps(BODIES[body])
         try:
-            answer = await self.creator.create(wish.key, wish.group(body), wait_seconds=0)
+            if is_late:
+                answer = await self.creator.create_from(
+                    wish.owner, wish.key, sent, wait_seconds=0, may_claim=False
+                )
+            else:
+                answer = await self.creator.create(wish.key, wish.group(body), wait_seconds=0)
+        except FirstSentOutOfRange:
+            return "too_old"
         except KeyReused:
             return "reused"
         except AttemptFailed:

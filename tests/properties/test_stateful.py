@@ -144,6 +144,13 @@ class Machine(RuleBasedStateMachine):
         expected = self.model.post(self.memories[number], wish, body)
         assert expected == self.world.run(self.processes[number].post(wish, body))
 
+    @rule(number=any_process, wish=wishes, body=bodies)
+    def post_late(self, number: int, wish: Wish, body: int) -> None:
+        """A request that was first sent too long ago finds what is there, and starts nothing."""
+        number = self.at_work(number)
+        expected = self.model.post_late(self.memories[number], wish, body)
+        assert expected == self.world.run(self.processes[number].post_late(wish, body))
+
     @rule(
         number=any_process,
         wish=wishes,
@@ -280,9 +287,19 @@ def forget_whose_memory_it_is(_: World, monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
+def forget_how_old_it_is(_: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have whatever is too old start an attempt."""
+
+    async def require_nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(follower_module.Follower, "require_attempt", require_nothing)
+
+
 @pytest.mark.parametrize(
     "forget",
     [
+        forget_how_old_it_is,
         forget_the_lease,
         forget_the_fingerprint,
         forget_that_a_group_may_be_there,

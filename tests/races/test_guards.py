@@ -76,6 +76,8 @@ class CreatorWithoutFlights(GroupCreator):
         new_group: NewGroup,
         body_digest: bytes,
         wait_seconds: float,
+        *,
+        may_claim: bool = True,
     ) -> Answer:
         flight = self._flights.start(id_, new_group, new_group.fingerprint(), body_digest)
         return Answer(await flight.wait(wait_seconds), flight.status)

@@ -85,11 +85,14 @@ class Api:
         *,
         user: str = "alice",
         wait: int | None = None,
+        first_sent: str | None = None,
     ) -> Reply:
         """Post a group."""
         headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
         if wait is not None:
             headers["Prefer"] = f"wait={wait}"
+        if first_sent is not None:
+            headers["Idempotency-First-Sent"] = first_sent
         return await self.request(
             "POST", "/v1/groups", user=user, headers=headers, data=orjson.dumps(document)
         )

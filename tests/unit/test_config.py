@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stretto.config import SETTINGS, Settings, environment_of, read_settings
+from stretto.creation.age import AHEAD_SECONDS_MAX
 from stretto.errors import ConfigurationError
 from stretto.provision import token_settings
 from stretto.setting import allowed
@@ -160,6 +161,7 @@ def test_a_misspelt_name_is_reported_however_it_is_written(
         ("drain_seconds", "0", "3600", ["-1", "3601", "nan", "inf"]),
         ("lease_seconds", "0.1", "3600", ["0", "0.09", "-1", "3601", "nan", "inf"]),
         ("relay_lease_seconds", "1", "3600", ["0.9", "3601", "nan", "inf"]),
+        ("attempt_age_max", "0", "315360000", ["-1", "315360001", "nan", "inf"]),
         ("rate_limit", "0", "1e6", ["-1", "nan", "inf", "-inf"]),
     ],
 )
@@ -285,6 +287,13 @@ def test_a_rate_that_admits_nothing_in_a_day_is_refused(rate: str) -> None:
     with pytest.raises(ConfigurationError, match=r"--rate-limit: must be 0, or 0\.00001"):
         read_settings(rate_limit=rate)
     assert 0.00001 == read_settings(rate_limit="0.00001").component.creator.rate_limit
+
+
+def test_a_request_may_be_as_old_as_its_failed_attempt_would_be_kept() -> None:
+    """Unless the operator says otherwise; a client's clock that is ahead makes it no longer."""
+    kept = read_settings(retention_days=2).component
+    assert 2 * 86_400 - AHEAD_SECONDS_MAX == kept.first_sent_seconds_max
+    assert 60 == read_settings(attempt_age_max=60).component.first_sent_seconds_max
 
 
 @pytest.mark.parametrize("name", ["PORT", "JWT_SECRET_FILE"])

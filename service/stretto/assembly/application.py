@@ -95,6 +95,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
                 component.creator,
                 component.lookup,
                 component.reads,
+                component.age,
                 authenticator,
                 metrics,
                 component.hub,

@@ -35,6 +35,7 @@ from stretto.store_errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from stretto.creation.age import AttemptAge
     from stretto.creation.creator import GroupCreator
     from stretto.creation.lookup import AttemptLookup
     from stretto.creation.ports import Write, WriteResult
@@ -63,6 +64,7 @@ class Component:
     creator: GroupCreator
     lookup: AttemptLookup
     reads: Reads
+    age: AttemptAge
     database: Database
     mailbox: Mailbox[Write, WriteResult]
     hub: SessionHub

@@ -24,6 +24,7 @@ from stretto.assembly.host_options import (
 )
 from stretto.assembly.host_pool import require_database, require_pool, sharing
 from stretto.assembly.settings import ComponentSettings
+from stretto.creation.age import AttemptAge
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import GroupCreator
@@ -176,7 +177,8 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     ]
     reads = _reads(database, write_stores)
     creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe, hooks=hooks)
-    nats = _nats(inputs, settings, creator)
+    age = AttemptAge(settings.first_sent_seconds_max)
+    nats = _nats(inputs, settings, creator, age)
     relay = _relay(inputs, settings, nats)
     webhook = _webhook(inputs)
     hub = SessionHub(settings.hub, observe, tracing=inputs.tracing)
@@ -195,6 +197,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         creator=creator,
         lookup=AttemptLookup(reads.attempts, settings.creator.lease_seconds),
         reads=reads,
+        age=age,
         database=database,
         mailbox=mailbox,
         hub=hub,
@@ -234,7 +237,9 @@ def _webhook(inputs: Inputs) -> WebhookSender | None:
     return WebhookSender(store, inputs.endpoint, inputs.observe, tracing=inputs.tracing)
 
 
-def _nats(inputs: Inputs, settings: ComponentSettings, creator: GroupCreator) -> Nats | None:
+def _nats(
+    inputs: Inputs, settings: ComponentSettings, creator: GroupCreator, age: AttemptAge
+) -> Nats | None:
     if not settings.nats_url:
         return None
     bus = Bus(settings.nats_url, settings.nats_prefix, inputs.origin, settings.nats)

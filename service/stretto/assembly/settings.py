@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
+from stretto.creation.age import AHEAD_SECONDS_MAX
 from stretto.creation.creator import CreatorSettings
 from stretto.events.hub import HubSettings
 from stretto.nats.access import NatsSettings
@@ -13,6 +15,8 @@ from stretto.setting import setting
 from stretto.targets.bus import BUS_PREFIX, BUS_PREFIX_PATTERN
 from stretto.targets.relay import RelaySettings
 from stretto.webhook.rules import WebhookSettings
+
+_DAY_SECONDS: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,14 @@ class ComponentSettings:
     """Beyond this, latency grows faster than throughput."""
     mailbox_max: int = setting(1024, "requests that may queue", ge=1, le=100_000)
     """More are rejected before they claim anything."""
+    attempt_age_max: float = setting(
+        0.0,
+        "seconds since a request was first sent, as it says, after which it starts no attempt;"
+        " 0: RETENTION_DAYS, less 5 minutes",
+        ge=0,
+        le=315_360_000,
+    )
+    """Only as long as a failed attempt is kept is it known that its key has failed."""
     creator: CreatorSettings = field(default_factory=CreatorSettings)
     nats_url: str = setting(
         "",
@@ -44,3 +56,12 @@ class ComponentSettings:
     webhook: WebhookSettings = field(default_factory=WebhookSettings)
     hub: HubSettings = field(default_factory=HubSettings)
     retention: Retention = field(default_factory=Retention)
+
+    @property
+    def first_sent_seconds_max(self) -> float:
+        """How long ago a request may have been first sent that starts an attempt.
+
+        The default is as long as a failed attempt is kept, less what a client's clock may be ahead.
+        """
+        kept_seconds = self.retention.retention_days * _DAY_SECONDS
+        return self.attempt_age_max or kept_seconds - AHEAD_SECONDS_MAX

@@ -83,10 +83,10 @@ class GroupCreator:
         self._observe = observe
         self._hooks = hooks or HookCalls()
         self._memory = OutcomeMemory(settings.outcomes_max)
-        follower = Follower(writers, attempts, settings.lease_seconds, observe, pause)
+        self._follower = Follower(writers, attempts, settings.lease_seconds, observe, pause)
         self._flights = Flights(
             writers,
-            follower,
+            self._follower,
             self._memory,
             rate_limit=settings.rate_limit,
             stop_seconds=settings.stop_seconds,
@@ -154,11 +154,12 @@ class GroupCreator:
         body: bytes,
         *,
         wait_seconds: float = WAIT_SECONDS_DEFAULT,
+        may_claim: bool = True,
     ) -> Answer:
         """Create the group that a request's JSON body asks for; as `create` otherwise.
 
         Most retries repeat their request byte by byte: such a body is not parsed again once it has
-        succeeded. Raises `RequestInvalid` as well.
+        succeeded. Raises `RequestInvalid` as well, and `FirstSentOutOfRange` without `may_claim`.
         """
         self._require_own_loop()
         require_kind("body", body, bytes)
@@ -174,7 +175,9 @@ class GroupCreator:
             # Another request of the key may have succeeded during the wait.
             known = self._memory.find(id_)
         new_group = NewGroup.parse(owner, parse_json(body))
-        return await self._create(id_, known, new_group, digest(body), wait_seconds)
+        return await self._create(
+            id_, known, new_group, digest(body), wait_seconds, may_claim=may_claim
+        )
 
     def begin(
         self,
@@ -240,6 +243,8 @@ class GroupCreator:
         new_group: NewGroup,
         body_digest: bytes,
         wait_seconds: float,
+        *,
+        may_claim: bool = True,
     ) -> Answer:
         """Answer from the known outcome, else from the key's flight, else from a new flight."""
         require_kind("wait_seconds", wait_seconds, int, float)
@@ -253,6 +258,11 @@ class GroupCreator:
                     document = document_for(known, fingerprint)
                     return self._observed(document, AnswerStatus.REPLAYED)
                 flight = self._flights.find(id_)
+                if flight is None and not may_claim:
+                    await self._follower.require_attempt(UUID(bytes=id_), fingerprint)
+                    # There is something to follow, or another request was quicker.
+                    may_claim, known = True, self._memory.find(id_)
+                    continue
                 if flight is None:
                     flight = self._flights.start(id_, new_group, fingerprint, body_digest)
                     own_deadline = max(deadline, self._loop.time() + OWN_WRITE_SECONDS)

@@ -21,15 +21,23 @@ from stretto.creation.attempt import (
     Wait,
     decide,
 )
-from stretto.creation.flight import RETRY_AFTER_SECONDS
+from stretto.creation.flight import RETRY_AFTER_SECONDS, public_error
 from stretto.creation.ports import Write
 from stretto.domain import CreatedGroup
-from stretto.errors import AttemptPending, Failure, KeyReused
+from stretto.errors import (
+    AttemptFailed,
+    AttemptPending,
+    Failure,
+    FirstSentOutOfRange,
+    KeyReused,
+)
 from stretto.observations import GuaranteeBroken, ReclaimTried
 from stretto.runtime.backoff import Backoff
+from stretto.store_errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from uuid import UUID
 
     from stretto.creation.flight import Flight
     from stretto.creation.ports import AttemptStore, Writers
@@ -83,6 +91,26 @@ class Follower:
                     self._observe(flight.strayed("claimed_again", write.claim_token))
                 return outcome
         raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
+
+    async def require_attempt(self, group_id: UUID, fingerprint: bytes) -> None:
+        """Raise `FirstSentOutOfRange` unless there is an attempt of this key, or its group.
+
+        A failed attempt raises `AttemptFailed` here: it may be swept before a flight looks again,
+        whose claim would then succeed. Raises `Overloaded` and `DatabaseUnavailable` too.
+        """
+        try:
+            sighting = await self._attempts.look(group_id, self._lease_seconds)
+        except StoreError as error:
+            raise public_error(error) from error
+        match decide(sighting, fingerprint):
+            case ClaimAgain():
+                raise FirstSentOutOfRange
+            case Refuse(failure):
+                raise AttemptFailed(failure)
+            case Replay() | Heal() | Wait() | Reclaim() | ReuseOfKey():
+                return
+            case decision:
+                assert_never(decision)
 
     async def _follow(self, flight: Flight, own: Write) -> CreatedGroup | Failure | Write:
         """Return the outcome of an attempt that is not ours, or the write by which it becomes so.

@@ -10,6 +10,7 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import hdrs, web
 
 from stretto.codec import BODY_BYTES_MAX
+from stretto.creation.age import FIRST_SENT, parse_first_sent
 from stretto.creation.creator import WAIT_SECONDS_MAX
 from stretto.domain import FIELD_ERRORS_MAX, IdempotencyKey
 from stretto.errors import (
@@ -60,6 +61,14 @@ def read_key_of_path(request: web.Request) -> IdempotencyKey:
     if not unquote_to_bytes(request.rel_url.raw_path.rpartition("/")[2]).isascii():
         raise KeyInvalid
     return IdempotencyKey.parse(request.match_info["key"])
+
+
+def read_first_sent(headers: CIMultiDictProxy[str]) -> int | None:
+    """Return when the request was first sent, if it says so; raises `RequestInvalid`."""
+    fields = headers.getall(FIRST_SENT, [])
+    if len(fields) > 1:
+        raise RequestInvalid([ParameterError(FIRST_SENT, "is given more than once")])
+    return parse_first_sent(fields[0]) if fields else None
 
 
 def read_wait_seconds(headers: CIMultiDictProxy[str], default_seconds: float) -> float:

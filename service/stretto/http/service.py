@@ -26,6 +26,7 @@ from stretto.telemetry.logs import logger
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from stretto.creation.age import AttemptAge
     from stretto.creation.creator import GroupCreator
     from stretto.creation.lookup import AttemptLookup
     from stretto.creation.reads import Reads
@@ -54,6 +55,7 @@ class Service:
     creator: GroupCreator
     lookup: AttemptLookup
     reads: Reads
+    age: AttemptAge
     authenticator: Authenticator
     metrics: Metrics
     hub: SessionHub

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from nats.js.api import Header
 
 from stretto.codec import BODY_BYTES_MAX
+from stretto.creation.age import FIRST_SENT, parse_first_sent
 from stretto.domain import IdempotencyKey, UserId
 from stretto.errors import (
     AttemptFailed,
@@ -49,8 +50,10 @@ from stretto.runtime.backoff import Backoff
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from nats.aio.msg import Msg
     from nats.js.api import ConsumerConfig
 
+    from stretto.creation.age import AttemptAge
     from stretto.creation.creator import GroupCreator
     from stretto.creation.flight import Answer
     from stretto.nats.deployment import Deployment
@@ -90,6 +93,7 @@ class CommandConsumer(Actor):
         connection: NatsConnection,
         deployment: Deployment,
         creator: GroupCreator,
+        age: AttemptAge,
         observe: Observer,
         settings: CommandSettings | None = None,
         tracing: Tracing | None = None,
@@ -99,6 +103,7 @@ class CommandConsumer(Actor):
         self._connection = connection
         self._deployment = deployment
         self._creator = creator
+        self._age = age
         self._observe = observe
         self._settings = settings or CommandSettings()
         self._tracing = tracing
@@ -229,17 +234,17 @@ class CommandConsumer(Actor):
 
     async def _settle(self, link: Link, window: CommandWindow, command: Command) -> str:
         message = command.message
-        headers = message.headers or {}
         try:
-            reply_to = reply_subject(headers, self._deployment)
-            answer = await self._create(headers, message.data)
+            reply_to = reply_subject(message.headers or {}, self._deployment)
+            answer = await self._create(message)
         except StrettoError as error:
             return await self._refuse(link, window, command, error)
         await reply_success(link, reply_to, answer)
         await message.ack()
         return answer.status.value
 
-    async def _create(self, headers: dict[str, str], body: bytes) -> Answer:
+    async def _create(self, message: Msg) -> Answer:
+        headers, body = message.headers or {}, message.data
         if Header.STATUS.value in headers:
             # Other programs, and NATS clients, take such a message for JetStream's answer.
             raise RequestInvalid([], f"the header {Header.STATUS.value} is JetStream's own")
@@ -252,7 +257,13 @@ class CommandConsumer(Actor):
             raise Unauthenticated(f"{OWNER}: {error}") from error
         if len(body) > BODY_BYTES_MAX:
             raise BodyTooLarge
-        return await self._creator.create_from(owner, key, body, wait_seconds=CREATE_SECONDS)
+        field = headers.get(FIRST_SENT)
+        # Without that field, when the stream has stored the command: a redelivery changes neither.
+        stored_at = message.metadata.timestamp.timestamp()
+        first_sent = stored_at if field is None else parse_first_sent(field)
+        return await self._creator.create_from(
+            owner, key, body, wait_seconds=CREATE_SECONDS, may_claim=self._age.allows(first_sent)
+        )
 
     async def _refuse(
         self, link: Link, window: CommandWindow, command: Command, error: StrettoError

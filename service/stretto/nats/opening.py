@@ -12,6 +12,7 @@ from stretto.observations import BusFailed
 from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:
+    from stretto.creation.age import AttemptAge
     from stretto.creation.creator import GroupCreator
     from stretto.nats.commands import CommandConsumer
     from stretto.nats.connection import NatsConnection
@@ -43,7 +44,7 @@ class Bus:
 
 
 def make_nats(
-    bus: Bus, creator: GroupCreator, observe: Observer, tracing: Tracing | None = None
+    bus: Bus, creator: GroupCreator, age: AttemptAge, observe: Observer, tracing: Tracing | None = None
 ) -> Nats:
     """Return the parts to run."""
     # nats-py is an extra: a service without a bus runs without it.

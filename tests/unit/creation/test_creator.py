@@ -24,8 +24,11 @@ from stretto.creation.lookup import AttemptLookup
 from stretto.creation.writer import GroupWriter
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import (
+    AttemptFailed,
     AttemptPending,
+    DatabaseUnavailable,
     Failure,
+    FirstSentOutOfRange,
     KeyInvalid,
     KeyReused,
     NotFound,
@@ -33,7 +36,7 @@ from stretto.errors import (
     RateLimited,
     WrongEventLoop,
 )
-from stretto.observations import AttemptStrayed, GuaranteeBroken
+from stretto.observations import AttemptAnswered, AttemptStrayed, GuaranteeBroken
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
 from stretto.store_errors import OutcomeUnknown, Unreachable
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from uuid import UUID
 
+    from stretto.creation.flight import Answer
     from stretto.creation.ports import Write, WriteResult
     from stretto.observations import Observation
     from support.memory_store.database import Statement
@@ -58,6 +62,7 @@ ID = group_id(ALICE, KEY)
 TEAM = NewGroup.parse(ALICE, {"name": "Team", "members": ["bob"]})
 OF_BOB = NewGroup.parse(UserId("bob"), {"name": "Team", "members": []})
 OTHER = NewGroup.parse(ALICE, {"name": "Other"})
+BODY = b'{"name":"Team","members":["bob"]}'
 SETTINGS = CreatorSettings(lease_seconds=5.0)
 
 
@@ -421,6 +426,92 @@ async def test_what_was_found_before_the_last_loss_is_not_remembered_after_it(
     assert creator.outcomes == 0
     assert first.group == (await creator.create(KEY, TEAM)).group
     assert creator.outcomes == 1
+
+
+async def create_late(creator: GroupCreator, body: bytes = BODY) -> Answer:
+    """Send a request that is too old to start an attempt."""
+    return await creator.create_from(ALICE, KEY, body, may_claim=False)
+
+
+async def test_a_request_that_is_too_old_starts_no_attempt(
+    world: World, creator: GroupCreator
+) -> None:
+    """Nothing is claimed, and the outcome counts; the twin is not too old."""
+    with pytest.raises(FirstSentOutOfRange):
+        await create_late(creator)
+    assert (0, 0) == world.counts()
+    assert [AttemptAnswered(FirstSentOutOfRange.code)] == world.events
+    assert AnswerStatus.CREATED is (await creator.create_from(ALICE, KEY, BODY)).status
+
+
+@pytest.mark.parametrize("has_attempt", [True, False])
+@pytest.mark.parametrize("is_remembered", [True, False])
+async def test_a_request_that_is_too_old_finds_its_group(
+    is_remembered: bool, has_attempt: bool, world: World, creator: GroupCreator
+) -> None:
+    """G3: also where the attempt was swept; another body is still refused."""
+    first = await creator.create(KEY, TEAM)
+    if not has_attempt:
+        world.lose_attempt()
+    if not is_remembered:
+        creator.forget()
+    assert first.document == (await create_late(creator)).document
+    creator.forget()
+    with pytest.raises(KeyReused):
+        await create_late(creator, b'{"name":"Other"}')
+
+
+async def test_a_request_that_is_too_old_finishes_an_attempt_that_was_claimed_in_time(
+    world: World, creator: GroupCreator
+) -> None:
+    """G6: what is pending is settled by the next request, and its client learns the outcome."""
+    world.put(AttemptStatus.PENDING, seconds_ago=60)
+    assert AnswerStatus.RECOVERED is (await create_late(creator)).status
+    assert (1, 1) == world.counts()
+
+
+async def test_a_request_that_is_too_old_follows_the_one_in_flight(
+    world: World, creator: GroupCreator
+) -> None:
+    """Though that has not claimed yet: a look would find nothing."""
+    with world.leads_held_up():
+        first = asyncio.ensure_future(creator.create(KEY, TEAM))
+        second = asyncio.ensure_future(create_late(creator))
+        await asyncio.sleep(0)
+        assert (0, 0) == world.counts()
+        await world.lead_waits()
+    assert (await first).document == (await second).document
+    assert AnswerStatus.REPLAYED is (await second).status
+
+
+async def test_a_request_that_is_too_old_is_refused_as_its_attempt_was(
+    world: World, creator: GroupCreator
+) -> None:
+    """By what it has seen: the row may be swept before its claim."""
+    world.put(AttemptStatus.FAILED)
+
+    def sweep(statement: Statement) -> None:
+        world.database.submitted = None
+        world.database.submit(statement)
+        world.lose_attempt()
+
+    world.database.submitted = sweep
+    with pytest.raises(AttemptFailed):
+        await create_late(creator)
+    assert (0, 0) == world.counts()
+
+
+async def test_a_request_that_is_too_old_is_not_refused_without_a_look(
+    world: World, creator: GroupCreator
+) -> None:
+    """While the database is away, nothing is known: it is to come again with the same key."""
+
+    def refuse(statement: Statement) -> None:
+        statement.fail(Unreachable("it is away"))
+
+    world.database.submitted = refuse
+    with pytest.raises(DatabaseUnavailable):
+        await create_late(creator)
 
 
 async def test_looking_up_says_what_became_of_an_attempt(

@@ -84,7 +84,7 @@ WRONG: dict[str, list[tuple[str, object]]] = {
         ("/components/responses/AttemptPending/headers", REMOVED),
         ("/components/responses/MethodNotAllowed/headers", REMOVED),
         (f"{CREATE}/responses/201/headers/Location", REMOVED),
-        ("/components/responses/KeyReused/headers", {"Retry-After": {}}),
+        ("/components/responses/KeyUnusable/headers", {"Retry-After": {}}),
     ],
     "limits_are_those_of_the_code": [
         ("/components/schemas/NewGroup/properties/name/maxLength", 63),

@@ -15,6 +15,7 @@ from stretto.errors import FieldError, KeyInvalid, KeyMissing, ParameterError, R
 from stretto.http.requests import (
     PAGE_ITEMS_DEFAULT,
     PAGE_ITEMS_MAX,
+    read_first_sent,
     read_key,
     read_limit,
     read_query,
@@ -47,6 +48,19 @@ def test_two_keys_are_none(second: str) -> None:
     """Which of two counts is undefined, and proxies guess differently."""
     with pytest.raises(KeyInvalid, match="more than one"):
         read_key(headers(("Idempotency-Key", "key-1"), ("idempotency-key", second)))
+
+
+def test_the_time_at_which_a_request_was_first_sent_is_read() -> None:
+    """If the request says so."""
+    assert 7 == read_first_sent(headers(("idempotency-first-sent", "@7")))
+    assert None is read_first_sent(headers())
+
+
+@pytest.mark.parametrize("fields", [[""], ["soon"], ["@7", "@7"], ["@7", "@8"]])
+def test_another_time_or_two_are_refused(fields: list[str]) -> None:
+    """Which of two counts is undefined."""
+    with pytest.raises(RequestInvalid, match="parameter Idempotency-First-Sent: "):
+        read_first_sent(headers(*(("Idempotency-First-Sent", field) for field in fields)))
 
 
 def test_an_empty_key_is_invalid_rather_than_missing() -> None:

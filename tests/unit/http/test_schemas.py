@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from openapi.document import operations, read
 from openapi.problems_and_examples import validator
+from stretto.creation.age import FIRST_SENT, parse_first_sent
 from stretto.domain import (
     DESCRIPTION_CHARACTERS_MAX,
     KEY_CHARACTERS_MAX,
@@ -39,6 +40,11 @@ KEYS = [
     for parameter in operation["parameters"]
     if parameter["name"] in ("Idempotency-Key", "key")
 ]
+FIRST_SENT_SCHEMA = next(
+    validator(OPENAPI, parameter["schema"])
+    for parameter in operations(OPENAPI)["POST /v1/groups"]["parameters"]
+    if parameter["name"] == FIRST_SENT
+)
 POSITION = validator(OPENAPI, SCHEMAS["Position"])
 MEMBER_CURSOR = operations(OPENAPI)["GET /v1/groups/{group_id}/members"]["parameters"][2]["schema"]
 # Lone surrogates cannot come in: JSON with them is refused before.
@@ -129,6 +135,21 @@ def test_the_schema_and_the_parser_accept_the_same_keys(field: str) -> None:
     else:
         expected = True
     assert [expected] * 2 == [schema.is_valid(field) for schema in KEYS]
+
+
+@given(st.one_of(text, st.from_regex(r"@-?[0-9]{1,16}")))
+@example("@1\n")
+@example("@-1")
+@example("@1.0")
+def test_the_schema_and_the_parser_accept_the_same_times(field: str) -> None:
+    """At which a request was first sent."""
+    try:
+        parse_first_sent(field)
+    except RequestInvalid:
+        expected = False
+    else:
+        expected = True
+    assert expected == FIRST_SENT_SCHEMA.is_valid(field)
 
 
 @given(

@@ -32,6 +32,7 @@ from stretto.http.answers import (
     problem_answer,
     with_id,
 )
+from stretto.http.front.plain_creations import key_of, may_claim_of, recall_owner, taken_id_of
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.problems import final_problem
 from stretto.http.request_spans import begin_plain_span, end_span
@@ -170,8 +171,8 @@ class FastPathConnection(BoundedQueue):
         self, service: Service, owner: UserId, creation: PlainRequest, *, may_start: bool
     ) -> bool:
         """Replay a creation, or wait for its flight; return whether either could be done."""
-        key = key_of(creation)
-        if key is None:
+        key, may_claim = key_of(creation), may_claim_of(service, creation)
+        if key is None or may_claim is None:
             return False
         wait_seconds = WAIT_SECONDS_DEFAULT
         if (preferences := creation.fields.get(b"prefer")) is not None:
@@ -187,7 +188,7 @@ class FastPathConnection(BoundedQueue):
                 key,
                 creation.body,
                 wait_seconds=wait_seconds,
-                may_start=may_start,
+                may_start=may_start and may_claim,
                 then=self._answer_flight,
             )
         finally:
@@ -263,34 +264,3 @@ class FastPathConnection(BoundedQueue):
                 self.force_close()
             else:
                 left.add_done_callback(lambda _: self.force_close())
-
-
-def taken_id_of(request: PlainRequest) -> str:
-    """Return the id of a creation, if its client has sent one that can be used."""
-    offered = request.fields.get(b"x-request-id")
-    if offered is None:
-        return ""
-    secrets = (request.fields.get(b"idempotency-key"), request.fields.get(b"authorization"))
-    return taken_id(offered.decode(), *(each.decode() for each in secrets if each is not None))
-
-
-def recall_owner(service: Service, request: PlainRequest) -> UserId | None:
-    """Return the owner of a creation, if its token is remembered and still valid."""
-    authorization = request.fields.get(b"authorization")
-    if authorization is None:
-        return None
-    verified = service.authenticator.recall(authorization.decode())
-    return None if verified is None else verified.owner
-
-
-def key_of(request: PlainRequest) -> str | None:
-    """Return the key of a creation, if its key and its body can be taken as they are."""
-    key = request.fields.get(b"idempotency-key")
-    if (
-        key is None
-        # A quoted key has to be parsed first.
-        or key.startswith(b'"')
-        or request.fields.get(b"content-type") != b"application/json"
-    ):
-        return None
-    return key.decode()

@@ -12,7 +12,14 @@ from stretto.creation.creator import WAIT_SECONDS_DEFAULT
 from stretto.domain import USER_ID_CHARACTERS_MAX
 from stretto.errors import NotFound, ParameterError, RequestInvalid
 from stretto.http.answers import created_fields
-from stretto.http.requests import read_body, read_key, read_limit, read_query, read_wait_seconds
+from stretto.http.requests import (
+    read_body,
+    read_first_sent,
+    read_key,
+    read_limit,
+    read_query,
+    read_wait_seconds,
+)
 from stretto.http.service import SERVICE, authenticate, json_response
 
 if TYPE_CHECKING:
@@ -29,10 +36,14 @@ async def create_group(request: web.Request) -> web.Response:
     owner = await authenticate(request)
     read_query(request)
     key = read_key(request.headers)
+    first_sent = read_first_sent(request.headers)
     wait_seconds = read_wait_seconds(request.headers, WAIT_SECONDS_DEFAULT)
     body = await read_body(request)
-    creator = request.app[SERVICE].creator
-    answer = await creator.create_from(owner, key, body, wait_seconds=wait_seconds)
+    service = request.app[SERVICE]
+    may_claim = service.age.allows(first_sent)
+    answer = await service.creator.create_from(
+        owner, key, body, wait_seconds=wait_seconds, may_claim=may_claim
+    )
     return web.Response(
         status=201,
         body=answer.document,

@@ -1,0 +1,58 @@
+"""What a plain creation says of itself, as the routes would read it: id, owner, key, age."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from stretto.creation.age import FIRST_SENT, parse_first_sent
+from stretto.errors import RequestInvalid
+from stretto.http.request_ids import taken_id
+
+if TYPE_CHECKING:
+    from stretto.domain import UserId
+    from stretto.http.front.plain_requests import PlainRequest
+    from stretto.http.service import Service
+
+_FIRST_SENT: Final = FIRST_SENT.lower().encode()
+
+
+def taken_id_of(request: PlainRequest) -> str:
+    """Return the id of a creation, if its client has sent one that can be used."""
+    offered = request.fields.get(b"x-request-id")
+    if offered is None:
+        return ""
+    secrets = (request.fields.get(b"idempotency-key"), request.fields.get(b"authorization"))
+    return taken_id(offered.decode(), *(each.decode() for each in secrets if each is not None))
+
+
+def recall_owner(service: Service, request: PlainRequest) -> UserId | None:
+    """Return the owner of a creation, if its token is remembered and still valid."""
+    authorization = request.fields.get(b"authorization")
+    if authorization is None:
+        return None
+    verified = service.authenticator.recall(authorization.decode())
+    return None if verified is None else verified.owner
+
+
+def key_of(request: PlainRequest) -> str | None:
+    """Return the key of a creation, if its key and its body can be taken as they are."""
+    key = request.fields.get(b"idempotency-key")
+    if (
+        key is None
+        # A quoted key has to be parsed first.
+        or key.startswith(b'"')
+        or request.fields.get(b"content-type") != b"application/json"
+    ):
+        return None
+    return key.decode()
+
+
+def may_claim_of(service: Service, request: PlainRequest) -> bool | None:
+    """Whether a creation's age lets it start an attempt; None if it names no time that can be read."""
+    field = request.fields.get(_FIRST_SENT)
+    if field is None:
+        return True
+    try:
+        return service.age.allows(parse_first_sent(field.decode()))
+    except RequestInvalid:
+        return None
