@@ -31,6 +31,7 @@ STATUS: Final[Mapping[str, int]] = {
     "key_invalid": 400,
     "request_invalid": 400,
     "unauthenticated": 401,
+    "insufficient_scope": 403,
     "origin_refused": 403,
     "not_found": 404,
     "method_not_allowed": 405,

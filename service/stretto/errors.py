@@ -143,6 +143,16 @@ class Unauthenticated(StrettoError):
     retry = Retry.NEVER
 
 
+class InsufficientScope(StrettoError):
+    message = "The token does not have the scope that this request needs."
+    code = "insufficient_scope"
+    retry = Retry.NEVER
+
+    def __init__(self, scope: str = "") -> None:
+        super().__init__(f"The token does not have the scope {scope}." if scope else None)
+        self.scope = scope
+
+
 class OriginRefused(StrettoError):
     message = "Pages of this origin may not open a session."
     code = "origin_refused"

@@ -265,6 +265,7 @@ def _welcome(settings: Settings, port: int, tokens: TokenSettings, *, shows_toke
             lifetime_seconds=WELCOME_TOKEN_SECONDS,
             audience=tokens.jwt_audience,
             issuer=tokens.jwt_issuer,
+            scopes=tokens.trial_scopes,
         )
         quote, shown = "'", f"A token of the user alice, good for a day:\n\n  {source}"
     console = f"the console: {url}/, " if settings.has_console else ""

@@ -62,9 +62,10 @@ async def test_each_question_gets_its_own_groups_and_members(
     """And nothing where the user takes no part."""
     store = PostgresGroupStore(component.database)
     asked = [(groups[1], CAROL), (groups[0], CAROL), (groups[2], ALICE), (groups[0], DAVE)]
-    shown = await store.group_of_member(asked)
-    assert [None, groups[0], groups[2], None] == [group and group.group_id for group in shown]
-    assert [3, 1] == [group.members_count for group in shown if group]
+    shown = await store.group_of_member([*asked, (groups[1], None), (group_id(ALICE, "x"), None)])
+    expected_ids = [None, groups[0], groups[2], None, groups[1], None]
+    assert expected_ids == [group and group.group_id for group in shown]
+    assert [3, 1, 2] == [group.members_count for group in shown if group]
     lists = await store.groups_of_member(
         [(DAVE, None, 9), (BOB, None, 9), (CAROL, None, 9), (BOB, None, 9)]
     )
@@ -97,6 +98,7 @@ async def test_pages_of_one_statement_go_on_where_each_has_ended(
     [
         ("look", "ARRAY[gen_random_uuid()], ARRAY[5.0], NULL"),
         ("group_of_member", "ARRAY[gen_random_uuid()], ARRAY['alice']"),
+        ("group_of_member", "ARRAY[gen_random_uuid()], ARRAY[NULL]"),
     ],
 )
 async def test_rows_are_found_by_their_keys_however_small_the_tables_were(

@@ -147,14 +147,30 @@ async def test_a_token_is_not_good_for_ever(hours: str) -> None:
 
 
 async def test_a_made_token_is_accepted(database_url: str) -> None:
-    """It names the user."""
-    _, token, _ = await stretto("token", "alice", "--hours", "1", JWT_SECRET=SECRET)
-    headers = {"Authorization": f"Bearer {token.strip()}"}
-    async with (
-        ServiceProcess({"DATABASE_URL": database_url}) as service,
-        connected_api(service.url) as api,
-    ):
-        assert (await api.get("/v1/groups", user=None, headers=headers)).status == 200
+    """It names the user, and what it allows where that is required: all, unless it says less."""
+    strict = {"JWT_SECRET": SECRET, "JWT_REQUIRE_SCOPES": "true"}
+    tokens = [
+        (await stretto("token", "alice", "--hours", "1", *options, **settings))[1].strip()
+        for options, settings in (
+            ((), {"JWT_SECRET": SECRET}),
+            ((), strict),
+            (("--scope", "stretto:events", "--scope", "stretto:read"), strict),
+            (("--scope", "stretto:events"), strict),
+        )
+    ]
+    code, _, errors = await stretto("token", "alice", "--scope", "stretto:all", **strict)
+    assert (2, True) == (code, "stretto:read_any" in errors)
+    statuses = []
+    for settings in ({}, {"JWT_REQUIRE_SCOPES": "true"}):
+        async with (
+            ServiceProcess({"DATABASE_URL": database_url, **settings}) as service,
+            connected_api(service.url) as api,
+        ):
+            for token in tokens:
+                headers = {"Authorization": f"Bearer {token}"}
+                reply = await api.get("/v1/groups", user=None, headers=headers)
+                statuses.append(reply.status)
+    assert [200, 200, 200, 403, 403, 200, 200, 403] == statuses
 
 
 async def test_an_attempt_is_shown_or_missed(database_url: str, api: Api) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FIELDS: Final = {
     "201": {"Location", "Idempotency-Status", "Idempotent-Replayed"},
     "401": {"WWW-Authenticate"},
+    "403": {"WWW-Authenticate"},
     "405": {"Allow"},
     "409": {"Retry-After"},
     "426": {"Upgrade", "Sec-WebSocket-Version"},

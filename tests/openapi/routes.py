@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _UNREADY: Final = "overloaded database_unavailable internal_error"
-_TOKEN: Final = f"unauthenticated {_UNREADY}"
+_TOKEN: Final = f"unauthenticated insufficient_scope {_UNREADY}"
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
 
     from stretto.http.front.limits import ConnectionLimits
+    from stretto.http.tokens.scopes import Scope
     from stretto.postgres.hook import OnCreate
 
 SECRET = "a secret for tests that is long enough"
@@ -50,9 +51,9 @@ TOKEN_SECONDS = 3600
 SETTLED_SECONDS = 20
 
 
-def token_of(user: str, secret: str = SECRET) -> str:
-    """Return a token of that user."""
-    return make_token(secret, UserId(user), lifetime_seconds=TOKEN_SECONDS)
+def token_of(user: str, secret: str = SECRET, *scopes: Scope) -> str:
+    """Return a token of that user, which names these scopes."""
+    return make_token(secret, UserId(user), lifetime_seconds=TOKEN_SECONDS, scopes=scopes)
 
 
 class Api:
@@ -123,12 +124,13 @@ async def api_for(
     settings: ComponentSettings | None = None,
     on_create: OnCreate | None = None,
     limits: ConnectionLimits | None = None,
+    tokens: TokenSettings | None = None,
 ) -> AsyncIterator[Api]:
     """Serve a database in this process and open a client for it."""
     settings = settings or ComponentSettings(creator=CreatorSettings(lease_seconds=0.2))
     options: AppOptions = {
         "dsn": database_url,
-        "tokens": TokenSettings(jwt_secret=SECRET),
+        "tokens": tokens or TokenSettings(jwt_secret=SECRET),
         "settings": settings,
     }
     if on_create is not None:

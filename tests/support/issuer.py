@@ -16,6 +16,8 @@ from stretto.http.tokens.authenticator import Authenticator, TokenSettings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from stretto.domain import UserId
+
 OLD, NEW = ed25519.Ed25519PrivateKey.generate(), ed25519.Ed25519PrivateKey.generate()
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -40,6 +42,11 @@ def bearer(key: Any, kid: str | None) -> str:
     parts = [jwt.utils.base64url_encode(orjson.dumps(part)) for part in (header, {"sub": "alice"})]
     signature = jwt.get_algorithm_by_name(header["alg"]).sign(b".".join(parts), key)
     return "Bearer " + b".".join([*parts, jwt.utils.base64url_encode(signature)]).decode()
+
+
+async def owner_of(known: Authenticator, authorization: str | None) -> UserId:
+    """Return whose token this is; raise as the authenticator does."""
+    return (await known.verify(authorization)).owner
 
 
 class Issuer:

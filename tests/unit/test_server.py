@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import resource
 import signal
 import socket
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager
 from signal import default_int_handler
 from typing import TYPE_CHECKING
 
+import jwt
 import pytest
 
 from stretto.config import Settings
@@ -157,12 +159,18 @@ def test_a_port_is_reserved_by_one_service_alone() -> None:
         assert port == again
 
 
+@pytest.mark.parametrize("requires_scopes", [True, False])
 @pytest.mark.parametrize("shows_token", [True, False])
-def test_a_token_is_printed_on_a_terminal_alone(shows_token: bool) -> None:
-    """Elsewhere the text ends in a log; the line to paste makes its own."""
-    tokens = TokenSettings(jwt_secret="s" * 32)
-    text = _welcome(Settings(), 1, tokens, shows_token=shows_token)
-    assert shows_token == ("Bearer ey" in text)
+def test_a_token_is_printed_on_a_terminal_alone(shows_token: bool, requires_scopes: bool) -> None:
+    """Elsewhere the text ends in a log; the line to paste makes its own. Both are good for it."""
+    tokens = TokenSettings(jwt_secret="s" * 32, jwt_require_scopes=requires_scopes)
+    tokens = TokenSettings(jwt_secret="s" shows_token=shows_token)
+    printed 32)
+    text = _welcome(Settings(), 1, tokens, re.search(r"Bearer (ey[\w.-]+)", text)
+    assert shows_token == (printed is not None)
+    if printed is not None:
+        claims = jwt.decode(printed[1], options={"verify_signature": False})
+        assert requires_scopes == ("stretto:create" in claims.get("scope", ""))
     assert shows_token != ('"Authorization: Bearer $(stretto token alice)"' in text)
     assert "listens on http://127.0.0.1:1 (the console: http://127.0.0.1:1/, the API: " in text
     without = _welcome(Settings(console="off"), 1, tokens, shows_token=shows_token)

@@ -11,6 +11,7 @@ from stretto.commands.options import DataDir, user_id
 from stretto.config import read_settings
 from stretto.errors import ConfigurationError
 from stretto.http.tokens.authenticator import make_token
+from stretto.http.tokens.scopes import Scope
 from stretto.provision import token_settings
 
 # Ten years: longer than any trial, and every date after it can be written.
@@ -22,6 +23,10 @@ def token(
     hours: Annotated[
         float, typer.Option(min=0.01, max=TOKEN_HOURS_MAX, help="How long it is valid.")
     ] = 24,
+    scope: Annotated[
+        list[Scope] | None,
+        typer.Option(help="What it allows; may be repeated. By default all but read_any."),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Print a bearer token (HS256) for a user, for trying things out."""
@@ -36,5 +41,6 @@ def token(
             lifetime_seconds=round(hours * 3600),
             audience=tokens.jwt_audience,
             issuer=tokens.jwt_issuer,
+            scopes=scope or tokens.trial_scopes,
         )
     )

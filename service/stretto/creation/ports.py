@@ -160,9 +160,9 @@ class BatchGroupStore(Protocol):
     """Reads of the domain tables: each takes a batch of questions, and answers them in order."""
 
     async def group_of_member(
-        self, wanted: Sequence[tuple[UUID, UserId]]
+        self, wanted: Sequence[tuple[UUID, UserId | None]]
     ) -> Sequence[Group | None]:
-        """For each `(group_id, user)`: the group, if the user is a member of it."""
+        """For each `(group_id, user)`: the group, if the user is a member of it, or is None."""
 
     async def groups_of_member(
         self, wanted: Sequence[tuple[UserId, UUID | None, int]]

@@ -82,8 +82,8 @@ class GroupReads:
             weight_max=PAGE_ROWS_READ_MAX,
         )
 
-    async def group_of_member(self, group_id: UUID, user: UserId) -> Group | None:
-        """Return the group, if this user is a member of it."""
+    async def group_of_member(self, group_id: UUID, user: UserId | None) -> Group | None:
+        """Return the group, if this user is a member of it; without a user, any group."""
         return await self.single.ask((group_id, user))
 
     async def groups_of_member(
@@ -97,7 +97,7 @@ class GroupReads:
     ) -> Sequence[Member]:
         """Return up to `limit` members in the order of their ids, that follow the user `after`.
 
-        `user` is the one who asks, and must be known as a member.
+        `user` is the one who asks, and must be known to be one who may.
         """
         return await self.members.ask((user, group_id, after, limit))
 

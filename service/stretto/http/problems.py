@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 from stretto.codec import PROBLEM_CONTENT_TYPE, STATUS, problem
 from stretto.errors import (
     BodyTooLarge,
+    InsufficientScope,
     InternalError,
     MethodNotAllowed,
     NotFound,
@@ -58,6 +59,9 @@ def problem_response(error: StrettoError) -> web.Response:
         headers[hdrs.RETRY_AFTER] = str(error.retry_after_seconds)
     if isinstance(error, Unauthenticated):
         headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
+    if isinstance(error, InsufficientScope):
+        # RFC 6750, 3.1.
+        headers[hdrs.WWW_AUTHENTICATE] = f'Bearer error="insufficient_scope", scope="{error.scope}"'
     if isinstance(error, UpgradeRequired):
         headers |= _UPGRADE_FIELDS
     return web.Response(

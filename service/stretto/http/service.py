@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from stretto.creation.creator import GroupCreator
     from stretto.creation.lookup import AttemptLookup
     from stretto.creation.reads import Reads
-    from stretto.domain import UserId
     from stretto.events.history_reader import Ask, Stretch
     from stretto.events.hub import SessionHub
     from stretto.http.admission import LoadShedder
     from stretto.http.event_streams import StreamSettings
-    from stretto.http.tokens.authenticator import Authenticator
+    from stretto.http.tokens.authenticator import Authenticator, Verified
+    from stretto.http.tokens.scopes import Scope
     from stretto.runtime.mailbox import Mailbox
     from stretto.runtime.runner import Runner
     from stretto.telemetry.metrics import Metrics
@@ -79,11 +79,13 @@ INSTANCE: Final[web.AppKey[Callable[[], Awaitable[bytes]]]] = web.AppKey("strett
 """In a worker: what returns the metrics of all workers."""
 
 
-async def authenticate(request: web.Request) -> UserId:
-    """Return the user whose token the request has; raises `Unauthenticated`."""
+async def authenticate(request: web.Request, scope: Scope) -> Verified:
+    """Return what the request's token says; raises `Unauthenticated` or `InsufficientScope`."""
     fields = request.headers.getall(hdrs.AUTHORIZATION, [])
     authorization = fields[0] if len(fields) == 1 else None
-    return await request.app[SERVICE].authenticator.owner(authorization)
+    token = await request.app[SERVICE].authenticator.verify(authorization)
+    token.require(scope)
+    return token
 
 
 def json_response(document: object, *, status: int = 200) -> web.Response:

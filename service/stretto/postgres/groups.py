@@ -30,8 +30,10 @@ class PostgresGroupStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def group_of_member(self, wanted: Sequence[tuple[UUID, UserId]]) -> list[Group | None]:
-        """Return each group by its id, if this user is a member of it."""
+    async def group_of_member(
+        self, wanted: Sequence[tuple[UUID, UserId | None]]
+    ) -> list[Group | None]:
+        """Return each group by its id, if this user is a member of it; without a user, any group."""
         rows = await self._fetch(QUERIES["group_of_member"], wanted)
         pages = _pages(Group, rows, len(wanted))
         return [page[0] if page else None for page in pages]

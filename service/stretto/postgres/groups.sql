@@ -1,8 +1,9 @@
 -- What members read of their groups.
 
 -- name: group_of_member
--- Read groups by id ($1), each if its user ($2) is a member of it; `number` is the question's
--- number. LIMIT 1 makes the planner use the keys, as in look.
+-- Read groups by id ($1), each if its user ($2) is a member of it, or is null: then the owner stands
+-- in, who always is one. `number` is the question's number. LIMIT 1 makes the planner use the keys, as
+-- in look.
 SELECT number, chat_group.group_id, conversation_id, owner_id, name, description, created_at,
        (SELECT count(*) FROM conversation_member AS member
         WHERE member.conversation_id = chat_group.conversation_id) AS members_count
@@ -12,7 +13,8 @@ CROSS JOIN LATERAL (
 ) AS chat_group
 CROSS JOIN LATERAL (
     SELECT role FROM conversation_member AS member
-    WHERE member.conversation_id = chat_group.conversation_id AND member.user_id = wanted.user_id
+    WHERE member.conversation_id = chat_group.conversation_id
+      AND member.user_id = coalesce(wanted.user_id, chat_group.owner_id)
     LIMIT 1
 ) AS membership;
 

@@ -17,7 +17,17 @@ from stretto.http.tokens.jwks import (
     KEY_IDS_MAX,
     LOOK_AGAIN_SECONDS,
 )
-from support.issuer import EC_KEY, NEW, OLD, RSA_KEY, Issuer, algorithm_name, bearer, published
+from support.issuer import (
+    EC_KEY,
+    NEW,
+    OLD,
+    RSA_KEY,
+    Issuer,
+    algorithm_name,
+    bearer,
+    owner_of,
+    published,
+)
 
 if TYPE_CHECKING:
     from stretto.http.tokens.keys import TokenKey
@@ -34,7 +44,7 @@ async def test_a_key_of_each_kind_verifies_what_it_signed(key: Any) -> None:
     issuer = Issuer("k")
     issuer.keys = [published(key, kid="k", use="sig", alg=algorithm_name(key))]
     async with issuer.authenticator() as known:
-        assert await known.owner(bearer(key, "k")) == "alice"
+        assert await owner_of(known, bearer(key, "k")) == "alice"
 
 
 async def test_another_key_under_the_same_id_ends_what_was_verified_with_the_old_one() -> None:
@@ -42,14 +52,14 @@ async def test_another_key_under_the_same_id_ends_what_was_verified_with_the_old
     issuer = Issuer("k")
     async with issuer.authenticator() as known:
         old = bearer(OLD, "k")
-        assert await known.owner(old) == "alice"
+        assert await owner_of(known, old) == "alice"
         issuer.keys = [published(NEW, kid="k")]
         issuer.now += LOOK_AGAIN_SECONDS
         with pytest.raises(Unauthenticated):
-            await known.owner(bearer(OLD, "makes us look again"))
+            await owner_of(known, bearer(OLD, "makes us look again"))
         with pytest.raises(Unauthenticated):
-            await known.owner(old)
-        assert await known.owner(bearer(NEW, "k")) == "alice"
+            await owner_of(known, old)
+        assert await owner_of(known, bearer(NEW, "k")) == "alice"
 
 
 @pytest.mark.parametrize("kid", ["k", None])
@@ -59,12 +69,12 @@ async def test_a_new_key_under_a_known_id_is_found(key: Any, kid: str | None) ->
     issuer = Issuer("k")
     async with issuer.authenticator() as known:
         old = bearer(OLD, kid)
-        assert await known.owner(old) == "alice"
+        assert await owner_of(known, old) == "alice"
         issuer.keys = [published(key, kid="k")]
         issuer.now += LOOK_AGAIN_SECONDS
-        assert await known.owner(bearer(key, kid)) == "alice"
+        assert await owner_of(known, bearer(key, kid)) == "alice"
         with pytest.raises(Unauthenticated):
-            await known.owner(old)
+            await owner_of(known, old)
     assert issuer.asked == 2
 
 
@@ -72,22 +82,22 @@ async def test_wrong_signatures_ask_the_issuer_seldom() -> None:
     """Anyone can make them: within the cool-down they are refused at once, and it is not asked."""
     issuer = Issuer("k")
     async with issuer.authenticator() as known:
-        assert await known.owner(bearer(OLD, "k")) == "alice"
+        assert await owner_of(known, bearer(OLD, "k")) == "alice"
         for _ in range(20):
             with pytest.raises(Unauthenticated, match="signature is wrong"):
-                await known.owner(bearer(NEW, "k"))
+                await owner_of(known, bearer(NEW, "k"))
         assert issuer.asked == 1
         issuer.now += LOOK_AGAIN_SECONDS
         for _ in range(20):
             with pytest.raises(Unauthenticated, match="signature is wrong"):
-                await known.owner(bearer(NEW, "k"))
+                await owner_of(known, bearer(NEW, "k"))
         assert issuer.asked == 2
         # Its failure is not that of tokens whose key is known.
         issuer.now += LOOK_AGAIN_SECONDS
         issuer.status = 500
         with pytest.raises(Unauthenticated):
-            await known.owner(bearer(NEW, "k"))
-        assert await known.owner(bearer(OLD, "k")) == "alice"
+            await owner_of(known, bearer(NEW, "k"))
+        assert await owner_of(known, bearer(OLD, "k")) == "alice"
 
 
 @pytest.mark.parametrize(
@@ -110,10 +120,10 @@ async def test_one_unusable_key_does_not_spoil_the_others(unusable: object, key:
     issuer = Issuer("k")
     issuer.keys = [unusable, published(NEW, kid="good")]
     async with issuer.authenticator() as known:
-        assert await known.owner(bearer(NEW, None)) == "alice"
+        assert await owner_of(known, bearer(NEW, None)) == "alice"
         issuer.now += LOOK_AGAIN_SECONDS
         with pytest.raises(Unauthenticated):
-            await known.owner(bearer(key, "k"))
+            await owner_of(known, bearer(key, "k"))
 
 
 @pytest.mark.parametrize("garbage", ["x", "a.b.c", "\udcff.a.b", "e30.e30.", "eyJraWQiOjV9.e30."])
@@ -123,7 +133,7 @@ async def test_garbage_never_asks_the_issuer_twice(garbage: str) -> None:
     async with issuer.authenticator() as known:
         for _ in range(5):
             with pytest.raises(Unauthenticated):
-                await known.owner(f"Bearer {garbage}")
+                await owner_of(known, f"Bearer {garbage}")
     assert issuer.asked <= 1
 
 
@@ -132,7 +142,7 @@ async def test_requests_that_are_given_up_leave_the_fetch_to_the_others() -> Non
     issuer = Issuer("k")
     issuer.answers.clear()
     async with issuer.authenticator() as known:
-        asking = [asyncio.create_task(known.owner(bearer(OLD, "k"))) for _ in range(50)]
+        asking = [asyncio.create_task(owner_of(known, bearer(OLD, "k"))) for _ in range(50)]
         await issuer.reached.wait()
         for task in asking[:-1]:
             task.cancel()
@@ -146,14 +156,14 @@ async def test_an_issuer_that_hangs_holds_up_no_client_whose_key_is_known() -> N
     """Once it has failed; it is still asked, and closing ends that."""
     issuer = Issuer("k")
     async with issuer.authenticator() as known:
-        await known.owner(bearer(OLD, "k"))
+        await owner_of(known, bearer(OLD, "k"))
         issuer.status = 500
         issuer.now += KEPT_SECONDS + 1
-        assert await known.owner(bearer(OLD, "k")) == "alice"
+        assert await owner_of(known, bearer(OLD, "k")) == "alice"
         issuer.answers.clear()
         issuer.reached.clear()
         issuer.now += VERIFIED_SECONDS_MAX
-        assert await known.owner(bearer(OLD, "k")) == "alice"
+        assert await owner_of(known, bearer(OLD, "k")) == "alice"
         assert not issuer.reached.is_set()
         await issuer.reached.wait()
     assert "fetch the token issuer's keys" not in {task.get_name() for task in asyncio.all_tasks()}
@@ -173,13 +183,13 @@ async def test_a_client_that_meets_no_keys_learns_when_they_are_looked_for_again
             for waited_seconds in (0, pause_seconds / 2):
                 issuer.now += waited_seconds
                 with pytest.raises(Overloaded) as refused:
-                    await known.owner(bearer(OLD, "k"))
+                    await owner_of(known, bearer(OLD, "k"))
                 left = math.ceil(pause_seconds - waited_seconds)
                 assert left == refused.value.retry_after_seconds
                 assert "302" in str(refused.value.__cause__)
             issuer.now += pause_seconds / 2
         issuer.status = 200
-        assert await known.owner(bearer(OLD, "k")) == "alice"
+        assert await owner_of(known, bearer(OLD, "k")) == "alice"
     assert issuer.asked == 9
 
 
@@ -189,13 +199,13 @@ async def test_a_wall_clock_that_is_set_back_keeps_no_old_keys() -> None:
     issuer.keys = [published(OLD, kid="old")]
     async with issuer.authenticator() as known:
         old = bearer(OLD, "old")
-        assert await known.owner(old) == "alice"
+        assert await owner_of(known, old) == "alice"
         issuer.wall_now -= 3600
         issuer.keys = [published(NEW, kid="new")]
         issuer.now += LOOK_AGAIN_SECONDS
-        assert await known.owner(bearer(NEW, "new")) == "alice"
+        assert await owner_of(known, bearer(NEW, "new")) == "alice"
         with pytest.raises(Unauthenticated):
-            await known.owner(old)
+            await owner_of(known, old)
 
 
 async def test_a_token_is_verified_again_though_the_wall_clock_is_set_back() -> None:
@@ -203,12 +213,12 @@ async def test_a_token_is_verified_again_though_the_wall_clock_is_set_back() -> 
     issuer = Issuer("k")
     async with issuer.authenticator() as known:
         old = bearer(OLD, "k")
-        assert await known.owner(old) == "alice"
+        assert await owner_of(known, old) == "alice"
         issuer.wall_now -= 3600
         issuer.keys = [published(NEW, kid="new")]
         issuer.now += KEPT_SECONDS + 1
         with pytest.raises(Unauthenticated):
-            await known.owner(old)
+            await owner_of(known, old)
 
 
 async def test_an_unknown_key_is_refused_only_by_an_issuer_asked_since() -> None:
@@ -217,28 +227,28 @@ async def test_an_unknown_key_is_refused_only_by_an_issuer_asked_since() -> None
     async with issuer.authenticator() as known:
         issuer.now += LOOK_AGAIN_SECONDS
         with pytest.raises(Unauthenticated):
-            await known.owner(bearer(OLD, "garbage"))
+            await owner_of(known, bearer(OLD, "garbage"))
         issuer.keys.append(published(NEW, kid="new"))
         issuer.now += 1
         with pytest.raises(Overloaded) as refused:
-            await known.owner(bearer(NEW, "new"))
+            await owner_of(known, bearer(NEW, "new"))
         assert LOOK_AGAIN_SECONDS - 1 == refused.value.retry_after_seconds
         issuer.now += LOOK_AGAIN_SECONDS - 1
-        assert await known.owner(bearer(NEW, "new")) == "alice"
+        assert await owner_of(known, bearer(NEW, "new")) == "alice"
 
 
 async def test_while_the_issuer_is_away_an_unknown_key_is_not_judged() -> None:
     """Nor one that the issuer did not have before it went away."""
     issuer = Issuer("k")
     async with issuer.authenticator() as known:
-        assert await known.owner(bearer(OLD, "k")) == "alice"
+        assert await owner_of(known, bearer(OLD, "k")) == "alice"
         issuer.now += LOOK_AGAIN_SECONDS
         with pytest.raises(Unauthenticated):
-            await known.owner(bearer(NEW, "new"))
+            await owner_of(known, bearer(NEW, "new"))
         issuer.now, issuer.status = issuer.now + LOOK_AGAIN_SECONDS, 500
         for _ in range(20):
             with pytest.raises(Overloaded) as refused:
-                await known.owner(bearer(NEW, "new"))
+                await owner_of(known, bearer(NEW, "new"))
             assert refused.value.retry_after_seconds == 1
             assert "500" in str(refused.value.__cause__)
         assert issuer.asked == 3
@@ -248,14 +258,14 @@ async def test_all_clients_with_a_withdrawn_key_hear_so_after_one_look() -> None
     """They need new tokens now; to come again would not help them."""
     issuer = Issuer("k")
     async with issuer.authenticator() as known:
-        assert await known.owner(bearer(OLD, "k")) == "alice"
+        assert await owner_of(known, bearer(OLD, "k")) == "alice"
         issuer.keys = [published(NEW, kid="new")]
         with pytest.raises(Overloaded):
-            await known.owner(bearer(OLD, "withdrawn"))
+            await owner_of(known, bearer(OLD, "withdrawn"))
         issuer.now += LOOK_AGAIN_SECONDS
         for _ in range(3):
             with pytest.raises(Unauthenticated):
-                await known.owner(bearer(OLD, "withdrawn"))
+                await owner_of(known, bearer(OLD, "withdrawn"))
     assert issuer.asked == 2
 
 
@@ -271,7 +281,7 @@ async def test_keys_that_are_withdrawn_are_reported() -> None:
             issuer.keys = keys
             issuer.now += LOOK_AGAIN_SECONDS
             with pytest.raises(Unauthenticated):
-                await known.owner(bearer(OLD, f"makes us look {issuer.now}"))
+                await owner_of(known, bearer(OLD, f"makes us look {issuer.now}"))
     assert [(), (), (key,)] == reported
 
 
@@ -298,7 +308,7 @@ async def test_garbage_takes_a_bounded_memory() -> None:
     """However many keys it names."""
     issuer = Issuer("k")
     async with issuer.authenticator() as known:
-        assert await known.owner(bearer(OLD, "k")) == "alice"
+        assert await owner_of(known, bearer(OLD, "k")) == "alice"
         assert known._key_set is not None
         for number in range(KEY_IDS_MAX + 9):
             with pytest.raises(Overloaded):

@@ -18,7 +18,7 @@ from stretto.http.tokens.jwks import (
     KeySet,
 )
 from stretto.telemetry.logs import flush_log
-from support.issuer import NEW, OLD, RSA_KEY, Issuer, bearer, published
+from support.issuer import NEW, OLD, RSA_KEY, Issuer, bearer, owner_of, published
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ async def test_keys_are_fetched_once_for_all(issuer: Issuer) -> None:
     """A herd of first requests waits for the fetch that the start has begun."""
     issuer.answers.clear()
     async with issuer.authenticator() as known:
-        herd = asyncio.gather(*(known.owner(bearer(OLD, "old")) for _ in range(50)))
+        herd = asyncio.gather(*(owner_of(known, bearer(OLD, "old")) for _ in range(50)))
         await issuer.reached.wait()
         issuer.answers.set()
         owners = await herd
@@ -54,9 +54,9 @@ async def test_a_request_that_is_given_up_does_not_spoil_the_fetch(issuer: Issue
     """The fetch goes on for the others."""
     issuer.answers.clear()
     async with issuer.authenticator() as known:
-        first = asyncio.ensure_future(known.owner(bearer(OLD, "old")))
+        first = asyncio.ensure_future(owner_of(known, bearer(OLD, "old")))
         await asyncio.sleep(0)
-        second = asyncio.ensure_future(known.owner(bearer(OLD, "old")))
+        second = asyncio.ensure_future(owner_of(known, bearer(OLD, "old")))
         await asyncio.sleep(0)
         first.cancel()
         issuer.answers.set()
@@ -67,14 +67,14 @@ async def test_a_new_key_is_found_and_garbage_does_not_hammer(
     known: Authenticator, issuer: Issuer
 ) -> None:
     """An unknown id makes us look again, at most once per cool-down."""
-    await known.owner(bearer(OLD, "old"))
+    await owner_of(known, bearer(OLD, "old"))
     issuer.keys.append(published(NEW, kid="new"))
     for _ in range(20):
         with pytest.raises(Overloaded):
-            await known.owner(bearer(NEW, "new"))
+            await owner_of(known, bearer(NEW, "new"))
     assert issuer.asked == 1
     issuer.now += LOOK_AGAIN_SECONDS
-    assert await known.owner(bearer(NEW, "new")) == "alice"
+    assert await owner_of(known, bearer(NEW, "new")) == "alice"
     assert issuer.asked == 2
 
 
@@ -83,25 +83,25 @@ async def test_a_withdrawn_key_counts_no_longer_once_that_is_known(
 ) -> None:
     """Nor does what was verified with it."""
     token = bearer(OLD, "old")
-    await known.owner(token)
+    await owner_of(known, token)
     issuer.keys = [published(NEW, kid="new")]
     issuer.now += LOOK_AGAIN_SECONDS
-    await known.owner(bearer(NEW, "new"))
+    await owner_of(known, bearer(NEW, "new"))
     with pytest.raises(Unauthenticated):
-        await known.owner(token)
+        await owner_of(known, token)
 
 
 async def test_known_keys_outlive_their_issuer_for_a_day(
     known: Authenticator, issuer: Issuer
 ) -> None:
     """Its failure is not ours at once, but not never either."""
-    await known.owner(bearer(OLD, "old"))
+    await owner_of(known, bearer(OLD, "old"))
     issuer.status = 503
     issuer.now += KEPT_SECONDS + 1
-    assert await known.owner(bearer(OLD, "old")) == "alice"
+    assert await owner_of(known, bearer(OLD, "old")) == "alice"
     issuer.now += STALE_SECONDS
     with pytest.raises(Overloaded):
-        await known.owner(bearer(OLD, "old"))
+        await owner_of(known, bearer(OLD, "old"))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ async def test_whatever_a_fetch_raises_is_a_failed_fetch(
         for failures in range(3):
             flush_log()
             with pytest.raises(Overloaded):
-                await known.owner(bearer(OLD, "old"))
+                await owner_of(known, bearer(OLD, "old"))
             issuer.now += RETRY.longest(failures)
     assert 3 == len(caplog.records)
     record = vars(caplog.records[0])
@@ -145,7 +145,7 @@ async def test_without_any_keys_no_token_is_judged(failing: str, issuer: Issuer)
         issuer.padding = "x" * DOCUMENT_BYTES_MAX
     async with issuer.authenticator() as known:
         with pytest.raises(Overloaded):
-            await known.owner(bearer(OLD, "old"))
+            await owner_of(known, bearer(OLD, "old"))
 
 
 async def test_a_failed_fetch_is_logged_once_and_shows_no_token(
@@ -157,7 +157,7 @@ async def test_a_failed_fetch_is_logged_once_and_shows_no_token(
     async with issuer.authenticator() as known:
         for _ in range(20):
             with pytest.raises(Overloaded):
-                await known.owner(token)
+                await owner_of(known, token)
         assert ["issuer.keys_not_fetched"] == [record.getMessage() for record in caplog.records]
         assert ("the issuer answered 500", 0) == (
             vars(caplog.records[0])["cause"],
@@ -166,7 +166,7 @@ async def test_a_failed_fetch_is_logged_once_and_shows_no_token(
         issuer.now += RETRY.longest(0)
         flush_log()
         with pytest.raises(Overloaded):
-            await known.owner(token)
+            await owner_of(known, token)
     assert len(caplog.records) == 2
     assert token not in "".join(str(vars(record)) for record in caplog.records)
 
@@ -180,13 +180,13 @@ async def test_only_usable_keys_are_taken(issuer: Issuer) -> None:
         published(RSA_KEY, kid="good"),
     ]
     async with issuer.authenticator() as known:
-        assert await known.owner(bearer(RSA_KEY, "good")) == "alice"
+        assert await owner_of(known, bearer(RSA_KEY, "good")) == "alice"
         # The only usable key also serves tokens that name none.
-        assert await known.owner(bearer(RSA_KEY, None)) == "alice"
+        assert await owner_of(known, bearer(RSA_KEY, None)) == "alice"
         for kid in ("secret", "broken", "encryption"):
             issuer.now += LOOK_AGAIN_SECONDS
             with pytest.raises(Unauthenticated):
-                await known.owner(bearer(NEW, kid))
+                await owner_of(known, bearer(NEW, kid))
 
 
 async def test_a_token_must_name_one_of_several_keys(issuer: Issuer) -> None:
@@ -195,7 +195,7 @@ async def test_a_token_must_name_one_of_several_keys(issuer: Issuer) -> None:
     async with issuer.authenticator() as known:
         issuer.now += LOOK_AGAIN_SECONDS
         with pytest.raises(Unauthenticated):
-            await known.owner(bearer(OLD, None))
+            await owner_of(known, bearer(OLD, None))
 
 
 async def test_a_tokens_algorithm_is_its_keys(issuer: Issuer) -> None:
@@ -203,4 +203,4 @@ async def test_a_tokens_algorithm_is_its_keys(issuer: Issuer) -> None:
     issuer.keys = [published(OLD, kid="old"), published(RSA_KEY, kid="rsa")]
     async with issuer.authenticator() as known:
         with pytest.raises(Unauthenticated):
-            await known.owner(bearer(OLD, "rsa"))
+            await owner_of(known, bearer(OLD, "rsa"))

@@ -32,11 +32,12 @@ from stretto.http.answers import (
     problem_answer,
     with_id,
 )
-from stretto.http.front.plain_creations import key_of, may_claim_of, recall_owner, taken_id_of
+from stretto.http.front.plain_creations import key_of, may_claim_of, recall_token, taken_id_of
 from stretto.http.front.queueing import BoundedQueue
 from stretto.http.problems import final_problem
 from stretto.http.request_spans import begin_plain_span, end_span
 from stretto.http.requests import wait_seconds_in
+from stretto.http.tokens.scopes import Scope
 from stretto.telemetry.request_context import CURRENT_REQUEST, RequestContext, taken_id
 
 if TYPE_CHECKING:
@@ -145,14 +146,18 @@ class FastPathConnection(BoundedQueue):
         ):
             return False
         self._request = RequestContext(taken_id_of(creation))
-        owner = recall_owner(service, creation)
-        if owner is not None:
+        token = recall_token(service, creation)
+        if token is not None:
             self._was_refused = False
-            has_room = service.shedder.has_room(owner)
+            has_room = service.shedder.has_room(token.owner)
         else:
             has_room = service.shedder.has_room(None, self._unknown_owners_max(service, creation))
         self._began = began
-        if owner is not None and self._begin_unparsed(service, owner, creation, may_start=has_room):
+        if (
+            token is not None
+            and Scope.CREATE in token.scopes
+            and self._begin_unparsed(service, token.owner, creation, may_start=has_room)
+        ):
             return True
         if has_room:
             return False
@@ -239,7 +244,8 @@ class FastPathConnection(BoundedQueue):
         """Count a creation that the parser has accepted until its handler begins."""
         message = self._messages[-1][0]
         if not isinstance(message, _ErrInfo) and self._request_count == self._answered + 1:
-            self._admitted_owner = recall_owner(service, creation)
+            token = recall_token(service, creation)
+            self._admitted_owner = None if token is None else token.owner
             service.shedder.admit(self._admitted_owner)
             self._is_admitted = True
 

@@ -1,4 +1,4 @@
-"""What a plain creation says of itself, as the routes would read it: id, owner, key, age."""
+"""What a plain creation says of itself, as the routes would read it: id, token, key, age."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from stretto.errors import RequestInvalid
 from stretto.http.request_ids import taken_id
 
 if TYPE_CHECKING:
-    from stretto.domain import UserId
     from stretto.http.front.plain_requests import PlainRequest
     from stretto.http.service import Service
+    from stretto.http.tokens.authenticator import Verified
 
 _FIRST_SENT: Final = FIRST_SENT.lower().encode()
 
@@ -25,13 +25,10 @@ def taken_id_of(request: PlainRequest) -> str:
     return taken_id(offered.decode(), *(each.decode() for each in secrets if each is not None))
 
 
-def recall_owner(service: Service, request: PlainRequest) -> UserId | None:
-    """Return the owner of a creation, if its token is remembered and still valid."""
+def recall_token(service: Service, request: PlainRequest) -> Verified | None:
+    """Return what the token of a creation says, if it is remembered and still valid."""
     authorization = request.fields.get(b"authorization")
-    if authorization is None:
-        return None
-    verified = service.authenticator.recall(authorization.decode())
-    return None if verified is None else verified.owner
+    return None if authorization is None else service.authenticator.recall(authorization.decode())
 
 
 def key_of(request: PlainRequest) -> str | None:

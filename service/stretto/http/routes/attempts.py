@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stretto.http.requests import read_key_of_path, read_query, read_wait_seconds
 from stretto.http.service import SERVICE, authenticate, json_response
+from stretto.http.tokens.scopes import Scope
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
 
 async def read_attempt(request: web.Request) -> web.Response:
     """`GET /v1/attempts/{key}`: the attempt's state; waits only if `Prefer: wait` says so."""
-    owner = await authenticate(request)
+    token = await authenticate(request, Scope.READ)
     read_query(request)
     key = read_key_of_path(request)
     wait_seconds = read_wait_seconds(request.headers, default_seconds=0)
-    report = await request.app[SERVICE].lookup.look_up(owner, key, wait_seconds)
+    report = await request.app[SERVICE].lookup.look_up(token.owner, key, wait_seconds)
     failure = report.failure
     return json_response(
         {

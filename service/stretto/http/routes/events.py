@@ -26,6 +26,7 @@ from stretto.events.place import Place, PositionLost
 from stretto.http.event_streams import SUBPROTOCOL, ServerSentEvents, WebSocketStream
 from stretto.http.requests import read_query
 from stretto.http.service import SERVICE
+from stretto.http.tokens.scopes import Scope
 from stretto.store_errors import StoreError
 from stretto.telemetry.logs import logger
 
@@ -50,6 +51,7 @@ async def open_session(request: web.Request) -> web.StreamResponse:
     """`GET /v1/events`: send the user's events until the client or the service ends the session."""
     service = request.app[SERVICE]
     token = await service.authenticator.verify(_authorization(request))
+    token.require(Scope.EVENTS)
     query = read_query(request, "since")
     stream = _stream(request, service.streams)
     place = _client_place(request, query)

@@ -21,9 +21,11 @@ from stretto.http.requests import (
     read_wait_seconds,
 )
 from stretto.http.service import SERVICE, authenticate, json_response
+from stretto.http.tokens.scopes import Scope
 
 if TYPE_CHECKING:
-    from stretto.domain import Group, UserId
+    from stretto.domain import Group
+    from stretto.http.tokens.authenticator import Verified
 
 
 _CURSOR_INVALID: Final = ParameterError("cursor", "is not a cursor of this service")
@@ -33,7 +35,7 @@ _MEMBER_CURSOR: Final = re.compile(rf"[ -~]{{1,{USER_ID_CHARACTERS_MAX}}}")
 
 async def create_group(request: web.Request) -> web.Response:
     """`POST /v1/groups`: create the group, or return the one that this key has created."""
-    owner = await authenticate(request)
+    token = await authenticate(request, Scope.CREATE)
     read_query(request)
     key = read_key(request.headers)
     first_sent = read_first_sent(request.headers)
@@ -42,7 +44,7 @@ async def create_group(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     may_claim = service.age.allows(first_sent)
     answer = await service.creator.create_from(
-        owner, key, body, wait_seconds=wait_seconds, may_claim=may_claim
+        token.owner, key, body, wait_seconds=wait_seconds, may_claim=may_claim
     )
     return web.Response(
         status=201,
@@ -54,15 +56,15 @@ async def create_group(request: web.Request) -> web.Response:
 
 
 async def read_group(request: web.Request) -> web.Response:
-    """`GET /v1/groups/{group_id}`: one group, for its members."""
-    user = await authenticate(request)
+    """`GET /v1/groups/{group_id}`: one group, for its members, or a service that reads any."""
+    token = await authenticate(request, Scope.READ)
     read_query(request)
-    return json_response(_group_document(await _group_of(request, user)))
+    return json_response(_group_document(await _group_of(request, token)))
 
 
 async def list_groups(request: web.Request) -> web.Response:
     """`GET /v1/groups`: the user's groups, newest first."""
-    user = await authenticate(request)
+    token = await authenticate(request, Scope.READ)
     query = read_query(request, "limit", "cursor")
     limit = read_limit(query)
     cursor = query.get("cursor")
@@ -70,7 +72,7 @@ async def list_groups(request: web.Request) -> web.Response:
     if cursor is not None and after is None:
         raise RequestInvalid([_CURSOR_INVALID])
     # One more than asked for shows whether there is a next page.
-    groups = await request.app[SERVICE].reads.groups.groups_of_member(user, after, limit + 1)
+    groups = await request.app[SERVICE].reads.groups.groups_of_member(token.owner, after, limit + 1)
     page = groups[:limit]
     has_more = len(groups) > limit
     return json_response(
@@ -82,16 +84,16 @@ async def list_groups(request: web.Request) -> web.Response:
 
 
 async def list_members(request: web.Request) -> web.Response:
-    """`GET /v1/groups/{group_id}/members`: the members of a group, for its members."""
-    user = await authenticate(request)
+    """`GET /v1/groups/{group_id}/members`: the members of a group, for the same."""
+    token = await authenticate(request, Scope.READ)
     query = read_query(request, "limit", "cursor")
     limit = read_limit(query)
     after = query.get("cursor")
     if after is not None and _MEMBER_CURSOR.fullmatch(after) is None:
         raise RequestInvalid([_CURSOR_INVALID])
-    group = await _group_of(request, user)
+    group = await _group_of(request, token)
     members = await request.app[SERVICE].reads.groups.members_of_group(
-        user, group.group_id, after, limit + 1
+        token.owner, group.group_id, after, limit + 1
     )
     page = members[:limit]
     return json_response(
@@ -104,10 +106,12 @@ async def list_members(request: web.Request) -> web.Response:
     )
 
 
-async def _group_of(request: web.Request, user: UserId) -> Group:
+async def _group_of(request: web.Request, token: Verified) -> Group:
+    """Return the group of the path, if the token lets it be read; raises `NotFound`."""
+    member = None if Scope.READ_ANY in token.scopes else token.owner
     group_id = _uuid(request.match_info["group_id"])
     if group_id is not None:
-        group = await request.app[SERVICE].reads.groups.group_of_member(group_id, user)
+        group = await request.app[SERVICE].reads.groups.group_of_member(group_id, member)
         if group is not None:
             return group
     raise NotFound

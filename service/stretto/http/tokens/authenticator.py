@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import jwt
 
 from stretto.domain import USER_ID_CHARACTERS_MAX, UserId
-from stretto.errors import ConfigurationError, Unauthenticated
+from stretto.errors import ConfigurationError, InsufficientScope, Unauthenticated
 from stretto.http.tokens.claims import ClaimsReader, is_of_another_key, key_named_by
 from stretto.http.tokens.jwks import KeySet
 from stretto.http.tokens.keys import TokenKey, public_key, secret_key
 from stretto.http.tokens.refusals import Refusals
+from stretto.http.tokens.scopes import OWN, Scope, scopes_in
 from stretto.http.tokens.times import end_of
 from stretto.setting import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 # The ways to verify tokens: with two of them it would be open which one counts.
 TOKEN_WAYS: Final = ("jwt_secret", "jwt_public_key", "jwks_url")
@@ -45,11 +46,21 @@ class TokenSettings:
     jwks_url: str = setting("", "where the token issuer publishes its keys")
     jwt_audience: str = setting("", "required `aud`")
     jwt_issuer: str = setting("", "required `iss`")
+    jwt_require_scopes: bool = setting(
+        default=False,
+        description="whether tokens must name in `scope` what they allow: stretto:create,"
+        " stretto:read, stretto:events; else one that names none of these allows all three",
+    )
 
     @property
     def ways(self) -> list[str]:
         """Those of `TOKEN_WAYS` that are set."""
         return [way for way in TOKEN_WAYS if getattr(self, way)]
+
+    @property
+    def trial_scopes(self) -> Collection[Scope]:
+        """What a token for trying out must name."""
+        return sorted(OWN) if self.jwt_require_scopes else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +74,20 @@ class Verified:
     """When it must be verified again, in seconds of the monotonic clock."""
     ends_at: float
     """When it ends, in seconds since the epoch; infinity, if it names no end."""
+    scopes: frozenset[Scope]
+    """What it allows."""
+
+    def require(self, scope: Scope) -> None:
+        """Raise `InsufficientScope` unless the token allows this."""
+        if scope not in self.scopes:
+            raise InsufficientScope(scope)
 
 
 _UNKNOWN: Final[tuple[str, Verified | None]] = "", None
 
 
 class Authenticator:
-    """Finds the owner of a request by its token; use as `async with`."""
+    """Finds by a request's token whose it is, and what it may do; use as `async with`."""
 
     def __init__(
         self,
@@ -118,10 +136,6 @@ class Authenticator:
         """Begin to fetch an issuer's keys if they are old: for sessions, which send no token again."""
         if self._key_set is not None:
             self._key_set.refresh()
-
-    async def owner(self, authorization: str | None) -> UserId:
-        """Return the owner that an Authorization header's token names; raise as `verify` does."""
-        return (await self.verify(authorization)).owner
 
     async def verify(self, authorization: str | None) -> Verified:
         """Return the claims of an Authorization header's token.
@@ -172,7 +186,9 @@ class Authenticator:
                 " characters, without a blank at either end."
             ) from error
         ends_at = end_of(claims, self._clock_seconds())
-        return Verified(owner, key, self._monotonic_seconds() + VERIFIED_SECONDS_MAX, ends_at)
+        until = self._monotonic_seconds() + VERIFIED_SECONDS_MAX
+        scopes = scopes_in(claims, are_required=self._settings.jwt_require_scopes)
+        return Verified(owner, key, until, ends_at, scopes)
 
     async def _verified_claims(self, token: str) -> tuple[dict[str, Any], TokenKey]:
         """Return a token's claims, and the key that has signed it: ours, or one of the issuer's."""
@@ -195,13 +211,14 @@ class Authenticator:
         return self._claims.read_by_any(token, replacements)
 
 
-def make_token(
+def make_token(  # noqa: PLR0913 each is a claim
     secret: str,
     user: UserId,
     *,
     lifetime_seconds: int,
     audience: str = "",
     issuer: str = "",
+    scopes: Collection[Scope] = (),
     clock_seconds: Callable[[], float] = time.time,
 ) -> str:
     """Return a token (HS256) for a user, for trials and tests."""
@@ -211,6 +228,8 @@ def make_token(
         claims["aud"] = audience
     if issuer:
         claims["iss"] = issuer
+    if scopes:
+        claims["scope"] = " ".join(scopes)
     return jwt.encode(claims, secret, algorithm="HS256")
 
 
