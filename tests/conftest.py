@@ -52,6 +52,7 @@ PROGRAMS = {
     "browser/test_events_in_browser.py": ["chromium"],
     "faults/test_alerts.py": ["prometheus"],
     "faults/test_creations_in_pieces.py": ["haproxy", "nginx"],
+    "integration/test_mutual_tls.py": ["haproxy", "initdb", "nginx"],
     "unit/test_monitoring.py": ["promtool"],
 }
 # A shallow clone lacks the version that is upgraded.

@@ -277,7 +277,7 @@ async def _placed() -> AsyncIterator[OwnServer]:
     folder = Path(tempfile.mkdtemp(prefix="stretto-server-"))
     folder.chmod(0o755)
     place = find_place(folder, lambda _: None)
-    server = OwnServer(place, _free_port())
+    server = OwnServer(place, free_port())
     try:
         yield server
     finally:
@@ -290,7 +290,7 @@ async def _placed() -> AsyncIterator[OwnServer]:
             shutil.rmtree(made, ignore_errors=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port that no client's connection gets while its server is down."""
     while True:
         port = random.randrange(*PORTS)

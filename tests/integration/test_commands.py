@@ -167,13 +167,16 @@ async def consuming(
     creator: GroupCreator,
     observed: list[Observation] | None = None,
     settings: CommandSettings = FAST,
+    age: AttemptAge = AGE,
     tracing: Tracing | None = None,
 ) -> AsyncIterator[tuple[Runner, CommandConsumer]]:
     """Run a consumer with a connection of its own, as one process has it."""
     observed = [] if observed is None else observed
     runner = Runner(observed.append)
     connection = NatsConnection(server.url, observed.append)
-    consumer = CommandConsumer(connection, OURS, creator, age, observed.append, settings, tracing)
+    consumer = CommandConsumer(
+        connection, OURS, creator, age, observed.append, settings, tracing=tracing
+    )
     async with runner.running(connection), runner.running(consumer):
         yield runner, consumer
 

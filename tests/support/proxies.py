@@ -6,6 +6,7 @@ Their configurations are ordinary ones, or the sample files of `deploy/`.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import tempfile
 from contextlib import asynccontextmanager
@@ -103,10 +104,13 @@ def nginx_before(*urls: str) -> str:
 
 
 @asynccontextmanager
-async def running_sample(proxy: str, folder: Path, *urls: str) -> AsyncIterator[str]:
+async def running_sample(
+    proxy: str, folder: Path, *urls: str, clients: Path | None = None
+) -> AsyncIterator[str]:
     """Run haproxy or nginx from our sample file, before two services; yields its https URL.
 
-    Its certificate is `server.crt` of the folder, which holds its logs too.
+    Its certificate is `server.crt` of the folder, which holds its logs too. With `clients`, it asks
+    for certificates of that authority, by the lines that are commented out.
     """
     certificate, key = make_certificate(folder)
     both = folder / "both.pem"
@@ -121,6 +125,8 @@ async def running_sample(proxy: str, folder: Path, *urls: str) -> AsyncIterator[
             # A test has no six seconds for the checks that fail.
             "inter 2s": "inter 100ms",
         }
+        if clients is not None:
+            places |= _asking_for_certificates(DEPLOY / "haproxy/haproxy.cfg", clients)
         running = running_haproxy(_placed(DEPLOY / "haproxy/haproxy.cfg", places | services))
     else:
         places = {
@@ -130,9 +136,23 @@ async def running_sample(proxy: str, folder: Path, *urls: str) -> AsyncIterator[
             "/var/log/nginx/stretto.log": str(folder / "access.log"),
             "/var/log/nginx/stretto-error.log": str(folder / "error.log"),
         }
+        if clients is not None:
+            places["# ssl_client_certificate /etc/nginx/clients.crt;"] = (
+                f"ssl_client_certificate {clients};"
+            )
+            places["# ssl_verify_client on;"] = "ssl_verify_client on;"
         running = running_nginx(_placed(DEPLOY / "nginx/stretto.conf", places | services))
     async with running as url:
         yield url.replace("http://", "https://")
+
+
+def _asking_for_certificates(sample: Path, clients: Path) -> Mapping[str, str]:
+    """Return what to replace in haproxy's sample: the commented words go to the end of the line."""
+    found = re.search(r"(alpn \S+\n)(?:.*\n)\s+#\s+(ca-file .+)\n", sample.read_text())
+    assert found is not None
+    bind, words = found[1], found[2]
+    asking = words.replace("/etc/haproxy/clients.crt", str(clients))
+    return {bind: f"{bind.rstrip()} {asking}\n"}
 
 
 def _placed(sample: Path, places: Mapping[str, str]) -> str:

@@ -164,9 +164,8 @@ def test_a_port_is_reserved_by_one_service_alone() -> None:
 def test_a_token_is_printed_on_a_terminal_alone(shows_token: bool, requires_scopes: bool) -> None:
     """Elsewhere the text ends in a log; the line to paste makes its own. Both are good for it."""
     tokens = TokenSettings(jwt_secret="s" * 32, jwt_require_scopes=requires_scopes)
-    tokens = TokenSettings(jwt_secret="s" shows_token=shows_token)
-    printed 32)
-    text = _welcome(Settings(), 1, tokens, re.search(r"Bearer (ey[\w.-]+)", text)
+    text = _welcome(Settings(), 1, tokens, shows_token=shows_token)
+    printed = re.search(r"Bearer (ey[\w.-]+)", text)
     assert shows_token == (printed is not None)
     if printed is not None:
         claims = jwt.decode(printed[1], options={"verify_signature": False})

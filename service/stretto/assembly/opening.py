@@ -243,7 +243,7 @@ def _nats(
     if not settings.nats_url:
         return None
     bus = Bus(settings.nats_url, settings.nats_prefix, inputs.origin, settings.nats)
-    return make_nats(bus, creator, inputs.observe, inputs.tracing)
+    return make_nats(bus, creator, age, inputs.observe, inputs.tracing)
 
 
 def _relay(inputs: Inputs, settings: ComponentSettings, nats: Nats | None) -> OutboxRelay | None:

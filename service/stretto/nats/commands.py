@@ -88,7 +88,7 @@ class CommandConsumer(Actor):
 
     cancel_again_seconds = CANCEL_SECONDS
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 its collaborators; put_together has them all
         self,
         connection: NatsConnection,
         deployment: Deployment,
@@ -96,6 +96,7 @@ class CommandConsumer(Actor):
         age: AttemptAge,
         observe: Observer,
         settings: CommandSettings | None = None,
+        *,
         tracing: Tracing | None = None,
     ) -> None:
         super().__init__("commands")

@@ -44,7 +44,11 @@ class Bus:
 
 
 def make_nats(
-    bus: Bus, creator: GroupCreator, age: AttemptAge, observe: Observer, tracing: Tracing | None = None
+    bus: Bus,
+    creator: GroupCreator,
+    age: AttemptAge,
+    observe: Observer,
+    tracing: Tracing | None = None,
 ) -> Nats:
     """Return the parts to run."""
     # nats-py is an extra: a service without a bus runs without it.
@@ -58,7 +62,7 @@ def make_nats(
     return Nats(
         connection,
         NatsBus(connection, deployment),
-        CommandConsumer(connection, deployment, creator, observe, tracing=tracing),
+        CommandConsumer(connection, deployment, creator, age, observe, tracing=tracing),
     )
 
 

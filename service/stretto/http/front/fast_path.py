@@ -38,7 +38,7 @@ from stretto.http.problems import final_problem
 from stretto.http.request_spans import begin_plain_span, end_span
 from stretto.http.requests import wait_seconds_in
 from stretto.http.tokens.scopes import Scope
-from stretto.telemetry.request_context import CURRENT_REQUEST, RequestContext, taken_id
+from stretto.telemetry.request_context import CURRENT_REQUEST, RequestContext
 
 if TYPE_CHECKING:
     import asyncio

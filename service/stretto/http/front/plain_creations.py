@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from stretto.creation.age import FIRST_SENT, parse_first_sent
 from stretto.errors import RequestInvalid
-from stretto.http.request_ids import taken_id
+from stretto.telemetry.request_context import taken_id
 
 if TYPE_CHECKING:
     from stretto.http.front.plain_requests import PlainRequest
