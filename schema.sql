@@ -129,6 +129,11 @@ CREATE TABLE chat_group (
     owner_id        text        NOT NULL CHECK (char_length(owner_id) BETWEEN 1 AND 128),
     name            text        NOT NULL CHECK (char_length(name) BETWEEN 1 AND 64),
     description     text        CHECK (char_length(description) <= 1024),
+    -- What the host calls such a group, and what else it keeps of one: an object, in the order and
+    -- spacing of jsonb, which may be twice as long as the form that was measured.
+    group_kind      text        CHECK (char_length(group_kind) BETWEEN 1 AND 64),
+    metadata        jsonb       CHECK (jsonb_typeof(metadata) = 'object'
+                                       AND octet_length(metadata::text) <= 8192),
     -- Of the request that created the group, and kept as long: another body under the same key is
     -- still recognised when the attempt has been swept.
     fingerprint     bytea       NOT NULL CHECK (octet_length(fingerprint) = 16),
@@ -136,11 +141,12 @@ CREATE TABLE chat_group (
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- conversation_member: the members of a conversation. The owner is always one.
+-- conversation_member: the members of a conversation. The owner is always one. What an admin may do
+-- is the host's concern.
 CREATE TABLE conversation_member (
     conversation_id uuid        NOT NULL REFERENCES conversation ON DELETE CASCADE,
     user_id         text        NOT NULL CHECK (char_length(user_id) BETWEEN 1 AND 128),
-    role            text        NOT NULL CHECK (role IN ('owner', 'member')),
+    role            text        NOT NULL CHECK (role IN ('owner', 'admin', 'member')),
     joined_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (conversation_id, user_id)
 );
@@ -165,12 +171,14 @@ CREATE TABLE outbox (
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- Follows from the conversation's: however often an event is sent, it has one id.
     event_id        uuid        NOT NULL,
-    -- The group, its conversation, its members with the owner first, and its name: the event's
-    -- document follows from them. All events are of one type, group.created.
+    -- The group, its conversation, its members with the owner first, its name, kind and metadata: the
+    -- event's document follows from them. All events are of one type, group.created.
     subject         uuid        NOT NULL,
     conversation_id uuid        NOT NULL,
     recipients      text[]      NOT NULL CHECK (cardinality(recipients) BETWEEN 1 AND 1001),
     group_name      text        NOT NULL,
+    group_kind      text,
+    metadata        jsonb,
     -- Of the request that has created the group, if it was sampled. It has no CHECK, which would
     -- refuse a group for its trace: the writer bounds it.
     trace_context   text
@@ -310,6 +318,8 @@ CREATE TABLE outbox_delivery (
     conversation_id uuid        NOT NULL,
     recipients      text[]      NOT NULL,
     group_name      text        NOT NULL,
+    group_kind      text,
+    metadata        jsonb,
     -- When it may be taken next: taking postpones it by the lease, a failure by a pause.
     due_at          timestamptz NOT NULL,
     tries           integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
@@ -369,10 +379,10 @@ $$;
 -- `patience`, until the transaction ends. If a trigger of the operator's drops a row, by returning
 -- NULL, the whole lead fails: a group is never half made. (A conversation that is dropped violates a
 -- foreign key.)
-CREATE FUNCTION lead_groups_2(
+CREATE FUNCTION lead_groups_3(
     group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
     descriptions text[], recipients_of text[], event_ids uuid[], trace_contexts text[],
-    patience text
+    kinds text[], metadata_of text[], admin_counts integer[], patience text
 ) RETURNS uuid[]
     LANGUAGE plpgsql
 AS $$
@@ -395,12 +405,12 @@ BEGIN
     END IF;
     WITH write AS (
         SELECT group_id, claim_token, conversation_id, name, description, recipients::text[],
-               event_id, trace_context
+               event_id, trace_context, kind, metadata::jsonb, admins
         -- An array that is null counts as one of nulls.
         FROM unnest(group_ids, claim_tokens, conversation_ids, names, descriptions, recipients_of,
-                    event_ids, trace_contexts)
+                    event_ids, trace_contexts, kinds, metadata_of, admin_counts)
             AS write (group_id, claim_token, conversation_id, name, description, recipients,
-                      event_id, trace_context)
+                      event_id, trace_context, kind, metadata, admins)
     ), settled AS (
         UPDATE attempt
         SET status = 'succeeded', conversation_id = write.conversation_id,
@@ -415,21 +425,24 @@ BEGIN
     ), new_conversation AS (
         INSERT INTO conversation (conversation_id) SELECT conversation_id FROM settled
     ), new_group AS (
-        INSERT INTO chat_group (group_id, owner_id, name, description, fingerprint,
-                                conversation_id)
-        SELECT group_id, owner_id, name, description, fingerprint, conversation_id FROM settled
+        INSERT INTO chat_group (group_id, owner_id, name, description, group_kind, metadata,
+                                fingerprint, conversation_id)
+        SELECT group_id, owner_id, name, description, kind, metadata, fingerprint, conversation_id
+        FROM settled
         RETURNING true
     ), new_member AS (
         INSERT INTO conversation_member (conversation_id, user_id, role)
         SELECT conversation_id, user_id,
-               CASE WHEN user_id = owner_id THEN 'owner' ELSE 'member' END
-        FROM settled, unnest(recipients) AS user_id
+               CASE WHEN user_id = owner_id THEN 'owner'
+                    WHEN place <= admins + 1 THEN 'admin' ELSE 'member' END
+        -- Admins stand right behind the owner.
+        FROM settled, unnest(recipients) WITH ORDINALITY AS recipient (user_id, place)
         RETURNING true
     ), new_event AS (
         INSERT INTO outbox (slot, history, event_id, subject, conversation_id, recipients,
-                            group_name, trace_context)
+                            group_name, group_kind, metadata, trace_context)
         SELECT present.slot, present.number, event_id, group_id, conversation_id, recipients, name,
-               trace_context
+               kind, metadata, trace_context
         FROM settled
         RETURNING true
     )
@@ -456,6 +469,39 @@ $$;
 -- the two commits are those of two statements. The lead needs nothing that the claim returns: its
 -- fence leaves out what was not won. An error of the lead leaves the claims committed. It must be
 -- called outside a transaction, where it may commit.
+CREATE PROCEDURE claim_and_lead_3(
+    group_ids uuid[], owner_ids text[], fingerprints bytea[], claim_tokens uuid[],
+    claim_patience text, conversation_ids uuid[], names text[], descriptions text[],
+    recipients_of text[], event_ids uuid[], trace_contexts text[], kinds text[],
+    metadata_of text[], admin_counts integer[], lead_patience text,
+    INOUT led uuid[]
+)
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM claim_attempts_1(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience);
+    COMMIT;
+    led := lead_groups_3(group_ids, claim_tokens, conversation_ids, names, descriptions,
+                         recipients_of, event_ids, trace_contexts, kinds, metadata_of,
+                         admin_counts, lead_patience);
+END
+$$;
+
+-- What instances of the versions before call: the same without kinds, metadata and admins; the first
+-- ones without traces, too. A later migration drops them.
+CREATE FUNCTION lead_groups_2(
+    group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
+    descriptions text[], recipients_of text[], event_ids uuid[], trace_contexts text[],
+    patience text
+) RETURNS uuid[]
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN lead_groups_3(group_ids, claim_tokens, conversation_ids, names, descriptions,
+                         recipients_of, event_ids, trace_contexts, NULL, NULL, NULL, patience);
+END
+$$;
+
 CREATE PROCEDURE claim_and_lead_2(
     group_ids uuid[], owner_ids text[], fingerprints bytea[], claim_tokens uuid[],
     claim_patience text, conversation_ids uuid[], names text[], descriptions text[],
@@ -465,14 +511,12 @@ CREATE PROCEDURE claim_and_lead_2(
     LANGUAGE plpgsql
 AS $$
 BEGIN
-    PERFORM claim_attempts_1(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience);
-    COMMIT;
-    led := lead_groups_2(group_ids, claim_tokens, conversation_ids, names, descriptions,
-                         recipients_of, event_ids, trace_contexts, lead_patience);
+    CALL claim_and_lead_3(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience,
+                          conversation_ids, names, descriptions, recipients_of, event_ids,
+                          trace_contexts, NULL, NULL, NULL, lead_patience, led);
 END
 $$;
 
--- What instances of the version before call: the same without traces. A later migration drops both.
 CREATE FUNCTION lead_groups_1(
     group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
     descriptions text[], recipients_of text[], event_ids uuid[], patience text

@@ -34,7 +34,8 @@ UPDATE attempt SET status = 'succeeded', conversation_id = {_ID}, settled_at = c
 def own() -> str:
     """Return claim and lead for one request at a time, from the service's statements."""
     claim = ["{id}", "'user-1'", "'0123456789abcdef'::bytea", "{id}"]
-    lead = ["{id}", "{id}", "{id}", f"'{BODY['name']}'", "null", f"'{_LITERAL}'", "{id}", "null"]
+    lead = ["{id}", "{id}", "{id}", f"'{BODY['name']}'", "null", f"'{_LITERAL}'", "{id}"]
+    lead += ["null"] * 3 + ["null::integer"]
     return _VARIABLES + _filled("claim", claim) + _filled("lead", lead)
 
 
@@ -50,4 +51,4 @@ def _filled(name: str, values: list[str]) -> str:
 
     # To pgbench a colon before a name is a variable; our statements have colons only in casts.
     without_comments = re.sub(r"^\s*--.*$", "", QUERIES[name], flags=re.MULTILINE)
-    return re.sub(r"\$(\d)", array, without_comments) + ";\n"
+    return re.sub(r"\$(\d+)", array, without_comments) + ";\n"

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from stretto.events.log import CommittedEvent as CommittedEvent
     from stretto.http.event_streams import StreamSettings as StreamSettings
     from stretto.http.tokens.authenticator import TokenSettings as TokenSettings
+    from stretto.metadata import Metadata as Metadata
     from stretto.postgres.hook import OnCreate as OnCreate
     from stretto.postgres.inbox import Inbox as Inbox
     from stretto.postgres.migrate import migrate as migrate
@@ -65,6 +66,7 @@ _MODULES: Final = {
     "stretto.creation.creator": "CreatorSettings GroupCreator",
     "stretto.creation.flight": "Answer",
     "stretto.events.log": "CommittedEvent",
+    "stretto.metadata": "Metadata",
     "stretto.store_errors": "Unreachable",
     "stretto.targets.bus": "BusUnavailable EventBus",
     "stretto.webhook.rules": "WebhookSettings",

@@ -22,6 +22,7 @@ import stamina
 
 from stretto.domain import CreatedGroup
 from stretto.errors import Failure, Picklable, Retry
+from stretto.metadata import Metadata
 from stretto.network import network_failure
 
 if TYPE_CHECKING:
@@ -85,22 +86,27 @@ class StrettoClient:
         self._url = base_url.rstrip("/") + "/v1/groups"
         self._authorization = f"Bearer {token}"
 
-    async def create_group(
+    async def create_group(  # noqa: PLR0913 the fields of a request
         self,
         name: str,
-        members: Sequence[str] = (),
+        members: Sequence[str | Mapping[str, str]] = (),
         *,
         description: str | None = None,
+        kind: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
         key: str | None = None,
         first_sent: float | None = None,
         timeout_seconds: float = 60.0,
     ) -> ClientAnswer:
         """Create a group, retrying until the outcome is known or the time is up.
 
+        A member is a user id, or `{"user_id": "bob", "role": "admin"}`. `metadata` is any JSON object.
         Give the `key` where a crash of this program must not lose it. Keep beside it when it was
         `first_sent`, in seconds since the epoch, and give both: then a call that comes much too late
         creates nothing. Raises `ClientError` for a refusal, and `TimeoutError` when the outcome is
-        still unknown: call again with the same key. Raises `TypeError` for members that are one text: each of its characters would be a member.
+        still unknown: call again with the same key. Raises `TypeError` for members that are one text:
+        each of its characters would be a member; and `ValueError` for metadata that no request can
+        carry.
         """
         if isinstance(members, (str, bytes, bytearray, Mapping)):
             message = f"members must be a list of user ids, such as ['bob'], not {members!r}"
@@ -117,7 +123,17 @@ class StrettoClient:
         }
         if first_sent is not None:
             headers["Idempotency-First-Sent"] = f"@{first_sent:.0f}"
-        body = orjson.dumps({"name": name, "description": description, "members": list(members)})
+        document: dict[str, object] = {
+            "name": name,
+            "description": description,
+            "members": list(members),
+        }
+        if kind is not None:
+            document["kind"] = kind
+        if metadata is not None:
+            # Not by orjson, which writes null for a number that is none.
+            document["metadata"] = orjson.Fragment(Metadata(dict(metadata)).encode())
+        body = orjson.dumps(document)
         last_error: Exception | None = None
 
         def backoff(error: Exception) -> bool | float:

@@ -49,7 +49,7 @@ STATUS: Final[Mapping[str, int]] = {
     "hook_failed": 503,
 }
 
-_FIELDS: Final = (b'"name"', b'"description"', b'"members"')
+_FIELDS: Final = (b'"name"', b'"description"', b'"members"', b'"kind"', b'"metadata"')
 
 
 # Where the group's id stands in every such document.
@@ -96,9 +96,9 @@ def parse_json(body: bytes) -> object:
     except orjson.JSONDecodeError as error:
         raise RequestInvalid([FieldError("", f"is not JSON: {error}")]) from error
     # Parsers differ in which of two equal fields they keep. The exact check takes as long as parsing.
-    # A body without escapes that has each known field once cannot have one twice; unknown fields are
-    # refused anyway.
-    if b"\\" in body or max(map(body.count, _FIELDS)) > 1:
+    # A body without escapes and inner objects that has each known field once cannot have one twice;
+    # unknown fields are refused anyway. Metadata is an inner object.
+    if b"\\" in body or body.count(b"{") > 1 or max(map(body.count, _FIELDS)) > 1:
         _require_single_fields(body, document)
     return document
 

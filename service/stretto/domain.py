@@ -1,4 +1,4 @@
-"""The domain: users, idempotency keys, groups, and the ids that follow from them.
+"""The domain: groups, and the ids that follow from users and keys.
 
 Input is parsed here, once, into frozen types; all other code relies on them. This module does no I/O.
 """
@@ -6,21 +6,40 @@ Input is parsed here, once, into frozen types; all other code relies on them. Th
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import islice
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 from uuid import NAMESPACE_URL, UUID
 
 import orjson
 import uuid_utils
 from uuid_utils.compat import uuid5
 
-from stretto.errors import FieldError, KeyInvalid, RequestInvalid, require_kind, shortened
+from stretto.errors import FieldError, RequestInvalid, require_kind
+from stretto.identifiers import (
+    KEY_CHARACTERS_MAX,
+    USER_ID_CHARACTERS_MAX,
+    IdempotencyKey,
+    UserId,
+    plain,
+)
+from stretto.members import FIELD_ERRORS_MAX, MEMBERS_MAX, parse_members, unknown_fields
+from stretto.metadata import Metadata, MetadataInvalid
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
+
+# Others import them from here.
+__all__ = [
+    "FIELD_ERRORS_MAX",
+    "KEY_CHARACTERS_MAX",
+    "MEMBERS_MAX",
+    "USER_ID_CHARACTERS_MAX",
+    "IdempotencyKey",
+    "UserId",
+]
 
 NAMESPACE: Final = uuid5(NAMESPACE_URL, "urn:stretto:create_group")
 # The type of all events.
@@ -28,18 +47,18 @@ EVENT_TYPE: Final = "group.created"
 
 NAME_CHARACTERS_MAX: Final = 64
 DESCRIPTION_CHARACTERS_MAX: Final = 1024
-# One group's rows are written by one statement together with its neighbours': a bound on the batch.
-MEMBERS_MAX: Final = 1000
-USER_ID_CHARACTERS_MAX: Final = 128
-KEY_CHARACTERS_MAX: Final = 255
+KIND_CHARACTERS_MAX: Final = 64
 # RFC 7518, 3.2: an HS256 key has at least as many bits as the hash.
 TOKEN_SECRET_BYTES_MIN: Final = 32
 # 128 bits distinguish requests; a client that forges a collision harms only itself.
 FINGERPRINT_BYTES: Final = 16
 OWNERS_REMEMBERED_MAX: Final = 10_000
-# A body with a thousand invalid members is not answered with a thousand errors.
-FIELD_ERRORS_MAX: Final = 20
-_FIELDS: Final = frozenset({"name", "description", "members"})
+_FIELDS: Final = frozenset({"name", "description", "members", "kind", "metadata"})
+# Of a group, in their order.
+_PARSED: Final = (
+    *("owner", "name", "description", "members"),
+    *("kind", "metadata", "admins", "claims"),
+)
 
 # The OpenAPI document has these rules as patterns of JSON Schema; a test compares them. Names and
 # descriptions are shown to people: they have no control characters and no lone surrogates.
@@ -54,63 +73,10 @@ _INVISIBLE: Final = (
 )
 _HAS_VISIBLE: Final = rf"(?=[{_INVISIBLE}]*[^{_INVISIBLE}])"
 
-_USER_ID = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
-_KEY = re.compile(r"[!-~]{1,255}")
-_QUOTED_KEY = re.compile(r'"((?:[!#-\[\]-~]|\\["\\])+)"')
 _NAME = re.compile(_HAS_VISIBLE + r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}")
 _DESCRIPTION = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]{0,1024}")
-
-
-def _plain(text: str) -> str:
-    """Return the characters that were checked: a host's subclass may be converted to others.
-
-    An enumeration's member, or a text that masks itself in logs, has a `__str__` of its own.
-    """
-    return str.__str__(text)
-
-
-class UserId(str):
-    """A user as the token's `sub`: 1 to 128 printable ASCII characters, no blank at either end.
-
-    With blanks there, two users could have ids that look the same.
-    """
-
-    __slots__ = ()
-
-    def __new__(cls, value: object) -> Self:
-        """Raise `ValueError` for anything else."""
-        if not isinstance(value, str) or _USER_ID.fullmatch(value) is None:
-            message = (
-                f"a user id has 1 to {USER_ID_CHARACTERS_MAX} printable ASCII characters,"
-                " the first and the last no blank"
-            )
-            raise ValueError(message)
-        return str.__new__(cls, _plain(value))
-
-
-class IdempotencyKey(str):
-    """The client's name for one attempt: 1 to 255 characters of "!" to "~"."""
-
-    __slots__ = ()
-
-    def __new__(cls, value: object) -> Self:
-        """Raise `KeyInvalid` for anything else."""
-        if not isinstance(value, str) or _KEY.fullmatch(value) is None:
-            raise KeyInvalid
-        return str.__new__(cls, _plain(value))
-
-    @classmethod
-    def parse(cls, field: str) -> Self:
-        """Read a header field: the bare key, or the same key as a quoted string (RFC 9651, 3.3.3).
-
-        Raises `KeyInvalid`.
-        """
-        if not field.startswith('"'):
-            return cls(field)
-        quoted = _QUOTED_KEY.fullmatch(field)
-        if quoted is None:
-            raise KeyInvalid(_QUOTED_KEY_RULE)
-        return cls(re.sub(r"\\(.)", r"\1", quoted[1]))
+# A name for programs: such as Matrix's, with dots between the parts of a namespace.
+_KIND = re.compile(rf"[a-z][a-z0-9._-]{{0,{KIND_CHARACTERS_MAX - 1}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,70 +92,100 @@ class NewGroup:
     description: str | None
     members: tuple[UserId, ...]
     """Sorted, each once, without the owner."""
+    kind: str | None = None
+    metadata: Metadata | None = None
+    """A JSON object as text; `metadata.value` is the object."""
+    admins: tuple[UserId, ...] = ()
+    """Those of the members who are admins, sorted."""
+    claims: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    """Of the token that the request came with, for the host's code; not a part of the group."""
 
     def __post_init__(self) -> None:
         """Parse what a host has passed, by the rules of a request."""
         members: object = self.members
         if isinstance(members, (tuple, set, frozenset)):
             members = list(members)
-        document = {"name": self.name, "description": self.description, "members": members}
+        document = {
+            "name": self.name,
+            "description": self.description,
+            "members": members,
+            "kind": self.kind,
+            "metadata": self.metadata,
+        }
         try:
-            read = NewGroup.parse(self.owner, document)
+            read = NewGroup.parse(self.owner, document, self.claims)
         except RequestInvalid as error:
             message = f"this is no group that can be created: {error}"
             raise ValueError(message) from error
-        object.__setattr__(self, "owner", read.owner)
-        object.__setattr__(self, "name", read.name)
-        object.__setattr__(self, "description", read.description)
-        object.__setattr__(self, "members", read.members)
+        admins = tuple(sorted({UserId(user) for user in self.admins} - {read.owner}))
+        if not {*read.members}.issuperset(admins):
+            message = "this is no group that can be created: an admin is none of its members"
+            raise ValueError(message)
+        for name in _PARSED:
+            object.__setattr__(self, name, getattr(read, name))
+        object.__setattr__(self, "admins", admins)
 
     @classmethod
-    def parse(cls, owner: UserId, document: object) -> NewGroup:
+    def parse(
+        cls, owner: UserId, document: object, claims: Mapping[str, Any] | None = None
+    ) -> NewGroup:
         """Parse a request's document; raises `RequestInvalid` with all its errors at once.
 
-        Raises `ValueError` for an owner that is no user id.
+        `claims` are those of the request's token. Raises `ValueError` for an owner that is no user id.
         """
         if not isinstance(document, dict):
             raise RequestInvalid([FieldError("", "must be an object")])
-        unknown = (field for field in document if field not in _FIELDS)
-        # No more than are reported: a body has room for tens of thousands.
-        errors = [
-            FieldError(f"/{_escaped(field)}", "unknown field")
-            for field in islice(unknown, FIELD_ERRORS_MAX)
-        ]
+        errors: list[FieldError] = []
+        if not document.keys() <= _FIELDS:
+            errors = unknown_fields(document, _FIELDS, "")
         name: object = document.get("name")
         description: object = document.get("description")
+        kind: object = document.get("kind")
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             errors.append(FieldError("/name", _NAME_RULE if "name" in document else "is required"))
         if description is not None and (
             not isinstance(description, str) or _DESCRIPTION.fullmatch(description) is None
         ):
             errors.append(FieldError("/description", _DESCRIPTION_RULE))
-        members = _parse_members(document.get("members", []), errors)
+        if kind is not None and (not isinstance(kind, str) or _KIND.fullmatch(kind) is None):
+            errors.append(FieldError("/kind", _KIND_RULE))
+        metadata: object = document.get("metadata")
+        if metadata is not None:
+            metadata = _parse_metadata(metadata, errors)
+        members, admins = parse_members(document.get("members", []), errors)
         if errors:
             raise RequestInvalid(errors[:FIELD_ERRORS_MAX])
         assert isinstance(name, str)
         assert description is None or isinstance(description, str)
-        description = None if description is None else _plain(description)
+        assert kind is None or isinstance(kind, str)
         owner = owner if type(owner) is UserId else UserId(owner)
-        return cls._read(owner, _plain(name), description, tuple(sorted(members - {owner})))
-
-    @classmethod
-    def _read(
-        cls, owner: UserId, name: str, description: str | None, members: tuple[UserId, ...]
-    ) -> NewGroup:
-        """Return a group from parsed values: parsing them again would double a request's cost."""
+        # Not by the constructor: parsing a second time would double a request's cost.
         group = object.__new__(cls)
-        object.__setattr__(group, "owner", owner)
-        object.__setattr__(group, "name", name)
-        object.__setattr__(group, "description", description)
-        object.__setattr__(group, "members", members)
+        write = object.__setattr__
+        write(group, "owner", owner)
+        write(group, "name", plain(name))
+        write(group, "description", None if description is None else plain(description))
+        write(group, "members", tuple(sorted(members - {owner})))
+        write(group, "kind", None if kind is None else plain(kind))
+        write(group, "metadata", metadata)
+        write(group, "admins", tuple(sorted(admins - {owner})) if admins else ())
+        write(group, "claims", claims)
         return group
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has neither kind nor metadata nor admins."""
+        return self.kind is None and self.metadata is None and not self.admins
+
     def fingerprint(self) -> bytes:
-        """Return a digest of the meaning: the same for every spelling of a request."""
-        meaning = orjson.dumps((self.name, self.description, self.members))
-        return digest(meaning)
+        """Return a digest of the meaning: the same for every spelling of a request.
+
+        That of a plain group is the one that it had before there were other fields.
+        """
+        if self.is_plain:
+            return digest(orjson.dumps((self.name, self.description, self.members)))
+        meaning = (self.name, self.description, self.members, self.kind, self.metadata, self.admins)
+        return digest(orjson.dumps(meaning))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +205,16 @@ class Group:
     owner_id: str
     name: str
     description: str | None
+    kind: str | None
+    metadata: str | None
+    """A JSON object."""
     created_at: datetime
     members_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One user's part in a group; `role` is owner or member."""
+    """One user's part in a group; `role` is owner, admin or member."""
 
     user_id: str
     role: str
@@ -239,7 +238,7 @@ def group_id(owner: str, key: str) -> UUID:
 
 def group_id_bytes(owner: str, key: str) -> bytes:
     """Return the same id as bytes: making a UUID takes longer than the whole look-up of a replay."""
-    return uuid_utils.uuid5(_namespace(_plain(owner)), _plain(key)).bytes
+    return uuid_utils.uuid5(_namespace(plain(owner)), plain(key)).bytes
 
 
 @lru_cache(maxsize=OWNERS_REMEMBERED_MAX)
@@ -261,10 +260,6 @@ def event_id(conversation: UUID) -> UUID:
     return uuid5(conversation, EVENT_TYPE)
 
 
-_QUOTED_KEY_RULE = (
-    'A key that begins with " must be a quoted string (RFC 9651, 3.3.3): between two ", with a \\'
-    ' before each " and \\ in it.'
-)
 _NAME_RULE = (
     f"must be 1 to {NAME_CHARACTERS_MAX} characters without control characters, and one of them"
     " visible"
@@ -273,25 +268,15 @@ _DESCRIPTION_RULE = (
     f"must be at most {DESCRIPTION_CHARACTERS_MAX} characters without control characters"
     " other than tab and line ends"
 )
+_KIND_RULE = (
+    f"must be 1 to {KIND_CHARACTERS_MAX} lower-case letters, digits, dots, hyphens and underscores,"
+    " the first of them a letter"
+)
 
 
-def _parse_members(value: object, errors: list[FieldError]) -> set[UserId]:
-    if not isinstance(value, list) or len(value) > MEMBERS_MAX:
-        errors.append(FieldError("/members", f"must be a list of at most {MEMBERS_MAX} user ids"))
-        return set()
+def _parse_metadata(value: object, errors: list[FieldError]) -> Metadata | None:
     try:
-        return set(map(UserId, value))
-    except ValueError:
-        pass  # look for the invalid ones only where there are some
-    members: set[UserId] = set()
-    for position, member in enumerate(value):
-        try:
-            members.add(UserId(member))
-        except ValueError as error:
-            errors.append(FieldError(f"/members/{position}", str(error)))
-    return members
-
-
-def _escaped(field: str) -> str:
-    """Return the field's name as a part of a JSON pointer (RFC 6901, 3)."""
-    return shortened(field).replace("~", "~0").replace("/", "~1")
+        return Metadata(value)
+    except MetadataInvalid as error:
+        errors.append(FieldError(f"/metadata{error.pointer}", error.detail))
+        return None

@@ -137,6 +137,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= QUOTED_CHARACTERS_MAX else f"{text[:QUOTED_CHARACTERS_MAX]}…"
 
 
+def pointer_part(name: str) -> str:
+    """Return a field's name as a part of a JSON pointer (RFC 6901, 3)."""
+    return shortened(name).replace("~", "~0").replace("/", "~1")
+
+
 class Unauthenticated(StrettoError):
     message = "The request needs a valid bearer token."
     code = "unauthenticated"

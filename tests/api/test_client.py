@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import orjson
 import pytest
 import stamina
 import stamina.instrumentation
@@ -253,6 +254,22 @@ async def test_members_that_are_one_text_are_refused(members: Any, proxy: Proxy)
             for members in (["bob"], ("bob",), {"bob"}, iter(["bob"]))
         ]
     assert [False, True, True, True] == [answer.is_replay for answer in answers]
+
+
+async def test_a_group_has_what_the_caller_chooses(proxy: Proxy, client: StrettoClient) -> None:
+    """And sends what it sent before there was a choice, where there is none."""
+    members: list[str | dict[str, str]] = ["bob", {"user_id": "carol", "role": "admin"}]
+    chosen: dict[str, Any] = {"kind": "project", "metadata": {"b": 0.5, "a": [1, None]}}
+    assert not (await client.create_group("Team", members, key="k", **chosen)).is_replay
+    assert (await client.create_group("Team", members, key="k", **chosen)).is_replay
+    with pytest.raises(ClientError, match="key_reused"):
+        await client.create_group("Team", members, key="k", kind="project")
+    with pytest.raises(ValueError, match="metadata/a: must be a number"):
+        await client.create_group("Team", metadata={"a": float("nan")})
+    await client.create_group("Team", ["bob"])
+    bodies = [orjson.loads(body) for _, body in proxy.seen]
+    assert {"name": "Team", "description": None, "members": members, **chosen} == bodies[0]
+    assert {"name", "description", "members"} == bodies[-1].keys()
 
 
 async def test_an_empty_key_is_refused_and_not_replaced(

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from stretto.creation.attempt import Attempt, AttemptStatus
+from stretto.domain import NewGroup, UserId
 from stretto.errors import Failure
 from stretto.postgres.connections import Database
 from stretto.store_errors import OutcomeUnknown
@@ -108,6 +109,30 @@ async def test_leading_writes_all_rows_and_settles(stores: Stores, store: WriteS
     expected = [("alice", "owner"), ("bob", "member"), ('c"ar\\ol', "member")]
     assert expected == await stores.members(batch[0].conversation_id)
     assert {AttemptStatus.SUCCEEDED} == {(await seen(stores, w)).status for w in batch}
+
+
+async def test_admins_are_written_beside_members(stores: Stores, store: WriteStore) -> None:
+    """Also where their neighbours in the batch have none."""
+    members = [
+        "bob",
+        {"user_id": "carol", "role": "admin"},
+        "dave",
+        {"user_id": "a", "role": "admin"},
+    ]
+    document = {"name": "Team", "members": members}
+    new_group = NewGroup.parse(UserId("alice"), document)
+    ours, plain = replace(write("a"), new_group=new_group), write("b")
+    await store.claim([ours, plain])
+    assert {ours.claim_token, plain.claim_token} == await store.lead([ours, plain])
+    roles = [
+        ("a", "admin"),
+        ("alice", "owner"),
+        ("bob", "member"),
+        ("carol", "admin"),
+        ("dave", "member"),
+    ]
+    assert roles == await stores.members(ours.conversation_id)
+    assert [("alice", "owner"), ("bob", "member")] == await stores.members(plain.conversation_id)
 
 
 async def test_a_lost_claim_leads_nothing(stores: Stores, store: WriteStore) -> None:

@@ -251,13 +251,29 @@ async def test_an_owners_groups_are_listed_newest_first(database_url: str, api: 
     first = [orjson.loads(line) for line in output.splitlines()]
     assert (0, ["Group 2", "Group 1"]) == (code, [group["name"] for group in first])
     assert created[2].items() <= first[0].items()
-    assert {"group_id", "conversation_id", "name", "created_at", "members_count"} == {*first[0]}
-    assert 2 == first[0]["members_count"]
+    shown = {
+        "group_id",
+        "conversation_id",
+        "name",
+        "kind",
+        "metadata",
+        "created_at",
+        "members_count",
+    }
+    assert shown == {*first[0]}
+    assert (2, None, None) == tuple(
+        first[0][each] for each in ("members_count", "kind", "metadata")
+    )
     assert f"--before {first[1]['conversation_id']}" in errors
     more = ("--before", first[1]["conversation_id"])
     code, output, errors = await stretto(*command, *more, DATABASE_URL=database_url)
     assert (0, "Group 0", "") == (code, orjson.loads(output)["name"], errors)
     assert (0, "", "") == await stretto("groups", "nobody", DATABASE_URL=database_url)
+    await api.create("chosen", {"name": "T", "kind": "project", "metadata": {"b": 1}}, user="dave")
+    _, output, _ = await stretto("groups", "dave", DATABASE_URL=database_url)
+    assert ("project", {"b": 1}) == tuple(
+        orjson.loads(output)[each] for each in ("kind", "metadata")
+    )
 
 
 async def test_check_finds_what_was_planted(

@@ -237,7 +237,12 @@ async def test_a_refused_event_is_delivered_apart(
     """With the content and the id that it has in the log, also once the log has lost it."""
     place = await store.present()
     await commit_event(connection)
+    await connection.execute(
+        "UPDATE outbox SET group_kind = 'project', metadata = '{\"a\": [1.5]}'"
+    )
     page = await store.page(place, 10)
+    data = orjson.loads(page.events[0].event.envelope)["data"]
+    assert ("project", {"a": [1.5]}) == (data["kind"], data["metadata"])
     for _ in range(2):
         await store.refuse(dict.fromkeys(page.events, "too large"))
     assert [] == await store.take(10, LEASE_SECONDS)

@@ -49,7 +49,7 @@ async def test_pending_is_visible_between_the_two_commits(
     seen: list[str], commit: str, store: PostgresWriteStore, connection: Connection
 ) -> None:
     """Followers see it while its leader writes; as one commit it would make other claims wait."""
-    await change_routine(connection, "claim_and_lead_2", "    COMMIT;", f"    {commit}")
+    await change_routine(connection, "claim_and_lead_3", "    COMMIT;", f"    {commit}")
     ours = write("k")
     async with writes_held_up(connection):
         leading = asyncio.ensure_future(store.claim_and_lead([ours]))
@@ -178,8 +178,8 @@ async def test_a_role_without_the_procedure_still_writes_in_two_steps(
 ) -> None:
     """Nothing was done: the error says that, and the two statements remain."""
     ours = write("k")
-    await connection.execute("ALTER PROCEDURE claim_and_lead_2 RENAME TO gone")
-    with pytest.raises(Misconfigured, match="claim_and_lead_2"):
+    await connection.execute("ALTER PROCEDURE claim_and_lead_3 RENAME TO gone")
+    with pytest.raises(Misconfigured, match="claim_and_lead_3"):
         await store.claim_and_lead([ours])
     assert {ours.claim_token} == await store.claim([ours])
     assert {ours.claim_token} == await store.lead([ours])

@@ -19,6 +19,8 @@ OWN_ATTEMPT = """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_tok
     VALUES ($1, $2, $3, $1)"""
 OWN_GROUP = """INSERT INTO chat_group (group_id, owner_id, name, fingerprint, conversation_id)
     VALUES ($1, 'alice', 'Team', $2, $1)"""
+CHOSEN_GROUP = """INSERT INTO chat_group (group_id, owner_id, name, fingerprint, conversation_id,
+    group_kind, metadata) VALUES ($1, 'alice', 'Team', '0123456789abcdef', $1, $2, $3)"""
 CONVERSATION = "INSERT INTO conversation (conversation_id, kind, next_offset) VALUES ($1, $2, $3)"
 READER = """INSERT INTO outbox_reader (name, history, seen, target_digest)
     VALUES ($1, 0, '1:1:', $2)"""
@@ -35,11 +37,15 @@ BEYOND: list[tuple[str, str, tuple[object, ...]]] = [
     ("attempt_fingerprint_check", OWN_ATTEMPT, (ONE, "alice", b"f" * 15)),
     ("attempt_fingerprint_check", OWN_ATTEMPT, (ONE, "alice", b"f" * 17)),
     ("chat_group_fingerprint_check", OWN_GROUP, (ONE, b"f" * 17)),
+    ("chat_group_group_kind_check", CHOSEN_GROUP, (ONE, "", None)),
+    ("chat_group_group_kind_check", CHOSEN_GROUP, (ONE, "k" * 65, None)),
+    ("chat_group_metadata_check", CHOSEN_GROUP, (ONE, None, "[]")),
+    ("chat_group_metadata_check", CHOSEN_GROUP, (ONE, None, f'{{"a": "{"x" * 8184}"}}')),
     ("conversation_kind_check", CONVERSATION, (TWO, "public", 0)),
     ("conversation_next_offset_check", CONVERSATION, (TWO, "direct", -1)),
     ("conversation_member_user_id_check", MEMBER, (ONE, "", "member")),
     ("conversation_member_user_id_check", MEMBER, (ONE, "u" * 129, "member")),
-    ("conversation_member_role_check", MEMBER, (ONE, "bob", "admin")),
+    ("conversation_member_role_check", MEMBER, (ONE, "bob", "guest")),
     ("outbox_recipients_check", EVENT, (ONE, [])),
     ("outbox_recipients_check", EVENT, (ONE, ["a"] * 1002)),
     ("history_start_is_only_check", "INSERT INTO history_start VALUES ($1)", (False,)),
@@ -55,8 +61,10 @@ BEYOND: list[tuple[str, str, tuple[object, ...]]] = [
 WITHIN: list[tuple[str, tuple[object, ...]]] = [
     (OWN_ATTEMPT, (ONE, "o" * 128, b"f" * 16)),
     (OWN_GROUP, (ONE, b"f" * 16)),
+    (CHOSEN_GROUP, (ONE, "k" * 64, f'{{"a": "{"x" * 8183}"}}')),
     (CONVERSATION, (TWO, "direct", 0)),
     (MEMBER, (ONE, "u" * 128, "owner")),
+    (MEMBER, (ONE, "bob", "admin")),
     (EVENT, (ONE, ["a"] * 1001)),
     (READER, ("webhook", b"d" * 32)),
     (DELIVERY, (ONE, 0, "r" * 1024)),

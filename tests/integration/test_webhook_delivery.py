@@ -149,6 +149,24 @@ async def test_a_committed_event_comes_once_signed_with_every_secret(
     assert 0 == await waiting(connection)
 
 
+async def test_what_the_creator_has_chosen_is_sent(
+    sender: WebhookSender, receiver: Receiver, connection: Connection
+) -> None:
+    """Where there is any: else the document is the one that receivers have always had."""
+    await commit_events(connection, 2)
+    await connection.execute(
+        """UPDATE outbox SET group_kind = 'project', metadata = '{"a": [1.5]}'
+           WHERE position = (SELECT max(position) FROM outbox)"""
+    )
+    await work(sender)
+    data = sorted(
+        (orjson.loads(body)["data"] for _, body in receiver.requests),
+        key=lambda each: "kind" in each,
+    )
+    assert [None, "project"] == [each.get("kind") for each in data]
+    assert ({"a": [1.5]}, False) == (data[1]["metadata"], "metadata" in data[0])
+
+
 async def test_events_from_before_the_first_start_are_not_sent(
     database: Database, receiver: Receiver, clock: Clock, connection: Connection
 ) -> None:

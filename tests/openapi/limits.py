@@ -14,6 +14,7 @@ from stretto.creation.creator import WAIT_SECONDS_DEFAULT, WAIT_SECONDS_MAX
 from stretto.domain import (
     DESCRIPTION_CHARACTERS_MAX,
     KEY_CHARACTERS_MAX,
+    KIND_CHARACTERS_MAX,
     MEMBERS_MAX,
     NAME_CHARACTERS_MAX,
     USER_ID_CHARACTERS_MAX,
@@ -23,6 +24,8 @@ from stretto.events.close_codes import CloseCode
 from stretto.http.event_streams import SUBPROTOCOL
 from stretto.http.requests import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 from stretto.http.routes.events import TOKEN_SUBPROTOCOL
+from stretto.members import ADMIN, MEMBER
+from stretto.metadata import METADATA_BYTES_MAX, METADATA_LEVELS_MAX, NUMBER_MAX
 
 _SCHEMAS: Final = "/components/schemas"
 _NEW_GROUP: Final = f"{_SCHEMAS}/NewGroup/properties"
@@ -38,6 +41,9 @@ LIMITS: Final[dict[str, dict[str, Any]]] = {
     f"{_NEW_GROUP}/name": {"minLength": 1, "maxLength": NAME_CHARACTERS_MAX},
     f"{_NEW_GROUP}/description": {"maxLength": DESCRIPTION_CHARACTERS_MAX},
     f"{_NEW_GROUP}/members": {"maxItems": MEMBERS_MAX},
+    f"{_NEW_GROUP}/kind": {"maxLength": KIND_CHARACTERS_MAX},
+    f"{_SCHEMAS}/MetadataValue": {"minimum": -NUMBER_MAX, "maximum": NUMBER_MAX},
+    f"{_SCHEMAS}/NewMember/properties/role": {"enum": [ADMIN, MEMBER], "default": MEMBER},
     # Quoted, with each character escaped.
     f"{_SCHEMAS}/IdempotencyKey": {"minLength": 1, "maxLength": 2 * KEY_CHARACTERS_MAX + 2},
     "/components/parameters/Limit/schema": {
@@ -48,7 +54,9 @@ LIMITS: Final[dict[str, dict[str, Any]]] = {
     f"{_MEMBERS}/2/schema": {"minLength": 1, "maxLength": USER_ID_CHARACTERS_MAX},
     f"{_SCHEMAS}/Attempt/properties/status": {"enum": [*AttemptStatus]},
     f"{_SCHEMAS}/SessionEnd/properties/code": {"enum": [*map(int, CloseCode)]},
-    f"{_SCHEMAS}/Members/properties/members/items/properties/role": {"enum": ["owner", "member"]},
+    f"{_SCHEMAS}/Members/properties/members/items/properties/role": {
+        "enum": ["owner", ADMIN, MEMBER]
+    },
     f"{_SCHEMAS}/Group/properties/members_count": {"minimum": 1},
     f"{_SCHEMAS}/Health/properties/status": {"enum": ["alive", "ready"]},
     f"{_PROBLEM}/type": {"enum": [TYPE_PREFIX + code for code in STATUS]},
@@ -73,6 +81,10 @@ _SESSION: Final = "/paths/~1v1~1events/get/description"
 
 # What a text says of a limit, by the text's place.
 TEXTS: Final[dict[str, tuple[str, ...]]] = {
+    f"{_SCHEMAS}/Metadata/description": (
+        f"{METADATA_BYTES_MAX} bytes",
+        f"{METADATA_LEVELS_MAX} levels",
+    ),
     f"{_CREATE}/requestBody/description": (f"At most {BODY_BYTES_MAX} bytes",),
     f"{_CREATE}/parameters/0/description": (f"1 to {KEY_CHARACTERS_MAX} characters",),
     f"{_CREATE}/parameters/1/description": (

@@ -338,7 +338,7 @@ def test_two_leaders_of_one_key_are_distinguished_by_their_claims(
     machine = machine_in(world)()
     if not is_fenced:
         guard = "AND attempt.claim_token = write.claim_token"
-        world.run(change_routine(world.connection, "lead_groups_2", guard))
+        world.run(change_routine(world.connection, "lead_groups_3", guard))
     try:
         with nullcontext() if is_fenced else pytest.raises(AssertionError):
             claim_after_a_loss(machine)

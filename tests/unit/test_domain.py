@@ -337,6 +337,12 @@ def test_a_group_that_a_host_makes_is_read_as_a_request_is(owner: Any, members: 
         ("/members/0: a user id", {"members": (object(),)}),
         ("/members/0: a user id", {"members": [["bob"]]}),
         ("/members/0: a user id", {"members": ("é",)}),
+        ("/kind: must be", {"kind": "Project"}),
+        ("/kind: must be", {"kind": 5}),
+        ("/metadata: must be an object", {"metadata": '{"a":1}'}),
+        ("/metadata/a: must be a number", {"metadata": {"a": float("nan")}}),
+        ("an admin is none of its members", {"admins": ("bob",)}),
+        ("a user id has 1 to", {"admins": ("",)}),
     ],
 )
 def test_a_group_that_no_request_could_ask_for_is_not_made(
@@ -363,6 +369,121 @@ def test_the_fingerprint_is_the_same_in_every_version() -> None:
         ALICE, {"name": "Team", "description": "d", "members": ["bob", "carol"]}
     )
     assert expected == parsed.fingerprint().hex()
+
+
+CHOSEN: dict[str, Any] = {
+    **FULL,
+    "members": ["bob", {"user_id": "carol", "role": "admin"}],
+    "kind": "project",
+    "metadata": {"a": 1, "b": [True, None]},
+}
+
+
+def test_the_fingerprint_of_what_the_host_chooses_is_the_same_in_every_version() -> None:
+    """It is stored as well."""
+    assert "4b5ca56c91c03afad0cc619b229b1e51" == NewGroup.parse(ALICE, CHOSEN).fingerprint().hex()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**CHOSEN, "kind": None},
+        {**CHOSEN, "kind": "team"},
+        {**CHOSEN, "metadata": None},
+        {**CHOSEN, "metadata": {}},
+        {**CHOSEN, "metadata": {"a": 1}},
+        {**CHOSEN, "metadata": {"a": 1, "b": [1, None]}},
+        {**CHOSEN, "metadata": {"a": "1", "b": [True, None]}},
+        {**CHOSEN, "members": ["bob", "carol"]},
+        {**CHOSEN, "members": [{"user_id": "bob", "role": "admin"}, "carol"]},
+    ],
+)
+def test_what_the_host_chooses_is_a_part_of_what_a_request_means(other: dict[str, Any]) -> None:
+    """The same key with another kind, other metadata or other roles is another request."""
+    expected = NewGroup.parse(ALICE, CHOSEN).fingerprint()
+    assert expected != NewGroup.parse(ALICE, other).fingerprint()
+
+
+@pytest.mark.parametrize("name", ["kind", "metadata", "members"])
+def test_each_of_what_the_host_chooses_counts_alone(name: str) -> None:
+    """A role, too, where there is neither kind nor metadata."""
+    expected = NewGroup.parse(ALICE, FULL).fingerprint()
+    assert expected != NewGroup.parse(ALICE, {**FULL, name: CHOSEN[name]}).fingerprint()
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        dict(reversed(CHOSEN.items())),
+        {**CHOSEN, "metadata": {"b": [True, None], "a": 1.0}},
+        {**CHOSEN, "members": [*CHOSEN["members"], "carol", {"user_id": "bob"}, "alice"]},
+        {**CHOSEN, "members": [{"role": "admin", "user_id": "carol"}, {"user_id": "bob"}]},
+        {**CHOSEN, "members": [*CHOSEN["members"], {"user_id": "alice", "role": "admin"}]},
+        {**CHOSEN, "members": [*CHOSEN["members"], {"user_id": "bob", "role": "member"}]},
+    ],
+)
+def test_other_spellings_of_what_the_host_chooses_are_the_same_request(
+    spelling: dict[str, Any],
+) -> None:
+    """Of two roles of a user the higher one counts, in any order; the owner is the owner."""
+    expected = NewGroup.parse(ALICE, CHOSEN)
+    assert expected == NewGroup.parse(ALICE, spelling)
+    assert expected.fingerprint() == NewGroup.parse(ALICE, spelling).fingerprint()
+    assert ((UserId("bob"), UserId("carol")), (UserId("carol"),)) == (
+        expected.members,
+        expected.admins,
+    )
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {**FULL, "kind": None, "metadata": None},
+        {**FULL, "members": [{"user_id": "bob"}, {"user_id": "carol", "role": "member"}]},
+    ],
+)
+def test_a_request_without_them_has_the_fingerprint_that_it_always_had(
+    plain: dict[str, Any],
+) -> None:
+    """Those that are stored stay valid."""
+    assert NewGroup.parse(ALICE, plain).is_plain
+    assert NewGroup.parse(ALICE, FULL).fingerprint() == NewGroup.parse(ALICE, plain).fingerprint()
+
+
+def test_a_host_makes_a_group_with_all_that_a_request_may_have() -> None:
+    """The same one; claims of a token are no part of it, and are in no text of it."""
+    read = NewGroup.parse(ALICE, CHOSEN)
+    fields = ("kind", "metadata", "admins")
+    kind, metadata, admins = (getattr(read, name) for name in fields)
+    made = NewGroup(
+        *(ALICE, "Team", "Ours.", (UserId("bob"), UserId("carol"))),
+        kind=kind,
+        metadata=metadata,
+        admins=(*admins, ALICE),
+        claims={"sub": "alice", "tenant": "secret-tenant"},
+    )
+    assert (read, read.fingerprint()) == (made, made.fingerprint())
+    assert made.claims is not None
+    assert "secret-tenant" not in repr(made)
+    assert made == replace(made, members=("carol", "bob"), metadata=CHOSEN["metadata"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("expected", "members"),
+    [
+        (["/members/0/user_id"], [{}]),
+        (["/members/0/user_id"], [{"user_id": None}]),
+        (["/members/1/user_id"], ["bob", {"user_id": "", "role": "admin"}]),
+        (["/members/0/role"], [{"user_id": "bob", "role": "owner"}]),
+        (["/members/0/role"], [{"user_id": "bob", "role": None}]),
+        (["/members/0/x~1y"], [{"user_id": "bob", "x/y": 1}]),
+        (["/members/0"], [["bob"]]),
+        ([f"/members/0/{n}" for n in range(20)], [dict.fromkeys(map(str, range(50)))] * 1000),
+    ],
+)
+def test_a_wrong_member_is_reported_where_it_is(expected: list[str], members: object) -> None:
+    """An object has a user's id and a role, and no more is reported than helps."""
+    assert expected == pointers_of_faults({"name": "T", "members": members})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,11 @@ import pytest
 
 import stretto
 
-CLIENT = {"stretto", "stretto.client", "stretto.domain", "stretto.errors", "stretto.network"}
+IDS = {
+    *("stretto", "stretto.domain", "stretto.errors"),
+    *("stretto.identifiers", "stretto.members", "stretto.metadata"),
+}
+CLIENT = {*IDS, "stretto.client", "stretto.network"}
 EVERYTHING = "import stretto\nfor name in stretto.__all__: getattr(stretto, name)"
 SERVER_OF_AIOHTTP = {
     "aiohttp.web",
@@ -50,7 +54,7 @@ def loaded(code: str) -> set[str]:
         ("import stretto", {"stretto"}),
         ("import stretto.client", CLIENT),
         ("from stretto import StrettoClient", CLIENT),
-        ("from stretto import group_id", {"stretto", "stretto.domain", "stretto.errors"}),
+        ("from stretto import group_id", IDS),
         ("from stretto import GroupRejected", {"stretto", "stretto.errors"}),
         (
             "from stretto import Inbox",

@@ -78,7 +78,7 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
         stack.callback(flush_log)
         async with (
             stack,
-            Authenticator(options["tokens"]) as authenticator,
+            Authenticator(options["tokens"], keeps_claims="on_create" in options) as authenticator,
             open_component(
                 options.get("dsn", ""),
                 pool=pool_of(options["pool"]) if "pool" in options else None,

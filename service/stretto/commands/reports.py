@@ -87,6 +87,8 @@ def group_line(group: Group) -> str:
             "group_id": str(group.group_id),
             "conversation_id": str(group.conversation_id),
             "name": group.name,
+            "kind": group.kind,
+            "metadata": None if group.metadata is None else orjson.Fragment(group.metadata),
             "created_at": group.created_at,
             "members_count": group.members_count,
         }

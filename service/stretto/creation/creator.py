@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import UUID
 
 from stretto.codec import LARGE_BODY_BYTES, parse_json
@@ -155,6 +155,7 @@ class GroupCreator:
         *,
         wait_seconds: float = WAIT_SECONDS_DEFAULT,
         may_claim: bool = True,
+        claims: Mapping[str, Any] | None = None,
     ) -> Answer:
         """Create the group that a request's JSON body asks for; as `create` otherwise.
 
@@ -174,12 +175,12 @@ class GroupCreator:
             await self._turns.take(owner)
             # Another request of the key may have succeeded during the wait.
             known = self._memory.find(id_)
-        new_group = NewGroup.parse(owner, parse_json(body))
+        new_group = NewGroup.parse(owner, parse_json(body), claims)
         return await self._create(
             id_, known, new_group, digest(body), wait_seconds, may_claim=may_claim
         )
 
-    def begin(
+    def begin(  # noqa: PLR0913 an object of them would be made for each request
         self,
         owner: UserId,
         key: str,
@@ -188,6 +189,7 @@ class GroupCreator:
         wait_seconds: float,
         may_start: bool,
         then: Callable[[Answer | StrettoError], None],
+        claims: Mapping[str, Any] | None = None,
     ) -> Answer | asyncio.Future[bytes] | None:
         """Do what `create_from` does, as far as that needs no task.
 
@@ -212,7 +214,7 @@ class GroupCreator:
             return None
         try:
             IdempotencyKey(key)
-            new_group = NewGroup.parse(owner, parse_json(body))
+            new_group = NewGroup.parse(owner, parse_json(body), claims)
             flight = self._flights.start(id_, new_group, new_group.fingerprint(), digest(body))
         except StrettoError:
             return None

@@ -25,7 +25,8 @@ SET due_at = clock.now + make_interval(secs => $3)
 FROM due, clock
 WHERE reader = $1 AND delivery.event_id = due.event_id
 RETURNING delivery.event_id, subject, conversation_id, recipients[1] AS owner_id, group_name,
-          cardinality(recipients) AS members_count, recipients, trace_context, tries;
+          cardinality(recipients) AS members_count, group_kind, metadata::text AS metadata,
+          recipients, trace_context, tries;
 
 -- name: settle_deliveries
 -- Delete the deliveries of the reader $1 that were sent ($2). Put the others ($3) off by $4

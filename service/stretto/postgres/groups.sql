@@ -4,7 +4,8 @@
 -- Read groups by id ($1), each if its user ($2) is a member of it, or is null: then the owner stands
 -- in, who always is one. `number` is the question's number. LIMIT 1 makes the planner use the keys, as
 -- in look.
-SELECT number, chat_group.group_id, conversation_id, owner_id, name, description, created_at,
+SELECT number, chat_group.group_id, conversation_id, owner_id, name, description, group_kind AS kind,
+       metadata::text AS metadata, created_at,
        (SELECT count(*) FROM conversation_member AS member
         WHERE member.conversation_id = chat_group.conversation_id) AS members_count
 FROM unnest($1::uuid[], $2::text[]) WITH ORDINALITY AS wanted (group_id, user_id, number)
@@ -25,7 +26,8 @@ SELECT number, page.*
 FROM unnest($1::text[], $2::uuid[], $3::int[]) WITH ORDINALITY
          AS wanted (user_id, after, groups_max, number)
 CROSS JOIN LATERAL (
-    SELECT chat_group.group_id, conversation_id, owner_id, name, description, created_at,
+    SELECT chat_group.group_id, conversation_id, owner_id, name, description, group_kind AS kind,
+           metadata::text AS metadata, created_at,
            (SELECT count(*) FROM conversation_member AS member
             WHERE member.conversation_id = chat_group.conversation_id) AS members_count
     FROM conversation_member
@@ -40,7 +42,8 @@ ORDER BY number, conversation_id DESC;
 
 -- name: groups_of_owner
 -- Read a page of the groups that a user owns, newest first, as groups_of_member does.
-SELECT chat_group.group_id, conversation_id, owner_id, name, description, created_at,
+SELECT chat_group.group_id, conversation_id, owner_id, name, description, group_kind AS kind,
+       metadata::text AS metadata, created_at,
        (SELECT count(*) FROM conversation_member AS member
         WHERE member.conversation_id = chat_group.conversation_id) AS members_count
 FROM conversation_member

@@ -140,9 +140,20 @@ def envelope(row: asyncpg.Record) -> bytes:
                 "owner_id": row["owner_id"],
                 "name": row["group_name"],
                 "members_count": row["members_count"],
+                **_chosen(row),
             },
         }
     )
+
+
+def _chosen(row: asyncpg.Record) -> dict[str, object]:
+    """Return what only some groups have: the document of the others stays as it has always been."""
+    chosen: dict[str, object] = {}
+    if row["group_kind"] is not None:
+        chosen["kind"] = row["group_kind"]
+    if row["metadata"] is not None:
+        chosen["metadata"] = orjson.Fragment(row["metadata"])
+    return chosen
 
 
 def _present(row: dict[str, Any]) -> Present:

@@ -47,12 +47,12 @@ SELECT row_to_json(outbox_present) AS present,
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at,
        NULL AS history, NULL AS position, NULL AS event_id, NULL AS subject,
        NULL AS conversation_id, NULL AS owner_id, NULL AS group_name, NULL AS members_count,
-       NULL AS trace_context, NULL AS recipients, NULL AS number
+       NULL AS group_kind, NULL AS metadata, NULL AS trace_context, NULL AS recipients, NULL AS number
 FROM outbox_present
 UNION ALL
 SELECT NULL, NULL, NULL, history, position, event_id, subject, conversation_id,
        recipients[1], group_name, cardinality(recipients),
-       trace_context, own, number
+       group_kind, metadata::text, trace_context, own, number
 FROM page
 WHERE own <> '{}' OR number = (SELECT max(number) FROM page)
 ORDER BY number NULLS FIRST;

@@ -63,7 +63,7 @@ PRIVILEGES: Final = MappingProxyType(
     | {f"outbox_{slot}": "TRUNCATE" for slot in range(SLOTS)}
 )
 # The routines that its statements call; they run with the role's own rights.
-ROUTINES: Final = ("append_trail_1", "claim_and_lead_2", "claim_attempts_1", "lead_groups_2")
+ROUTINES: Final = ("append_trail_1", "claim_and_lead_3", "claim_attempts_1", "lead_groups_3")
 _NEEDED: Final = {**PRIVILEGES, **dict.fromkeys(ROUTINES, "EXECUTE")}
 
 

@@ -154,14 +154,14 @@ def tables(demand: Demand) -> list[Table]:
     settled = _row(_UUID, user, _FINGERPRINT, _UUID, succeeded, _UUID, _TIME, _TIME, nulls=10)
     attempt_on_page = _attempt_on_page(pending, settled, demand.batch)
     conversation = _row(_UUID, _text(len("group")), _BIG, _TIME)
-    group = _row(_UUID, user, name, _FINGERPRINT, _UUID, _TIME, nulls=7)
+    group = _row(_UUID, user, name, _FINGERPRINT, _UUID, _TIME, nulls=9)
     member = _row(_UUID, user, _text(len("member")), _TIME)
     # An array of texts: its own header, then each with a length of 4 bytes, aligned to 4.
     recipients = 24 + demand.members * _aligned(4 + demand.user_bytes, 4)
     event = _row(
         *(_SMALL, _INTEGER, _BIG, _TIME, _UUID, _UUID, _UUID),
         *((recipients - 3, 1) if recipients <= 126 else (recipients, 4), name),
-        nulls=10,
+        nulls=12,
     )
     by_id = Index(_entry(_UUID), _RANDOM_FILL)
     in_time = Index(_entry(_UUID))

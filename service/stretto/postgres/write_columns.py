@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stretto.creation.ports import Write
+    from stretto.domain import NewGroup
     from stretto.telemetry.request_context import RequestContext
 
 
@@ -27,19 +28,32 @@ def attempt_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
 
 
 def group_columns(writes: Sequence[Write]) -> tuple[Sequence[object] | None, ...]:
-    """Return what a lead writes: conversations, names, descriptions, recipients, ids of events, traces.
+    """Return what a lead writes: an array for each of its columns, but none for one without values.
 
-    If no request of the batch is sampled, there is no array of traces.
+    In order: conversations, names, descriptions, recipients, ids of events, traces, kinds, metadata,
+    and how many recipients behind the owner are admins.
     """
-    recipients = [(write.new_group.owner, *write.new_group.members) for write in writes]
+    groups = [write.new_group for write in writes]
+    are_plain = all(group.is_plain for group in groups)
     return (
         [write.conversation_id for write in writes],
-        [write.new_group.name for write in writes],
-        [write.new_group.description for write in writes],
-        [_array_literal(users) for users in recipients],
+        [group.name for group in groups],
+        [group.description for group in groups],
+        [_array_literal(_recipients(group)) for group in groups],
         [event_id(write.conversation_id) for write in writes],
         _trace_contexts([write.request for write in writes]),
+        None if are_plain else [group.kind for group in groups],
+        None if are_plain else [group.metadata for group in groups],
+        None if are_plain else [len(group.admins) for group in groups],
     )
+
+
+def _recipients(group: NewGroup) -> tuple[str, ...]:
+    """Return the owner, then the admins, then all other members: a place says the role."""
+    if not group.admins:
+        return group.owner, *group.members
+    admins = {*group.admins}
+    return group.owner, *group.admins, *(user for user in group.members if user not in admins)
 
 
 def _trace_contexts(requests: Sequence[RequestContext | None]) -> list[str | None] | None:

@@ -3,7 +3,7 @@
 -- name: claim_and_lead
 -- Claim a batch and lead what was won, in two commits and one round trip; return the tokens that
 -- led. Only outside a transaction.
-CALL claim_and_lead_2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, NULL);
+CALL claim_and_lead_3($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL);
 
 -- name: claim
 -- Claim alone; return the tokens that won.
@@ -11,7 +11,7 @@ SELECT claim_attempts_1($1, $2, $3, $4, $5) AS won;
 
 -- name: lead
 -- Lead alone; return the tokens that led.
-SELECT lead_groups_2($1, $2, $3, $4, $5, $6, $7, $8, $9) AS led;
+SELECT lead_groups_3($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS led;
 
 -- name: unlocked
 -- Return those of the tokens $2 whose attempts $1 a lead could settle now. The rows of the others

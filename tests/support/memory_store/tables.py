@@ -93,5 +93,6 @@ class Tables:
 
 def _members(group: GroupRecord) -> list[tuple[UUID, str, str]]:
     owner, others = group.new_group.owner, group.new_group.members
-    roles = [(owner, "owner"), *((member, "member") for member in others)]
-    return [(group.conversation_id, user, role) for user, role in roles]
+    admins = group.new_group.admins
+    roles = [(each, "admin" if each in admins else "member") for each in others]
+    return [(group.conversation_id, user, role) for user, role in ((owner, "owner"), *roles)]

@@ -349,3 +349,18 @@ def test_settings_that_cannot_verify_are_refused_at_once(settings: dict[str, Any
     """Not at the first request."""
     with pytest.raises(ConfigurationError):
         Authenticator(TokenSettings(**settings))
+
+
+async def test_a_tokens_claims_are_kept_where_the_hosts_code_is_to_see_them() -> None:
+    """With what is remembered of it; nobody changes them for a later request."""
+    header = bearer(tenant="one")
+    assert (await authenticator().verify(header)).claims is None
+    settings = TokenSettings(jwt_secret=SECRET)
+    keeping = Authenticator(settings, clock_seconds=lambda: NOW, keeps_claims=True)
+    claims = (await keeping.verify(header)).claims
+    assert {"sub": "alice", "tenant": "one"} == claims
+    remembered = keeping.recall(header)
+    assert remembered is not None
+    assert claims is remembered.claims
+    with pytest.raises(TypeError):
+        claims["sub"] = "bob"  # type: ignore[index]

@@ -140,6 +140,11 @@ def test_json_is_read(expected: object, body: bytes) -> None:
         rb'{"name":"a\n","x":{"y":1,"y":2}}',
         rb'{"name":"\"","name":"\""}',
         rb'{"name":"\\","x":"\\\"","x":"\\"}',
+        b'{"name":"a","kind":"x","kind":"x"}',
+        b'{"name":"a","metadata":null,"metadata":null}',
+        b'{"name":"a","metadata":{"x":1,"x":1}}',
+        b'{"name":"a","metadata":{"x":[{"y":{},"y":1}]}}',
+        b'{"name":"a","members":[{"user_id":"bob","user_id":"bob"}]}',
     ],
 )
 def test_a_field_that_comes_twice_is_refused(body: bytes) -> None:
@@ -188,6 +193,9 @@ def test_anything_else_is_not_json(body: bytes) -> None:
 LARGE = {
     "fields": b'{"name":"\\n"' + b"".join(b',"%05x":1' % number for number in range(23_000)) + b"}",
     "objects": b'{"name":"\\n","members":[' + b"{}," * 80_000 + b"{}]}",
+    "members": b'{"name":"a","members":['
+    + b",".join([b"{%b}" % b",".join(b'"%d":1' % each for each in range(30))] * 990)
+    + b"]}",
     "one field": b'{"name":"a"' + b',"name":"a"' * 20_000 + b"}",
     "strings": b'{"name":"\\n","members":[' + b'"",' * 80_000 + b'""]}',
 }

@@ -15,6 +15,7 @@ from stretto.creation.age import FIRST_SENT, parse_first_sent
 from stretto.domain import (
     DESCRIPTION_CHARACTERS_MAX,
     KEY_CHARACTERS_MAX,
+    KIND_CHARACTERS_MAX,
     MEMBERS_MAX,
     NAME_CHARACTERS_MAX,
     USER_ID_CHARACTERS_MAX,
@@ -67,7 +68,27 @@ members = st.one_of(
     st.lists(st.one_of(printable, near(USER_ID_CHARACTERS_MAX), text), max_size=3),
     st.integers(MEMBERS_MAX - 1, MEMBERS_MAX + 1).map(lambda size: ["bob"] * size),
 )
-fields = {"description": descriptions, "members": members}
+# Near the bounds of numbers, and with the character that no database stores; size and levels, which no
+# schema can say, stay far below their bounds.
+values = st.recursive(
+    st.one_of(
+        scalars,
+        st.sampled_from([2**53 - 1, 2**53, -(2**53), float(2**53), float("inf"), "\0", 1e-9]),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(text, inner, max_size=3)),
+    max_leaves=5,
+)
+objects = st.dictionaries(text.map(lambda name: name[:8]), values, max_size=3)
+with_roles = st.fixed_dictionaries(
+    {"user_id": st.one_of(printable, text)},
+    optional={"role": st.sampled_from(["admin", "member", "owner", None]), "x": scalars},
+)
+fields = {
+    "description": descriptions,
+    "members": st.one_of(members, st.lists(st.one_of(printable, with_roles), max_size=3)),
+    "kind": st.one_of(st.none(), st.from_regex(r"\A[a-z][a-z0-9._-]{0,70}\Z"), text),
+    "metadata": st.one_of(st.none(), objects, values),
+}
 documents = st.one_of(
     st.fixed_dictionaries({"name": printable}, optional=fields),
     st.fixed_dictionaries({"name": names}, optional=fields),
@@ -101,6 +122,14 @@ def is_user_id(text: str) -> bool:
 @settings(deadline=None, max_examples=500)
 @given(documents)
 @example({"name": "Team\n"})
+@example({"name": "Team", "kind": "a\n"})
+@example({"name": "Team", "kind": "a" * KIND_CHARACTERS_MAX})
+@example({"name": "Team", "kind": "a" * (KIND_CHARACTERS_MAX + 1)})
+@example({"name": "Team", "members": [{}]})
+@example({"name": "Team", "members": ["bob", {"user_id": "bob", "role": "admin"}]})
+@example({"name": "Team", "metadata": {"a\0": 1}})
+@example({"name": "Team", "metadata": {"a": [{"b": "\0\n"}]}})
+@example({"name": "Team", "metadata": {"a": 9007199254740991.0, "b": 9007199254740992.0}})
 @example({"name": "Team", "description": "\n"})
 @example({"name": "Team", "members": ["bob\n"]})
 @example({"name": "\U0001f3b6" * NAME_CHARACTERS_MAX})

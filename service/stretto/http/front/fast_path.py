@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from stretto.http.front.limits import LimitedServer
     from stretto.http.front.plain_requests import PlainRequest
     from stretto.http.service import Service
+    from stretto.http.tokens.authenticator import Verified
 
 CREATION: Final = f"{hdrs.METH_POST} {CREATE_PATH}".encode()
 """How every creation begins."""
@@ -156,7 +157,7 @@ class FastPathConnection(BoundedQueue):
         if (
             token is not None
             and Scope.CREATE in token.scopes
-            and self._begin_unparsed(service, token.owner, creation, may_start=has_room)
+            and self._begin_unparsed(service, token, creation, may_start=has_room)
         ):
             return True
         if has_room:
@@ -173,7 +174,7 @@ class FastPathConnection(BoundedQueue):
         return REFUSED_BEFORE_MAX if self._was_refused else UNKNOWN_OWNERS_MAX
 
     def _begin_unparsed(
-        self, service: Service, owner: UserId, creation: PlainRequest, *, may_start: bool
+        self, service: Service, verified: Verified, creation: PlainRequest, *, may_start: bool
     ) -> bool:
         """Replay a creation, or wait for its flight; return whether either could be done."""
         key, may_claim = key_of(creation), may_claim_of(service, creation)
@@ -189,12 +190,13 @@ class FastPathConnection(BoundedQueue):
         before = CURRENT_REQUEST.set(self._request)
         try:
             begun = service.creator.begin(
-                owner,
+                verified.owner,
                 key,
                 creation.body,
                 wait_seconds=wait_seconds,
                 may_start=may_start and may_claim,
                 then=self._answer_flight,
+                claims=verified.claims,
             )
         finally:
             CURRENT_REQUEST.reset(before)

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+import orjson
 from aiohttp import web
 
 from stretto.creation.creator import WAIT_SECONDS_DEFAULT
@@ -44,7 +45,12 @@ async def create_group(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     may_claim = service.age.allows(first_sent)
     answer = await service.creator.create_from(
-        token.owner, key, body, wait_seconds=wait_seconds, may_claim=may_claim
+        token.owner,
+        key,
+        body,
+        wait_seconds=wait_seconds,
+        may_claim=may_claim,
+        claims=token.claims,
     )
     return web.Response(
         status=201,
@@ -131,6 +137,8 @@ def _group_document(group: Group) -> dict[str, object]:
         "owner_id": group.owner_id,
         "name": group.name,
         "description": group.description,
+        "kind": group.kind,
+        "metadata": None if group.metadata is None else orjson.Fragment(group.metadata),
         "created_at": group.created_at,
         "members_count": group.members_count,
     }

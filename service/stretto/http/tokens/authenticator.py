@@ -9,6 +9,7 @@ import re
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import jwt
@@ -24,7 +25,7 @@ from stretto.http.tokens.times import end_of
 from stretto.setting import setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
 # The ways to verify tokens: with two of them it would be open which one counts.
 TOKEN_WAYS: Final = ("jwt_secret", "jwt_public_key", "jwks_url")
@@ -76,6 +77,8 @@ class Verified:
     """When it ends, in seconds since the epoch; infinity, if it names no end."""
     scopes: frozenset[Scope]
     """What it allows."""
+    claims: Mapping[str, Any] | None = None
+    """All that it says, where the host's code is to see that."""
 
     def require(self, scope: Scope) -> None:
         """Raise `InsufficientScope` unless the token allows this."""
@@ -94,11 +97,14 @@ class Authenticator:
         settings: TokenSettings,
         clock_seconds: Callable[[], float] = time.time,
         monotonic_seconds: Callable[[], float] = time.monotonic,
+        *,
+        keeps_claims: bool = False,
     ) -> None:
         """Raise `ConfigurationError` for settings that cannot verify a token.
 
         The first clock is compared with a token's times; the second, never set back, measures ages.
         """
+        self._keeps_claims = keeps_claims
         self._settings = settings
         self._clock_seconds = clock_seconds
         self._monotonic_seconds = monotonic_seconds
@@ -188,7 +194,8 @@ class Authenticator:
         ends_at = end_of(claims, self._clock_seconds())
         until = self._monotonic_seconds() + VERIFIED_SECONDS_MAX
         scopes = scopes_in(claims, are_required=self._settings.jwt_require_scopes)
-        return Verified(owner, key, until, ends_at, scopes)
+        kept = MappingProxyType(claims) if self._keeps_claims else None
+        return Verified(owner, key, until, ends_at, scopes, kept)
 
     async def _verified_claims(self, token: str) -> tuple[dict[str, Any], TokenKey]:
         """Return a token's claims, and the key that has signed it: ours, or one of the issuer's."""
