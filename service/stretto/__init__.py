@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stretto.client import ClientAnswer as ClientAnswer
     from stretto.client import ClientError as ClientError
     from stretto.client import StrettoClient as StrettoClient
+    from stretto.creation.authorization import Authorize as Authorize
     from stretto.creation.creator import CreatorSettings as CreatorSettings
     from stretto.creation.creator import GroupCreator as GroupCreator
     from stretto.creation.flight import Answer as Answer
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from stretto.domain import group_id as group_id
     from stretto.errors import AttemptFailed as AttemptFailed
     from stretto.errors import AttemptPending as AttemptPending
+    from stretto.errors import AuthorizeFailed as AuthorizeFailed
     from stretto.errors import ConfigurationError as ConfigurationError
+    from stretto.errors import CreationRefused as CreationRefused
     from stretto.errors import DatabaseUnavailable as DatabaseUnavailable
     from stretto.errors import GroupRejected as GroupRejected
     from stretto.errors import HookFailed as HookFailed
@@ -59,7 +62,9 @@ _MODULES: Final = {
     "stretto.assembly.settings": "ComponentSettings",
     "stretto.client": "ClientAnswer ClientError StrettoClient",
     "stretto.domain": "CreatedGroup IdempotencyKey NewGroup UserId event_id group_id",
-    "stretto.errors": "AttemptFailed AttemptPending ConfigurationError DatabaseUnavailable"
+    "stretto.creation.authorization": "Authorize",
+    "stretto.errors": "AttemptFailed AttemptPending AuthorizeFailed ConfigurationError"
+    " CreationRefused DatabaseUnavailable"
     " GroupRejected HookFailed KeyReused Overloaded RateLimited StrettoError",
     "stretto.http.tokens.authenticator": "TokenSettings",
     "stretto.http.event_streams": "StreamSettings",

@@ -13,7 +13,7 @@ from uuid import UUID
 import orjson
 
 from stretto.domain import CreatedGroup
-from stretto.errors import AttemptFailed, FieldError, RequestInvalid, StrettoError
+from stretto.errors import AttemptFailed, CreationRefused, FieldError, RequestInvalid, StrettoError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +33,7 @@ STATUS: Final[Mapping[str, int]] = {
     "unauthenticated": 401,
     "insufficient_scope": 403,
     "origin_refused": 403,
+    "creation_refused": 403,
     "not_found": 404,
     "method_not_allowed": 405,
     "attempt_pending": 409,
@@ -47,6 +48,7 @@ STATUS: Final[Mapping[str, int]] = {
     "overloaded": 503,
     "database_unavailable": 503,
     "hook_failed": 503,
+    "authorize_failed": 503,
 }
 
 _FIELDS: Final = (b'"name"', b'"description"', b'"members"', b'"kind"', b'"metadata"')
@@ -84,7 +86,7 @@ def problem(error: StrettoError) -> dict[str, Any]:
     }
     if isinstance(error, RequestInvalid):
         document["errors"] = [asdict(each) for each in error.errors]
-    if isinstance(error, AttemptFailed):
+    if isinstance(error, (AttemptFailed, CreationRefused)):
         document["failure"] = {"code": error.failure.code, "detail": error.failure.detail}
     return document
 

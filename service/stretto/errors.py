@@ -250,6 +250,21 @@ class HookFailed(StrettoError):
     code = "hook_failed"
 
 
+class CreationRefused(StrettoError):
+    message = "This owner may not create this group; nothing was done, and the key is not spent."
+    code = "creation_refused"
+    retry = Retry.NEVER
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__()
+        self.failure = failure
+
+
+class AuthorizeFailed(StrettoError):
+    message = "The host's own code failed before the group was created; nothing was done."
+    code = "authorize_failed"
+
+
 def is_a(
     error: BaseException | None, kinds: type[_Kind] | tuple[type[_Kind], ...]
 ) -> TypeGuard[_Kind]:
@@ -258,9 +273,10 @@ def is_a(
 
 
 class GroupRejected(Picklable, Exception):
-    """Raised by a host's `on_create` hook: this group must not be created.
+    """Raised by a host's `authorize` or `on_create`: this group must not be created.
 
-    The attempt then fails for good with the given code (1 to 64 characters) and detail.
+    The client gets the given code (1 to 64 characters) and detail. Before the claim nothing else
+    happens; in `on_create` the attempt then fails for good.
     """
 
     def __init__(self, code: str, detail: str) -> None:

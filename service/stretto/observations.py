@@ -76,6 +76,15 @@ class WriteFailed(_Failure):
 
 
 @dataclass(frozen=True, slots=True)
+class AuthorizationFailed(Observation):
+    """The host's `authorize` has neither allowed nor rejected a group."""
+
+    cause: str
+    bug: BaseException | None = None
+    """What it raised."""
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerPaused(_Failure):
     """Failures of an owner's writes cost others too much: it is paused for so many seconds."""
 

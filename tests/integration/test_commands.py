@@ -337,6 +337,47 @@ async def test_a_thousand_commands_at_two_consumers_make_each_group_once(
     assert await groups(connection) == 250
 
 
+async def test_a_command_may_have_all_that_a_request_may_have(
+    server: NatsProcess, component: Component, connection: Connection
+) -> None:
+    """Kind, metadata and roles, by the same rules."""
+    members = ["bob", {"user_id": "carol", "role": "admin"}]
+    document = {"name": "Team", "members": members, "kind": "project", "metadata": {"a": 1}}
+    async with consuming(server, component.creator), sender(server) as bus:
+        created = await bus.ask(document)
+        reused = await bus.ask({**document, "metadata": {"a": 2}})
+    codes = [each.headers["Stretto-Status"] for each in (created, reused) if each.headers]
+    assert ["201", "422"] == codes
+    row = await connection.fetchrow("SELECT group_kind, metadata FROM chat_group")
+    assert ("project", '{"a": 1}') == tuple(row or ())
+
+
+async def test_a_command_that_the_host_refuses_is_a_dead_letter(
+    server: NatsProcess, database_url: str, connection: Connection
+) -> None:
+    """Nothing is claimed: once the host allows it, it may be published again."""
+    answers: list[GroupRejected | None] = [GroupRejected("quota", "Enough."), None]
+
+    async def authorize(new_group: NewGroup) -> None:
+        assert new_group.claims is None
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    async with (
+        open_component(database_url, authorize=authorize) as refusing,
+        consuming(server, refusing.creator),
+        sender(server) as bus,
+    ):
+        refused = orjson.loads((await bus.ask()).data)
+        assert ("creation_refused", "quota") == (refused["code"], refused["failure"]["code"])
+        await bus.settled()
+        (dead,) = await bus.dead()
+        assert "creation_refused" == dead["code"]
+        assert await connection.fetchval("SELECT count(*) FROM attempt") == 0
+        await bus.ask(base64.b64decode(dead["command"]["body"]))
+    assert await groups(connection) == 1
+
+
 @pytest.mark.parametrize(
     ("document", "headers", "code"),
     [

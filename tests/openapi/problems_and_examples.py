@@ -14,6 +14,7 @@ from stretto.codec import PROBLEM_CONTENT_TYPE, STATUS, TYPE_PREFIX, problem
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id, group_id
 from stretto.errors import (
     AttemptFailed,
+    CreationRefused,
     Failure,
     FieldError,
     InternalError,
@@ -147,6 +148,6 @@ def _error(document: Document) -> StrettoError:
             for each in document["errors"]
         )
         return RequestInvalid([*faults])
-    if kind is AttemptFailed:
-        return AttemptFailed(Failure(**document["failure"]))
+    if issubclass(kind, (AttemptFailed, CreationRefused)):
+        return kind(Failure(**document["failure"]))
     return kind()

@@ -25,7 +25,7 @@ ROUTES: Final = {
         "201",
         "key_missing key_invalid request_invalid body_too_large unsupported_media_type"
         " attempt_pending attempt_failed key_reused first_sent_out_of_range rate_limited"
-        " hook_failed " + _TOKEN,
+        f" hook_failed creation_refused authorize_failed {_TOKEN}",
         fields="Idempotency-Key Idempotency-First-Sent Prefer",
     ),
     "GET /v1/groups": Route("200", f"request_invalid {_TOKEN}", "limit cursor"),

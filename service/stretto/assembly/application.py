@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Required, TypedDict, Unpack
 from aiohttp import web
 
 from stretto.assembly.host_options import (
+    require_authorize,
     require_hook,
     require_one_source,
     require_options,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from stretto.assembly.component import Component
+    from stretto.creation.authorization import Authorize
     from stretto.observations import Observation
     from stretto.postgres.driver_connection import Pool
     from stretto.postgres.hook import OnCreate
@@ -51,6 +53,7 @@ class AppOptions(TypedDict, total=False):
     """Called when the application starts: a host's pool is seldom there any earlier."""
     settings: ComponentSettings
     on_create: OnCreate
+    authorize: Authorize
     streams: StreamSettings
     console: bool
     """Whether there is a console, at `/`; there is none unless it is asked for."""
@@ -73,17 +76,19 @@ def create_app(**options: Unpack[AppOptions]) -> web.Application:
             metrics.observe(event)
             log_observation(event)
 
+        has_host_code = not options.keys().isdisjoint({"on_create", "authorize"})
         stack = AsyncExitStack()
         # The last to leave: what the others say as they stop is counted until then.
         stack.callback(flush_log)
         async with (
             stack,
-            Authenticator(options["tokens"], keeps_claims="on_create" in options) as authenticator,
+            Authenticator(options["tokens"], keeps_claims=has_host_code) as authenticator,
             open_component(
                 options.get("dsn", ""),
                 pool=pool_of(options["pool"]) if "pool" in options else None,
                 settings=options.get("settings"),
                 on_create=options.get("on_create"),
+                authorize=options.get("authorize"),
                 observe=observe,
                 tracer_provider=options.get("tracer_provider"),
             ) as component,
@@ -147,6 +152,7 @@ def _require_options(options: AppOptions) -> None:
         raise TypeError(message)
     require_kind("console", options.get("console", False), bool)
     require_hook(options.get("on_create"))
+    require_authorize(options.get("authorize"))
     require_tracer_provider(options.get("tracer_provider"))
 
 

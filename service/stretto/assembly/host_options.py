@@ -97,6 +97,16 @@ def require_hook(on_create: object) -> None:
     raise TypeError(message)
 
 
+def require_authorize(authorize: object) -> None:
+    """Raise `TypeError` unless it is an async function, or an object that is called like one."""
+    if authorize is not None and not _is_async(authorize):
+        message = (
+            "authorize must be an async function of a new group, which returns or raises"
+            f" GroupRejected: `async def authorize(new_group)`, not {authorize!r}"
+        )
+        raise TypeError(message)
+
+
 def guarded(observe: Observer) -> Observer:
     """Return an observer that never raises: it is called in the middle of writes and of answers."""
 

@@ -15,6 +15,7 @@ from stretto.assembly.component import Component
 from stretto.assembly.host_bus import HostsBus
 from stretto.assembly.host_options import (
     guarded,
+    require_authorize,
     require_bus,
     require_hook,
     require_observer,
@@ -25,6 +26,7 @@ from stretto.assembly.host_options import (
 from stretto.assembly.host_pool import require_database, require_pool, sharing
 from stretto.assembly.settings import ComponentSettings
 from stretto.creation.age import AttemptAge
+from stretto.creation.authorization import Authorization
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import GroupCreator
@@ -43,6 +45,7 @@ from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database, Lane
 from stretto.postgres.groups import PostgresGroupStore
+from stretto.postgres.hook_errors import without_row_data
 from stretto.postgres.hosts_pool import PoolWatch
 from stretto.postgres.log import PostgresLogStore, origin
 from stretto.postgres.readiness import Readiness
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import TracerProvider
 
+    from stretto.creation.authorization import Authorize
     from stretto.creation.ports import Write, WriteResult
     from stretto.nats.opening import Nats
     from stretto.observations import Observer
@@ -83,6 +87,7 @@ async def open_component(  # noqa: PLR0913 a host names each of its options
     pool: Pool | None = None,
     settings: ComponentSettings | None = None,
     on_create: OnCreate | None = None,
+    authorize: Authorize | None = None,
     observe: Observer = _unobserved,
     bus: EventBus | None = None,
     tracer_provider: TracerProvider | None = None,
@@ -98,6 +103,7 @@ async def open_component(  # noqa: PLR0913 a host names each of its options
     settings = _component_settings(settings, dsn, pool, on_create)
     require_observer(observe)
     require_bus(bus)
+    require_authorize(authorize)
     require_tracer_provider(tracer_provider)
     observe = guarded(observe)
     async with AsyncExitStack() as stack:
@@ -122,6 +128,7 @@ async def open_component(  # noqa: PLR0913 a host names each of its options
                 on_create,
                 observe,
                 None if tracer_provider is None else Tracing(tracer_provider),
+                authorize,
             ),
             settings,
         )
@@ -145,6 +152,7 @@ class Inputs:
     on_create: OnCreate | None
     observe: Observer
     tracing: Tracing | None = None
+    authorize: Authorize | None = None
 
 
 def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
@@ -176,7 +184,17 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         for _ in range(settings.writers)
     ]
     reads = _reads(database, write_stores)
-    creator = GroupCreator(mailbox, reads.attempts, settings.creator, observe, hooks=hooks)
+    authorization = None
+    if inputs.authorize is not None:
+        lease_seconds = settings.creator.lease_seconds
+        authorization = Authorization(
+            inputs.authorize, reads.attempts, lease_seconds, observe, without_row_data
+        )
+    creator = GroupCreator(
+        *(mailbox, reads.attempts, settings.creator, observe),
+        hooks=hooks,
+        authorization=authorization,
+    )
     age = AttemptAge(settings.first_sent_seconds_max)
     nats = _nats(inputs, settings, creator, age)
     relay = _relay(inputs, settings, nats)

@@ -37,6 +37,7 @@ from stretto.telemetry.request_context import CURRENT_REQUEST, trace_id_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from stretto.creation.authorization import Authorization
     from stretto.creation.flight import Flight
     from stretto.creation.ports import AttemptStore, Writers
     from stretto.observations import Observer
@@ -70,7 +71,7 @@ class CreatorSettings:
 class GroupCreator:
     """Creates groups, once per owner and key; use as `async with`, in one event loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 its parts; tests leave most of them out
         self,
         writers: Writers,
         attempts: AttemptStore,
@@ -78,8 +79,14 @@ class GroupCreator:
         observe: Observer,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
         hooks: HookCalls | None = None,
+        *,
+        authorization: Authorization | None = None,
     ) -> None:
-        """Take the calls of the host's hook that run: none of them may await a creation."""
+        """Take the calls of the host's hook that run: none of them may await a creation.
+
+        With an `authorization` nothing is claimed that the host has not allowed.
+        """
+        self._authorization = authorization
         self._observe = observe
         self._hooks = hooks or HookCalls()
         self._memory = OutcomeMemory(settings.outcomes_max)
@@ -138,7 +145,8 @@ class GroupCreator:
 
         Cancelling the call does not cancel the attempt; call again with the same key. Raises
         `KeyReused`, `AttemptFailed`, `AttemptPending`, `RateLimited`, `Overloaded`, `HookFailed` or
-        `DatabaseUnavailable`, and `KeyInvalid` for a key that could not come over HTTP.
+        `DatabaseUnavailable`, `CreationRefused` or `AuthorizeFailed` by the host's `authorize`, and
+        `KeyInvalid` for a key that could not come over HTTP.
         """
         self._require_own_loop()
         require_kind("new_group", new_group, NewGroup)
@@ -210,7 +218,7 @@ class GroupCreator:
             waiter = flight.join(deadline)
             waiter.add_done_callback(partial(self._answered, None, then))
             return waiter
-        if not may_start or len(body) > LARGE_BODY_BYTES:
+        if not may_start or self._authorization is not None or len(body) > LARGE_BODY_BYTES:
             return None
         try:
             IdempotencyKey(key)
@@ -254,6 +262,7 @@ class GroupCreator:
             raise CreatedInHook
         fingerprint = new_group.fingerprint()
         deadline = self._loop.time() + wait_seconds
+        authorization = self._authorization
         try:
             while True:
                 if known is not None:
@@ -264,6 +273,12 @@ class GroupCreator:
                     await self._follower.require_attempt(UUID(bytes=id_), fingerprint)
                     # There is something to follow, or another request was quicker.
                     may_claim, known = True, self._memory.find(id_)
+                    continue
+                if flight is None and authorization is not None:
+                    await authorization.require(id_, new_group)
+                    authorization = None
+                    # Another request of the key may have started, or succeeded, meanwhile.
+                    known = self._memory.find(id_)
                     continue
                 if flight is None:
                     flight = self._flights.start(id_, new_group, fingerprint, body_digest)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import asyncpg
 
+from stretto.creation.host_errors import last_raised
 from stretto.domain import CreatedGroup, NewGroup
 from stretto.errors import is_a
 from stretto.postgres.connecting import LOCK_SECONDS
@@ -24,7 +25,6 @@ from stretto.postgres.driver_connection import end_resources, is_lost, terminate
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
 from stretto.postgres.hook_errors import (
     cause_of,
-    last_raised,
     too_late,
     verdict_of,
     without_row_data,

@@ -8,18 +8,15 @@ it is judged by `is_a`, and an error that cannot be read is reported by its type
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import asyncpg
 
-from stretto.errors import CreatedInHook, Failure, GroupRejected, is_a
+from stretto.creation.host_errors import chain, veto_of
+from stretto.errors import CreatedInHook, is_a
 from stretto.postgres.driver_errors import sqlstate_of, store_error
 from stretto.postgres.hook_handle import HandleMisused
 from stretto.store_errors import HookError, HookInterrupted, Refused, StoreError, Transient
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import CodeType
 
 # Messages of this class quote the wrong data (`invalid input syntax for integer: "alice"`); others
 # quote names of tables and constraints.
@@ -65,67 +62,13 @@ def verdict_of(error: Exception) -> StoreError:
 
 
 def _read_verdict(error: Exception) -> StoreError:
-    veto = _veto_of(error)
+    veto = veto_of(error)
     if veto is not None:
-        _drop_all_frames(error)
         return Refused(veto)
     is_passing = is_a(error, asyncpg.PostgresError) and isinstance(
         store_error(error, connection_lives=True), Transient
     )
     return (HookInterrupted if is_passing else HookError)(cause_of(error))
-
-
-def _veto_of(error: BaseException) -> Failure | None:
-    """Return the veto that an error is, or the first of a group of nothing but vetoes.
-
-    A `TaskGroup` wraps what its tasks raise. Beside any other error there is no veto: that error
-    may have kept the hook from deciding.
-    """
-    vetoes = [_own_veto(leaf) for leaf in _leaves(error)]
-    return vetoes[0] if all(vetoes) else None
-
-
-def _own_veto(error: BaseException) -> Failure | None:
-    # A subclass whose constructor does not call ours has none, or one with any text.
-    failure = getattr(error, "failure", None) if is_a(error, GroupRejected) else None
-    if not isinstance(failure, Failure):
-        return None
-    return GroupRejected(failure.code, failure.detail).failure
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, or the errors of a group at every depth, in their order."""
-    left = [error]
-    while left:
-        leaf = left.pop()
-        if is_a(leaf, BaseExceptionGroup):
-            left += reversed(leaf.exceptions)
-        else:
-            yield leaf
-
-
-def last_raised(error: BaseException, entry: CodeType) -> BaseException:
-    """Return the error; of its traceback, keep what was added since it last passed this entry.
-
-    An instance that is raised repeatedly, such as a constant of the host's module, keeps the frames
-    of each earlier raise, and with them what our frames refer to: connections, and other owners'
-    groups.
-    """
-    trace = _TRACEBACK.__get__(error)
-    while trace is not None and trace.tb_frame.f_code is not entry:
-        trace = trace.tb_next
-    _TRACEBACK.__set__(error, trace)
-    while trace is not None:
-        if trace.tb_next is not None and trace.tb_next.tb_frame.f_code is entry:
-            trace.tb_next = None
-        trace = trace.tb_next
-    return error
-
-
-def _drop_all_frames(error: BaseException) -> None:
-    """Drop the tracebacks of a veto and of all errors in its group: a veto is no bug."""
-    for link in _chain(error):
-        _TRACEBACK.__set__(link, None)
 
 
 def without_row_data(error: BaseException) -> BaseException | None:
@@ -135,7 +78,7 @@ def without_row_data(error: BaseException) -> BaseException | None:
     an error whose chain cannot be read, or whose details cannot be removed: no log could show it.
     """
     try:
-        for link in _chain(error):
+        for link in chain(error):
             if link.__traceback__ is not _TRACEBACK.__get__(link):
                 return None
             if is_a(link, asyncpg.PostgresError):
@@ -150,18 +93,3 @@ def without_row_data(error: BaseException) -> BaseException | None:
 def _message(error: asyncpg.PostgresError) -> str:
     text = str(error.args[0]) if error.args else ""
     return _QUOTED.sub('"…"', text) if sqlstate_of(error).startswith(_DATA_CLASS) else text
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, its causes and contexts, and the errors of a group."""
-    seen: set[int] = set()
-    left: list[BaseException | None] = [error]
-    while left:
-        link = left.pop()
-        if link is None or id(link) in seen:
-            continue
-        seen.add(id(link))
-        yield link
-        left += [link.__cause__, link.__context__]
-        if is_a(link, BaseExceptionGroup):
-            left += link.exceptions

@@ -128,6 +128,10 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
             "warning", "write.failed", ("kind", "cause", "writes", "request_ids"), exception="bug"
         ),
     ),
+    observations.AuthorizationFailed: (
+        Count("stretto_authorization_failures_total", "Calls of the host's authorize that failed."),
+        Line("warning", "authorize.failed", ("cause",), exception="bug"),
+    ),
     observations.OwnerPaused: (
         Count("stretto_owner_pauses_total", "Owners paused, because their failures cost others."),
         Line("warning", "owner.paused", ("kind", "cause", "group_id", "seconds", "request_ids")),

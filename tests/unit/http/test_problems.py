@@ -15,6 +15,7 @@ from stretto.errors import (
     AttemptFailed,
     AttemptPending,
     BodyTooLarge,
+    CreationRefused,
     Failure,
     FieldError,
     KeyMissing,
@@ -38,8 +39,8 @@ MEMBERS = {"type", "title", "status", "detail", "code", "retry"}
 SAMPLES: list[StrettoError] = [
     RequestInvalid([FieldError("/name", "is required")])
     if kind is RequestInvalid
-    else AttemptFailed(Failure("quota", "No more groups."))
-    if kind is AttemptFailed
+    else kind(Failure("quota", "No more groups."))
+    if issubclass(kind, (AttemptFailed, CreationRefused))
     else kind()
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, StrettoError)

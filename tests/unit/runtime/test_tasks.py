@@ -14,6 +14,7 @@ OWNED = {
     ("runtime/runner.py", "create_task"): "the actors' own",
     ("runtime/shared.py", "create_task"): "one result for all who wait for it; its end",
     ("creation/flights.py", "create_task"): "a flight that has to follow; the flights' stop",
+    ("creation/authorization.py", "create_task"): "a host's say about one request; that request",
     ("webhook/sender.py", "create_task"): "a request to the webhook's endpoint; the sender's close",
     ("nats/commands.py", "create_task"): "workers of one connection; the end of its turn",
     ("nats/connection.py", "create_task"): "a request of one connection; who waits for it",

@@ -1,0 +1,248 @@
+"""The host is asked before the claim: what it may answer, and that it holds nothing up."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import pytest
+
+from stretto.creation import authorization as authorization_module
+from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting
+from stretto.creation.authorization import Authorization
+from stretto.domain import CreatedGroup, NewGroup, UserId
+from stretto.errors import (
+    AuthorizeFailed,
+    CreationRefused,
+    DatabaseUnavailable,
+    GroupRejected,
+    Overloaded,
+    Retry,
+)
+from stretto.observations import AuthorizationFailed, Observation
+from stretto.store_errors import Unreachable
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Host = Callable[[NewGroup], Awaitable[Any]]
+
+NOW: Final = datetime(2030, 1, 1, tzinfo=UTC)
+ID: Final = UUID(int=7)
+TEAM: Final = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
+OF_BOB: Final = NewGroup.parse(UserId("bob"), {"name": "Team"})
+NOTHING: Final = Sighting(None, None)
+ATTEMPT: Final = Attempt(
+    AttemptStatus.PENDING, b"f" * 16, ID, None, None, NOW, None, lease_over=True
+)
+GROUP: Final = GroupRow(CreatedGroup(ID, ID), b"f" * 16, NOW)
+VETO: Final = GroupRejected("quota", "No more groups.")
+
+
+class Attempts:
+    """What a look finds."""
+
+    def __init__(self) -> None:
+        self.found: Sighting | Exception = NOTHING
+        self.looks = 0
+
+    async def look(self, group_id: UUID, _: float) -> Sighting:
+        assert group_id == ID
+        self.looks += 1
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+class World:
+    """An authorization by a host's function, and what it reports."""
+
+    def __init__(self) -> None:
+        self.attempts = Attempts()
+        self.events: list[Observation] = []
+
+    def by(self, host: Host) -> Authorization:
+        """Return an authorization that asks this host."""
+        return Authorization(host, self.attempts, 5.0, self.events.append, lambda error: error)  # type: ignore[arg-type]
+
+    async def ask(self, host: Host) -> None:
+        """Ask this host for TEAM."""
+        await self.by(host).require(ID.bytes, TEAM)
+
+    @property
+    def causes(self) -> list[str]:
+        """Why the host said neither yes nor no."""
+        return [each.cause for each in self.events if isinstance(each, AuthorizationFailed)]
+
+
+@pytest.fixture
+def world() -> World:
+    """A database without the key."""
+    return World()
+
+
+async def _allow(_: NewGroup) -> None:
+    pass
+
+
+async def _reject(_: NewGroup) -> None:
+    raise VETO
+
+
+async def _reject_in_a_group(_: NewGroup) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_reject(TEAM))
+
+
+async def _crash(_: NewGroup) -> None:
+    raise LookupError
+
+
+async def _crash_beside_a_veto(_: NewGroup) -> None:
+    message = "two"
+    raise ExceptionGroup(message, [VETO, LookupError()])
+
+
+async def _say_no(_: NewGroup) -> bool:
+    return False
+
+
+async def _exit(_: NewGroup) -> None:
+    raise SystemExit(7)
+
+
+async def _cancel(_: NewGroup) -> None:
+    raise asyncio.CancelledError
+
+
+async def _hang(_: NewGroup) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_what_the_host_allows_goes_on(world: World) -> None:
+    """Without a look at the database."""
+    seen: list[NewGroup] = []
+
+    async def note(new_group: NewGroup) -> None:
+        seen.append(new_group)
+
+    await world.ask(note)
+    assert ([TEAM], 0, []) == (seen, world.attempts.looks, world.events)
+
+
+@pytest.mark.parametrize("host", [_reject, _reject_in_a_group])
+async def test_what_the_host_rejects_is_refused_with_its_reason(host: Host, world: World) -> None:
+    """As its hook rejects, also from a `TaskGroup`; that is no failure of its code."""
+    for _ in range(2):
+        with pytest.raises(CreationRefused) as refusal:
+            await world.ask(host)
+        assert (VETO.failure, Retry.NEVER) == (refusal.value.failure, refusal.value.retry)
+    assert [] == world.causes
+    # The constant keeps no frame of ours.
+    assert VETO.__traceback__ is None
+
+
+FAILING: dict[str, tuple[str, Host]] = {
+    "bug": ("authorize raised LookupError", _crash),
+    "a veto beside a bug": ("authorize raised ExceptionGroup", _crash_beside_a_veto),
+    "a value": ("authorize raised TypeError", _say_no),
+    "exit": ("authorize raised RuntimeError", _exit),
+    "cancelled": ("authorize was cancelled by something that it waited for", _cancel),
+    "too long": ("authorize took longer than 0.05 s", _hang),
+}
+
+
+@pytest.mark.parametrize(("cause", "host"), FAILING.values(), ids=FAILING)
+async def test_anything_else_is_neither_yes_nor_no(
+    cause: str, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client comes again with its key; a `False` is not taken for a yes."""
+    monkeypatch.setattr(authorization_module, "AUTHORIZE_SECONDS", 0.05)
+    async with asyncio.timeout(5):
+        with pytest.raises(AuthorizeFailed) as failure:
+            await world.ask(host)
+    assert (Retry.SAME_KEY, 1) == (failure.value.retry, failure.value.retry_after_seconds)
+    assert [cause] == world.causes
+    # Not the host's words: these are for the log.
+    assert AuthorizeFailed.message == failure.value.detail
+    raised = [each.bug for each in world.events if isinstance(each, AuthorizationFailed)]
+    assert ["raised" in cause] == [each is not None for each in raised]
+
+
+@pytest.mark.parametrize("host", [_reject, _crash])
+@pytest.mark.parametrize("found", [Sighting(ATTEMPT, None), Sighting(None, GROUP)])
+async def test_a_key_that_was_claimed_is_not_refused(
+    found: Sighting, host: Host, world: World
+) -> None:
+    """It was allowed then: its retries find what became of it."""
+    world.attempts.found = found
+    await world.ask(host)
+    assert 1 == world.attempts.looks
+
+
+async def test_without_a_database_it_is_not_known_whether_the_key_was_claimed(world: World) -> None:
+    """So it is not refused for good."""
+    world.attempts.found = Unreachable("away")
+    with pytest.raises(DatabaseUnavailable):
+        await world.ask(_reject)
+
+
+async def test_a_request_that_leaves_ends_its_call(world: World) -> None:
+    """The host's code is cancelled with it."""
+    ended = asyncio.Event()
+
+    async def wait(_: NewGroup) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    request = asyncio.create_task(world.ask(wait))
+    await asyncio.sleep(0.01)
+    request.cancel()
+    async with asyncio.timeout(5):
+        await ended.wait()
+    with suppress(asyncio.CancelledError):
+        await request
+    assert [] == world.events
+
+
+async def test_so_many_are_asked_at_once_and_one_owner_leaves_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are rejected at once; a call counts until it has ended, whatever it does."""
+    monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 3)
+    monkeypatch.setattr(authorization_module, "OWNER_AUTHORIZATIONS_MAX", 2)
+    monkeypatch.setattr(authorization_module, "AUTHORIZE_SECONDS", 0.02)
+    goes_on = asyncio.Event()
+
+    async def refuse_to_end(_: NewGroup) -> None:
+        while not goes_on.is_set():
+            with suppress(asyncio.CancelledError):
+                await goes_on.wait()
+        raise LookupError
+
+    authorization = world.by(refuse_to_end)
+    # Whatever fails here, the calls must end: they cannot be cancelled.
+    async with asyncio.timeout(5), AsyncExitStack() as stack:
+        stack.callback(goes_on.set)
+        for _ in range(2):
+            with pytest.raises(AuthorizeFailed):
+                await authorization.require(ID.bytes, TEAM)
+        with pytest.raises(Overloaded):
+            await authorization.require(ID.bytes, TEAM)
+        with pytest.raises(AuthorizeFailed):
+            await authorization.require(ID.bytes, OF_BOB)
+        carol = NewGroup.parse(UserId("carol"), {"name": "Team"})
+        with pytest.raises(Overloaded):
+            await authorization.require(ID.bytes, carol)
+        goes_on.set()
+        await until(lambda: not authorization._calls)
+        assert {} == authorization._under_way
+        with pytest.raises(AuthorizeFailed):
+            await authorization.require(ID.bytes, TEAM)
+    assert "authorize raised LookupError" == world.causes[-1]
