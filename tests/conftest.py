@@ -22,7 +22,7 @@ import pytest_asyncio
 
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
-from stretto.creation.creator import CreatorSettings
+from stretto.creation.settings import CreatorSettings
 from stretto.embedded.postgres import embedded_postgres
 from stretto.postgres.migrate import migrate
 from support.api_client import Api, api_for

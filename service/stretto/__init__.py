@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from stretto.client import ClientError as ClientError
     from stretto.client import StrettoClient as StrettoClient
     from stretto.creation.authorization import Authorize as Authorize
-    from stretto.creation.creator import CreatorSettings as CreatorSettings
     from stretto.creation.creator import GroupCreator as GroupCreator
     from stretto.creation.flight import Answer as Answer
+    from stretto.creation.settings import CreatorSettings as CreatorSettings
     from stretto.domain import CreatedGroup as CreatedGroup
     from stretto.domain import IdempotencyKey as IdempotencyKey
     from stretto.domain import NewGroup as NewGroup
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from stretto.errors import AttemptFailed as AttemptFailed
     from stretto.errors import AttemptPending as AttemptPending
     from stretto.errors import AuthorizeFailed as AuthorizeFailed
-    from stretto.errors import ConfigurationError as ConfigurationError
     from stretto.errors import CreationRefused as CreationRefused
     from stretto.errors import DatabaseUnavailable as DatabaseUnavailable
     from stretto.errors import GroupRejected as GroupRejected
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from stretto.postgres.hook import OnCreate as OnCreate
     from stretto.postgres.inbox import Inbox as Inbox
     from stretto.postgres.migrate import migrate as migrate
+    from stretto.start_errors import ConfigurationError as ConfigurationError
     from stretto.store_errors import Unreachable as Unreachable
     from stretto.targets.bus import BusUnavailable as BusUnavailable
     from stretto.targets.bus import EventBus as EventBus
@@ -63,15 +63,16 @@ _MODULES: Final = {
     "stretto.client": "ClientAnswer ClientError StrettoClient",
     "stretto.domain": "CreatedGroup IdempotencyKey NewGroup UserId event_id group_id",
     "stretto.creation.authorization": "Authorize",
-    "stretto.errors": "AttemptFailed AttemptPending AuthorizeFailed ConfigurationError"
-    " CreationRefused DatabaseUnavailable"
-    " GroupRejected HookFailed KeyReused Overloaded RateLimited StrettoError",
+    "stretto.errors": "AttemptFailed AttemptPending AuthorizeFailed CreationRefused"
+    " DatabaseUnavailable GroupRejected HookFailed KeyReused Overloaded RateLimited StrettoError",
     "stretto.http.tokens.authenticator": "TokenSettings",
     "stretto.http.event_streams": "StreamSettings",
-    "stretto.creation.creator": "CreatorSettings GroupCreator",
+    "stretto.creation.creator": "GroupCreator",
+    "stretto.creation.settings": "CreatorSettings",
     "stretto.creation.flight": "Answer",
     "stretto.events.log": "CommittedEvent",
     "stretto.metadata": "Metadata",
+    "stretto.start_errors": "ConfigurationError",
     "stretto.store_errors": "Unreachable",
     "stretto.targets.bus": "BusUnavailable EventBus",
     "stretto.webhook.rules": "WebhookSettings",

@@ -40,7 +40,7 @@ from stretto.commands.serve import serve
 from stretto.commands.size import size
 from stretto.commands.sweep import sweep
 from stretto.commands.token import token
-from stretto.errors import ConfigurationError, EmbeddedError, ListenError, NotFound, WorkersError
+from stretto.errors import NotFound
 from stretto.postgres.driver_errors import in_words
 from stretto.standard_streams import (
     OutputLost,
@@ -49,6 +49,7 @@ from stretto.standard_streams import (
     open_missing,
     report_lost_output,
 )
+from stretto.start_errors import ConfigurationError, EmbeddedError, ListenError, WorkersError
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from stretto.assembly.settings import ComponentSettings
-from stretto.errors import ConfigurationError
 from stretto.http.event_streams import StreamSettings
 from stretto.http.front.limits import ConnectionLimits
 from stretto.http.tokens.authenticator import TOKEN_WAYS, TokenSettings
 from stretto.setting import allowed, setting
 from stretto.setting_texts import PARSERS
+from stretto.start_errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,7 +16,7 @@ import orjson
 import uuid_utils
 from uuid_utils.compat import uuid5
 
-from stretto.errors import FieldError, RequestInvalid, require_kind
+from stretto.errors import FieldError, RequestInvalid
 from stretto.identifiers import (
     KEY_CHARACTERS_MAX,
     USER_ID_CHARACTERS_MAX,
@@ -24,6 +24,7 @@ from stretto.identifiers import (
     UserId,
     plain,
 )
+from stretto.kinds import require_kind
 from stretto.members import FIELD_ERRORS_MAX, MEMBERS_MAX, parse_members, unknown_fields
 from stretto.metadata import Metadata, MetadataInvalid
 

@@ -4,19 +4,17 @@ Each error has a stable `code`, a default `message`, which is its docstring as w
 what to do next (`retry`). `stretto.codec` alone maps a code to its HTTP status.
 
 What a store raises is not among them (`store_errors.py`): the creator turns it into errors for
-callers.
+callers. Nor is what keeps a component or a service from starting (`start_errors.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Final, Self, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_Kind = TypeVar("_Kind", bound=BaseException)
 
 # Of each name that a client has chosen: it may be as long as a body.
 QUOTED_CHARACTERS_MAX: Final = 64
@@ -121,15 +119,6 @@ def _where(error: FieldError | ParameterError) -> str:
     if isinstance(error, ParameterError):
         return f"parameter {error.parameter}"
     return error.pointer or "body"
-
-
-def require_kind(name: str, value: object, *kinds: type) -> None:
-    """Raise `TypeError` unless a host's argument of this name is of one of the kinds."""
-    if not isinstance(value, kinds):
-        wanted = " or ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
-        # Without the value, which may be a secret.
-        message = f"{name} must be {wanted.replace('builtins.', '')}, not {type(value)!r}"
-        raise TypeError(message)
 
 
 def shortened(text: str) -> str:
@@ -265,13 +254,6 @@ class AuthorizeFailed(StrettoError):
     code = "authorize_failed"
 
 
-def is_a(
-    error: BaseException | None, kinds: type[_Kind] | tuple[type[_Kind], ...]
-) -> TypeGuard[_Kind]:
-    """Whether a host's error is of such a kind: `isinstance` may run its code, which may raise."""
-    return issubclass(type(error), kinds)
-
-
 class GroupRejected(Picklable, Exception):
     """Raised by a host's `authorize` or `on_create`: this group must not be created.
 
@@ -308,19 +290,3 @@ class WrongEventLoop(Picklable, RuntimeError):
             "the component belongs to another event loop; from another thread, call"
             " asyncio.run_coroutine_threadsafe(..., loop) with the loop that has opened it"
         )
-
-
-class ConfigurationError(Exception):
-    """The service cannot start with these settings; the message lists every error."""
-
-
-class ListenError(Exception):
-    """The service cannot listen on the address; the message says which and why."""
-
-
-class WorkersError(Exception):
-    """No worker process can be started; the message says how the last one ended."""
-
-
-class EmbeddedError(Exception):
-    """An embedded PostgreSQL or NATS cannot run here; the message says what to do."""

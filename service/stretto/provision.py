@@ -24,7 +24,6 @@ import asyncpg
 from stretto.embedded.lock_file import sole_service
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.postgres import embedded_postgres
-from stretto.errors import ConfigurationError
 from stretto.http.tokens.keys import secret_key
 from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
@@ -32,6 +31,7 @@ from stretto.postgres.driver_errors import is_lasting, is_without_tls
 from stretto.postgres.migrate import migrate
 from stretto.postgres.migration_steps import newest_number
 from stretto.setting_texts import EMBEDDED
+from stretto.start_errors import ConfigurationError
 from stretto.store_errors import Unreachable
 from stretto.telemetry.logs import logger
 

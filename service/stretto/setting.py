@@ -13,7 +13,7 @@ import re
 from dataclasses import Field, field, fields, is_dataclass
 from typing import Any, Final, TypedDict, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
-from stretto.errors import ConfigurationError
+from stretto.start_errors import ConfigurationError
 
 T = TypeVar("T")
 

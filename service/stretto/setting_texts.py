@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from stretto.errors import ConfigurationError
 from stretto.http.tokens.keys import public_key, secret_key
 from stretto.network import is_host
 from stretto.postgres.database_url import require_database_url
+from stretto.start_errors import ConfigurationError
 from stretto.webhook.rules import parse_secrets
 
 if TYPE_CHECKING:

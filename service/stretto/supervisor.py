@@ -13,9 +13,9 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from stretto.errors import WorkersError
 from stretto.reports import FROZEN_SECONDS, WorkersMetrics, frozen
 from stretto.runtime.backoff import Backoff
+from stretto.start_errors import WorkersError
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from stretto import ClientError, StrettoClient
 from stretto.assembly.application import create_app
 from stretto.assembly.settings import ComponentSettings
-from stretto.creation.creator import CreatorSettings
+from stretto.creation.settings import CreatorSettings
 from stretto.domain import NewGroup, UserId
 from stretto.errors import GroupRejected, Retry
 from stretto.http.front.serving import serving

@@ -12,7 +12,7 @@ import pytest
 
 from stretto.assembly.settings import ComponentSettings
 from stretto.codec import BODY_BYTES_MAX
-from stretto.creation.creator import CreatorSettings
+from stretto.creation.settings import CreatorSettings
 from stretto.domain import group_id
 from stretto.errors import GroupRejected, Retry
 from support.api_client import TEAM, Api, api_for, token_of

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
 from stretto.assembly.application import create_app
 from stretto.assembly.settings import ComponentSettings
-from stretto.creation.creator import CreatorSettings
+from stretto.creation.settings import CreatorSettings
 from stretto.domain import NewGroup, UserId
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.front.serving import serving

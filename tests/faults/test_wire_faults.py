@@ -12,7 +12,7 @@ import pytest
 from chaos.wire_proxy import FaultKind
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
-from stretto.creation.creator import CreatorSettings
+from stretto.creation.settings import CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.postgres.connecting import LOCK_SECONDS
 from support.api_client import TEAM, api_for, settled_create

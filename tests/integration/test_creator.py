@@ -13,7 +13,8 @@ from stretto.assembly.opening import open_component
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
-from stretto.creation.creator import CreatorSettings, GroupCreator
+from stretto.creation.creator import GroupCreator
+from stretto.creation.settings import CreatorSettings
 from stretto.creation.writer import GroupWriter
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import AttemptFailed, DatabaseUnavailable, Failure, GroupRejected

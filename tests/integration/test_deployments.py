@@ -18,7 +18,6 @@ from uuid_utils.compat import uuid4
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.errors import ConfigurationError
 from stretto.events.log import CommittedEvent
 from stretto.nats import connection as connection_module
 from stretto.nats import deployment as deployment_module
@@ -32,6 +31,7 @@ from stretto.postgres.log import origin
 from stretto.postgres.migrate import migrate
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import Runner
+from stretto.start_errors import ConfigurationError
 from stretto.targets.bus import BusUnavailable
 from support.api_client import SECRET
 from support.command_process import stretto

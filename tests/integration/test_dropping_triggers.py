@@ -9,8 +9,8 @@ import pytest
 
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
-from stretto.creation.creator import CreatorSettings
 from stretto.creation.flight import Answer
+from stretto.creation.settings import CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import AttemptFailed, AttemptPending, DatabaseUnavailable
 from stretto.observations import Observation, WriteFailed

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from stretto.embedded import nats as embedded
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.place import find_place
-from stretto.errors import EmbeddedError
+from stretto.start_errors import EmbeddedError
 from support.embedded_servers import running_owner
 from support.nats_process import commanded, nats_client
 from support.service_process import ServiceProcess

@@ -21,7 +21,7 @@ import uvloop
 
 from stretto.assembly.application import AppOptions, create_app
 from stretto.assembly.settings import ComponentSettings
-from stretto.creation.creator import CreatorSettings
+from stretto.creation.settings import CreatorSettings
 from stretto.domain import NewGroup, UserId, group_id
 from stretto.errors import GroupRejected
 from stretto.events.close_codes import CloseCode

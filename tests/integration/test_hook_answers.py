@@ -11,8 +11,8 @@ import pytest
 
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
-from stretto.creation.creator import CreatorSettings
 from stretto.creation.flight import Answer
+from stretto.creation.settings import CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import HookFailed
 from stretto.observations import ConnectionLost, WriteFailed

@@ -11,12 +11,12 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from stretto.errors import ConfigurationError
 from stretto.postgres import migration_runs
 from stretto.postgres.connections import Database
 from stretto.postgres.migrate import migrate
 from stretto.postgres.migration_steps import FIRST_NUMBER, Step, read_steps
 from stretto.postgres.queries import schema_file
+from stretto.start_errors import ConfigurationError
 from stretto.store_errors import Unreachable
 from support.database import connect
 from support.waiting import until

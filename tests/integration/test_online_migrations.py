@@ -9,12 +9,12 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from stretto.errors import ConfigurationError
 from stretto.postgres.connections import Database
 from stretto.postgres.migrate import migrate
 from stretto.postgres.migration_plan import plan
 from stretto.postgres.migration_runs import BATCH_ROWS_MAX
 from stretto.postgres.migration_steps import Step, newest_number
+from stretto.start_errors import ConfigurationError
 from stretto.store_errors import Unreachable
 from support.command_process import stretto
 from support.database import connect, lock_waiters

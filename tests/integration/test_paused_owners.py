@@ -14,8 +14,8 @@ from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.breakers import PAUSE, OwnerBreakers
-from stretto.creation.creator import CreatorSettings
 from stretto.creation.flight import Answer
+from stretto.creation.settings import CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import DatabaseUnavailable, HookFailed
 from stretto.observations import Observation, OwnerPaused, OwnerResumed, WriteFailed

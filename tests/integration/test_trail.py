@@ -16,16 +16,10 @@ import pytest_asyncio
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.creation.attempt import AnswerStatus
-from stretto.creation.creator import CreatorSettings
+from stretto.creation.settings import CreatorSettings
 from stretto.creation.trail import TrailEntry
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
-from stretto.errors import (
-    AttemptFailed,
-    DatabaseUnavailable,
-    Failure,
-    GroupRejected,
-    KeyReused,
-)
+from stretto.errors import AttemptFailed, DatabaseUnavailable, Failure, GroupRejected, KeyReused
 from stretto.observations import AttemptStrayed
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.migrate import grant

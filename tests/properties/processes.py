@@ -12,8 +12,9 @@ from properties.model import BODIES, LEASE_SECONDS, Place, Wish
 from stretto.codec import created_document
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
-from stretto.creation.creator import CreatorSettings, GroupCreator
+from stretto.creation.creator import GroupCreator
 from stretto.creation.lookup import AttemptLookup
+from stretto.creation.settings import CreatorSettings
 from stretto.creation.writer import GroupWriter
 from stretto.errors import AttemptFailed, AttemptPending, FirstSentOutOfRange, KeyReused
 from stretto.observations import WriteFailed

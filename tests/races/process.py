@@ -8,7 +8,7 @@ from uuid import UUID
 from races.stepped_loop import SteppedLoop
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
-from stretto.creation.creator import CreatorSettings
+from stretto.creation.settings import CreatorSettings
 from stretto.observations import ActorCrashed, GuaranteeBroken
 from stretto.runtime.runner import Run
 from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore

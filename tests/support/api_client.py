@@ -12,7 +12,7 @@ import orjson
 
 from stretto.assembly.application import AppOptions, create_app
 from stretto.assembly.settings import ComponentSettings
-from stretto.creation.creator import CreatorSettings
+from stretto.creation.settings import CreatorSettings
 from stretto.domain import UserId
 from stretto.http.front.serving import serving
 from stretto.http.tokens.authenticator import TokenSettings, make_token

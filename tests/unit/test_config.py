@@ -11,9 +11,9 @@ import pytest
 
 from stretto.config import SETTINGS, Settings, environment_of, read_settings
 from stretto.creation.age import AHEAD_SECONDS_MAX
-from stretto.errors import ConfigurationError
 from stretto.provision import token_settings
 from stretto.setting import allowed
+from stretto.start_errors import ConfigurationError
 from stretto.webhook.rules import parse_secrets
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import yaml
 
 from stretto.config import FILE_SUFFIX, PREFIX, SETTINGS, Settings, read_settings
 from stretto.creation.creator import WAIT_SECONDS_MAX
-from stretto.errors import ConfigurationError
 from stretto.http.app import ROUTES
 from stretto.http.front.serving import KEEP_ALIVE_SECONDS
+from stretto.start_errors import ConfigurationError
 from stretto.supervisor import STOP_SECONDS
 from support.programs import find_program
 from support.proxies import DEPLOY

@@ -12,8 +12,8 @@ import pytest
 
 from stretto import provision
 from stretto.config import Settings
-from stretto.errors import ConfigurationError
 from stretto.provision import _make_secret, _own_secret, database_place
+from stretto.start_errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,7 +9,7 @@ import pytest
 
 from stretto.commands import psql as psql_module
 from stretto.commands.psql import psql_environment, psql_program
-from stretto.errors import ConfigurationError
+from stretto.start_errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pathlib import Path

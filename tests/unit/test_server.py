@@ -18,7 +18,6 @@ import jwt
 import pytest
 
 from stretto.config import Settings
-from stretto.errors import ListenError
 from stretto.http.front.serving import cannot_listen
 from stretto.http.tokens.authenticator import TokenSettings
 from stretto.runtime.stop import Stop
@@ -31,6 +30,7 @@ from stretto.server import (
     _stop_on_signals,
     _welcome,
 )
+from stretto.start_errors import ListenError
 from support.waiting import until
 
 if TYPE_CHECKING:

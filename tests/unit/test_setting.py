@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from stretto.assembly.settings import ComponentSettings
-from stretto.creation.creator import CreatorSettings
-from stretto.errors import ConfigurationError
+from stretto.creation.settings import CreatorSettings
 from stretto.events.hub import HubSettings
 from stretto.http.event_streams import StreamSettings
 from stretto.http.tokens.authenticator import TokenSettings
 from stretto.postgres.retention import Retention
 from stretto.setting import require_settings, setting
+from stretto.start_errors import ConfigurationError
 from stretto.targets.relay import RelaySettings
 from stretto.webhook.rules import WebhookSettings
 

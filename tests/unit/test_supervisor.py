@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.errors import WorkersError
 from stretto.runtime.stop import Stop
+from stretto.start_errors import WorkersError
 from stretto.supervisor import BACKOFF, FAILED_STARTS_MAX, YOUNG_SECONDS, Supervisor
 from stretto.telemetry.logs import logger
 from support.waiting import until

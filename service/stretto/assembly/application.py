@@ -21,12 +21,12 @@ from stretto.assembly.host_options import (
 from stretto.assembly.host_pool import pool_of
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
-from stretto.errors import require_kind
 from stretto.http.admission import LoadShedder
 from stretto.http.app import build_app
 from stretto.http.event_streams import StreamSettings
 from stretto.http.service import Service
 from stretto.http.tokens.authenticator import Authenticator, TokenSettings
+from stretto.kinds import require_kind
 from stretto.setting import require_settings
 from stretto.telemetry.logs import flush_log, log_observation
 from stretto.telemetry.metrics import Metrics

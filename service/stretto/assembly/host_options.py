@@ -12,7 +12,8 @@ import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import ConfigurationError, require_kind
+from stretto.kinds import require_kind
+from stretto.start_errors import ConfigurationError
 from stretto.telemetry.logs import logger
 from stretto.telemetry.safe_calls import never_raising
 

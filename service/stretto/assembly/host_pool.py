@@ -13,12 +13,13 @@ from uuid import UUID
 
 import asyncpg
 
-from stretto.errors import ConfigurationError, require_kind
+from stretto.kinds import require_kind
 from stretto.postgres.connections import Lane
 from stretto.postgres.driver_connection import is_lost
 from stretto.postgres.migrate import PRIVILEGES, ROUTINES
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import session_violation
+from stretto.start_errors import ConfigurationError
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:

@@ -35,10 +35,10 @@ from stretto.creation.lookup import AttemptLookup
 from stretto.creation.reads import Reads
 from stretto.creation.trail import TrailRecorder
 from stretto.creation.writer import GroupWriter
-from stretto.errors import require_kind
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
 from stretto.events.hub import SessionHub
 from stretto.events.tail import Announcer, LogTail
+from stretto.kinds import require_kind
 from stretto.nats.opening import Bus, make_nats
 from stretto.observations import AttemptStrayed, ConnectionLost, Observation
 from stretto.postgres.attempts import PostgresAttemptStore

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from stretto.creation.age import AHEAD_SECONDS_MAX
-from stretto.creation.creator import CreatorSettings
+from stretto.creation.settings import CreatorSettings
 from stretto.events.hub import HubSettings
 from stretto.nats.access import NatsSettings
 from stretto.postgres.database_url import SCHEMA, SCHEMA_PATTERN

@@ -8,7 +8,8 @@ import typer
 
 from stretto.config import PREFIX, SETTINGS
 from stretto.domain import IdempotencyKey, UserId
-from stretto.errors import ConfigurationError, KeyInvalid
+from stretto.errors import KeyInvalid
+from stretto.start_errors import ConfigurationError
 
 
 def flag(name: str, metavar: str | None = None) -> Any:

@@ -16,10 +16,10 @@ from stretto.commands.console import say
 from stretto.commands.running import run
 from stretto.config import read_settings
 from stretto.embedded.place import bundled_programs
-from stretto.errors import ConfigurationError
 from stretto.postgres.database_url import split_hosts
 from stretto.postgres.pooler import split_pooler
 from stretto.provision import database_place
+from stretto.start_errors import ConfigurationError
 
 # libpq's variables that are not named like their parameters. A parameter that it has no variable
 # for, such as a setting of the server, is left out.

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from stretto.commands.console import stdout
 from stretto.config import read_settings
-from stretto.errors import ConfigurationError
 from stretto.postgres.sizing import (
     BACKEND_BYTES,
     DAY_SECONDS,
@@ -25,6 +24,7 @@ from stretto.postgres.sizing import (
     tables,
     wal_bytes,
 )
+from stretto.start_errors import ConfigurationError
 
 # PostgreSQL's own default.
 _CHECKPOINT_SECONDS: Final = 300

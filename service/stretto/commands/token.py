@@ -9,10 +9,10 @@ import typer
 from stretto.commands.console import stdout
 from stretto.commands.options import DataDir, user_id
 from stretto.config import read_settings
-from stretto.errors import ConfigurationError
 from stretto.http.tokens.authenticator import make_token
 from stretto.http.tokens.scopes import Scope
 from stretto.provision import token_settings
+from stretto.start_errors import ConfigurationError
 
 # Ten years: longer than any trial, and every date after it can be written.
 TOKEN_HOURS_MAX: Final = 10 * 365 * 24

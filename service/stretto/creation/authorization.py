@@ -112,11 +112,13 @@ class Authorization:
             answer: object = await self._authorize(new_group)
         except (KeyboardInterrupt, SystemExit) as error:
             # A task that raises one of these ends its event loop, and the host with it.
-            raise RuntimeError(type(error).__name__) from error
+            message = f"authorize raised {type(error).__name__}"
+            raise RuntimeError(message) from error
         if answer is not None:
             # It may well mean no.
-            kind = type(answer).__name__
-            message = f"authorize must return None or raise GroupRejected, not return a {kind}"
+            message = (
+                f"authorize must return None or raise GroupRejected, not return {type(answer)!r}"
+            )
             raise TypeError(message)
 
     def _end(self, owner: UserId, call: asyncio.Task[None]) -> None:

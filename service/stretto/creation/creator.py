@@ -8,7 +8,6 @@ connection. Nothing here writes domain rows; the writers do.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import UUID
@@ -21,17 +20,10 @@ from stretto.creation.follower import Follower
 from stretto.creation.hook_calls import HookCalls
 from stretto.creation.outcomes import NO_BODY, OutcomeMemory, document_for, document_of_repeat
 from stretto.domain import IdempotencyKey, NewGroup, UserId, digest, group_id_bytes
-from stretto.errors import (
-    AttemptPending,
-    CreatedInHook,
-    KeyReused,
-    StrettoError,
-    WrongEventLoop,
-    require_kind,
-)
+from stretto.errors import AttemptPending, CreatedInHook, KeyReused, StrettoError, WrongEventLoop
+from stretto.kinds import require_kind
 from stretto.observations import AttemptAnswered, AttemptStrayed
 from stretto.runtime.turns import Turns
-from stretto.setting import setting
 from stretto.telemetry.request_context import CURRENT_REQUEST, trace_id_of
 
 if TYPE_CHECKING:
@@ -40,6 +32,7 @@ if TYPE_CHECKING:
     from stretto.creation.authorization import Authorization
     from stretto.creation.flight import Flight
     from stretto.creation.ports import AttemptStore, Writers
+    from stretto.creation.settings import CreatorSettings
     from stretto.observations import Observer
 
 WAIT_SECONDS_DEFAULT: Final = 10.0
@@ -47,25 +40,6 @@ WAIT_SECONDS_MAX: Final = 30.0
 # The request that starts a flight waits this long even with `wait=0`: its own write is under way,
 # and the answer "pending" would only cost its client another request.
 OWN_WRITE_SECONDS: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class CreatorSettings:
-    """How a creator behaves; times in seconds."""
-
-    lease_seconds: float = setting(
-        5.0, "after this long a pending attempt may be taken over", ge=0.1, le=3600
-    )
-    outcomes_max: int = 50_000
-    """Settled attempts remembered, half as many at least; some 350 bytes each."""
-    rate_limit: float = setting(
-        0.0,
-        "new attempts per owner and second in one process; 0: no limit",
-        ge=0,
-        allow_inf_nan=False,
-    )
-    stop_seconds: float = 4.0
-    """How long flights may take to finish when the creator stops; other parts stop after that."""
 
 
 class GroupCreator:

@@ -24,13 +24,7 @@ from stretto.creation.attempt import (
 from stretto.creation.flight import RETRY_AFTER_SECONDS, public_error
 from stretto.creation.ports import Write
 from stretto.domain import CreatedGroup
-from stretto.errors import (
-    AttemptFailed,
-    AttemptPending,
-    Failure,
-    FirstSentOutOfRange,
-    KeyReused,
-)
+from stretto.errors import AttemptFailed, AttemptPending, Failure, FirstSentOutOfRange, KeyReused
 from stretto.observations import GuaranteeBroken, ReclaimTried
 from stretto.runtime.backoff import Backoff
 from stretto.store_errors import StoreError

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import Failure, GroupRejected, is_a
+from stretto.errors import Failure, GroupRejected
+from stretto.kinds import is_a
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import EmbeddedError
+from stretto.start_errors import EmbeddedError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import EmbeddedError
+from stretto.start_errors import EmbeddedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, TextIO
 
-from stretto.errors import EmbeddedError
+from stretto.start_errors import EmbeddedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from stretto.embedded.lock_file import server_locks
-from stretto.errors import EmbeddedError
+from stretto.start_errors import EmbeddedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

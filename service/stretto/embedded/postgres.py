@@ -19,7 +19,7 @@ import asyncpg
 from stretto.embedded.cluster import NAME, START_SECONDS, prepare_cluster, start_server, stop_server
 from stretto.embedded.lock_file import ServerLocks, server_locks
 from stretto.embedded.place import ServerPlace, find_place
-from stretto.errors import EmbeddedError
+from stretto.start_errors import EmbeddedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from stretto.errors import ConfigurationError
 from stretto.setting import setting
+from stretto.start_errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

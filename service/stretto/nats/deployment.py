@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 from nats.errors import Error
 from nats.js.errors import APIError, NotFoundError
 
-from stretto.errors import ConfigurationError
 from stretto.nats.requests import answered
 from stretto.observations import StreamDiffers
+from stretto.start_errors import ConfigurationError
 from stretto.targets.bus import BUS_PREFIX_PATTERN
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import ConfigurationError
 from stretto.nats.access import NatsSettings
 from stretto.observations import BusFailed
 from stretto.runtime.runner import Runner
+from stretto.start_errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stretto.creation.age import AttemptAge

@@ -18,7 +18,7 @@ import asyncpg
 
 from stretto.creation.host_errors import last_raised
 from stretto.domain import CreatedGroup, NewGroup
-from stretto.errors import is_a
+from stretto.kinds import is_a
 from stretto.postgres.connecting import LOCK_SECONDS
 from stretto.postgres.connections import WRITE_SECONDS
 from stretto.postgres.driver_connection import end_resources, is_lost, terminate

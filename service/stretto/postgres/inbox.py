@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from stretto.errors import require_kind
+from stretto.kinds import require_kind
 from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:

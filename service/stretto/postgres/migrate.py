@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.errors import ConfigurationError
 from stretto.postgres.migration_runs import (
     build_index,
     fill_batch,
@@ -28,6 +27,7 @@ from stretto.postgres.migration_steps import (
 )
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import NO_TABLES, session_violation
+from stretto.start_errors import ConfigurationError
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:

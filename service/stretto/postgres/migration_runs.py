@@ -12,9 +12,9 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from stretto.errors import ConfigurationError
 from stretto.postgres.migration_steps import FIRST_NUMBER
 from stretto.postgres.queries import QUERIES
+from stretto.start_errors import ConfigurationError
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import ConfigurationError
 from stretto.postgres.queries import QUERIES, schema_file
+from stretto.start_errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

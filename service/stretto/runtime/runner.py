@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
-from stretto.errors import is_a
+from stretto.kinds import is_a
 from stretto.observations import ActorCrashed, ActorRestarted, UpkeepFailed
 from stretto.runtime.actor import CANCEL_SECONDS, TryAgain
 from stretto.runtime.cancelling import is_cancelled

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
-from stretto.errors import ConfigurationError
 from stretto.setting import setting
+from stretto.start_errors import ConfigurationError
 from stretto.targets.delivery import DeliveryStore, PutOff
 
 if TYPE_CHECKING:

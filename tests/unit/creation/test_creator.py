@@ -19,8 +19,9 @@ from stretto.codec import LARGE_BODY_BYTES, parse_json
 from stretto.creation.attempt import AnswerStatus, AttemptStatus
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
-from stretto.creation.creator import CreatorSettings, GroupCreator
+from stretto.creation.creator import GroupCreator
 from stretto.creation.lookup import AttemptLookup
+from stretto.creation.settings import CreatorSettings
 from stretto.creation.writer import GroupWriter
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import (

@@ -8,8 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from stretto.creation.creator import CreatorSettings, GroupCreator
+from stretto.creation.creator import GroupCreator
 from stretto.creation.flight import Flight, by_age
+from stretto.creation.settings import CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import AttemptPending, Overloaded
 

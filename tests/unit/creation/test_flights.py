@@ -11,10 +11,11 @@ from uuid import UUID, uuid4
 import pytest
 
 from stretto.creation.attempt import AnswerStatus, Attempt, AttemptStatus, GroupRow, Sighting
-from stretto.creation.creator import CreatorSettings, GroupCreator
+from stretto.creation.creator import GroupCreator
 from stretto.creation.flight import Answer, Flight
 from stretto.creation.follower import POLL
 from stretto.creation.ports import Led, NotLed
+from stretto.creation.settings import CreatorSettings
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId
 from stretto.errors import (
     AttemptPending,

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from stretto.domain import UserId
-from stretto.errors import ConfigurationError, Unauthenticated
+from stretto.errors import Unauthenticated
 from stretto.http.tokens.authenticator import (
     TOKEN_CHARACTERS_MAX,
     VERIFIED_SECONDS_MAX,
@@ -25,6 +25,7 @@ from stretto.http.tokens.authenticator import (
 )
 from stretto.http.tokens.keys import TokenKey
 from stretto.http.tokens.times import LEEWAY_SECONDS
+from stretto.start_errors import ConfigurationError
 from support.issuer import EC_KEY, RSA_KEY, owner_of
 
 SECRET = "a secret for tests that is long enough"

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from stretto.config import read_settings
-from stretto.errors import ConfigurationError
 from stretto.nats.access import Credentials, NatsSettings
+from stretto.start_errors import ConfigurationError
 from support.certificate import make_certificate
 
 if TYPE_CHECKING:

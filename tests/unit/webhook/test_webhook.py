@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from aiohttp import web
 
-from stretto.errors import ConfigurationError
+from stretto.start_errors import ConfigurationError
 from stretto.webhook.endpoint import SEND_SECONDS, WebhookEndpoint, _retry_after
 from stretto.webhook.rules import Answered, NotCalled, Unanswered, WebhookSettings, is_public
 from support.webhook_receiver import Receiver, receiving

@@ -7,10 +7,10 @@ import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from stretto.errors import ListenError
 from stretto.http.front.accepting import accepting, listening_sockets
 from stretto.http.front.limits import ConnectionLimits
 from stretto.http.front.runner import ContractRunner
+from stretto.start_errors import ListenError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import jwt
 
 from stretto.domain import USER_ID_CHARACTERS_MAX, UserId
-from stretto.errors import ConfigurationError, InsufficientScope, Unauthenticated
+from stretto.errors import InsufficientScope, Unauthenticated
 from stretto.http.tokens.claims import ClaimsReader, is_of_another_key, key_named_by
 from stretto.http.tokens.jwks import KeySet
 from stretto.http.tokens.keys import TokenKey, public_key, secret_key
@@ -23,6 +23,7 @@ from stretto.http.tokens.refusals import Refusals
 from stretto.http.tokens.scopes import OWN, Scope, scopes_in
 from stretto.http.tokens.times import end_of
 from stretto.setting import setting
+from stretto.start_errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

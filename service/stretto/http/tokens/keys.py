@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from jwt.utils import base64url_decode
 
 from stretto.domain import TOKEN_SECRET_BYTES_MIN
-from stretto.errors import ConfigurationError
+from stretto.start_errors import ConfigurationError
 
 # RFC 7518, 3.3.
 RSA_BITS_MIN: Final = 2048

@@ -1,0 +1,23 @@
+"""What kind a host's values and errors are."""
+
+from __future__ import annotations
+
+from typing import TypeGuard, TypeVar
+
+_Kind = TypeVar("_Kind", bound=BaseException)
+
+
+def require_kind(name: str, value: object, *kinds: type) -> None:
+    """Raise `TypeError` unless a host's argument of this name is of one of the kinds."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+        # Without the value, which may be a secret.
+        message = f"{name} must be {wanted.replace('builtins.', '')}, not {type(value)!r}"
+        raise TypeError(message)
+
+
+def is_a(
+    error: BaseException | None, kinds: type[_Kind] | tuple[type[_Kind], ...]
+) -> TypeGuard[_Kind]:
+    """Whether a host's error is of such a kind: `isinstance` may run its code, which may raise."""
+    return issubclass(type(error), kinds)

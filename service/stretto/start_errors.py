@@ -1,0 +1,19 @@
+"""What keeps a component or a service from starting."""
+
+from __future__ import annotations
+
+
+class ConfigurationError(Exception):
+    """The service cannot start with these settings; the message lists every error."""
+
+
+class ListenError(Exception):
+    """The service cannot listen on the address; the message says which and why."""
+
+
+class WorkersError(Exception):
+    """No worker process can be started; the message says how the last one ended."""
+
+
+class EmbeddedError(Exception):
+    """An embedded PostgreSQL or NATS cannot run here; the message says what to do."""
