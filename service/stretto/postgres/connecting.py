@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from stretto.postgres.driver_connection import DriverConnection, terminate, watc
 from stretto.postgres.driver_errors import DRIVER_ERRORS, URL_ERRORS, in_words, is_lasting
 from stretto.postgres.pooler import ADD_PARAMETER, split_pooler
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.race import race
 from stretto.postgres.server_settings import ISOLATION
 from stretto.store_errors import Unreachable
 
@@ -71,34 +73,21 @@ class Connector:
         self.hosts = _hosts(dsn)
 
     async def connect(self, *, may_take_long: bool = False, **settings: str) -> _OwnConnection:
-        """Try each host for a primary that takes writes; raises `Unreachable`.
+        """Try the hosts for a primary that takes writes; raises `Unreachable`.
 
         The server ends transactions after `TRANSACTION_SECONDS`, unless they may take longer.
         `settings` are more settings of the server; a pooler gets none.
         """
-        reason: Exception | None = None
+        tried = partial(self._try, settings=settings, may_take_long=may_take_long)
         # A copy: other tasks connect meanwhile and change the order.
-        for host in tuple(self.hosts):
-            try:
-                connection = await self._connect_to(host, settings)
-                try:
-                    if self.is_pooled:
-                        # What a pooler reports of its server may be out of date.
-                        await require_read_write(connection)
-                    elif not may_take_long:
-                        await _bound_transactions(connection)
-                except BaseException:
-                    terminate(connection)
-                    raise
-            except TargetServerAttributeNotMatched as error:
-                failure: Exception = Unreachable(READ_ONLY)
-                failure.__cause__ = error
-            except (*DRIVER_ERRORS, *URL_ERRORS, Unreachable) as error:
-                failure = error
-            else:
-                self.hosts.remove(host)
-                self.hosts.insert(0, host)
-                return connection
+        outcome = await race(tuple(self.hosts), tried, terminate)
+        if isinstance(outcome, tuple):
+            host, connection = outcome
+            self.hosts.remove(host)
+            self.hosts.insert(0, host)
+            return connection
+        reason: Exception | None = None
+        for failure in outcome:
             # Report the failure that may pass, if there is one: that host is worth waiting for.
             if reason is None or is_lasting(reason) or not is_lasting(failure):
                 reason = failure
@@ -110,6 +99,29 @@ class Connector:
         if isinstance(reason, asyncpg.ProtocolViolationError) and not self.is_pooled:
             message = f"{message}; {ADD_PARAMETER}"
         raise Unreachable(message) from reason
+
+    async def _try(
+        self, host: _Host, *, settings: dict[str, str], may_take_long: bool
+    ) -> _OwnConnection | Exception:
+        """Return a connection to a host, or why there is none."""
+        try:
+            connection = await self._connect_to(host, settings)
+            try:
+                if self.is_pooled:
+                    # What a pooler reports of its server may be out of date.
+                    await require_read_write(connection)
+                elif not may_take_long:
+                    await _bound_transactions(connection)
+            except BaseException:
+                terminate(connection)
+                raise
+        except TargetServerAttributeNotMatched as error:
+            failure = Unreachable(READ_ONLY)
+            failure.__cause__ = error
+            return failure
+        except (*DRIVER_ERRORS, *URL_ERRORS, Unreachable) as error:
+            return error
+        return connection
 
     async def _connect_to(self, host: _Host, settings: dict[str, str]) -> _OwnConnection:
         name, port = host
