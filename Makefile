@@ -24,6 +24,7 @@ SCENARIOS ?=
 SEED ?= 1
 MINUTES ?= 5
 RESTARTS ?= 10
+TURNS ?= 1
 
 # For the benchmark: a revision to measure in turns with this one.
 AGAINST ?=
@@ -84,6 +85,10 @@ mutants: $(VENV)/.dev ## Change the code in small ways and see whether tests fai
 .PHONY: rolling
 rolling: $(VENV)/.dev ## Restart two replicas in turn behind haproxy, with clients that never retry (RESTARTS=)
 	@PYTHONPATH=tests $(BIN)/python -m rolling --restarts $(RESTARTS)
+
+.PHONY: ha
+ha: $(VENV)/.dev ## Fail the primary of a pg_auto_failover formation under load (SCENARIOS= TURNS=)
+	@PYTHONPATH=tests $(BIN)/python -m ha --turns $(TURNS) $(SCENARIOS)
 
 .PHONY: soak
 soak: $(VENV)/.dev ## Run a steady mix, then check memory, answers and log (MINUTES=40 ARGS=--busy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import aiohttp
 import jwt
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import random
 
     from chaos.history import History, Operation
-    from chaos.world import World
 
 CLIENTS: Final = 8
 OWNERS: Final = 12
@@ -35,11 +34,18 @@ PROGRESS_SECONDS_MAX: Final = 60
 SETTLED_AT_ONCE: Final = 32
 
 
+class Serving(Protocol):
+    """The services that are asked."""
+
+    def urls(self) -> list[str]:
+        """Return where they are now."""
+
+
 @dataclass(slots=True)
 class Clients:
     """All clients of a run; `random` makes the same choices again from the same seed."""
 
-    world: World
+    world: Serving
     history: History
     random: random.Random
     session: aiohttp.ClientSession

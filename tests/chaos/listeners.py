@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from typing import Any, TypeAlias
 
+    from chaos.clients import Serving
     from chaos.history import History
     from chaos.listening import Listening
-    from chaos.world import World
 
     # A position, and the event that came with it.
     _Message: TypeAlias = tuple[str, Any]
@@ -42,7 +42,7 @@ PROGRESS_SECONDS_MAX: Final = 20
 class Listeners:
     """One client for each owner of groups: of every event, one recipient listens."""
 
-    world: World
+    world: Serving
     history: History
     random: random.Random
     session: aiohttp.ClientSession

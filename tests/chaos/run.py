@@ -25,6 +25,8 @@ from support.waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from chaos.bus import Bus
+
 # For the publisher to come to the end of the log.
 PUBLISH_SECONDS_MAX: Final = 30
 # What a service logs when it has found a bug, or a broken guarantee.
@@ -114,7 +116,7 @@ async def _settled(
     connection = await world.primary.connect()
     rows = await read_rows(connection)
     await connection.close()
-    await _heard(world, listeners, rows)
+    await heard(world.bus, listeners, rows)
     failures = world.failures()
     return [
         *faults,
@@ -123,7 +125,7 @@ async def _settled(
     ]
 
 
-async def _heard(world: World, listeners: Listeners, rows: Rows) -> None:
+async def heard(bus: Bus, listeners: Listeners, rows: Rows) -> None:
     """Give every event the time to come to every client and to the bus; then resume once more."""
     history = listeners.history
     history.note("every event is due")
@@ -136,7 +138,7 @@ async def _heard(world: World, listeners: Listeners, rows: Rows) -> None:
     wanted = {str(event.event_id) for event in rows.events}
 
     async def are_published() -> bool:
-        history.publish(await world.bus.read())
+        history.publish(await bus.read())
         return wanted <= {event.id for event in history.published}
 
     # The checker says which are missing.

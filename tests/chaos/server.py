@@ -25,6 +25,7 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from stretto.embedded.account import Account
     from support.database import Connection
 
 READY_SECONDS: Final = 60
@@ -91,7 +92,7 @@ class OwnServer:
         for pid in killed:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        await until(lambda: not any(map(_is_alive, killed)), READY_SECONDS)
+        await until(lambda: not any(map(is_alive, killed)), READY_SECONDS)
         # Its id may be another program's soon, which must not be taken for the server.
         (self.place.cluster / "postmaster.pid").unlink()
 
@@ -255,13 +256,13 @@ async def backup_of(
 
 
 @asynccontextmanager
-async def small_disk(size: str, *, owner: OwnServer) -> AsyncIterator[Path]:
+async def small_disk(size: str, account: Account) -> AsyncIterator[Path]:
     """Mount a file system of that size in memory; only root may."""
     folder = Path(tempfile.mkdtemp(prefix="stretto-disk-"))
     mount = ("mount", "-t", "tmpfs", "-o", f"size={size},mode=0755", "tmpfs", str(folder))
     assert await _run(*mount) == 0
     try:
-        owner.place.account.own(folder)
+        account.own(folder)
         yield folder
     finally:
         assert await _run("umount", "--lazy", str(folder)) == 0
@@ -299,7 +300,7 @@ def free_port() -> int:
             return port
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether a process still runs; one that only waits to be reaped does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -66,10 +66,11 @@ class Fault:
 
 
 class WireProxy:
-    """Listens on a port of its own; use as `async with`."""
+    """Listens on a port of its own unless it is given one; use as `async with`."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, host: str = "127.0.0.1", port: int = 0) -> None:
         self._dsn = dsn
+        self._place = host, port
         self._plan: list[Fault] = []
         self._faults: list[Fault] = []
         self._links: dict[asyncio.Task[None], _Link] = {}
@@ -78,7 +79,7 @@ class WireProxy:
         self.is_silent = False
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, *self._place)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -24,7 +24,7 @@ from support.command_process import stretto
 from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
 SERVICES: Final = 2
 # What a killed or stopped publisher had taken is published soon.
@@ -160,15 +160,20 @@ class World:
 
     def failures(self) -> Counter[str]:
         """Count what the services have logged, by event and kind."""
-        counted: Counter[str] = Counter()
-        for line in (line for service in [*self.ended, *self.services] for line in service.log):
-            try:
-                event = orjson.loads(line)
-            except ValueError:
-                continue
-            name = " ".join(filter(None, (event["event"], event.get("kind", ""))))
-            counted[name] += event.get("folded", 1)
-        return counted
+        return failures_of([*self.ended, *self.services])
+
+
+def failures_of(services: Iterable[ServiceProcess]) -> Counter[str]:
+    """Count what services have logged, by event and kind."""
+    counted: Counter[str] = Counter()
+    for line in (line for service in services for line in service.log):
+        try:
+            event = orjson.loads(line)
+        except ValueError:
+            continue
+        name = " ".join(filter(None, (event["event"], event.get("kind", ""))))
+        counted[name] += event.get("folded", 1)
+    return counted
 
 
 @asynccontextmanager

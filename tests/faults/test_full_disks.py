@@ -75,7 +75,7 @@ async def wal_that_may_not_grow(
 
 async def full_data_disk(server: OwnServer, beside: Connection, stack: AsyncExitStack) -> MakeRoom:
     """The tables lie on a small disk, without room."""
-    disk = await stack.enter_async_context(small_disk("24m", owner=server))
+    disk = await stack.enter_async_context(small_disk("24m", server.place.account))
     await beside.execute(f"CREATE TABLESPACE small LOCATION '{disk}'")
     for table in TABLES:
         await beside.execute(f"ALTER TABLE {table} SET TABLESPACE small")
@@ -91,7 +91,7 @@ async def full_wal_disk(server: OwnServer, beside: Connection, stack: AsyncExitS
     """The log lies on a small disk, without room: the server panics when it needs some."""
     await server.stop()
     log = server.place.cluster / "pg_wal"
-    disk = await stack.enter_async_context(small_disk("96m", owner=server))
+    disk = await stack.enter_async_context(small_disk("96m", server.place.account))
     server.place.account.run("cp", "-a", f"{log}/.", disk)
     log.rename(log.with_name("pg_wal.before"))
     log.symlink_to(disk)
