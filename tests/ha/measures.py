@@ -59,7 +59,7 @@ class Turn:
     backlog: float
     """When the last creation was acknowledged that had waited for the engine."""
     come_back: float
-    """The longest pause of a replica while the failed node came back."""
+    """The longest pause of both replicas together while the failed node came back."""
     lag: float
     """By how much the measuring program itself was late at most, when the replicas resumed."""
 

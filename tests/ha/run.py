@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -157,7 +158,7 @@ class Stand:
             engine - began,
             tuple(pause.ended - began for pause in pauses),
             last_of_backlog(self.load.waits, engine) - began,
-            max(longest_pause(times, ended, now).seconds for times in created),
+            longest_pause(sorted(chain(*created)), ended, now).seconds,
             max(lag for due, lag in self.load.lags if engine <= due <= ended),
         )
         self.say(
