@@ -167,6 +167,8 @@ async def running_formation(
                 node.move_wal()
             formation.nodes.append(node)
             await node.keeper.start()
+        # The monitor refuses it while a node is still joining.
+        await formation.settled()
         await connection.execute(QUORUM)
         await _prepare(await formation.settled(), place.account.name)
         yield formation
