@@ -352,6 +352,13 @@ CREATE FUNCTION claim_attempts_1(
     group_ids uuid[], owner_ids text[], fingerprints bytea[], claim_tokens uuid[], patience text
 ) RETURNS uuid[]
     LANGUAGE plpgsql
+    -- Rows are found by index, by one plan for any values: a pooler's sessions lack our settings, and a
+    -- plan that was made while a table was small would scan it ever after.
+    SET enable_seqscan = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     won uuid[];
@@ -385,6 +392,11 @@ CREATE FUNCTION lead_groups_3(
     kinds text[], metadata_of text[], admin_counts integer[], patience text
 ) RETURNS uuid[]
     LANGUAGE plpgsql
+    SET enable_seqscan = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     led uuid[];

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from stretto.postgres.connections import Database
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.write_columns import attempt_columns, group_columns
 from stretto.postgres.writes import PostgresWriteStore
@@ -21,7 +22,6 @@ from support.routines import change_routine
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from stretto.postgres.connections import Database
     from support.database import Connection
 
 SEGMENT = "SELECT pg_walfile_name(pg_current_wal_insert_lsn())"
@@ -72,6 +72,31 @@ async def test_a_lead_that_fails_leaves_the_claims(
     assert tokens == await store.unlocked(batch)
     await connection.execute("DROP TRIGGER veto ON chat_group")
     assert tokens == await store.lead(batch)
+
+
+@pytest.mark.parametrize("scans", [False, True])
+async def test_a_session_without_our_settings_finds_rows_by_index(
+    *, scans: bool, database_url: str, connection: Connection
+) -> None:
+    """Behind a pooler; a routine without them keeps the plans that it has made for small tables."""
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    await connection.execute(f"ALTER DATABASE {name} SET search_path = stretto")
+    if scans:
+        for routine in ("claim_attempts_1", "lead_groups_3"):
+            await connection.execute(f"ALTER FUNCTION {routine} RESET ALL")
+    async with Database(f"{database_url}&pgbouncer=true") as database:
+        store = PostgresWriteStore(database, on_lost=lambda: None)
+        for number in range(10):
+            batch = [write(f"{number}-{each}") for each in range(20)]
+            assert {each.claim_token for each in batch} == await store.claim_and_lead(batch)
+        assert store._connection is not None
+        await store._connection.execute("SELECT pg_stat_force_next_flush()")
+        await store.close()
+    read = await connection.fetchval(
+        "SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE relname = ANY ($1)",
+        ["attempt", "chat_group", "conversation", "conversation_member"],
+    )
+    assert scans == (read > 0)
 
 
 async def test_a_claim_that_fails_leaves_nothing(

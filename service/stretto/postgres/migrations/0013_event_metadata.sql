@@ -11,6 +11,13 @@ CREATE FUNCTION lead_groups_3(
     kinds text[], metadata_of text[], admin_counts integer[], patience text
 ) RETURNS uuid[]
     LANGUAGE plpgsql
+    -- Rows are found by index, by one plan for any values: a pooler's sessions lack our settings, and a
+    -- plan that was made while a table was small would scan it ever after.
+    SET enable_seqscan = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
     led uuid[];
@@ -137,3 +144,10 @@ BEGIN
                           trace_contexts, NULL, NULL, NULL, lead_patience, led);
 END
 $$;
+
+-- A pooler's sessions lack our settings: see lead_groups_3.
+ALTER FUNCTION claim_attempts_1(uuid[], text[], bytea[], uuid[], text) SET enable_seqscan = off;
+ALTER FUNCTION claim_attempts_1(uuid[], text[], bytea[], uuid[], text) SET enable_hashjoin = off;
+ALTER FUNCTION claim_attempts_1(uuid[], text[], bytea[], uuid[], text) SET enable_mergejoin = off;
+ALTER FUNCTION claim_attempts_1(uuid[], text[], bytea[], uuid[], text) SET jit = off;
+ALTER FUNCTION claim_attempts_1(uuid[], text[], bytea[], uuid[], text) SET plan_cache_mode = force_generic_plan;
