@@ -180,7 +180,7 @@ async def test_what_the_parser_refuses_takes_no_place(
         receive(client, data)
         assert client._service is not None
         shedders.append(client._service.shedder)
-        assert shedders[-1]._coming == 0
+        assert shedders[-1]._coming_of == {}
 
     monkeypatch.setattr(ClientConnection, "data_received", data_received)
     async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as raw:
@@ -203,17 +203,17 @@ async def test_a_connection_that_ends_gives_its_place_back(
         assert client._service is not None
         assert client.transport is not None
         ended.append(client._service.shedder)
-        coming.append(ended[-1]._coming)
+        coming.append(sum(ended[-1]._coming_of.values()))
         if end == "abort":
             client.transport.abort()
         else:
             getattr(client, end)()
-            coming.append(ended[-1]._coming)
+            coming.append(sum(ended[-1]._coming_of.values()))
 
     monkeypatch.setattr(ClientConnection, "data_received", data_received)
     async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as raw:
         assert await (await raw.connect(creation(token_of("alice"), "s"))).closed() == b""
-        assert ended[0]._coming == 0
+        assert ended[0]._coming_of == {}
     # Not judged above: what a protocol raises there closes its connection, and fails no test.
     assert coming == ([1] if end == "abort" else [1, 0])
 

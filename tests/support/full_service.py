@@ -76,4 +76,4 @@ async def full_service(database_url: str, connection: Connection) -> AsyncIterat
         yield FullService(api, raw, app, token, waiting, stack.aclose)
         await stack.aclose()
         assert [201] * (1 + QUEUED_MAX) == await asyncio.gather(*waiting)
-        assert app[SERVICE].shedder._coming == 0
+        assert (0, {}) == (app[SERVICE].shedder._coming, app[SERVICE].shedder._coming_of)

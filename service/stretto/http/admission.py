@@ -11,20 +11,27 @@ among them is then rejected by the mailbox, where it would be queued.
 The mailbox is fair between owners, so this is, too: where the mailbox is full, a creation is admitted
 if its owner has fewer queued there than another. Its owner is known if its token was verified before.
 A few of other owners are admitted as well, in each turn of the loop: a token is verified only then, so
-that an owner who comes during an overload would be rejected for as long as it lasts. A token that is
-known to be refused is not among them, and a connection whose last token was refused has a smaller
-share: otherwise clients with false tokens would take all these places.
+that an owner who comes during an overload would be rejected for as long as it lasts.
+
+Any client can send tokens that are not valid. So creations whose owner is not known are counted apart,
+by what is known against their tokens (`UnknownOwner`). They never take the place of a known owner, and
+no kind of them takes the places of another. Where something is known against a token, its kind has few
+places, also while the mailbox is empty. What is admitted beyond the mailbox's places is bounded: by as
+many new owners as it has places, and by these few. The mailbox rejects what it cannot queue of them.
 
 Rejected clients retry. If many are rejected at once, their retries alone can keep the process overloaded
 after the cause is gone (a metastable failure). So `Retry-After` doubles while more creations are rejected
-than admitted.
+than admitted. Creations with something against their tokens do not count there, else clients without any
+valid token could make all others wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aiohttp.helpers import rfc822_formatted_time
@@ -42,14 +49,36 @@ if TYPE_CHECKING:
 
 # They take the loop 5 ms, a quarter of what a batch of 128 creations takes.
 ANSWERS_PER_TURN: Final = 256
-# Creations of unknown owners that are on their way to a full mailbox. A token takes up to 0.1 ms to
+# Creations of new owners that are on their way to a full mailbox. A token takes up to 0.1 ms to
 # verify; any client can send tokens that are not valid.
 UNKNOWN_OWNERS_MAX: Final = 16
 # As many of them may come from connections whose last token was refused. Not none: the connection may
 # be a proxy's, which others use, too, or its client may have a new token.
 REFUSED_BEFORE_MAX: Final = 4
+# While the mailbox has room: creations from such connections, and as many with tokens that are known to
+# be refused. To refuse one takes the loop 0.3 ms. Not none: a client whose token has expired learns it.
+FALSE_TOKENS_MAX: Final = 16
 PAUSE_SECONDS_MIN: Final = 1
 PAUSE_SECONDS_MAX: Final = 16
+
+
+class UnknownOwner(Enum):
+    """Of a creation whose token is not remembered as verified: what is known against it."""
+
+    NEW = auto()
+    """Nothing: it may be the first creation of an owner."""
+    DOUBTED = auto()
+    """The last token of its connection was refused."""
+    REFUSED = auto()
+    """The token lacks our signature or was refused a short time ago, or there is none."""
+
+
+_PLACES: Final = {
+    UnknownOwner.NEW: (math.inf, UNKNOWN_OWNERS_MAX),
+    UnknownOwner.DOUBTED: (FALSE_TOKENS_MAX, REFUSED_BEFORE_MAX),
+    UnknownOwner.REFUSED: (FALSE_TOKENS_MAX, 0),
+}
+"""How many of each kind may be coming while the mailbox has room for them, and while it has none."""
 
 
 class RejectedClient(Protocol):
@@ -75,17 +104,17 @@ class LoadShedder:
         self._mailbox = mailbox
         self._count = count
         self._coming = 0
-        """Creations that the parser has accepted and no handler works for yet. There can be hundreds:
+        """Creations of known owners that the parser has accepted and no handler works for yet. There can be hundreds:
         a loop reads all that has arrived before any handler runs. Each connection counts for one at
         most, and gives its place back when its handler begins or the connection closes."""
-        self._coming_of: dict[UserId | None, int] = {}
-        """The same of each owner; of all unknown owners together, by None."""
+        self._coming_of: dict[UserId | UnknownOwner, int] = {}
+        """The same of each owner; of all unknown owners of a kind together."""
         self._clock_seconds = clock_seconds
         self._pause_seconds = PAUSE_SECONDS_MIN
         self._judge_at = float("-inf")
         """When the clients that got the last `Retry-After` are back."""
         self._admitted = self._rejected = 0
-        """Creations since the pause was last judged."""
+        """Creations since the pause was last judged, of known and new owners."""
         self._answer = _answer(self._pause_seconds)
         """The rejection around its date."""
 
@@ -94,44 +123,48 @@ class LoadShedder:
         """The rejection, as it is sent at this time."""
         return rfc822_formatted_time().encode().join(self._answer)
 
-    def has_room(self, owner: UserId | None, unknown_owners_max: int = UNKNOWN_OWNERS_MAX) -> bool:
+    def has_room(self, owner: UserId | UnknownOwner) -> bool:
         """Return whether one more creation of this owner finds a place in the mailbox.
 
-        The owner is None if it is not known; then so many others of unknown owners, and this one, may
-        be on their way to a full mailbox.
+        If the owner is not known: whether it finds one of the places for owners of its kind.
         """
         mailbox = self._mailbox
+        coming = self._coming_of.get(owner, 0)
+        if isinstance(owner, UnknownOwner):
+            places, places_when_full = _PLACES[owner]
+            if self._coming + coming + len(mailbox) < mailbox.messages_max:
+                return coming < places
+            return coming < places_when_full and mailbox.would_displace(owner, coming)
         if self._coming + len(mailbox) < mailbox.messages_max:
             return True
-        coming = self._coming_of.get(owner, 0)
-        return (
-            # No more in one turn of the loop than an empty mailbox would take.
-            self._coming < mailbox.messages_max
-            and (owner is not None or coming < unknown_owners_max)
-            and mailbox.would_displace(owner, coming)
-        )
+        # No more in one turn of the loop than an empty mailbox would take.
+        return self._coming < mailbox.messages_max and mailbox.would_displace(owner, coming)
 
-    def admit(self, owner: UserId | None) -> None:
+    def admit(self, owner: UserId | UnknownOwner) -> None:
         """Count a creation as coming, until `arrived` is called for it."""
-        self._coming += 1
         self._coming_of[owner] = self._coming_of.get(owner, 0) + 1
-        self.count_admitted()
+        if not isinstance(owner, UnknownOwner):
+            self._coming += 1
+        if _has_weight(owner):
+            self.count_admitted()
 
     def count_admitted(self) -> None:
         """Count a creation that is in flight already."""
         self._admitted += 1
 
-    def arrived(self, owner: UserId | None) -> None:
+    def arrived(self, owner: UserId | UnknownOwner) -> None:
         """Count a creation as coming no longer: its handler has begun, or its client has gone."""
-        self._coming -= 1
+        if not isinstance(owner, UnknownOwner):
+            self._coming -= 1
         self._coming_of[owner] -= 1
         if not self._coming_of[owner]:
             del self._coming_of[owner]
 
-    def reject(self, client: RejectedClient) -> None:
+    def reject(self, client: RejectedClient, owner: UserId | UnknownOwner) -> None:
         """Reject a client's creation; its answer is sent in its turn."""
         self._count()
-        self._rejected += 1
+        if _has_weight(owner):
+            self._rejected += 1
         if not self._pending:
             self._loop.call_soon(self._send_some)
         self._pending.append(client)
@@ -148,17 +181,25 @@ class LoadShedder:
             self._loop.call_soon(self._send_some)
 
     def _judge_pause(self, now: float) -> None:
-        """Double the pause while more are rejected than admitted; halve it when far fewer are."""
+        """Double the pause while more are rejected than admitted; halve it when far fewer are.
+
+        Also when none are: false tokens alone are no overload.
+        """
         if now > self._judge_at + self._pause_seconds:
             # No client was rejected for a while: that was another overload.
             self._pause_seconds = PAUSE_SECONDS_MIN
         elif self._rejected > self._admitted:
             self._pause_seconds = min(2 * self._pause_seconds, PAUSE_SECONDS_MAX)
-        elif self._rejected < self._admitted // 2:
+        elif self._rejected <= self._admitted // 2:
             self._pause_seconds = max(self._pause_seconds // 2, PAUSE_SECONDS_MIN)
         self._answer = _answer(self._pause_seconds)
         self._admitted = self._rejected = 0
         self._judge_at = now + self._pause_seconds
+
+
+def _has_weight(owner: UserId | UnknownOwner) -> bool:
+    """Return whether the pause of all is judged by this owner's creations, too."""
+    return owner is UnknownOwner.NEW or not isinstance(owner, UnknownOwner)
 
 
 def _answer(pause_seconds: int) -> tuple[bytes, bytes]:

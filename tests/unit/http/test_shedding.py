@@ -6,18 +6,23 @@ import asyncio
 import re
 from typing import Any
 
+import pytest
+
 from stretto.domain import UserId
 from stretto.http.admission import (
     ANSWERS_PER_TURN,
+    FALSE_TOKENS_MAX,
     PAUSE_SECONDS_MAX,
     REFUSED_BEFORE_MAX,
     UNKNOWN_OWNERS_MAX,
     LoadShedder,
+    UnknownOwner,
 )
 from stretto.runtime.mailbox import Mailbox
 from support.waiting import until
 
 ALICE, BOB = UserId("alice"), UserId("bob")
+NEW, DOUBTED, REFUSED = UnknownOwner
 
 
 def full_mailbox(messages_max: int) -> Mailbox[Any, Any]:
@@ -26,6 +31,15 @@ def full_mailbox(messages_max: int) -> Mailbox[Any, Any]:
     for _ in range(messages_max):
         mailbox.ask(ALICE)
     return mailbox
+
+
+def admit_all(shedder: LoadShedder, owner: UserId | UnknownOwner) -> int:
+    """Admit creations of this owner until there is no room for one; return how many."""
+    for admitted in range(2000):
+        if not shedder.has_room(owner):
+            return admitted
+        shedder.admit(owner)
+    raise AssertionError("there is room without end")
 
 
 async def test_what_is_on_its_way_to_the_mailbox_takes_room_in_it() -> None:
@@ -47,12 +61,9 @@ async def test_what_is_on_its_way_to_the_mailbox_takes_room_in_it() -> None:
 async def test_a_full_mailbox_admits_an_owner_who_has_less_in_it_than_another() -> None:
     """As many as would take the places of the other; what is on its way counts for its owner."""
     shedder = LoadShedder(full_mailbox(4), lambda: None)
-    admitted = 0
-    while shedder.has_room(BOB):
-        assert not shedder.has_room(ALICE)
-        shedder.admit(BOB)
-        admitted += 1
-    assert admitted == 3
+    assert not shedder.has_room(ALICE)
+    assert 3 == admit_all(shedder, BOB)
+    assert not shedder.has_room(ALICE)
     shedder.arrived(BOB)
     assert shedder.has_room(BOB)
 
@@ -60,24 +71,56 @@ async def test_a_full_mailbox_admits_an_owner_who_has_less_in_it_than_another() 
 async def test_owners_who_are_not_known_are_admitted_a_few_at_a_time() -> None:
     """Their tokens would not be verified otherwise; a flood of false ones must not be verified."""
     shedder = LoadShedder(full_mailbox(UNKNOWN_OWNERS_MAX + 10), lambda: None)
-    for _ in range(UNKNOWN_OWNERS_MAX):
-        assert shedder.has_room(None)
-        shedder.admit(None)
-    assert not shedder.has_room(None)
+    assert UNKNOWN_OWNERS_MAX == admit_all(shedder, NEW)
     assert shedder.has_room(BOB)
-    shedder.arrived(None)
-    assert shedder.has_room(None)
+    shedder.arrived(NEW)
+    assert shedder.has_room(NEW)
 
 
-async def test_clients_with_false_tokens_leave_places_to_others() -> None:
-    """However many they are; and they do not need a mailbox's free places."""
-    shedder = LoadShedder(full_mailbox(UNKNOWN_OWNERS_MAX + 10), lambda: None)
-    while shedder.has_room(None, REFUSED_BEFORE_MAX):
-        shedder.admit(None)
-    assert {None: REFUSED_BEFORE_MAX} == shedder._coming_of
-    assert not shedder.has_room(None, 0)
-    assert shedder.has_room(None)
-    assert LoadShedder(Mailbox(1), lambda: None).has_room(None, 0)
+async def test_a_mailbox_with_room_takes_as_many_new_owners_as_it_has_places() -> None:
+    """After a restart no token is remembered. Known owners take places from them."""
+    mailbox: Mailbox[Any, Any] = Mailbox(UNKNOWN_OWNERS_MAX + 10)
+    shedder = LoadShedder(mailbox, lambda: None)
+    mailbox.ask("one")
+    shedder.admit(ALICE)
+    assert mailbox.messages_max - 2 == admit_all(shedder, NEW)
+
+
+@pytest.mark.parametrize("kind", UnknownOwner)
+async def test_owners_who_are_not_known_take_no_place_of_a_known_one(kind: UnknownOwner) -> None:
+    """However many are on their way, and whether the mailbox has room."""
+    shedder = LoadShedder(Mailbox(4), lambda: None)
+    assert 4 == admit_all(shedder, kind)
+    assert 4 == admit_all(shedder, ALICE)
+    shedder = LoadShedder(full_mailbox(4), lambda: None)
+    admit_all(shedder, kind)
+    assert 3 == admit_all(shedder, BOB)
+
+
+@pytest.mark.parametrize("kind", [DOUBTED, REFUSED])
+async def test_false_tokens_take_no_place_of_a_new_owner(kind: UnknownOwner) -> None:
+    """Nor a place of those whose connection had a refused token, or the other way round."""
+    other = REFUSED if kind is DOUBTED else DOUBTED
+    for make in (Mailbox, full_mailbox):
+        alone = LoadShedder(make(10), lambda: None)
+        counts = [admit_all(alone, each) for each in (NEW, other)]
+        shedder = LoadShedder(make(10), lambda: None)
+        admit_all(shedder, kind)
+        assert counts == [admit_all(shedder, each) for each in (NEW, other)]
+
+
+async def test_false_tokens_have_few_places_at_all_times() -> None:
+    """Without a flood they get their 401, also while the mailbox is empty not many at once."""
+    for places, mailbox in (
+        ({DOUBTED: FALSE_TOKENS_MAX, REFUSED: FALSE_TOKENS_MAX}, Mailbox[Any, Any](1000)),
+        ({DOUBTED: REFUSED_BEFORE_MAX, REFUSED: 0}, full_mailbox(1000)),
+    ):
+        shedder = LoadShedder(mailbox, lambda: None)
+        assert places == {kind: admit_all(shedder, kind) for kind in places}
+        for kind, count in places.items():
+            for _ in range(count):
+                shedder.arrived(kind)
+        assert (0, {}) == (shedder._coming, shedder._coming_of)
 
 
 async def test_no_more_are_on_their_way_than_an_empty_mailbox_takes() -> None:
@@ -93,38 +136,64 @@ async def test_no_more_are_on_their_way_than_an_empty_mailbox_takes() -> None:
     assert (0, {}) == (shedder._coming, shedder._coming_of)
 
 
-async def test_the_pause_grows_while_more_are_rejected_than_admitted() -> None:
-    """It is judged when the clients that got it are back; an overload that is over is forgotten."""
-    now = [0.0]
-    shedder = LoadShedder(Mailbox(10), lambda: None, lambda: now[0])
-    sent: list[bytes] = []
+class Pauses:
+    """Shows how the pause changes, with a clock of its own."""
 
-    class Client:
-        def send_rejection(self, answer: bytes) -> None:
-            sent.append(answer)
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.shedder = LoadShedder(Mailbox(10), lambda: None, lambda: self.now)
+        self._sent: list[bytes] = []
 
-    async def pause_after(seconds: float, admitted: int, rejected: int) -> int:
-        now[0] += seconds
+    def send_rejection(self, answer: bytes) -> None:
+        self._sent.append(answer)
+
+    async def after(
+        self,
+        seconds: float,
+        admitted: int,
+        rejected: int,
+        owner: UserId | UnknownOwner = ALICE,
+    ) -> int:
+        """Return the pause that the next rejected client is asked for, after these of that owner."""
+        self.now += seconds
         for _ in range(admitted):
-            assert shedder.has_room(ALICE)
-            shedder.admit(ALICE)
-            shedder.arrived(ALICE)
+            self.shedder.admit(owner)
+            self.shedder.arrived(owner)
         for _ in range(rejected):
-            shedder.reject(Client())
-        await until(lambda: len(sent) >= rejected)
-        found = re.search(rb"\r\nRetry-After: (\d+)\r\n", sent[-1])
+            self.shedder.reject(self, owner)
+        await until(lambda: len(self._sent) >= rejected)
+        found = re.search(rb"\r\nRetry-After: (\d+)\r\n", self._sent[-1])
         assert found is not None
-        sent.clear()
+        self._sent.clear()
         return int(found[1])
 
-    assert await pause_after(0, 0, 1) == 1
+
+@pytest.mark.parametrize("owner", [ALICE, NEW])
+async def test_the_pause_grows_while_more_are_rejected_than_admitted(
+    owner: UserId | UnknownOwner,
+) -> None:
+    """It is judged when the clients that got it are back; an overload that is over is forgotten."""
+    pauses = Pauses()
+    assert await pauses.after(0, 0, 1, owner) == 1
     # The first ones are not back yet.
-    assert await pause_after(0.9, 0, 50) == 1
-    pauses = [await pause_after(seconds, 1, 50) for seconds in (0.1, 2, 4, 8, 16, 16)]
-    assert [2, 4, 8, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX] == pauses
-    # As many as are admitted may be rejected; where it is less than half of them, the pause is shorter.
-    assert [16, 8] == [await pause_after(16, 50, rejected) for rejected in (40, 20)]
-    assert await pause_after(8 + 8.1, 0, 50) == 1
+    assert await pauses.after(0.9, 0, 50, owner) == 1
+    grown = [await pauses.after(seconds, 1, 50, owner) for seconds in (0.1, 2, 4, 8, 16, 16)]
+    assert [2, 4, 8, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX] == grown
+    # As many as are admitted may be rejected; where it is half of them at most, the pause is shorter.
+    assert [16, 8] == [await pauses.after(16, 50, rejected, owner) for rejected in (40, 20)]
+    assert await pauses.after(8 + 8.1, 0, 50, owner) == 1
+
+
+@pytest.mark.parametrize("kind", [DOUBTED, REFUSED])
+async def test_false_tokens_change_the_pause_of_no_other(kind: UnknownOwner) -> None:
+    """Neither those that are rejected nor those that are admitted; where no others are, it ends."""
+    pauses = Pauses()
+    assert [1, 1, 1] == [await pauses.after(1, 1, 50, kind) for _ in range(3)]
+    assert await pauses.after(1, 0, 50) == 2
+    # Nor is the pause of those that are rejected in an overload the shorter for admitted ones.
+    assert await pauses.after(1, 0, 1) == 2
+    assert await pauses.after(1, 50, 1, kind) == 4
+    assert [2, 1, 1] == [await pauses.after(seconds, 1, 50, kind) for seconds in (4, 2, 1)]
 
 
 async def test_rejections_are_sent_in_turns_that_leave_room_for_others() -> None:
@@ -139,7 +208,7 @@ async def test_rejections_are_sent_in_turns_that_leave_room_for_others() -> None
 
     shedder = LoadShedder(Mailbox(0), lambda: counted.append(1))
     for _ in range(2 * ANSWERS_PER_TURN + 1):
-        shedder.reject(Client())
+        shedder.reject(Client(), ALICE)
     turns = []
     while len(sent) < len(counted):
         await asyncio.sleep(0)

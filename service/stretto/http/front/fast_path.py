@@ -24,7 +24,7 @@ from stretto.creation.attempt import AnswerStatus
 from stretto.creation.creator import WAIT_SECONDS_DEFAULT
 from stretto.creation.flight import Answer
 from stretto.errors import Overloaded
-from stretto.http.admission import REFUSED_BEFORE_MAX, UNKNOWN_OWNERS_MAX
+from stretto.http.admission import UnknownOwner
 from stretto.http.answers import (
     CREATE_PATH,
     HEAD_END,
@@ -71,8 +71,8 @@ class FastPathConnection(BoundedQueue):
         self._service = manager.service
         self._is_admitted = False
         """Whether an admitted creation waits for its handler."""
-        self._admitted_owner: UserId | None = None
-        """Its owner, if that was known."""
+        self._admitted_owner: UserId | UnknownOwner = UnknownOwner.NEW
+        """Its owner, as it was known then."""
         self._is_rejected = False
         """Whether a creation was rejected and its answer has not been sent."""
         self._was_refused = False
@@ -148,30 +148,31 @@ class FastPathConnection(BoundedQueue):
             return False
         self._request = RequestContext(taken_id_of(creation))
         token = recall_token(service, creation)
+        owner = self._owner_of(service, creation, token)
+        has_room = service.shedder.has_room(owner)
+        self._began = began
         if token is not None:
             self._was_refused = False
-            has_room = service.shedder.has_room(token.owner)
-        else:
-            has_room = service.shedder.has_room(None, self._unknown_owners_max(service, creation))
-        self._began = began
-        if (
-            token is not None
-            and Scope.CREATE in token.scopes
-            and self._begin_unparsed(service, token, creation, may_start=has_room)
-        ):
-            return True
+            if Scope.CREATE in token.scopes and self._begin_unparsed(
+                service, token, creation, may_start=has_room
+            ):
+                return True
         if has_room:
             return False
-        service.shedder.reject(self)
+        service.shedder.reject(self, owner)
         self._is_rejected = True
         return True
 
-    def _unknown_owners_max(self, service: Service, creation: PlainRequest) -> int:
-        """Return how many creations of unknown owners may come together, with this one of them."""
+    def _owner_of(
+        self, service: Service, creation: PlainRequest, token: Verified | None
+    ) -> UserId | UnknownOwner:
+        """Return the owner of a creation, or what is known against its token."""
+        if token is not None:
+            return token.owner
         authorization = creation.fields.get(b"authorization")
         if authorization is None or service.authenticator.is_refused(authorization.decode()):
-            return 0
-        return REFUSED_BEFORE_MAX if self._was_refused else UNKNOWN_OWNERS_MAX
+            return UnknownOwner.REFUSED
+        return UnknownOwner.DOUBTED if self._was_refused else UnknownOwner.NEW
 
     def _begin_unparsed(
         self, service: Service, verified: Verified, creation: PlainRequest, *, may_start: bool
@@ -247,7 +248,7 @@ class FastPathConnection(BoundedQueue):
         message = self._messages[-1][0]
         if not isinstance(message, _ErrInfo) and self._request_count == self._answered + 1:
             token = recall_token(service, creation)
-            self._admitted_owner = None if token is None else token.owner
+            self._admitted_owner = self._owner_of(service, creation, token)
             service.shedder.admit(self._admitted_owner)
             self._is_admitted = True
 
