@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stretto.client import RETRY_AFTER_SECONDS_MAX
 from stretto.domain import UserId
 from stretto.http.admission import (
     ANSWERS_PER_TURN,
@@ -177,11 +178,16 @@ async def test_the_pause_grows_while_more_are_rejected_than_admitted(
     assert await pauses.after(0, 0, 1, owner) == 1
     # The first ones are not back yet.
     assert await pauses.after(0.9, 0, 50, owner) == 1
-    grown = [await pauses.after(seconds, 1, 50, owner) for seconds in (0.1, 2, 4, 8, 16, 16)]
-    assert [2, 4, 8, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX] == grown
+    grown = [await pauses.after(seconds, 1, 50, owner) for seconds in (0.1, 2, 4, 8, 16, 30, 30)]
+    assert [2, 4, 8, 16, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MAX] == grown
     # As many as are admitted may be rejected; where it is half of them at most, the pause is shorter.
-    assert [16, 8] == [await pauses.after(16, 50, rejected, owner) for rejected in (40, 20)]
-    assert await pauses.after(8 + 8.1, 0, 50, owner) == 1
+    assert [30, 15] == [await pauses.after(30, 50, rejected, owner) for rejected in (40, 20)]
+    assert await pauses.after(15 + 15.1, 0, 50, owner) == 1
+
+
+def test_our_own_client_obeys_the_longest_pause() -> None:
+    """If it came sooner, its retries would prolong the overload."""
+    assert PAUSE_SECONDS_MAX <= RETRY_AFTER_SECONDS_MAX
 
 
 @pytest.mark.parametrize("kind", [DOUBTED, REFUSED])
