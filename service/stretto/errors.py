@@ -171,6 +171,17 @@ class BodyTooLarge(StrettoError):
     retry = Retry.NEVER
 
 
+class HeadTooLarge(StrettoError):
+    message = "The request's line and header fields are too large together."
+    code = "head_too_large"
+    retry = Retry.NEVER
+
+
+class RequestTooSlow(StrettoError):
+    message = "The request has not arrived in full in time; nothing was done."
+    code = "request_too_slow"
+
+
 class UnsupportedMediaType(StrettoError):
     message = "The request's body must be application/json in UTF-8."
     code = "unsupported_media_type"

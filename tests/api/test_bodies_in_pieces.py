@@ -10,7 +10,8 @@ import pytest
 
 from stretto.codec import BODY_BYTES_MAX
 from stretto.http.front import connection as front
-from stretto.http.front.connection import HEAD_BYTES_MAX, ClientConnection
+from stretto.http.front.connection import ClientConnection
+from stretto.http.front.heads import HEAD_BYTES_MAX
 from stretto.http.front.limits import READ_BYTES_MAX, ConnectionLimits
 from stretto.http.requests import BODY_UNREADABLE
 from support.api_client import Api, api_for, token_of
@@ -249,6 +250,7 @@ async def test_a_head_behind_a_request_that_is_worked_for_is_timed_when_that_is_
     ):
         client = await raw.connect(PING + PING[:10])
         assert (await client.answer())[0] == 200
+        assert (await client.answer())[0] == 408
         assert await client.closed() == b""
 
 

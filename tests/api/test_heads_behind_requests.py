@@ -65,6 +65,7 @@ async def test_a_head_that_has_begun_with_the_end_of_a_request_is_timed(
     client = await raw.connect(request_ + begun)
     for _ in range(request_.count(b" HTTP/1.1\r\n")):
         assert (await client.answer())[0] in (200, 201, 401)
+    assert 408 == (await client.answer())[0]
     assert b"" == await client.closed()
 
 
@@ -90,6 +91,7 @@ async def test_a_head_behind_a_body_that_is_not_read_yet_is_timed(
     async with asyncio.timeout(DEADLINE_SECONDS / 2):
         client = await raw.connect(request)
         assert 201 == (await client.answer())[0]
+        assert 408 == (await client.answer())[0]
         assert b"" == await client.closed()
 
 

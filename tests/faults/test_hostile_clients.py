@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from stretto.codec import BODY_BYTES_MAX
-from stretto.http.front.connection import HEAD_BYTES_MAX
+from stretto.http.front.heads import HEAD_BYTES_MAX
 from support.api_client import Api, connected_api, token_of
 from support.database import pend
 from support.raw_client import BODY, PING, RawClients, creation_head, raw_clients

@@ -120,7 +120,12 @@ def problems(document: Document) -> Iterator[tuple[str, str, Document, set[str]]
     Those that any path can give belong to no operation.
     """
     components = document["components"]["responses"]
-    of_any = {"404": components["NotFound"], "405": components["MethodNotAllowed"]}
+    of_any = {
+        "404": components["NotFound"],
+        "405": components["MethodNotAllowed"],
+        "408": components["RequestTooSlow"],
+        "431": components["HeadTooLarge"],
+    }
     answers = {name: operation["responses"] for name, operation in operations(document).items()}
     for name, of_operation in {"any path": of_any, **answers}.items():
         for status, answer in of_operation.items():

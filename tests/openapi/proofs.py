@@ -34,7 +34,12 @@ FIELDS: Final = {
     "503": {"Retry-After"},
 }
 # Any path may answer the first; the second is sent as a line of a stream.
-_UNREFERENCED: Final = {"/responses/MethodNotAllowed", "/schemas/SessionEnd"}
+_UNREFERENCED: Final = {
+    "/responses/HeadTooLarge",
+    "/responses/MethodNotAllowed",
+    "/responses/RequestTooSlow",
+    "/schemas/SessionEnd",
+}
 _LIMITING: Final = {
     *("minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum"),
     *("default", "enum", "const"),

@@ -1,7 +1,8 @@
 """One client's connection: bounds on what it sends, and on the time to send and to read.
 
 aiohttp waits for ever for the rest of a request, and for a client that does not read its answer.
-Both are bounded here. A request that is cut off while it arrives has claimed nothing.
+Both are bounded here. A request that is cut off while it arrives has claimed nothing, and is
+answered: a proxy counts a connection that closes without an answer against the service.
 
 Bytes belong to a body as long as the body of the newest message is not complete; all others belong
 to a head. `writing.py` bounds the client's reading, `queueing.py` the requests that wait, and
@@ -15,8 +16,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from stretto.codec import BODY_BYTES_MAX
-from stretto.errors import InternalError, RequestInvalid, StrettoError
+from stretto.errors import (
+    HeadTooLarge,
+    InternalError,
+    RequestInvalid,
+    RequestTooSlow,
+    StrettoError,
+)
 from stretto.http.front.fast_path import CREATION, FastPathConnection
+from stretto.http.front.heads import HEAD_BYTES_MAX
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.front.writing import DROPPED_BYTES_MAX
 from stretto.http.problems import COMMON_FIELDS, drop_frames, problem_response
@@ -33,9 +41,6 @@ if TYPE_CHECKING:
     from stretto.http.front.limits import LimitedServer
 
 UNREADABLE: Final = "This is not a request that can be read."
-# Of a head that is not complete: a token of 8 KiB, and three times as much for the rest. aiohttp
-# bounds each field and their number; together these would still allow a megabyte per connection.
-HEAD_BYTES_MAX: Final = 32 * 1024
 
 
 class ClientConnection(FastPathConnection):
@@ -162,7 +167,8 @@ class ClientConnection(FastPathConnection):
             return
         self._head_bytes += count
         if self._head_bytes > HEAD_BYTES_MAX:
-            self._cut_off("head_too_large")
+            self._stop_read_timer()
+            self._refuse_head(HeadTooLarge())
         elif self._answered == self._request_count:
             self._start_read_timer()
 
@@ -231,7 +237,12 @@ class ClientConnection(FastPathConnection):
         logger.info("request.cut_off", reason=reason)
         if self._owes_answers:
             self._end_reading()
+        elif self._is_in_body and self._answered < self._request_count:
+            self._refuse_body(RequestTooSlow())
+        elif self._ends_in_head:
+            self._refuse_head(RequestTooSlow())
         else:
+            # It is answered, and its rest still arrives.
             self.force_close()
 
     def handle_error(
@@ -242,6 +253,9 @@ class ClientConnection(FastPathConnection):
         message: str | None = None,  # noqa: ARG002 the signature is aiohttp's
     ) -> web.StreamResponse:
         """Answer bytes that cannot be parsed. They may hold a token, so they are not logged."""
+        if isinstance(exc, StrettoError):
+            # It is logged as cut off.
+            return closing_response(request, exc)
         with context_of(request):
             logger.info("request.unreadable", kind=type(exc).__name__, status=status)
         drop_frames(exc)

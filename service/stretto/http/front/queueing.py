@@ -4,7 +4,7 @@ aiohttp queues 32 requests behind the one in progress, with 512 KiB of each body
 client that does not read. Here that is about half a megabyte.
 
 The parser reads one request at a time. So every request before bytes that cannot be parsed is
-answered, however TCP has cut them.
+answered, however TCP has cut them. A head that is refused is answered in its turn, too.
 
 The connection of a client that closes its half, or whose newest request cannot go on, closes only
 after every complete request is answered; a stream of events ends then, as its client may have gone.
@@ -19,10 +19,13 @@ import asyncio
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from aiohttp import hdrs
 from aiohttp.http import HttpRequestParser
+from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
 
+from stretto.codec import STATUS
+from stretto.errors import HeadTooLarge
+from stretto.http.front.heads import HEAD_BYTES_MAX, head_bytes, is_last
 from stretto.http.front.writing import BoundedWriting
 from stretto.telemetry.logs import logger
 
@@ -30,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiohttp import StreamReader, web
-    from aiohttp.http import RawRequestMessage
     from aiohttp.web_request import BaseRequest
 
+    from stretto.errors import StrettoError
     from stretto.http.front.limits import LimitedServer
 
 # Behind the one in progress. Few clients pipeline at all.
@@ -44,7 +47,6 @@ QUEUED_BYTES_MAX: Final = 128 * 1024
 # Of a chunked body, behind what arrived with its head: two for each chunk, and those of its
 # content. A chunk costs 1.5 µs however small it is. 256 KiB in chunks of 100 bytes have 5,300.
 BODY_LINES_MAX: Final = 8 * 1024
-EVENTS_PATH: Final = "/v1/events"
 
 
 class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
@@ -135,7 +137,8 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         if self._is_chunked and self._is_in_body:
             self._body_lines += data.count(b"\n")
             if self._body_lines > BODY_LINES_MAX:
-                self._refuse_body()
+                logger.info("request.cut_off", reason="many_chunks")
+                self._refuse_body(RequestPayloadError("the body comes in too many chunks"))
                 return
         if (is_one or self._upgraded) and not self._unparsed:
             self._read_request(data)
@@ -182,7 +185,12 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         is_new = self._request_count > count
         if is_new:
             message, body = self._messages[-1]
-            self._is_last = _is_last(message)
+            if not isinstance(message, _ErrInfo) and head_bytes(message) > HEAD_BYTES_MAX:
+                self._messages.pop()
+                self._request_count -= 1
+                self._refuse_head(HeadTooLarge())
+                return True
+            self._is_last = is_last(message)
             self._is_chunked = not isinstance(message, _ErrInfo) and message.chunked
             self._body_lines = 0
             if self._is_in_body:
@@ -211,14 +219,27 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         self._newest.set_exception(RequestPayloadError("the body breaks off"))
         self._newest.feed_eof()
 
-    def _refuse_body(self) -> None:
-        """Fail a body of too many chunks, unread; its request is the connection's last."""
+    def _refuse_body(self, error: Exception) -> None:
+        """Fail a body that is not complete; its request is the connection's last."""
         assert self._newest is not None
-        logger.info("request.cut_off", reason="many_chunks")
         self._has_all = True
-        self._newest.set_exception(RequestPayloadError("the body comes in too many chunks"))
+        self._newest.set_exception(error)
         self._newest.feed_eof()
         self._pause_transport_reading()
+
+    def _refuse_head(self, error: StrettoError) -> None:
+        """Answer the newest head with an error, behind what is queued; read nothing more."""
+        if isinstance(error, HeadTooLarge):
+            logger.info("request.cut_off", reason=error.code)
+        self._messages.append((_ErrInfo(STATUS[error.code], error, error.detail), EMPTY_PAYLOAD))
+        self._request_count += 1
+        self._newest = EMPTY_PAYLOAD
+        self._upgraded = False
+        self._message_tail = b""
+        self._has_all = True
+        self._pause_transport_reading()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _end_reading(self) -> None:
         """Read nothing more: answer the complete requests, drop an incomplete one."""
@@ -262,20 +283,3 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
             self._message_tail = b""
             self._has_all = True
             response.force_close()
-
-
-def _is_last(message: RawRequestMessage | _ErrInfo) -> bool:
-    """Return whether nothing behind a message is read."""
-    if isinstance(message, _ErrInfo):
-        return True
-    # A session goes on in another protocol, which has an end of its own.
-    return _is_declined(message) or (message.should_close and not message.upgrade)
-
-
-def _is_declined(message: RawRequestMessage) -> bool:
-    """Return whether a message asks for a protocol that its target does not speak."""
-    protocol = message.headers.get(hdrs.UPGRADE)
-    if protocol is None:
-        return message.method == hdrs.METH_CONNECT
-    # Compared as the router does: a target may begin with a host, or spell letters as %XX.
-    return message.url.path_safe != EVENTS_PATH or protocol.strip().lower() != "websocket"
