@@ -14,14 +14,14 @@ import pytest
 from yarl import URL
 
 from stretto.domain import event_id
-from support.api_client import Api, api_for, connected_api
+from support.api_client import Api, api_for, connected_api, token_of
 from support.proxies import running_sample
 from support.service_process import apis
 from support.topology import Member
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from support.service_process import ServiceProcess, StartService
@@ -37,6 +37,14 @@ GOING_AWAY = 1001
 TOKEN_CHARACTERS = 8000
 
 PROXIES = ("haproxy", "nginx")
+# Each field is as long as nginx lets it be, and together they are more than the service takes.
+LARGE_HEAD = (
+    b"GET /v1/groups HTTP/1.1\r\nHost: chat.example\r\nConnection: close\r\n"
+    + b"X-More: %b\r\n" % (b"a" * 800)
+    + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 8170) for number in range(4))
+    + b"\r\n"
+)
+ANSWER = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
 
 
 @asynccontextmanager
@@ -109,7 +117,7 @@ async def restarted(replica: ServiceProcess, start_service: StartService) -> Ser
 
 
 async def served(replica: ServiceProcess) -> None:
-    """Wait until a proxy sends creations to a replica: haproxy, since nginx waits ten seconds."""
+    """Wait until a proxy sends creations to a replica."""
     async with apis(replica) as (api,):
 
         async def has_created() -> bool:
@@ -180,3 +188,95 @@ async def test_a_shipped_proxy_passes_the_contract_alone_and_logs_no_key(
         await until(has_logged)
     assert "a-key-of-mine" not in logged()
     assert "Bearer" not in logged()
+
+
+async def answer_to(request: bytes, url: str, tls: ssl.SSLContext) -> bytes:
+    """Send bytes as they are; return all that comes until the proxy closes."""
+    place = URL(url)
+    reader, writer = await asyncio.open_connection(place.host, place.port, ssl=tls)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_a_large_head_behind_a_shipped_proxy_costs_no_other_client_its_answer(
+    proxy: str, start_service: StartService, tmp_path: Path
+) -> None:
+    """It is refused by haproxy itself; of nginx's upstream, no instance counts as failed."""
+    replicas = [await start_service() for _ in range(2)]
+    urls = [replica.url for replica in replicas]
+    async with asyncio.timeout(DEADLINE_SECONDS), behind(proxy, tmp_path, *urls) as (api, tls):
+        status = (await answer_to(LARGE_HEAD, api.url, tls)).split(b" ", 2)[1]
+        assert {"haproxy": b"400", "nginx": b"431"}[proxy] == status
+        for number in range(4):
+            assert 201 == (await api.create(f"k{number}")).status
+
+
+@asynccontextmanager
+async def dropping_service() -> AsyncIterator[str]:
+    """Run what closes without an answer if it is asked to; yields its URL."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"/v1/drop" not in head:
+            writer.write(ANSWER)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}"
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_a_shipped_proxy_takes_no_instance_out_for_one_request(
+    proxy: str, tmp_path: Path
+) -> None:
+    """Which both of them have closed without an answer."""
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        dropping_service() as one,
+        dropping_service() as other,
+        behind(proxy, tmp_path, one, other) as (api, tls),
+    ):
+        head = b"GET /v1/%b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        await until(_answers(head % b"ready", api.url, tls))
+        dropped = await answer_to(head % b"drop", api.url, tls)
+        assert b"502" == dropped.split(b" ", 2)[1]
+        for _ in range(4):
+            answer = await answer_to(head % b"other", api.url, tls)
+            assert b"204" == answer.split(b" ", 2)[1]
+
+
+def _answers(request: bytes, url: str, tls: ssl.SSLContext) -> Callable[[], Awaitable[bool]]:
+    async def has_answered() -> bool:
+        return b" 204 " in await answer_to(request, url, tls)
+
+    return has_answered
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_a_shipped_proxy_passes_what_the_service_takes(
+    proxy: str, database_url: str, tmp_path: Path
+) -> None:
+    """A key with dots and slashes, a request without Host, and one in absolute form."""
+    key = "../../metrics"
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as service,
+        behind(proxy, tmp_path, service.url, service.url) as (api, tls),
+    ):
+        assert 201 == (await api.create(key)).status
+        url = URL(f"{api.url}/v1/attempts/{key.replace('/', '%2F')}", encoded=True)
+        token = f"Bearer {token_of('alice')}"
+        async with api.session.get(url, headers={"Authorization": token}) as response:
+            assert 200 == response.status
+        for target, host in (("/v1/groups", ""), ("http://x/v1/groups", "Host: x\r\n")):
+            version = "1.1\r\nConnection: close" if host else "1.0"
+            request = f"GET {target} HTTP/{version}\r\n{host}Authorization: {token}\r\n\r\n"
+            answer = await answer_to(request.encode(), api.url, tls)
+            assert b"200" == answer.split(b" ", 2)[1], answer
+        closed = "GET http://x/metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        assert b" 404 " in await answer_to(closed.encode(), api.url, tls)
