@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 from aiohttp import WSServerHandshakeError, web
+from multidict import CIMultiDict
 
 from stretto.assembly.application import create_app
 from stretto.events.close_codes import CloseCode
@@ -112,6 +113,16 @@ async def test_what_is_refused_before_the_stream_is_a_problem(
     assert (status, code) == (reply.status, reply.json["code"])
     assert (0, []) == (len(live.hub), session_tasks())
     assert not any(record.levelname == "WARNING" for record in caplog.records)
+
+
+async def test_a_position_that_is_given_twice_is_refused(live: LiveService) -> None:
+    """To ignore one of them would skip events, or send some again."""
+    fields = CIMultiDict({**STREAM, "Authorization": f"Bearer {token_of('bob')}"})
+    for _ in range(2):
+        fields.add("Last-Event-ID", "")
+    async with live.api.session.get(f"{live.api.url}/v1/events", headers=fields) as response:
+        document = await response.json(content_type=None)
+        assert (400, "Last-Event-ID") == (response.status, document["errors"][0]["parameter"])
 
 
 async def test_pages_of_allowed_origins_may_connect(database_url: str) -> None:

@@ -50,6 +50,41 @@ async def test_a_read_that_is_cancelled_ends_though_the_server_is_frozen(way: Fr
         assert reading.cancelled()
 
 
+async def test_a_release_that_is_cancelled_ends_as_cancelled(way: Frozen) -> None:
+    """The driver's own error would pass for a crash of the actor that is stopped."""
+    async with asyncio.timeout(DEADLINE_SECONDS), Database(way.url) as database:
+        connection = await database.acquire()
+        began = asyncio.Event()
+
+        async def hold() -> None:
+            try:
+                began.set()
+                await asyncio.Event().wait()
+            finally:
+                await database.release(connection)
+
+        way.freeze()
+        holding = asyncio.create_task(hold())
+        await began.wait()
+        holding.cancel()
+        await asyncio.wait({holding})
+        assert holding.cancelled()
+        assert connection.is_closed()
+
+
+async def test_a_release_is_cancelled_while_it_waits(way: Frozen) -> None:
+    """As by a runner whose time to stop is over: the driver makes a time-out of it."""
+    async with asyncio.timeout(DEADLINE_SECONDS), Database(way.url) as database:
+        connection = await database.acquire()
+        way.freeze()
+        releasing = asyncio.create_task(database.release(connection))
+        await way.asked.wait()
+        releasing.cancel()
+        await asyncio.wait({releasing})
+        assert releasing.cancelled()
+        assert connection.is_closed()
+
+
 @pytest.mark.parametrize("source", ["dsn", "pool"])
 async def test_a_component_stops_though_the_server_is_frozen(source: str, way: Frozen) -> None:
     """While one of its actors waits for an answer that does not come."""

@@ -7,6 +7,7 @@ what a log may not hold: it is short and plain, and neither a key nor a token, n
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from aiohttp import hdrs, web
 
@@ -27,7 +28,8 @@ def context_of(request: BaseRequest) -> RequestContext:
         offered = request.headers.getall(ID_FIELD, [])
         secrets = [value for name in _SECRET_FIELDS for value in request.headers.getall(name, [])]
         if "/attempts/" in request.path:
-            secrets.append(request.path.rpartition("/")[2])
+            # Split before it is decoded, as the router does: a key may have slashes.
+            secrets.append(unquote(request.rel_url.raw_path.rpartition("/")[2]))
         context = RequestContext(taken_id(offered[0] if len(offered) == 1 else None, *secrets))
         request[_CONTEXT] = context
     return context

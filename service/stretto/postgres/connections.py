@@ -142,10 +142,14 @@ class Database:
                 await connection.close(timeout=GRACE_SECONDS)
             else:
                 await self._host_pool.release(connection, timeout=GRACE_SECONDS)  # type: ignore[arg-type]
-        except (Exception, asyncio.CancelledError):
+        except (Exception, asyncio.CancelledError) as error:
             terminate(connection)
             if is_cancelled():
-                raise
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                # asyncpg turns a cancellation during its own time-out into a `TimeoutError`, which
+                # would pass for a crash.
+                raise asyncio.CancelledError from error
 
     @asynccontextmanager
     async def connection(self, lane: Lane) -> AsyncIterator[Connection]:

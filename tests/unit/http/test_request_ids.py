@@ -76,9 +76,21 @@ def test_two_made_ids_differ() -> None:
         ("/v1/events", {ID_FIELD: TOKEN[-20:], "Sec-WebSocket-Protocol": f"x.{TOKEN}"}, False),
         (f"/v1/attempts/{KEY}", {ID_FIELD: KEY}, False),
         (f"/v1/attempts/%38{KEY[1:]}", {ID_FIELD: KEY}, False),
+        (f"/v1/attempts/{KEY}%2Fx", {ID_FIELD: KEY}, False),
+        (f"/v1/attempts/x/{KEY}", {ID_FIELD: KEY}, False),
         (f"/v1/groups/{KEY}", {ID_FIELD: KEY}, True),
     ],
-    ids=["plain", "key", "token", "token of a page", "key in the path", "escaped", "group's id"],
+    ids=[
+        "plain",
+        "key",
+        "token",
+        "token of a page",
+        "key in the path",
+        "escaped",
+        "slash in it",
+        "no route",
+        "group's id",
+    ],
 )
 def test_every_place_of_a_key_or_a_token_is_looked_at(
     path: str, fields: dict[str, str], is_taken: bool

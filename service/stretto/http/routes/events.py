@@ -212,7 +212,10 @@ def _authorization(request: web.Request) -> str | None:
 
 def _client_place(request: web.Request, query: Mapping[str, str]) -> Place | None:
     """Return where the client's position leads. A browser reconnects with its old URL: the header is newer."""
-    header = request.headers.get("Last-Event-ID")
+    headers = request.headers.getall("Last-Event-ID", [])
+    if len(headers) > 1:
+        raise RequestInvalid([ParameterError("Last-Event-ID", "is given more than once")])
+    header = headers[0] if headers else ""
     position = header or query.get("since")
     if not position:
         return None
