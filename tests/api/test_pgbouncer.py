@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -16,7 +17,7 @@ import pytest
 from stretto.assembly.host_pool import require_database
 from stretto.errors import GroupRejected
 from stretto.postgres.check import check_database
-from stretto.postgres.connecting import PREPARED_MAX
+from stretto.postgres.connecting import _SERVER_SETTINGS, PREPARED_MAX
 from stretto.postgres.connections import Database, Lane
 from stretto.postgres.migration_steps import newest_number
 from stretto.postgres.pooler import split_pooler
@@ -39,7 +40,6 @@ from support.service_process import ServiceProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
     from stretto.postgres.driver_connection import Connection as InnerConnection
     from support.database import Connection
@@ -124,19 +124,44 @@ async def test_a_forgotten_parameter_is_answered_with_exactly_that(command: str,
     assert "unsupported startup parameter" in errors
 
 
+def documented_parameters() -> str:
+    """Return the line of `pgbouncer.ini` that operations.md shows for session mode, as one line."""
+    text = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    shown = text[text.index("    ignore_startup_parameters = ") :].partition("\n\n")[0]
+    return " ".join(shown.split())
+
+
+def test_the_documented_parameters_are_those_that_are_sent() -> None:
+    """PgBouncer refuses a connection for any that it neither knows nor ignores."""
+    documented = documented_parameters().partition(" = ")[2].split(", ")
+    sent = {*_SERVER_SETTINGS, "search_path", "statement_timeout"} - {"application_name"}
+    assert sorted(sent) == sorted(documented)
+
+
+async def test_a_service_runs_behind_it_in_session_mode_as_documented(
+    server_url: str, connection: Connection
+) -> None:
+    """Without the URL's parameter, and with prepared statements."""
+    await give_settings(server_url)
+    settings = ("pool_mode = session", "default_pool_size = 40", documented_parameters())
+    with running_pgbouncer(server_url, *settings) as folder:
+        url = url_through(folder, server_url).replace("&pgbouncer=true", "")
+        async with (
+            ServiceProcess({"DATABASE_URL": url}) as service,
+            connected_api(service.url) as api,
+        ):
+            assert 201 == (await api.create("k")).status
+            assert 200 == (await api.get("/v1/groups")).status
+            assert await groups(connection) == 1
+
+
 async def test_settings_that_it_drops_are_answered_with_the_parameter(
     server_url: str, connection: Connection
 ) -> None:
     """The tables are there, and the session does not see them: to migrate again would not help."""
-    dropped = (
-        "ignore_startup_parameters = search_path, statement_timeout, lock_timeout, jit,"
-        " idle_in_transaction_session_timeout, tcp_keepalives_idle, tcp_keepalives_interval,"
-        " tcp_keepalives_count, enable_seqscan, enable_hashjoin, enable_mergejoin,"
-        " plan_cache_mode"
-    )
     name = await connection.fetchval("SELECT quote_ident(current_database())")
     await connection.execute(f"ALTER DATABASE {name} SET search_path = public")
-    with running_pgbouncer(server_url, dropped) as folder:
+    with running_pgbouncer(server_url, documented_parameters()) as folder:
         url = url_through(folder, server_url).replace("&pgbouncer=true", "")
         code, _, errors = await stretto("check", DATABASE_URL=url)
     assert code == 3

@@ -268,6 +268,13 @@ IGNORABLE = {
     *(0xFFA0, *range(0xFFF0, 0xFFF9)),
     *range(0xE0000, 0xE1000),
 }
+# The code charts show no glyph for these.
+BLANK = {0x13441, 0x13442, 0x16FE4, 0x1D159}
+# Noncharacter_Code_Point.
+NONCHARACTERS = {
+    *range(0xFDD0, 0xFDF0),
+    *(plane << 16 | end for plane in range(17) for end in (0xFFFE, 0xFFFF)),
+}
 
 
 def test_a_name_needs_a_character_that_shows() -> None:
@@ -275,7 +282,7 @@ def test_a_name_needs_a_character_that_shows() -> None:
     refused = {code for code in range(sys.maxunicode + 1) if not domain._NAME.fullmatch(chr(code))}
     kinds = {"Zs", "Zl", "Zp", "Cc", "Cf", "Cs"}
     hidden = {code for code in range(sys.maxunicode + 1) if category(chr(code)) in kinds}
-    assert hidden - DRAWN - ARRANGING | IGNORABLE == refused
+    assert hidden - DRAWN - ARRANGING | IGNORABLE | BLANK | NONCHARACTERS == refused
     # Beside one that shows there may be any, as in emoji and in Arabic words.
     assert NewGroup.parse(ALICE, {"name": "\u200d\u2764\ufe0f\u200d"})
 
