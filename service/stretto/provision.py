@@ -24,6 +24,7 @@ import asyncpg
 from stretto.embedded.lock_file import sole_service
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.postgres import embedded_postgres
+from stretto.embedded.watch import watched_server
 from stretto.http.tokens.keys import secret_key
 from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
@@ -62,12 +63,13 @@ async def database_place(
     *,
     is_service: bool = False,
     migrates: bool = True,
+    on_lost: Callable[[str], object] | None = None,
 ) -> AsyncIterator[Place]:
     """Provide the database as long as the context lasts.
 
     An embedded one is migrated too, unless the caller does that itself (`migrates` is false). It
     belongs to one service at a time; commands share it. `notify` gets each message for the
-    operator as one line. Raises `EmbeddedError` or `ConfigurationError`.
+    operator as one line; `on_lost` gets the one about a server that has ended by itself. Raises `EmbeddedError` or `ConfigurationError`.
     """
     if not settings.is_embedded:
         yield Place(settings.database_url, None)
@@ -78,6 +80,9 @@ async def database_place(
         )
         if is_service:
             stack.enter_context(sole_service(server.data_dir))
+        if on_lost is not None:
+            log = server.data_dir / "postgres/log"
+            await stack.enter_async_context(watched_server("PostgreSQL", server.pid, log, on_lost))
         if server.is_new and not is_service:
             # The operator may have meant another database: this one has nothing to show.
             notify(
@@ -92,10 +97,12 @@ async def database_place(
 
 
 @asynccontextmanager
-async def bus_place(settings: Settings) -> AsyncIterator[str]:
+async def bus_place(
+    settings: Settings, on_lost: Callable[[str], object] | None = None
+) -> AsyncIterator[str]:
     """Provide the URL of NATS as long as the context lasts; empty where none is set.
 
-    Raises `EmbeddedError`, or `ConfigurationError` where the client is not installed.
+    `on_lost` is called as in `database_place`. Raises `EmbeddedError`, or `ConfigurationError` where the client is not installed.
     """
     url = settings.component.nats_url
     if url and find_spec("nats") is None:
@@ -104,7 +111,11 @@ async def bus_place(settings: Settings) -> AsyncIterator[str]:
     if url != EMBEDDED:
         yield url
         return
-    async with embedded_nats(settings.data_dir) as server:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(embedded_nats(settings.data_dir))
+        if on_lost is not None:
+            log = settings.data_dir / "nats/nats.log"
+            await stack.enter_async_context(watched_server("NATS", server.pid, log, on_lost))
         yield server.url
 
 

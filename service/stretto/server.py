@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from stretto.assembly.application import create_app
 from stretto.config import environment_of
 from stretto.domain import UserId
+from stretto.errors import EmbeddedError
 from stretto.http.front.serving import cannot_listen, serving
 from stretto.http.routes.console import offer_tokens
 from stretto.http.service import INSTANCE, SERVICE
@@ -48,13 +49,22 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
     """
     component, limits = settings.component, settings.limits
     stop = _stop_on_signals(settings.drain_seconds, is_worker=share_port)
+    lost: list[str] = []
+
+    def end(message: str) -> None:
+        """Stop without a drain: what an embedded server has taken along cannot be served."""
+        lost.append(message)
+        stop.take(signal.SIGINT)
+
     async with AsyncExitStack() as stack:
         supervision = None
         if share_port:
             joining = supervised(stop, sys.stdin.fileno())
             supervision = await stack.enter_async_context(joining)
-        place = await stack.enter_async_context(database_place(settings, notify, is_service=True))
-        nats_url = await stack.enter_async_context(bus_place(settings))
+        place = await stack.enter_async_context(
+            database_place(settings, notify, is_service=True, on_lost=end)
+        )
+        nats_url = await stack.enter_async_context(bus_place(settings, end))
         tokens = token_settings(settings)
         # Wait for the database here, before any client is served.
         if not await _database_answers(place.dsn, component.db_schema, stop):
@@ -109,6 +119,8 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
             logger.info("service.stopping")
     flush_log()
     logger.info("service.stopped")
+    if lost:
+        raise EmbeddedError(lost[0])
 
 
 async def _database_answers(dsn: str, schema: str, stop: Stop) -> bool:

@@ -1,0 +1,83 @@
+"""An embedded server that ends while it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.embedded.watch import watched_server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEADLINE_SECONDS = 30
+
+
+async def test_a_server_that_ends_by_itself_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also while it is a zombie, as a child of ours that is not waited for is one."""
+    lost: asyncio.Queue[str] = asyncio.Queue()
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE
+    )
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        watched_server("NATS", server.pid, tmp_path, lost.put_nowait),
+    ):
+        assert lost.empty()
+        server.kill()
+        assert f"NATS (process {server.pid}) has ended by itself" in await lost.get()
+    assert lost.empty()
+    await server.wait()
+
+
+async def test_a_server_that_is_stopped_afterwards_is_not_reported(tmp_path: Path) -> None:
+    """The twin: its end is ours."""
+    lost: list[str] = []
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE
+    )
+    async with watched_server("NATS", server.pid, tmp_path, lost.append):
+        await asyncio.sleep(0)
+    server.kill()
+    await server.wait()
+    assert [] == lost
+
+
+@pytest.mark.parametrize("name", ["PostgreSQL", "NATS"])
+async def test_a_service_ends_with_its_embedded_server(name: str, folder: Path) -> None:
+    """With an exit code of its own, so that a supervisor starts both again."""
+    settings = {
+        "DATA_DIR": str(folder),
+        "PORT": "0",
+        "NATS_URL": "embedded",
+        "LOG_FORMAT": "json",
+    }
+    service = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stretto", "serve"),
+        env={**os.environ, **{f"STRETTO_{key}": value for key, value in settings.items()}},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert service.stderr is not None
+        said = b""
+        async with asyncio.timeout(DEADLINE_SECONDS * 2):
+            while b"service.started" not in said:
+                said += await service.stderr.readline()
+            files = {"PostgreSQL": "postgres/postmaster.pid", "NATS": "nats/nats.pid"}
+            (file,) = folder.rglob(files[name])
+            os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
+            said = await service.stderr.read()
+            assert 4 == await service.wait()
+        assert 1 == said.count(b'"embedded.ended"')
+        assert f"{name} (process ".encode() in said
+    finally:
+        if service.returncode is None:
+            service.kill()
+            await service.wait()
