@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 from stretto.assembly.application import create_app
 from stretto.config import environment_of
 from stretto.domain import UserId
-from stretto.errors import EmbeddedError
 from stretto.http.front.serving import cannot_listen, serving
 from stretto.http.routes.console import offer_tokens
 from stretto.http.service import INSTANCE, SERVICE
@@ -25,6 +24,7 @@ from stretto.provision import bus_place, database_connection, database_place, to
 from stretto.reports import supervised
 from stretto.runtime.memory import collecting
 from stretto.runtime.stop import Stop
+from stretto.start_errors import EmbeddedError
 from stretto.supervisor import Supervisor
 from stretto.telemetry.logs import flush_log, logger
 from stretto.telemetry.trace_export import exporting

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import stretto
-from stretto import errors
+from stretto import errors, misuse, start_errors
 from stretto.errors import Failure, FieldError, HookFailed, NotFound, Retry
 from stretto.http.problems import drop_frames
 
@@ -95,10 +95,13 @@ ARGUMENTS: dict[type[BaseException], tuple[Any, ...]] = {
     stretto.ClientError: ("key_reused", "Take another one.", Retry.NEW_KEY, Failure("a", "b")),
     stretto.GroupRejected: ("quota", "Ten groups are enough."),
     errors.RequestInvalid: ([FieldError("/name", "is required")],),
-    errors.CreatedInHook: (),
-    errors.WrongEventLoop: (),
+    misuse.CreatedInHook: (),
+    misuse.WrongEventLoop: (),
 }
-PUBLIC = [*vars(errors).values(), *(getattr(stretto, name) for name in stretto.__all__)]
+PUBLIC = [
+    *(each for module in (errors, misuse, start_errors) for each in vars(module).values()),
+    *(getattr(stretto, name) for name in stretto.__all__),
+]
 
 
 @pytest.mark.parametrize(

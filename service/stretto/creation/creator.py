@@ -20,8 +20,9 @@ from stretto.creation.follower import Follower
 from stretto.creation.hook_calls import HookCalls
 from stretto.creation.outcomes import NO_BODY, OutcomeMemory, document_for, document_of_repeat
 from stretto.domain import IdempotencyKey, NewGroup, UserId, digest, group_id_bytes
-from stretto.errors import AttemptPending, CreatedInHook, KeyReused, StrettoError, WrongEventLoop
+from stretto.errors import AttemptPending, KeyReused, StrettoError
 from stretto.kinds import require_kind
+from stretto.misuse import CreatedInHook, WrongEventLoop
 from stretto.observations import AttemptAnswered, AttemptStrayed
 from stretto.runtime.turns import Turns
 from stretto.telemetry.request_context import CURRENT_REQUEST, trace_id_of

@@ -13,8 +13,8 @@ from typing import Final
 import asyncpg
 
 from stretto.creation.host_errors import chain, veto_of
-from stretto.errors import CreatedInHook
 from stretto.kinds import is_a
+from stretto.misuse import CreatedInHook
 from stretto.postgres.driver_errors import sqlstate_of, store_error
 from stretto.postgres.hook_handle import HandleMisused
 from stretto.store_errors import HookError, HookInterrupted, Refused, StoreError, Transient

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from stretto.errors import Overloaded, WrongEventLoop
+from stretto.errors import Overloaded
+from stretto.misuse import WrongEventLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Hashable, Sequence

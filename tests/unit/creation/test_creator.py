@@ -35,8 +35,8 @@ from stretto.errors import (
     NotFound,
     Overloaded,
     RateLimited,
-    WrongEventLoop,
 )
+from stretto.misuse import WrongEventLoop
 from stretto.observations import AttemptAnswered, AttemptStrayed, GuaranteeBroken
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from stretto.errors import Overloaded, WrongEventLoop
+from stretto.errors import Overloaded
+from stretto.misuse import WrongEventLoop
 from stretto.runtime.mailbox import Mailbox
 
 

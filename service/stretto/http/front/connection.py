@@ -16,13 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from stretto.codec import BODY_BYTES_MAX
-from stretto.errors import (
-    HeadTooLarge,
-    InternalError,
-    RequestInvalid,
-    RequestTooSlow,
-    StrettoError,
-)
+from stretto.errors import HeadTooLarge, InternalError, RequestInvalid, RequestTooSlow, StrettoError
 from stretto.http.front.fast_path import CREATION, FastPathConnection
 from stretto.http.front.heads import HEAD_BYTES_MAX
 from stretto.http.front.plain_requests import PlainRequests
