@@ -13,7 +13,7 @@ import pytest
 import stretto
 
 IDS = {
-    *("stretto", "stretto.domain", "stretto.errors"),
+    *("stretto", "stretto.domain", "stretto.errors", "stretto.kinds"),
     *("stretto.identifiers", "stretto.members", "stretto.metadata"),
 }
 CLIENT = {*IDS, "stretto.client", "stretto.network"}
@@ -59,7 +59,7 @@ def loaded(code: str) -> set[str]:
         (
             "from stretto import Inbox",
             {
-                *("stretto", "stretto.errors"),
+                *("stretto", "stretto.kinds"),
                 *("stretto.postgres", "stretto.postgres.inbox", "stretto.postgres.queries"),
             },
         ),
