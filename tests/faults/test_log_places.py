@@ -256,7 +256,8 @@ async def test_no_event_is_read_before_the_standby_has_it(
         await beside.execute("SET synchronous_commit = local")
         event = await commit_event(beside)
         await beside.execute(
-            """INSERT INTO outbox_delivery
+            """INSERT INTO outbox_delivery (reader, created_at, event_id, subject,
+                                            conversation_id, recipients, group_name, due_at)
                SELECT 'bus', created_at, event_id, subject, conversation_id, recipients,
                       group_name, now()
                FROM outbox"""

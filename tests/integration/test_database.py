@@ -329,21 +329,6 @@ async def test_a_roles_isolation_is_not_taken_over(
         await database.release(kept)
 
 
-async def test_a_statement_is_not_planned_for_each_of_its_values(database_url: str) -> None:
-    """The server would plan the first five for their values, and compare."""
-    async with Database(database_url) as database:
-        kept = await database.acquire()
-        for number in range(2):
-            assert number == await kept.fetchval("SELECT $1::integer", number)
-        plans = await kept.fetchrow(
-            "SELECT generic_plans, custom_plans FROM pg_prepared_statements"
-            " WHERE statement = 'SELECT $1::integer'"
-        )
-        await database.release(kept)
-    assert plans is not None
-    assert tuple(plans) == (2, 0)
-
-
 @pytest.mark.parametrize("durability", ["off", "local"])
 async def test_a_role_whose_commits_are_not_flushed_is_refused(
     durability: str, database_url: str, connection: Connection

@@ -73,7 +73,7 @@ class _NotAsync:
         ("on_create must be an async function", {"on_create": "hook"}),
         ("authorize must be an async function", {"authorize": lambda _: None}),
         ("tracer_provider must be an opentelemetry.*, not <class 'str'>", {"tracer_provider": "x"}),
-        ("console must be builtins.bool, not <class 'str'>", {"console": "off"}),
+        ("console must be bool, not <class 'str'>", {"console": "off"}),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused(words: str, options: dict[str, Any]) -> None:

@@ -54,9 +54,6 @@ _SERVER_SETTINGS: Final = _NAME | {
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
-    # A plan that fits any values is made once. Otherwise a creation alone is planned anew each time,
-    # which takes up to a third of its time in the server.
-    "plan_cache_mode": "force_generic_plan",
 }
 _Host: TypeAlias = tuple[str | None, int | None]
 
