@@ -24,7 +24,15 @@ from support.api_client import SECRET, Api, connected_api, token_of
 from support.database import pend, writes_held_up
 from support.live_service import LiveService
 from support.raw_client import RawClient, RawClients, creation, raw_clients
-from support.traces import PARENT_ID, SAMPLED, TRACE_ID, UNSAMPLED, Spans
+from support.traces import (
+    PARENT_ID,
+    RAISING_PLACES,
+    SAMPLED,
+    TRACE_ID,
+    UNSAMPLED,
+    Spans,
+    raising_spans,
+)
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -62,9 +70,11 @@ class World:
 
 
 @asynccontextmanager
-async def traced(database_url: str, sampler: Sampler | None = None) -> AsyncIterator[World]:
+async def traced(
+    database_url: str, sampler: Sampler | None = None, spans: Spans | None = None
+) -> AsyncIterator[World]:
     """Serve a database in this process, and trace."""
-    spans = Spans(sampler)
+    spans = spans or Spans(sampler)
     app = create_app(
         dsn=database_url,
         tokens=TokenSettings(jwt_secret=SECRET),
@@ -295,3 +305,30 @@ async def test_no_secret_is_in_a_span(world: World) -> None:
     assert "GET /v1/attempts/{key}" in shown
     for secret in (key, TOKEN, "Team", "alice", "bob"):
         assert secret not in shown
+
+
+@pytest.mark.parametrize("is_plain", [True, False], ids=["fast path", "routes"])
+@pytest.mark.parametrize("place", RAISING_PLACES)
+async def test_a_hosts_tracing_that_raises_changes_no_answer(
+    place: str,
+    is_plain: bool,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither of the request that is traced nor of its neighbours, and every event is pushed."""
+    if not is_plain:
+        monkeypatch.setattr(PlainRequests, "read", lambda *_: None)
+    async with traced(database_url, spans=raising_spans(place, ZeroDivisionError())) as world:
+        async with world.live.sse() as events:
+            await events.next()
+            sent = [("a", SAMPLED), ("b", UNSAMPLED), ("c", SAMPLED)]
+            answers = await asyncio.gather(*(world.create(*each) for each in sent))
+            assert [201] * 3 == answers
+            for _ in sent:
+                await events.next()
+        assert 201 == await world.create("a", SAMPLED)
+        assert 422 == await world.create("a", SAMPLED, b'{"name": "Other"}')
+    failures = [each for each in caplog.records if each.message == "tracing.failed"]
+    assert {"ZeroDivisionError"} == {vars(each)["kind"] for each in failures}
+    assert [] == [each.message for each in caplog.records if "crashed" in each.message]

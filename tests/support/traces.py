@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
@@ -78,6 +78,26 @@ class Spans:
     async def until(self, *names: str) -> None:
         """Wait until spans of these names have ended."""
         await until(lambda: {*names} <= {each.name for each in self.ended})
+
+
+RAISING_PLACES = ("on_start", "on_end", "sampler")
+
+
+def raising_spans(place: str, error: BaseException) -> Spans:
+    """Return a host's spans, whose code raises at a place, each time that it is called."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    sampler = ParentBased(ALWAYS_OFF)
+    if place == "sampler":
+        sampler.should_sample = fail  # type: ignore[method-assign,assignment]
+    spans = Spans(sampler)
+    if place != "sampler":
+        processor = SpanProcessor()
+        setattr(processor, place, fail)
+        spans.provider.add_span_processor(processor)
+    return spans
 
 
 def traced_request() -> RequestContext:

@@ -117,6 +117,11 @@ def guarded(observe: Observer) -> Observer:
     return never_raising(observe, report)
 
 
+def report_tracing(error: Exception) -> None:
+    """Log what the host's sampler or processor of spans has raised."""
+    logger.error("tracing.failed", kind=type(error).__name__, exc_info=error)
+
+
 def require_one_source(dsn: str, pool: object) -> None:
     """Raise `TypeError` unless there is either a `dsn` or a `pool`."""
     if dsn:

@@ -15,6 +15,7 @@ from stretto.assembly.component import Component
 from stretto.assembly.host_bus import HostsBus
 from stretto.assembly.host_options import (
     guarded,
+    report_tracing,
     require_authorize,
     require_bus,
     require_hook,
@@ -127,7 +128,7 @@ async def open_component(  # noqa: PLR0913 a host names each of its options
                 bus,
                 on_create,
                 observe,
-                None if tracer_provider is None else Tracing(tracer_provider),
+                None if tracer_provider is None else Tracing(tracer_provider, report_tracing),
                 authorize,
             ),
             settings,

@@ -97,6 +97,9 @@ class GroupWriter(Actor):
             # The pause that follows is this writer's alone: another one may go on.
             self._baton.pass_on(self)
             if batch:
+                # Whatever has come before their answers: a flight without one would never end.
+                for request in batch:
+                    request.fail(OutcomeUnknown("the writer has failed"))
                 # A bug or a cancellation leaves the connection in an unknown state.
                 await self._store.close()
             raise
@@ -148,11 +151,12 @@ class GroupWriter(Actor):
             for request in batch:
                 if request.message.claim_token not in untried_tokens:
                     request.fail(unanswered)
-        self._baton.mailbox.put_back(untried)
         if led:
             for wake in self._wakes:
                 wake()
         self._observe(BatchWritten(len(batch), led, time.perf_counter() - started))
+        # The last step: what is put back must not be failed.
+        self._baton.mailbox.put_back(untried)
 
     async def _write(self, batch: Sequence[WriteRequest]) -> int:
         """Write most of a batch together, then contended keys, then probes; return how many led."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -30,6 +31,7 @@ from stretto.store_errors import (
     HookError,
     HookInterrupted,
     Locked,
+    OutcomeUnknown,
     Refused,
     Stalled,
     StoreError,
@@ -39,7 +41,6 @@ from stretto.store_errors import (
 from support.clock import Clock
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Sequence
 
 HOT, COLD, OTHER = UserId("hot"), UserId("cold"), UserId("other")
@@ -347,6 +348,28 @@ async def test_what_waits_is_not_kept_waiting_by_the_innocent_either() -> None:
     while not late.done():
         await world.writers[0].run_once()
     assert Led() == late.result()
+
+
+async def test_what_a_bug_leaves_untried_is_answered_and_not_put_back() -> None:
+    """Its request would be written although its caller has been answered."""
+    world = World()
+    world.store.lead_seconds = APART_SECONDS_MAX * 0.6
+    world.store.failing_together = HookError("too long together")
+    asked = [world.mailbox.ask(write(HOT, number)) for number in range(1, 6)]
+    late = world.mailbox.ask(write(COLD, 9))
+    writer = world.writers[0]
+    writer._batch_max = 5
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    writer._wakes = [fail]
+    with pytest.raises(ZeroDivisionError):
+        await writer.run_once()
+    assert [late] == [each.answered for each in world.mailbox.take_queued()]
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert [Led(), Led()] == results[:2]
+    assert [OutcomeUnknown] * 3 == [type(each) for each in results[2:]]
 
 
 async def test_slow_successes_are_charged_beyond_what_the_neighbours_take() -> None:

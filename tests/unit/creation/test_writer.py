@@ -536,6 +536,28 @@ async def test_a_bug_costs_its_batch_and_not_the_writer() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
+async def test_what_ends_a_batch_before_it_is_written_answers_it(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No flight waits for ever, and the next batch is written."""
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    writer = writer_of(mailbox, ScriptedStore(), batch_max=1)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    asked = [mailbox.ask(write(number)) for number in (1, 2)]
+    with monkeypatch.context() as patch:
+        patch.setattr("stretto.creation.writer.batch_span", fail)
+        with pytest.raises(error):
+            await writer.run_once()
+    assert 1 == await writer.run_once()
+    unknown, led = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(unknown, OutcomeUnknown)
+    assert led == Led()
+
+
 async def test_a_writer_that_never_ran_gives_its_connection_back() -> None:
     """It was opened when the service started; a bug elsewhere ended the start."""
     store = ScriptedStore()

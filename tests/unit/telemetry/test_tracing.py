@@ -8,7 +8,15 @@ import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
 from stretto.telemetry.tracing import Trace, Tracing, batch_span, span_of, step_of_batch
-from support.traces import PARENT_ID, SAMPLED, TRACE_ID, UNSAMPLED, Spans
+from support.traces import (
+    PARENT_ID,
+    RAISING_PLACES,
+    SAMPLED,
+    TRACE_ID,
+    UNSAMPLED,
+    Spans,
+    raising_spans,
+)
 
 
 @pytest.fixture(params=[False, True], ids=["a host's", "the process's"])
@@ -130,3 +138,63 @@ def test_what_is_not_sampled_costs_no_span(spans: Spans) -> None:
     with batch_span([], 1), step_of_batch("stretto.claim"), span_of(None, "stretto.follow"):
         pass
     assert [] == spans.ended
+
+
+def work_traced(tracing: Tracing, trace: Trace | None) -> list[str]:
+    """Do what a request and its event do with spans; return the steps that were worked on."""
+    worked: list[str] = []
+    traces = [] if trace is None else [trace]
+    for each in traces:
+        each.queued()
+    with batch_span(traces, 1), step_of_batch("stretto.claim"):
+        worked.append("batch")
+    with span_of(trace, "stretto.follow"):
+        worked.append("follow")
+    push = tracing.resume("stretto.push", SAMPLED)
+    for each in traces if push is None else [*traces, push]:
+        each.end({"stretto.sessions": 1}, error="refused")
+    return worked
+
+
+@pytest.mark.parametrize("place", RAISING_PLACES)
+def test_what_a_hosts_code_raises_ends_no_work(place: str) -> None:
+    """The work goes on; each failure is reported."""
+    reports: list[Exception] = []
+    tracing = Tracing(raising_spans(place, ZeroDivisionError()).provider, reports.append)
+    trace = tracing.begin("request", SAMPLED, "")
+    assert (trace is not None) == (place == "on_end")
+    assert ["batch", "follow"] == work_traced(tracing, trace)
+    assert {ZeroDivisionError} == {type(each) for each in reports}
+
+
+@pytest.mark.parametrize("place", RAISING_PLACES)
+def test_what_a_hosts_code_raises_below_a_request_ends_no_work(place: str) -> None:
+    """The request's own span had begun."""
+    trace = begun(Tracing(Spans().provider))
+    tracing = trace._tracing
+    tracing.tracer = raising_spans(place, ZeroDivisionError()).provider.get_tracer("raising")
+    assert ["batch", "follow"] == work_traced(tracing, trace)
+
+
+@pytest.mark.parametrize("method", ["set_attributes", "set_status", "end"])
+def test_a_span_that_cannot_be_described_ends(
+    method: str, spans: Spans, tracing: Tracing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call of a host's span may raise."""
+    trace = begun(tracing)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(type(trace._span), method, fail)
+    trace.end({"stretto.writes": 1}, error="refused")
+    assert (method != "end") == bool(spans.ended)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("place", RAISING_PLACES)
+def test_the_guard_lets_an_interruption_pass(place: str, error: type[BaseException]) -> None:
+    """It is meant for the process, or for the task."""
+    tracing = Tracing(raising_spans(place, error()).provider)
+    with pytest.raises(error):
+        work_traced(tracing, tracing.begin("request", SAMPLED, ""))
