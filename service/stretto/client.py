@@ -21,7 +21,8 @@ import orjson
 import stamina
 
 from stretto.domain import CreatedGroup
-from stretto.errors import Failure, Picklable, Retry
+from stretto.errors import Failure, KeyInvalid, Picklable, Retry
+from stretto.identifiers import IdempotencyKey
 from stretto.metadata import Metadata
 from stretto.network import network_failure
 
@@ -79,9 +80,15 @@ class _TryAgainError(Exception):
 
 
 class StrettoClient:
-    """Calls the service at `base_url` as the user of `token`, over the given session."""
+    """Calls the service at `base_url` as the user of `token`, over the given session.
+
+    Raises `aiohttp.InvalidURL` for a `base_url` that is neither http nor https. One that is empty or
+    begins with a slash is relative to the session's own.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, base_url: str, token: str) -> None:
+        if base_url and not base_url.lower().startswith(("http://", "https://", "/")):
+            raise aiohttp.InvalidURL(base_url, "base_url must begin with http:// or https://")
         self._session = session
         self._url = base_url.rstrip("/") + "/v1/groups"
         self._authorization = f"Bearer {token}"
@@ -111,14 +118,14 @@ class StrettoClient:
         if isinstance(members, (str, bytes, bytearray, Mapping)):
             message = f"members must be a list of user ids, such as ['bob'], not {members!r}"
             raise TypeError(message)
-        # An empty key is one that the caller has lost: the service refuses it. A new one could
-        # create a second group.
+        # An empty key is one that the caller has lost: it is refused. A new one could create a
+        # second group.
         if key is None:
             key = str(uuid4())
             first_sent = time.time() if first_sent is None else first_sent
         headers = {
             "Authorization": self._authorization,
-            "Idempotency-Key": key,
+            "Idempotency-Key": _key_field(key),
             "Content-Type": "application/json",
         }
         if first_sent is not None:
@@ -180,6 +187,17 @@ class StrettoClient:
             raise
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _TryAgainError(network_failure(error)) from error
+
+
+def _key_field(key: str) -> str:
+    """Return the key as a header field; raises `ClientError` for a key that the service refuses.
+
+    It is not sent as it is: blanks at its ends would be lost, and quotes would be taken off.
+    """
+    try:
+        return IdempotencyKey(key).header_field()
+    except KeyInvalid as error:
+        raise ClientError(error.code, error.detail, error.retry) from error
 
 
 def _read_answer(status: int, headers: Mapping[str, str], body: bytes) -> ClientAnswer:

@@ -73,3 +73,9 @@ class IdempotencyKey(str):
         if quoted is None:
             raise KeyInvalid(_QUOTED_KEY_RULE)
         return cls(re.sub(r"\\(.)", r"\1", quoted[1]))
+
+    def header_field(self) -> str:
+        """Return the field that `parse` reads as this key; a bare one where that is possible."""
+        if not self.startswith('"'):
+            return plain(self)
+        return '"' + re.sub(r'(["\\])', r"\\\1", self) + '"'

@@ -279,7 +279,14 @@ async def test_an_empty_key_is_refused_and_not_replaced(
     with pytest.raises(ClientError) as refusal:
         await client.create_group("Team", key="")
     assert ("key_invalid", Retry.NEVER) == (refusal.value.code, refusal.value.retry)
-    assert [""] == [key for key, _ in proxy.seen]
+    assert proxy.seen == []
+
+
+@pytest.mark.parametrize("key", ['"6f1c2e90"', '"', '"\\"', '\\"'])
+async def test_a_key_with_quotes_is_sent_as_it_is(client: StrettoClient, key: str) -> None:
+    """The service takes the quotes off a quoted key, and the component does not."""
+    answer = await client.create_group("Team", key=key)
+    assert answer.group.group_id == group_id("alice", key)
 
 
 @pytest.mark.parametrize(
@@ -340,9 +347,17 @@ async def test_what_is_no_stretto_is_reported_at_once(
     assert len(proxy.seen) == 1
 
 
-async def test_an_address_that_is_none_is_reported_at_once() -> None:
+@pytest.mark.parametrize("url", ["chat.example", "127.0.0.1:8080", "chat:8080", "ftp://chat"])
+async def test_an_address_that_is_none_is_reported_at_once(url: str) -> None:
     """It is the program's error, which no time heals."""
-    async with client_of("chat.example") as client:
+    with pytest.raises(aiohttp.InvalidURL, match="must begin with http:// or https://"):
+        async with client_of(url):
+            pass
+
+
+async def test_a_path_without_a_host_is_reported_at_once() -> None:
+    """It is relative to the session's own address, and this session has none."""
+    async with client_of("") as client:
         with pytest.raises(aiohttp.InvalidURL):
             await client.create_group("Team")
 
