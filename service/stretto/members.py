@@ -65,5 +65,8 @@ def unknown_fields(
     # A body has room for tens of thousands.
     return [
         FieldError(f"{pointer}/{pointer_part(name)}", "unknown field")
+        # Only a host's own document has others.
+        if isinstance(name, str)
+        else FieldError(pointer, "must have names that are text")
         for name in islice(unknown, FIELD_ERRORS_MAX)
     ]

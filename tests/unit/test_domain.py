@@ -606,3 +606,14 @@ def test_ids_of_a_hosts_own_equality_are_their_characters() -> None:
     assert (ids[0], ids[1], 2) == (ids[2], ids[3], len(set(ids)))
     group = NewGroup.parse(upper, {"name": "Team", "members": ["caseless"]})
     assert (UserId, (UserId("caseless"),)) == (type(group.owner), group.members)
+
+
+@pytest.mark.parametrize("name", [7, None, b"name", ("name",)])
+def test_names_of_fields_that_are_no_text_are_refused(name: object) -> None:
+    """A host's own document may have them; JSON has none."""
+    with pytest.raises(RequestInvalid, match=r"^body: must have names that are text"):
+        NewGroup.parse(UserId("alice"), {"name": "Team", name: 1})
+    with pytest.raises(RequestInvalid, match=r"^/members/0: must have names that are text"):
+        NewGroup.parse(UserId("alice"), {"name": "Team", "members": [{"user_id": "bob", name: 1}]})
+    with pytest.raises(RequestInvalid, match=r"^/metadata"):
+        NewGroup.parse(UserId("alice"), {"name": "Team", "metadata": {name: 1}})
