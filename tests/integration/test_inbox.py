@@ -90,7 +90,7 @@ async def test_a_consumer_counts_a_message_once_however_often_it_comes(
 
 async def test_outside_a_transaction_is_a_programmers_error(connection: Connection) -> None:
     """Record and effects would part."""
-    with pytest.raises(AssertionError, match="together with the effects"):
+    with pytest.raises(RuntimeError, match="together with the effects"):
         await stretto.Inbox("counter").first_time(connection, MESSAGE)
 
 

@@ -28,6 +28,10 @@ class Inbox:
         """
         # The driver takes the text of an id as well.
         require_kind("message_id", message_id, UUID, str)
-        assert connection.is_in_transaction(), "the record must commit together with the effects"
+        if not connection.is_in_transaction():
+            raise RuntimeError(
+                "the record must commit together with the effects: call first_time within"
+                " `async with connection.transaction()`"
+            )
         first = await connection.fetchval(QUERIES["first_time"], self._name, message_id)
         return first is not None
