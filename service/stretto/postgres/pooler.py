@@ -7,10 +7,14 @@ because PgBouncer passes none on.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-_PARAMETER: Final = ("pgbouncer", "true")
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NAME: Final = "pgbouncer"
+_PARAMETER: Final = (_NAME, "true")
 ADD_PARAMETER: Final = (
     "if this is PgBouncer, STRETTO_DATABASE_URL needs the parameter pgbouncer=true"
     " (postgresql://…/database?pgbouncer=true)"
@@ -26,10 +30,16 @@ RESET_SESSION: Final = (
 ROLL_BACK_SESSION: Final = "ROLLBACK; SELECT pg_advisory_unlock_all(); BEGIN"
 
 
+def require_pooler(parameters: Mapping[str, str]) -> None:
+    """Raise `ValueError` for another value: the server would call ours an unknown setting."""
+    if parameters.get(_NAME, "true") != "true":
+        raise ValueError("its parameter pgbouncer takes the value true alone; leave it out otherwise")
+
+
 def split_pooler(url: str) -> tuple[str, bool]:
     """Return the URL without our parameter, and whether it leads to PgBouncer.
 
-    Any other value stays in the URL: the server rejects it as an unknown setting.
+    Any other value stays in the URL; settings with one are refused (`require_pooler`).
     """
     parts = urlsplit(url)
     given = parse_qsl(parts.query, keep_blank_values=True)

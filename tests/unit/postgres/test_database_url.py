@@ -54,6 +54,8 @@ def test_what_the_driver_can_use_is_taken(url: str) -> None:
         ("%2F for a /", "postgresql://u:12/secret@a/x"),
         ("must look like postgresql://", "postgresql://u@[zz]/x"),
         ("must look like postgresql://", "postgresql://u@[::1/x"),
+        ("pgbouncer takes the value true alone", "postgresql://u:secret@a/x?pgbouncer=maybe"),
+        ("pgbouncer takes the value true alone", "postgresql://u:secret@a/x?pgbouncer=True"),
         ("'a b' is neither the name", "postgresql://u:secret@a%20b/x"),
         ("'a..b' is neither the name", "postgresql://u:secret@a..b/x"),
         ("is neither the name", f"postgresql://u:secret@{'a' * 70}.example/x"),
