@@ -53,8 +53,10 @@ def _raising_output_lost(method: Callable[..., object]) -> Callable[..., object]
         try:
             return method(*arguments)
         except BrokenPipeError:
-            # Its reader has seen enough: no error.
-            raise
+            # Its reader has seen enough: no error. The command goes on to its end, and its exit code
+            # is that of what it has found or done.
+            drop_output()
+            return method(*arguments)
         except OSError as error:
             raise OutputLost(error.errno, error.strerror) from error
 

@@ -95,6 +95,29 @@ async def test_output_that_cannot_be_written_has_its_own_exit_code(
     )
 
 
+@pytest.mark.parametrize("command", [("check",), ("openapi",), ("--version",), ("--help",)])
+@pytest.mark.parametrize("buffering", ["", "1"])
+async def test_output_whose_reader_has_gone_is_no_error(
+    command: tuple[str, ...], buffering: str, database_url: str
+) -> None:
+    """As under `| head`: 1 would mean that a guarantee does not hold."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stretto", *command),
+        stdout=writer,
+        stderr=asyncio.subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONUNBUFFERED": buffering,
+            "STRETTO_DATABASE_URL": database_url,
+        },
+    )
+    os.close(writer)
+    _, errors = await process.communicate()
+    assert (0, "") == (process.returncode, errors.decode())
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 async def test_every_command_explains_itself(command: str) -> None:
     """With an example, its flags' settings and its exit codes, each on a line of its own."""
