@@ -151,3 +151,24 @@ async def test_a_retention_that_is_no_number_of_days_is_a_usage_error(days: str)
     """Exit 2, with the text."""
     code, _, errors = await stretto("size", "--rate", "1", f"--retention={days}")
     assert (2, f"stretto: '{days}' is no number of days, such as 30d\n") == (code, errors)
+
+
+@pytest.mark.parametrize(
+    "option", ["--rate=1e308", "--rate=nan", "--rate=inf", "--instances=99999"]
+)
+async def test_a_demand_beyond_every_deployment_is_a_usage_error(option: str) -> None:
+    """Its sums would be no numbers."""
+    code, _, errors = await stretto("size", "--rate=1", option)
+    assert code == 2
+    assert option.partition("=")[0] in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("json", [(), ("--json",)])
+async def test_the_largest_demand_has_a_size(json: tuple[str, ...]) -> None:
+    """Also rows that are larger than a page, and more bytes than 64 bits count."""
+    days = ("--after=99999d", "--retention=99999d")
+    most = ("--rate=1000000", "--members=1001", "--instances=10000")
+    code, shown, errors = await stretto("size", *most, *days, *json)
+    assert (0, "") == (code, errors)
+    assert "attempt" in shown

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Final
 
-import orjson
 import typer
 from rich.filesize import decimal
 from rich.table import Table
@@ -28,10 +28,13 @@ from stretto.start_errors import ConfigurationError
 
 # PostgreSQL's own default.
 _CHECKPOINT_SECONDS: Final = 300
+# Far beyond what one database takes, and small enough for every sum to be a number.
+_RATE_MAX: Final = 1_000_000
+_INSTANCES_MAX: Final = 10_000
 
 
 def size(
-    rate: Annotated[float, typer.Option(min=0.001, help="Creations per second.")],
+    rate: Annotated[float, typer.Option(min=0.001, max=_RATE_MAX, help="Creations per second.")],
     members: Annotated[
         int, typer.Option(min=1, max=1001, help="Members of a group, with its owner.")
     ] = 5,
@@ -42,7 +45,9 @@ def size(
     after: Annotated[
         str, typer.Option(metavar="DAYS", help="For how long groups have been created.")
     ] = "365d",
-    instances: Annotated[int, typer.Option(min=1, help="Instances of the service.")] = 2,
+    instances: Annotated[
+        int, typer.Option(min=1, max=_INSTANCES_MAX, help="Instances of the service.")
+    ] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Estimate rows, bytes, WAL, connections and memory."""
@@ -79,7 +84,8 @@ def size(
         "session_memory_bytes": SESSION_BYTES,
     }
     if as_json:
-        stdout.print(orjson.dumps(report, option=orjson.OPT_INDENT_2).decode())
+        # Not by orjson, which takes no more than 64 bits: the largest demand's bytes need more.
+        stdout.print(json.dumps(report, indent=2))
         return
     stdout.print(
         f"{demand.after_days} days of {rate:g} creations a second; attempts of {demand.attempt_days}"

@@ -278,5 +278,11 @@ def _shared_entry(rows: float, *columns: tuple[int, int]) -> float:
 
 
 def _on_page(row: int, kept_free: int = 0) -> float:
-    """Return the bytes of pages per row: a row is on one page."""
-    return PAGE_BYTES / ((PAGE_BYTES - _PAGE_HEADER - kept_free) // (row + _LINE_POINTER))
+    """Return the bytes of pages per row: a row is on one page.
+
+    One that has no room there is stored in parts (TOAST), which take its whole pages at most.
+    """
+    rows = (PAGE_BYTES - _PAGE_HEADER - kept_free) // (row + _LINE_POINTER)
+    if rows:
+        return PAGE_BYTES / rows
+    return float(PAGE_BYTES * math.ceil((row + _LINE_POINTER) / (PAGE_BYTES - _PAGE_HEADER)))
