@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import NAMESPACE_OID, uuid5
 
 import orjson
 import pytest
+import pytest_asyncio
 
 from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.embedded.postgres import embedded_postgres
+from stretto.postgres.migrate import migrate
 from stretto.postgres.sizing import DAY_SECONDS, Demand, image_bytes, tables, wal_bytes
 from support.command_process import stretto
-from support.database import groups
+from support.database import connect, groups
+from support.embedded_servers import FAST, said
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import asyncpg
 
     from stretto.assembly.component import Component
@@ -40,9 +48,20 @@ SIZES = """
     LEFT JOIN pg_class AS parent ON parent.oid = inhparent
     WHERE pg_class.relnamespace = 'stretto'::regnamespace AND pg_class.relkind = 'r'
     GROUP BY 1"""
-# Of this database alone: other tests write to the same server.
 WAL = """SELECT sum(wal_bytes)::float FROM pg_stat_statements
          WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+
+
+@pytest_asyncio.fixture
+async def server_url() -> AsyncIterator[str]:
+    """A database on a server of its own: on the tests' server each one that is dropped checkpoints."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with embedded_postgres(Path(folder, "data"), notify=said, settings=FAST) as server:
+            connection = await connect(server.dsn)
+            await migrate(connection, "stretto")
+            await connection.execute("CREATE EXTENSION pg_stat_statements SCHEMA public")
+            await connection.close()
+            yield server.dsn
 
 
 async def fill(component: Component, numbers: range, at_once: int = AT_ONCE) -> None:

@@ -33,7 +33,9 @@ ROLL_BACK_SESSION: Final = "ROLLBACK; SELECT pg_advisory_unlock_all(); BEGIN"
 def require_pooler(parameters: Mapping[str, str]) -> None:
     """Raise `ValueError` for another value: the server would call ours an unknown setting."""
     if parameters.get(_NAME, "true") != "true":
-        raise ValueError("its parameter pgbouncer takes the value true alone; leave it out otherwise")
+        raise ValueError(
+            "its parameter pgbouncer takes the value true alone; leave it out otherwise"
+        )
 
 
 def split_pooler(url: str) -> tuple[str, bool]:
