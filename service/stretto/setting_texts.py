@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from stretto.http.tokens.keys import public_key, secret_key
 from stretto.network import is_host
 from stretto.postgres.database_url import require_database_url
+from stretto.postgres.pooler import require_pooler
 from stretto.start_errors import ConfigurationError
 from stretto.webhook.rules import parse_secrets
 
@@ -46,6 +47,7 @@ def _host(host: str) -> str:
 def _database_url(url: str) -> str:
     if url:
         require_database_url(url)
+        require_pooler(url)
     return url
 
 

@@ -546,3 +546,10 @@ def test_what_no_browser_sends_as_its_origin_is_refused_at_once(wrong: str) -> N
     """Instead of keeping every page out; one wrong origin among others is enough."""
     with pytest.raises(ConfigurationError, match="--origins: must look like"):
         read_settings(origins=f"https://a.test,{wrong}")
+
+
+def test_another_value_of_pgbouncer_is_a_usage_error() -> None:
+    """Before anything connects, with the value that it takes and without a password."""
+    with pytest.raises(ConfigurationError, match="pgbouncer takes the value true alone") as error:
+        read_settings(database_url="postgresql://u:hidden@a/x?pgbouncer=maybe")
+    assert "hidden" not in str(error.value)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from stretto.network import is_host
-from stretto.postgres.pooler import require_pooler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +56,6 @@ def require_database_url(url: str) -> None:
             # The driver would report a host that is not known yet.
             message = f"{host!r} is neither the name of a host nor an address"
             raise ValueError(message)
-    require_pooler(parameters)
     _require_tls_files(parameters)
     # The driver would connect without a password, and the server's error names no file.
     if "passfile" in parameters:

@@ -7,11 +7,8 @@ because PgBouncer passes none on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _NAME: Final = "pgbouncer"
 _PARAMETER: Final = (_NAME, "true")
@@ -30,9 +27,10 @@ RESET_SESSION: Final = (
 ROLL_BACK_SESSION: Final = "ROLLBACK; SELECT pg_advisory_unlock_all(); BEGIN"
 
 
-def require_pooler(parameters: Mapping[str, str]) -> None:
+def require_pooler(url: str) -> None:
     """Raise `ValueError` for another value: the server would call ours an unknown setting."""
-    if parameters.get(_NAME, "true") != "true":
+    given = parse_qsl(urlsplit(url).query, keep_blank_values=True)
+    if any(name == _NAME and (name, value) != _PARAMETER for name, value in given):
         raise ValueError(
             "its parameter pgbouncer takes the value true alone; leave it out otherwise"
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.postgres.database_url import place_of, require_database_url
+from stretto.postgres.pooler import require_pooler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,8 +55,6 @@ def test_what_the_driver_can_use_is_taken(url: str) -> None:
         ("%2F for a /", "postgresql://u:12/secret@a/x"),
         ("must look like postgresql://", "postgresql://u@[zz]/x"),
         ("must look like postgresql://", "postgresql://u@[::1/x"),
-        ("pgbouncer takes the value true alone", "postgresql://u:secret@a/x?pgbouncer=maybe"),
-        ("pgbouncer takes the value true alone", "postgresql://u:secret@a/x?pgbouncer=True"),
         ("'a b' is neither the name", "postgresql://u:secret@a%20b/x"),
         ("'a..b' is neither the name", "postgresql://u:secret@a..b/x"),
         ("is neither the name", f"postgresql://u:secret@{'a' * 70}.example/x"),
@@ -110,3 +109,12 @@ def test_a_file_for_tls_must_be_there_where_it_is_used(
 def test_a_place_is_named_without_an_account(expected: str, url: str) -> None:
     """For messages."""
     assert expected == place_of(url)
+
+
+@pytest.mark.parametrize("value", ["maybe", "True", "false", ""])
+def test_another_value_of_the_parameter_pgbouncer_is_refused(value: str) -> None:
+    """The server would call it an unknown setting; the message names the value that it takes."""
+    with pytest.raises(ValueError, match="pgbouncer takes the value true alone") as error:
+        require_pooler(f"postgresql://u:secret@a/x?pgbouncer={value}")
+    assert "secret" not in str(error.value)
+    require_pooler("postgresql://u:secret@a/x?work_mem=8MB&pgbouncer=true")
