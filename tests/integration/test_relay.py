@@ -24,7 +24,7 @@ from stretto.targets.relay import OutboxRelay, RelaySettings
 from stretto.telemetry.tracing import Tracing
 from support.clock import Clock
 from support.database import commit_event, connect, unpublished
-from support.traces import PARENT_ID, SAMPLED, TRACE_ID, Spans
+from support.traces import PARENT_ID, RAISING_PLACES, SAMPLED, TRACE_ID, Spans, raising_spans
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -158,6 +158,19 @@ async def test_the_publishing_of_an_event_is_a_part_of_its_requests_trace(
     (envelope,) = (each.envelope for each in world.bus.events if each.event_id == traced)
     document = orjson.loads(envelope)
     assert (SAMPLED, "vendor=1") == (document["traceparent"], document["tracestate"])
+
+
+@pytest.mark.parametrize("place", RAISING_PLACES)
+async def test_a_hosts_tracing_that_raises_holds_no_event_up(
+    place: str, world: World, connection: Connection
+) -> None:
+    """The relay goes on, and publishes each event once."""
+    world.relay._tracing = Tracing(raising_spans(place, ZeroDivisionError()).provider)
+    ids = await commit_events(connection, 2)
+    await connection.execute("UPDATE outbox SET trace_context = $1", SAMPLED)
+    for _ in range(2):
+        await world.relay.run_once()
+    assert sorted(ids) == sorted(event.event_id for event in world.bus.events)
 
 
 async def test_a_bus_that_is_away_is_seen_in_the_trace(
