@@ -37,6 +37,11 @@ export async function create(request, { losesAnswer = false } = {}) {
   }
 }
 
+// A field that begins with a quote is a string in quotes (RFC 8941): then the key is quoted as well.
+function keyField(key) {
+  return key.startsWith('"') ? `"${key.replace(/["\\]/g, "\\$&")}"` : key;
+}
+
 function read(response, text, milliseconds) {
   const { status } = response;
   if (status === 201) {
