@@ -37,7 +37,7 @@ export async function create(request, { losesAnswer = false } = {}) {
   }
 }
 
-// A field that begins with a quote is a string in quotes (RFC 8941): then the key is quoted as well.
+// A field that begins with a quote is a string in quotes (RFC 8941): then the key is quoted, too.
 function keyField(key) {
   return key.startsWith('"') ? `"${key.replace(/["\\]/g, "\\$&")}"` : key;
 }
