@@ -289,6 +289,7 @@ async def test_a_head_that_never_ends_is_cut_off_after_a_repeat_as_well(database
         client = await raw.connect(REPEAT)
         await client.answer()
         client.send(REPEAT[:20])
+        assert (await client.answer())[0] == 408
         assert await client.closed() == b""
 
 
