@@ -170,7 +170,7 @@ class Trace:
     def end(
         self, attributes: Mapping[str, str | int] = _NO_ATTRIBUTES, error: object = None
     ) -> None:
-        """End the span; `error` is the name of a failure, or what has one: its text is not told."""
+        """End the span; `error` is the name of a failure, or what has one: its text is left out."""
         with self._tracing.guard:
             if attributes:
                 self._span.set_attributes(dict(attributes))

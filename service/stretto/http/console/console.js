@@ -21,7 +21,7 @@ let typed = 0;
 let longestLag = null;
 
 const session = new Session(showEvent, showState);
-new Plots(at("plots"), at("plots-trouble"), () => {
+new Plots(at("plots"), at("plots-problem"), () => {
   const lag = longestLag;
   longestLag = null;
   return lag;

@@ -81,13 +81,13 @@ const duration = (seconds) =>
 export class Plots {
   #readings = [];
   #plots;
-  #trouble;
+  #problem;
   #eventLag;
   #isReading = false;
 
-  constructor(place, trouble, eventLag) {
+  constructor(place, problem, eventLag) {
     const figure = (name) => place.querySelector(`[data-plot=${name}]`);
-    this.#trouble = trouble;
+    this.#problem = problem;
     this.#eventLag = eventLag;
     this.#plots = {
       rate: new Plot(figure("rate"), ["answered", "written"], rate),
@@ -105,9 +105,9 @@ export class Plots {
       const response = await fetch("metrics", { cache: "no-store" });
       if (!response.ok) throw new Error(`answered ${response.status}`);
       this.#add(reading(parsed(await response.text()), performance.now() / 1000));
-      this.#trouble.textContent = "";
+      this.#problem.textContent = "";
     } catch (error) {
-      this.#trouble.textContent = `It cannot be read: ${error.message}`;
+      this.#problem.textContent = `It cannot be read: ${error.message}`;
     } finally {
       this.#isReading = false;
     }
