@@ -10,10 +10,12 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 LOAD_VENV := .venv-load
+CLIENTS_VENV := .venv-clients
 PIP := -m pip --disable-pip-version-check --quiet install --root-user-action=ignore
 # Three processes for two cores: for nearly half of its time a test waits, for a server that starts,
-# a lease or a time-out.
-PYTEST_ARGS ?= -n 3
+# a lease or a time-out. Each gets one test at a time: of hundreds in advance, it would be left with
+# slow ones where the others have no more.
+PYTEST_ARGS ?= -n 3 --maxschedchunk 1
 
 # For load tests; without HOST they start their own service.
 HOST ?=
@@ -25,6 +27,7 @@ SEED ?= 1
 MINUTES ?= 5
 RESTARTS ?= 10
 TURNS ?= 1
+RUNS ?= 200
 
 # For the benchmark: a revision to measure in turns with this one.
 AGAINST ?=
@@ -45,8 +48,12 @@ run: $(VENV)/.run ## Start the service with its own PostgreSQL (ARGS="--port 900
 test: $(VENV)/.dev ## Run the whole test suite against a real PostgreSQL
 	@$(BIN)/pytest $(PYTEST_ARGS)
 
-.PHONY: check
-check: format-check lint types layers compose load-smoke bench-smoke test ## What CI runs: all checks, a short load, a short benchmark, the suite
+.PHONY: check before-suite
+check: ## What CI runs: all checks, a short load, a short benchmark, the suite
+	@# Two at once: they download, compile and compute in turns. What has time-outs runs by itself.
+	@$(MAKE) -j2 --output-sync before-suite
+	@$(MAKE) bench-smoke test
+before-suite: format-check lint types layers compose load-smoke clients
 
 .PHONY: format-check lint types layers compose
 format-check: $(VENV)/.dev
@@ -59,6 +66,9 @@ layers: $(VENV)/.dev
 	@$(BIN)/lint-imports
 compose: $(VENV)/.dev
 	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+
+.PHONY: clients
+clients: $(CLIENTS_VENV)/.clients ## Install the generators of clients, which `make test` then tests too
 
 .PHONY: format
 format: $(VENV)/.dev ## Format the code and fix what can be fixed
@@ -86,9 +96,17 @@ mutants: $(VENV)/.dev ## Change the code in small ways and see whether tests fai
 rolling: $(VENV)/.dev ## Restart two replicas in turn behind haproxy, with clients that never retry (RESTARTS=)
 	@PYTHONPATH=tests $(BIN)/python -m rolling --restarts $(RESTARTS)
 
+.PHONY: client-runs
+client-runs: $(VENV)/.dev ## Try the browser's client in random runs (RUNS=200 SEED=)
+	@RUNS=$(RUNS) $(BIN)/pytest -s tests/browser/test_client_runs.py
+
 .PHONY: ha
 ha: $(VENV)/.dev ## Fail the primary of a pg_auto_failover formation under load (SCENARIOS= TURNS=)
 	@PYTHONPATH=tests $(BIN)/python -m ha --turns $(TURNS) $(SCENARIOS)
+
+.PHONY: dashboard
+dashboard: $(VENV)/.dev ## Draw the dashboard over a scene of breaks (ARGS="--seconds 60 --picture FILE")
+	@PYTHONPATH=tests $(BIN)/python -m dashboard $(ARGS)
 
 .PHONY: soak
 soak: $(VENV)/.dev ## Run a steady mix, then check memory, answers and log (MINUTES=40 ARGS=--busy)
@@ -106,11 +124,11 @@ load-smoke: $(VENV)/.run $(LOAD_VENV)/.load ## Run every scenario for 5 s, then 
 
 .PHONY: lock
 lock: $(VENV)/.dev ## Resolve and lock the requirements again
-	@for group in run dev load build; do ./requirements/lock $$group; done
+	@for group in run dev load build clients; do ./requirements/lock $$group; done
 
 .PHONY: clean
 clean: ## Remove environments and caches, but no data
-	rm -rf $(VENV) $(LOAD_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) $(LOAD_VENV) $(CLIENTS_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	    .import_linter_cache
 
 # The first Python that is new enough and has venv and ensurepip.
@@ -136,4 +154,12 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 $(LOAD_VENV)/.load: requirements/load.txt
 	@echo "making $(LOAD_VENV)" && $(PYTHON) -m venv $(LOAD_VENV)
 	@$(LOAD_VENV)/bin/python $(PIP) --require-hashes -r requirements/load.txt
+	@touch $@
+
+$(CLIENTS_VENV)/.clients: requirements/clients.txt tests/clients/package.json tests/clients/package-lock.json
+	@echo "making $(CLIENTS_VENV)" && $(PYTHON) -m venv $(CLIENTS_VENV)
+	@$(CLIENTS_VENV)/bin/python $(PIP) --require-hashes -r requirements/clients.txt
+	@cp tests/clients/package*.json $(CLIENTS_VENV)
+	@PATH=$(CURDIR)/$(CLIENTS_VENV)/bin:$$PATH npm ci --prefix $(CLIENTS_VENV) \
+	    --loglevel=error --ignore-scripts --no-audit --no-fund
 	@touch $@

@@ -124,10 +124,14 @@ CREATE TABLE conversation (
 
 -- chat_group: a named conversation. The primary key enforces "at most one group per owner and key"
 -- (G1), whatever happens to the attempts: the id follows from both.
+--
+-- So the row of a deleted group stays, as a tombstone: its key never creates another group. The sweep
+-- leaves one of each failed attempt: its key never creates a group at all (G4). A tombstone has
+-- nothing but the id, times, and the failure's code.
 CREATE TABLE chat_group (
     group_id        uuid        PRIMARY KEY,
-    owner_id        text        NOT NULL CHECK (char_length(owner_id) BETWEEN 1 AND 128),
-    name            text        NOT NULL CHECK (char_length(name) BETWEEN 1 AND 64),
+    owner_id        text        CHECK (char_length(owner_id) BETWEEN 1 AND 128),
+    name            text        CHECK (char_length(name) BETWEEN 1 AND 64),
     description     text        CHECK (char_length(description) <= 1024),
     -- What the host calls such a group, and what else it keeps of one: an object, in the order and
     -- spacing of jsonb, which may be twice as long as the form that was measured.
@@ -136,13 +140,48 @@ CREATE TABLE chat_group (
                                        AND octet_length(metadata::text) <= 8192),
     -- Of the request that created the group, and kept as long: another body under the same key is
     -- still recognised when the attempt has been swept.
-    fingerprint     bytea       NOT NULL CHECK (octet_length(fingerprint) = 16),
-    conversation_id uuid        NOT NULL UNIQUE REFERENCES conversation ON DELETE CASCADE,
-    created_at      timestamptz NOT NULL DEFAULT clock_timestamp()
+    fingerprint     bytea       CHECK (octet_length(fingerprint) = 16),
+    conversation_id uuid        UNIQUE REFERENCES conversation ON DELETE CASCADE,
+    -- Of a failed attempt's tombstone: when the attempt was settled.
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- When a host has last changed the group or its members, and how many changes there have been.
+    -- Each change writes both under the row's lock: a transaction whose snapshot is older fails, and
+    -- does not decide by members that are not those any more.
+    changed_at      timestamptz,
+    revision        integer     NOT NULL DEFAULT 0,
+    -- When the group was deleted: the tombstone of a group.
+    deleted_at      timestamptz,
+    -- Why the attempt has failed: the tombstone of an attempt.
+    failure_code    text        CHECK (char_length(failure_code) BETWEEN 1 AND 64),
+
+    -- A group is whole, and a tombstone is empty.
+    CONSTRAINT chat_group_is_whole_or_empty CHECK (
+        CASE WHEN deleted_at IS NULL AND failure_code IS NULL
+             THEN owner_id IS NOT NULL AND name IS NOT NULL AND fingerprint IS NOT NULL
+                  AND conversation_id IS NOT NULL
+             ELSE num_nonnulls(deleted_at, failure_code) = 1
+                  AND num_nonnulls(owner_id, name, description, group_kind, metadata, fingerprint,
+                                   conversation_id) = 0 END)
 );
 
--- conversation_member: the members of a conversation. The owner is always one. What an admin may do
--- is the host's concern.
+-- A tombstone never changes again: the database refuses it for every client.
+CREATE FUNCTION refuse_change_of_tombstone() RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    RAISE EXCEPTION 'the row of group % is a tombstone and cannot change', OLD.group_id
+        USING ERRCODE = 'restrict_violation';
+END
+$$;
+
+CREATE TRIGGER chat_group_tombstone_is_final
+    BEFORE UPDATE ON chat_group
+    FOR EACH ROW
+    WHEN (OLD.deleted_at IS NOT NULL OR OLD.failure_code IS NOT NULL)
+    EXECUTE FUNCTION refuse_change_of_tombstone();
+
+-- conversation_member: the members of a conversation. One of them at least is an owner: at first the
+-- one who has created the group. What an admin may do is the host's concern.
 CREATE TABLE conversation_member (
     conversation_id uuid        NOT NULL REFERENCES conversation ON DELETE CASCADE,
     user_id         text        NOT NULL CHECK (char_length(user_id) BETWEEN 1 AND 128),
@@ -169,10 +208,13 @@ CREATE TABLE outbox (
     history         integer     NOT NULL,
     position        xid8        NOT NULL DEFAULT pg_current_xact_id(),
     created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- Follows from the conversation's: however often an event is sent, it has one id.
+    -- However often an event is sent, it has one id. That of a creation follows from the
+    -- conversation's; others are UUIDv7s.
     event_id        uuid        NOT NULL,
+    -- What has happened; null for the creation of a group.
+    event_type      text,
     -- The group, its conversation, its members with the owner first, its name, kind and metadata: the
-    -- event's document follows from them. All events are of one type, group.created.
+    -- event's document follows from them.
     subject         uuid        NOT NULL,
     conversation_id uuid        NOT NULL,
     recipients      text[]      NOT NULL CHECK (cardinality(recipients) BETWEEN 1 AND 1001),
@@ -181,7 +223,10 @@ CREATE TABLE outbox (
     metadata        jsonb,
     -- Of the request that has created the group, if it was sampled. It has no CHECK, which would
     -- refuse a group for its trace: the writer bounds it.
-    trace_context   text
+    trace_context   text,
+    -- Of a change after the creation: the group's revision, its owner and how many members it has, and
+    -- what else the event says. Its recipients are the members before and after it.
+    change          jsonb
 ) PARTITION BY LIST (slot);
 
 -- Eight slots of a seventh of the retention each: one that is written to, and seven that are kept.
@@ -314,6 +359,7 @@ CREATE TABLE outbox_delivery (
     -- When its event was committed: the oldest row shows how far the target is behind.
     created_at      timestamptz NOT NULL,
     event_id        uuid        NOT NULL,
+    event_type      text,
     subject         uuid        NOT NULL,
     conversation_id uuid        NOT NULL,
     recipients      text[]      NOT NULL,
@@ -326,6 +372,7 @@ CREATE TABLE outbox_delivery (
     -- Why it is a dead letter, which is not tried again until an operator retries it.
     dead_reason     text        CHECK (char_length(dead_reason) BETWEEN 1 AND 1024),
     trace_context   text,
+    change          jsonb,
     PRIMARY KEY (reader, event_id)
 ) WITH (
     fillfactor = 70,
@@ -388,7 +435,7 @@ $$;
 -- `patience`, until the transaction ends. If a trigger of the operator's drops a row, by returning
 -- NULL, the whole lead fails: a group is never half made. (A conversation that is dropped violates a
 -- foreign key.)
-CREATE FUNCTION lead_groups_3(
+CREATE FUNCTION lead_groups_4(
     group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
     descriptions text[], recipients_of text[], event_ids uuid[], trace_contexts text[],
     kinds text[], metadata_of text[], admin_counts integer[], patience text
@@ -405,7 +452,11 @@ DECLARE
     is_whole boolean;
     present record;
 BEGIN
-    PERFORM set_config('lock_timeout', patience, true);
+    -- What is acknowledged is flushed, whatever the server's or the role's setting is: a reload changes
+    -- living sessions, even between a statement and its commit, but not what was set for a transaction.
+    PERFORM set_config('lock_timeout', patience, true),
+            set_config('synchronous_commit',
+                       coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true);
     -- Where events go. A pooler may have changed to a promoted server under a living connection.
     SELECT (SELECT slot FROM outbox_slot ORDER BY outbox_slot.number DESC LIMIT 1) AS slot,
            history.number, history.server_started_at INTO present
@@ -483,7 +534,7 @@ $$;
 -- the two commits are those of two statements. The lead needs nothing that the claim returns: its
 -- fence leaves out what was not won. An error of the lead leaves the claims committed. It must be
 -- called outside a transaction, where it may commit.
-CREATE PROCEDURE claim_and_lead_3(
+CREATE PROCEDURE claim_and_lead_4(
     group_ids uuid[], owner_ids text[], fingerprints bytea[], claim_tokens uuid[],
     claim_patience text, conversation_ids uuid[], names text[], descriptions text[],
     recipients_of text[], event_ids uuid[], trace_contexts text[], kinds text[],
@@ -495,14 +546,44 @@ AS $$
 BEGIN
     PERFORM claim_attempts_1(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience);
     COMMIT;
-    led := lead_groups_3(group_ids, claim_tokens, conversation_ids, names, descriptions,
+    led := lead_groups_4(group_ids, claim_tokens, conversation_ids, names, descriptions,
                          recipients_of, event_ids, trace_contexts, kinds, metadata_of,
                          admin_counts, lead_patience);
 END
 $$;
 
--- What instances of the versions before call: the same without kinds, metadata and admins; the first
--- ones without traces, too. A later migration drops them.
+-- What instances of the versions before call: the same; older ones without kinds, metadata and admins,
+-- the first ones without traces, too. A later migration drops them.
+CREATE FUNCTION lead_groups_3(
+    group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
+    descriptions text[], recipients_of text[], event_ids uuid[], trace_contexts text[],
+    kinds text[], metadata_of text[], admin_counts integer[], patience text
+) RETURNS uuid[]
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN lead_groups_4(group_ids, claim_tokens, conversation_ids, names, descriptions,
+                         recipients_of, event_ids, trace_contexts, kinds, metadata_of,
+                         admin_counts, patience);
+END
+$$;
+
+CREATE PROCEDURE claim_and_lead_3(
+    group_ids uuid[], owner_ids text[], fingerprints bytea[], claim_tokens uuid[],
+    claim_patience text, conversation_ids uuid[], names text[], descriptions text[],
+    recipients_of text[], event_ids uuid[], trace_contexts text[], kinds text[],
+    metadata_of text[], admin_counts integer[], lead_patience text,
+    INOUT led uuid[]
+)
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    CALL claim_and_lead_4(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience,
+                          conversation_ids, names, descriptions, recipients_of, event_ids,
+                          trace_contexts, kinds, metadata_of, admin_counts, lead_patience, led);
+END
+$$;
+
 CREATE FUNCTION lead_groups_2(
     group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
     descriptions text[], recipients_of text[], event_ids uuid[], trace_contexts text[],
@@ -556,6 +637,119 @@ BEGIN
                           conversation_ids, names, descriptions, recipients_of, event_ids, NULL,
                           lead_patience, led);
 END
+$$;
+
+-- present_history: return the history that a change of a group is written to: the newest one. If the
+-- server was started since it began, the change fails, and its transaction may be repeated. A change never
+-- begins a history: the new row would stay locked until a host's transaction ends, and every writer that
+-- connects or leads would wait for it.
+CREATE FUNCTION present_history_1() RETURNS integer
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    newest record;
+BEGIN
+    SELECT number, server_started_at INTO newest
+    FROM outbox_history ORDER BY number DESC LIMIT 1;
+    IF newest.server_started_at <> pg_postmaster_start_time() THEN
+        RAISE EXCEPTION 'no history of events has begun since the start of the server'
+            USING ERRCODE = 'serialization_failure',
+                  HINT = 'Repeat the transaction: each running component begins one within a second.';
+    END IF;
+    RETURN newest.number;
+END
+$$;
+
+-- delete_group: empty the row of a group, which stays as a tombstone, delete all else of it, and add
+-- the event, in the caller's transaction. Return true; false if it was deleted before; null if there
+-- is no such group, or `owner` is not an owner of it. Without an `owner`, anyone's group is deleted.
+--
+-- It locks the group's row first, as every change of a group does. What is read then, in further
+-- statements, has the changes that the lock has waited for. Attempts are metadata: one that a writer or a
+-- follower holds is left to the sweep. The foreign key to the conversation has its members deleted.
+CREATE FUNCTION delete_group_1(id uuid, owner text, new_event_id uuid, trace text) RETURNS boolean
+    LANGUAGE plpgsql
+    -- As in claim_attempts.
+    SET enable_seqscan = off
+    SET enable_hashjoin = off
+    SET enable_mergejoin = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    doomed record;
+    is_whole boolean;
+BEGIN
+    SELECT * INTO doomed FROM chat_group
+    WHERE group_id = id AND (owner IS NULL OR EXISTS (
+        SELECT FROM conversation_member AS member
+        WHERE member.conversation_id = chat_group.conversation_id
+          AND member.user_id = owner AND member.role = 'owner'))
+    FOR UPDATE;
+    IF NOT FOUND OR doomed.conversation_id IS NULL THEN
+        -- An outcome is reported only after a synchronous standby has it, as in look.
+        PERFORM CASE WHEN current_setting('synchronous_standby_names') <> ''
+                     THEN pg_logical_emit_message(true, 'stretto', '') END
+        FROM chat_group WHERE group_id = id AND deleted_at IS NOT NULL;
+        RETURN CASE WHEN FOUND THEN false END;
+    END IF;
+    -- Once more: a change that the lock has waited for may have made others owners.
+    PERFORM FROM conversation_member
+    WHERE conversation_id = doomed.conversation_id AND user_id = owner AND role = 'owner';
+    IF owner IS NOT NULL AND NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    -- Readers of the log take the commit of a visible event for one that a crash does not undo.
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    INSERT INTO outbox (slot, history, event_id, subject, conversation_id, recipients, group_name,
+                        group_kind, metadata, trace_context, event_type, change)
+    SELECT (SELECT slot FROM outbox_slot ORDER BY number DESC LIMIT 1), present_history_1(),
+           new_event_id, id, doomed.conversation_id, users, doomed.name,
+           doomed.group_kind, doomed.metadata, trace, 'group.deleted',
+           jsonb_build_object('revision', doomed.revision + 1, 'owner_id', doomed.owner_id,
+                              'members_count', cardinality(users))
+    FROM (SELECT ARRAY(SELECT user_id FROM conversation_member
+                       WHERE conversation_id = doomed.conversation_id
+                       ORDER BY user_id)) AS members (users);
+    is_whole := FOUND;
+    UPDATE chat_group
+    SET owner_id = NULL, name = NULL, description = NULL, group_kind = NULL, metadata = NULL,
+        fingerprint = NULL, conversation_id = NULL, deleted_at = clock_timestamp(),
+        changed_at = NULL, revision = doomed.revision + 1
+    WHERE group_id = id;
+    is_whole := is_whole AND FOUND;
+    -- Behind the update, or its foreign key would take the group's row along.
+    DELETE FROM conversation WHERE conversation_id = doomed.conversation_id;
+    IF NOT (is_whole AND FOUND) THEN
+        RAISE EXCEPTION 'a trigger has dropped a change of stretto''s tables: it must return its row'
+            USING ERRCODE = 'trigger_protocol_violated';
+    END IF;
+    DELETE FROM attempt
+    WHERE group_id IN (SELECT group_id FROM attempt WHERE group_id = id FOR UPDATE SKIP LOCKED);
+    RETURN true;
+END
+$$;
+
+-- deleted_groups: return the groups whose deletion a place (history, end, running) does not cover, up
+-- to a limit. A routine for its settings: a plan for any place would scan the whole log.
+CREATE FUNCTION deleted_groups_1(
+    in_history integer, from_position xid8, running xid8[], groups_max integer
+) RETURNS uuid[]
+    LANGUAGE sql
+    STABLE
+    SET enable_seqscan = off
+    SET jit = off
+AS $$
+SELECT ARRAY(
+    SELECT subject FROM (
+        SELECT subject, event_type FROM outbox
+        WHERE history = in_history AND position = ANY (running)
+        UNION ALL
+        SELECT subject, event_type FROM outbox
+        WHERE (history, position) >= (in_history, from_position)) AS event
+    WHERE event_type = 'group.deleted' LIMIT groups_max)
 $$;
 
 -- inbox: messages that a consumer has processed, recorded in the consumer's own transaction.

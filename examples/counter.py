@@ -51,7 +51,9 @@ class Counter:
         return {}
 
     async def consume(self, event: stretto.CommittedEvent) -> None:
-        """Count the event's group, unless it is already counted."""
+        """Count the group of a creation, unless it is already counted."""
+        if event.event_type != "group.created":
+            return
         owner = json.loads(event.envelope)["data"]["owner_id"]
         async with self._pool.acquire() as connection, connection.transaction():
             if await self._inbox.first_time(connection, event.event_id):
@@ -74,9 +76,8 @@ async def main(dsn: str) -> None:
         counter = Counter(pool)
         async with stretto.open_component(dsn, bus=counter) as component:
             for number in range(GROUPS):
-                key = stretto.IdempotencyKey(str(uuid.uuid4()))
                 new_group = stretto.NewGroup.parse(owner, {"name": f"Team {number}"})
-                await component.creator.create(key, new_group)
+                await component.create(str(uuid.uuid4()), new_group)
             async with asyncio.timeout(DEADLINE_SECONDS):
                 await counter.is_done.wait()
         counted = await pool.fetchval(

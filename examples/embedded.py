@@ -25,11 +25,11 @@ async def main(dsn: str) -> None:
     )
     # The key names one attempt. Keep it until the outcome is known, so that a call that was cut off
     # can be repeated.
-    key = stretto.IdempotencyKey(str(uuid.uuid4()))
+    key = str(uuid.uuid4())
     # One component for the program's whole life: it keeps connections and remembers outcomes.
     async with stretto.open_component(dsn) as component:
         for _ in range(2):
-            answer = await component.creator.create(key, new_group)
+            answer = await component.create(key, new_group)
             print(f"{answer.status.value}: group {answer.group.group_id}")
 
 

@@ -21,8 +21,6 @@ import stretto
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stretto.postgres.driver_connection import Connection
-
 GROUPS_PER_OWNER_MAX: Final = 2
 
 # The component's search_path has stretto's schema only: name the host's schema.
@@ -39,7 +37,7 @@ RETURNING owner_id, groups"""
 
 
 async def count_groups(
-    connection: Connection,
+    connection: stretto.Connection,
     created: Sequence[tuple[stretto.CreatedGroup, stretto.NewGroup]],
 ) -> None:
     """Count the groups of one batch; raises `GroupRejected` where an owner has too many.
@@ -63,10 +61,9 @@ async def main(dsn: str) -> None:
     owner = stretto.UserId(f"owner-{uuid.uuid4()}")
     async with stretto.open_component(dsn, on_create=count_groups) as component:
         for number in range(1, GROUPS_PER_OWNER_MAX + 2):
-            key = stretto.IdempotencyKey(str(uuid.uuid4()))
             new_group = stretto.NewGroup.parse(owner, {"name": f"Team {number}"})
             try:
-                answer = await component.creator.create(key, new_group)
+                answer = await component.create(str(uuid.uuid4()), new_group)
             except stretto.AttemptFailed as error:
                 # Final for this key, also for every retry; nothing was written.
                 print(f"Team {number}: {error.failure.code}")

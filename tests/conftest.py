@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
@@ -29,6 +31,7 @@ from support.api_client import Api, api_for
 from support.database import TEMPLATE, connect, database_at, own_database
 from support.landed import REVISION, is_here
 from support.live_service import LiveService, live_service
+from support.ports import free_port
 from support.programs import find_program
 from support.service_process import service_starter
 
@@ -45,14 +48,29 @@ DATA_DIR = Path(__file__).parents[1] / ".pytest-postgres"
 # What can still be read in the name of a test.
 ID_BYTES_MAX = 32
 
+# No test is about time: on a busy machine an example takes as long as it takes.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
+
 # A machine without these programs can still run the rest of the suite; CI may not.
 PROGRAMS = {
     "api/test_pgbouncer.py": ["pgbouncer"],
+    "browser/test_chat.py": ["chromium"],
+    "browser/test_client.py": ["chromium"],
+    "browser/test_client_runs.py": ["chromium"],
     "browser/test_console.py": ["chromium"],
+    "browser/test_cors_in_browser.py": ["chromium"],
     "browser/test_events_in_browser.py": ["chromium"],
+    "clients/test_generated_clients.py": ["openapi-python-client", "openapi-typescript", "tsc"],
     "faults/test_alerts.py": ["prometheus"],
     "faults/test_creations_in_pieces.py": ["haproxy", "nginx"],
+    "faults/test_dashboard.py": ["prometheus"],
+    "integration/test_first_page.py": ["curl"],
     "integration/test_mutual_tls.py": ["haproxy", "initdb", "nginx"],
+    "integration/test_runbook.py": ["curl", "openssl", "pgbouncer", "promtool"],
+    "unit/test_deploying.py": ["kubectl", "systemctl"],
     "unit/test_monitoring.py": ["promtool"],
 }
 # A shallow clone lacks the version that is upgraded.
@@ -74,6 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the server, and make the database that every test gets a copy of."""
     # A run in the background ignores it, and so would be every process that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger("asyncio").addFilter(is_no_delay)
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
     runner, stack = asyncio.Runner(), AsyncExitStack()
@@ -81,6 +100,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SERVER] = runner.run(_start_server(stack))
     runner.run(_make_template(os.environ[SERVER]))
     config.stash[_server] = runner, stack
+
+
+def is_no_delay(record: logging.LogRecord) -> bool:
+    """Leave out how long a turn of a loop took: in debug mode a busy machine logs that in any test."""
+    return not str(record.msg).startswith("Executing %s took")
 
 
 def pytest_report_header() -> list[str]:
@@ -133,7 +157,6 @@ async def _make_template(server: str) -> None:
     connection = await connect(database_at(server, TEMPLATE))
     try:
         await migrate(connection, "stretto")
-        await connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements SCHEMA public")
     finally:
         await connection.close()
 
@@ -157,6 +180,12 @@ async def connection(server_url: str) -> AsyncIterator[Connection]:
     connection = await connect(server_url)
     yield connection
     connection.terminate()
+
+
+@pytest.fixture
+def unused_tcp_port() -> int:
+    """A port for a server that the test starts, or for none: instead of pytest-asyncio's own."""
+    return free_port()
 
 
 @pytest.fixture

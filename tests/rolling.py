@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from chaos.server import own_server
 from support.api_client import connected_api, token_of
+from support.ports import free_port
 from support.proxies import HAPROXY_DEFAULTS, running_haproxy
 from support.raw_client import RawClient, RawClients, creation, raw_clients
 from support.service_process import ServiceProcess
@@ -106,7 +107,9 @@ async def roll(dsn: str, restarts: int, settings: Mapping[str, str]) -> Counter[
     settings = {"DATABASE_URL": dsn, **settings}
     async with AsyncExitStack() as stack:
         replicas = [
-            await stack.enter_async_context(ServiceProcess(settings)) for _ in range(REPLICAS)
+            # A port that no connection gets while its replica is away.
+            await stack.enter_async_context(ServiceProcess({**settings, "PORT": str(free_port())}))
+            for _ in range(REPLICAS)
         ]
         urls = [replica.url for replica in replicas]
         front = await stack.enter_async_context(running_haproxy(balanced(*urls)))

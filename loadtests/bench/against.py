@@ -36,11 +36,12 @@ def checkout(revision: str, root: Path = ROOT) -> Iterator[Path]:
         tree = Path(folder, commit[:12])
         _git(root, "worktree", "add", "--quiet", "--detach", str(tree), commit)
         try:
-            differing = _packages(tree) ^ _packages(root)
-            if differing:
+            # Packages that only this tree requires do not disturb the other one.
+            missing = _packages(tree) - _packages(root)
+            if missing:
                 message = (
-                    f"{revision} cannot run in this Python environment: {REQUIREMENTS} differs in"
-                    f" {', '.join(sorted(differing))}"
+                    f"{revision} cannot run in this Python environment: its {REQUIREMENTS} requires"
+                    f" {', '.join(sorted(missing))}"
                 )
                 raise BenchError(message)
             yield tree

@@ -23,9 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from stretto.embedded.postgres import embedded_postgres
-from stretto.http.tokens.authenticator import make_token
+from stretto.http.tokens.making import make_token
 from stretto.postgres.connections import Database
-from stretto.postgres.retention import Retention, sweep
+from stretto.postgres.retention import sweep
+from stretto.postgres.settings import Retention
 
 if TYPE_CHECKING:
     from loadtests.bench.bench import Connection

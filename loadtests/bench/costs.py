@@ -18,7 +18,7 @@ from loadtests.bench.machinery import SECRET, pgbench, wrk
 from loadtests.bench.parts import bare_server
 from loadtests.bench.statements import CONVENTIONAL
 
-from stretto.http.tokens.authenticator import make_token
+from stretto.http.tokens.making import make_token
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

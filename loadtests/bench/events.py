@@ -26,7 +26,7 @@ from loadtests.bench.machinery import (
 
 from stretto.domain import UserId
 from stretto.embedded.nats import embedded_nats
-from stretto.http.tokens.authenticator import make_token
+from stretto.http.tokens.making import make_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,7 +17,7 @@ from loadtests.bench.machinery import (
     wrk,
 )
 
-from stretto.http.tokens.authenticator import make_token
+from stretto.http.tokens.making import make_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,7 +11,7 @@ from loadtests.bench.machinery import SECRET, BenchError, Measure, python, resid
 from loadtests.bench.overload import Service
 
 from stretto.domain import UserId
-from stretto.http.tokens.authenticator import make_token
+from stretto.http.tokens.making import make_token
 
 if TYPE_CHECKING:
     from loadtests.bench.bench import Bench

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from loadtests.bench.machinery import SECRET, BenchError
 
 from stretto.domain import UserId
-from stretto.http.tokens.authenticator import make_token
+from stretto.http.tokens.making import make_token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -32,7 +32,7 @@ from rich.table import Table
 from stretto.domain import UserId
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.postgres import embedded_postgres
-from stretto.http.tokens.authenticator import make_token
+from stretto.http.tokens.making import make_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from loadtests.bench.arrivals import Plan, arrivals
 from loadtests.bench.bench import OWNER
 from loadtests.bench.machinery import SECRET, BenchError, Measure, resident_mib
 
-from stretto.http.tokens.authenticator import make_token
+from stretto.http.tokens.making import make_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ from uuid_utils.compat import uuid4, uuid7
 
 from stretto.creation.ports import Write
 from stretto.domain import IdempotencyKey, NewGroup, group_id
-from stretto.http.tokens.authenticator import make_token
+from stretto.http.tokens.making import make_token
 from stretto.postgres.connections import Database
 from stretto.postgres.writes import PostgresWriteStore
 

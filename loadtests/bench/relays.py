@@ -17,8 +17,8 @@ from stretto.nats.publisher import NatsBus
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database
 from stretto.runtime.runner import Runner
-from stretto.targets.bus import BUS_PREFIX
-from stretto.targets.relay import OutboxRelay, RelaySettings
+from stretto.targets.relay import OutboxRelay
+from stretto.targets.settings import BUS_PREFIX, RelaySettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

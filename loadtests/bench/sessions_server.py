@@ -15,13 +15,13 @@ from loadtests.bench.machinery import SECRET
 
 from stretto.assembly.application import create_app
 from stretto.assembly.settings import ComponentSettings
-from stretto.events.hub import HubSettings
 from stretto.events.log import CommittedEvent, LoggedEvent
 from stretto.events.place import History
-from stretto.http.event_streams import StreamSettings
+from stretto.events.settings import HubSettings
 from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
-from stretto.http.tokens.authenticator import TokenSettings
+from stretto.http.settings import StreamSettings
+from stretto.http.tokens.settings import TokenSettings
 
 # Later than all that the sessions have had.
 LATEST = History(2**31 - 1, "00000000")

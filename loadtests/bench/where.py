@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stretto.embedded.postgres import embedded_postgres
-from stretto.http.tokens.authenticator import make_token
+from stretto.http.tokens.making import make_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,23 +1,20 @@
 """The command `stretto`: runs the service and looks after its database.
 
-Every expected error ends in one message and one of `help.EXIT_CODES`, never in a traceback.
+Every expected error ends in one message and one of `help.EXIT_CODES`, never in a traceback. A command
+is a module, which is loaded once the command is chosen: operators and scripts run short commands, and
+the service's libraries alone take half a second to load.
 """
 
 from __future__ import annotations
 
-import asyncio
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Annotated, Any, Final
 
-import asyncpg
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from stretto.commands.attempt import attempt
-from stretto.commands.bus import bus
-from stretto.commands.check import check
-from stretto.commands.console import fail, stdout
-from stretto.commands.events import events
-from stretto.commands.groups import groups
 from stretto.commands.help import (
     EXIT_DATABASE,
     EXIT_DONE,
@@ -32,28 +29,15 @@ from stretto.commands.help import (
     SETTINGS_HELP,
     epilog,
 )
-from stretto.commands.migrate import migrate
-from stretto.commands.openapi import openapi
-from stretto.commands.psql import psql
-from stretto.commands.reports import database_failure
-from stretto.commands.serve import serve
-from stretto.commands.size import size
-from stretto.commands.sweep import sweep
-from stretto.commands.token import token
-from stretto.errors import NotFound
-from stretto.postgres.driver_errors import in_words
+from stretto.interrupts import ended_by_interrupt
 from stretto.standard_streams import (
     OutputLost,
     drop_output,
     escape_what_cannot_be_written,
+    ignore_lost_messages,
     open_missing,
     report_lost_output,
 )
-from stretto.start_errors import ConfigurationError, EmbeddedError, ListenError, WorkersError
-from stretto.store_errors import Unreachable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _EXAMPLES: Final = (
     "stretto serve",
@@ -64,11 +48,32 @@ _EXAMPLES: Final = (
 _DATABASE: Final = (
     *(EXIT_DONE, EXIT_USAGE, EXIT_DATABASE, EXIT_EMBEDDED, EXIT_OUTPUT, EXIT_INTERRUPTED),
 )
-# Every command, in the order of `--help`: examples of it, and its exit codes.
-_COMMANDS: Final[tuple[tuple[Callable[..., None], tuple[str, ...], tuple[int, ...]], ...]] = (
-    (serve, ("stretto serve --port 9000 --workers 2",), (*_DATABASE, EXIT_PORT, EXIT_WORKERS)),
-    (
-        migrate,
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A command: the function of its name, in the module of its name."""
+
+    name: str
+    summary: str
+    """The first sentence of the function's docstring."""
+    examples: tuple[str, ...]
+    codes: tuple[int, ...]
+    more_codes: str = ""
+    context: dict[str, Any] = field(default_factory=dict)
+
+
+# In the order of `--help`.
+_COMMANDS: Final = (
+    _Command(
+        "serve",
+        "Run the service until SIGTERM or Ctrl-C.",
+        ("stretto serve --port 9000 --workers 2",),
+        (*_DATABASE, EXIT_PORT, EXIT_WORKERS),
+    ),
+    _Command(
+        "migrate",
+        "Bring the database's schema up to date.",
         (
             "STRETTO_DATABASE_URL=postgresql://stretto@db/chat stretto migrate",
             "stretto migrate --grant-to app",
@@ -76,29 +81,96 @@ _COMMANDS: Final[tuple[tuple[Callable[..., None], tuple[str, ...], tuple[int, ..
         ),
         _DATABASE,
     ),
-    (token, ("stretto token alice --hours 8",), (EXIT_DONE, EXIT_USAGE, EXIT_OUTPUT)),
-    (
-        attempt,
+    _Command(
+        "token",
+        "Print a bearer token (HS256) for a user, for trying things out.",
+        ("stretto token alice --hours 8",),
+        (EXIT_DONE, EXIT_USAGE, EXIT_OUTPUT),
+    ),
+    _Command(
+        "attempt",
+        "Show the state of an attempt, as JSON; changes nothing.",
         ("stretto attempt alice 6f1c2e90", "stretto attempt alice 6f1c2e90 --history"),
         (*_DATABASE, EXIT_NOT_FOUND),
     ),
-    (groups, ("stretto groups alice --limit 10",), _DATABASE),
-    (psql, ("stretto psql -c 'table schema_version'",), (EXIT_USAGE, EXIT_EMBEDDED)),
-    (sweep, ("stretto sweep --dry-run",), _DATABASE),
-    (events, ("stretto events", "stretto events --retry-all"), (*_DATABASE, EXIT_NOT_FOUND)),
-    (bus, ("stretto bus", "stretto bus --resize"), _DATABASE),
-    (check, ("stretto check && echo sound",), (*_DATABASE, EXIT_VIOLATION)),
-    (
-        size,
+    _Command(
+        "groups",
+        "List a user's own groups, newest first, as lines of JSON.",
+        ("stretto groups alice --limit 10",),
+        _DATABASE,
+    ),
+    _Command(
+        "url",
+        "Print the URL of the database or NATS, with its password.",
+        ("stretto url", "stretto url nats"),
+        (EXIT_DONE, EXIT_USAGE, EXIT_EMBEDDED, EXIT_OUTPUT, EXIT_INTERRUPTED),
+    ),
+    _Command(
+        "psql",
+        "Open the database with psql; all arguments are psql's.",
+        ("stretto psql -c 'table schema_version'",),
+        (EXIT_USAGE, EXIT_EMBEDDED),
+        "else psql's own",
+        {"allow_extra_args": True, "ignore_unknown_options": True},
+    ),
+    _Command(
+        "sweep", "Delete what is past its retention.", ("stretto sweep --dry-run",), _DATABASE
+    ),
+    _Command(
+        "events",
+        "List dead letters, or retry them.",
+        ("stretto events", "stretto events --retry-all"),
+        (*_DATABASE, EXIT_NOT_FOUND),
+    ),
+    _Command(
+        "bus",
+        "Show the streams on NATS: whose they are, and their servers.",
+        ("stretto bus", "stretto bus --resize"),
+        _DATABASE,
+    ),
+    _Command(
+        "check",
+        "Verify the guarantees G1 to G5 over the whole database.",
+        ("stretto check && echo sound",),
+        (*_DATABASE, EXIT_VIOLATION),
+    ),
+    _Command(
+        "size",
+        "Estimate rows, bytes, WAL, connections and memory.",
         ("stretto size --rate 200 --members 5 --retention 30d",),
         (EXIT_DONE, EXIT_USAGE, EXIT_OUTPUT),
     ),
-    (openapi, ("stretto openapi > openapi.json",), (EXIT_DONE, EXIT_OUTPUT)),
+    _Command(
+        "openapi",
+        "Print the HTTP contract as OpenAPI 3.1.",
+        ("stretto openapi > openapi.json",),
+        (EXIT_DONE, EXIT_OUTPUT),
+    ),
 )
-# All arguments of psql are its own, and so are its exit codes.
-_PASSED_ON: Final[dict[str, Any]] = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+class _Group(TyperGroup):
+    """Loads a command once it is chosen; until then its summary stands for it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the command's name, the command, and its own arguments."""
+        name, known, rest = super().resolve_command(ctx, args)
+        return name, known and _load(next(each for each in _COMMANDS if each.name == name)), rest
+
+
+def _load(command: _Command) -> Any:
+    with ended_by_interrupt():
+        module = import_module(f"stretto.commands.{command.name}")
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    alone.command(
+        context_settings=command.context,
+        epilog=epilog(*command.examples, codes=command.codes, more=command.more_codes),
+    )(getattr(module, command.name))
+    return get_command(alone)
+
 
 app = typer.Typer(
+    cls=_Group,
     help="stretto creates chat groups exactly once per idempotency key.",
     epilog=f"{SETTINGS_HELP}\n\n{epilog(*_EXAMPLES)}",
     context_settings={"max_content_width": 100},
@@ -106,18 +178,16 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for _function, _examples, _codes in _COMMANDS:
-    app.command(
-        context_settings=_PASSED_ON if _function is psql else None,
-        epilog=epilog(
-            *_examples, codes=_codes, more="else psql's own" if _function is psql else ""
-        ),
-    )(_function)
+for _each in _COMMANDS:
+    app.command(_each.name, help=_each.summary)(lambda: None)
 
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        stdout.print(f"stretto {version('stretto')}")
+        # Packages' metadata take longer to read than all else here.
+        from importlib.metadata import version  # noqa: PLC0415
+
+        typer.echo(f"stretto {version('stretto')}")
         raise typer.Exit
 
 
@@ -138,26 +208,19 @@ def main() -> None:
     escape_what_cannot_be_written()
     open_missing()
     report_lost_output()
+    ignore_lost_messages()
     try:
         app()
-    except ConfigurationError as error:
-        fail(str(error), EXIT_USAGE)
-    except EmbeddedError as error:
-        fail(str(error), EXIT_EMBEDDED)
-    except Unreachable as error:
-        fail(str(error), EXIT_DATABASE)
-    except NotFound as error:
-        fail(error.detail, EXIT_NOT_FOUND)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-        fail(database_failure(error), EXIT_DATABASE)
-    except OutputLost as error:
-        drop_output()
-        fail(f"the output cannot be written: {in_words(error)}", EXIT_OUTPUT)
-    except OSError as error:
-        fail(f"the system refused: {in_words(error)}", EXIT_DATABASE)
-    except ListenError as error:
-        fail(str(error), EXIT_PORT)
-    except WorkersError as error:
-        fail(str(error), EXIT_WORKERS)
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        fail("interrupted", EXIT_INTERRUPTED)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        # They know the driver's errors: a command that works on the database has loaded them.
+        from stretto.commands.console import fail  # noqa: PLC0415
+        from stretto.commands.failures import failure_of  # noqa: PLC0415
+
+        failure = failure_of(error)
+        if failure is None:
+            raise
+        if isinstance(error, OutputLost):
+            drop_output()
+        fail(*failure)

@@ -13,7 +13,14 @@ from uuid import UUID
 import orjson
 
 from stretto.domain import CreatedGroup
-from stretto.errors import AttemptFailed, CreationRefused, FieldError, RequestInvalid, StrettoError
+from stretto.errors import (
+    AttemptFailed,
+    CreationRefused,
+    FieldError,
+    GroupDeleted,
+    RequestInvalid,
+    StrettoError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +46,7 @@ STATUS: Final[Mapping[str, int]] = {
     "request_too_slow": 408,
     "attempt_pending": 409,
     "attempt_failed": 410,
+    "group_deleted": 410,
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "key_reused": 422,
@@ -88,7 +96,7 @@ def problem(error: StrettoError) -> dict[str, Any]:
     }
     if isinstance(error, RequestInvalid):
         document["errors"] = [asdict(each) for each in error.errors]
-    if isinstance(error, (AttemptFailed, CreationRefused)):
+    if isinstance(error, (AttemptFailed, CreationRefused, GroupDeleted)):
         document["failure"] = {"code": error.failure.code, "detail": error.failure.detail}
     return document
 

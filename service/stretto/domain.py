@@ -6,6 +6,7 @@ Input is parsed here, once, into frozen types; all other code relies on them. Th
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -29,7 +30,6 @@ from stretto.members import FIELD_ERRORS_MAX, MEMBERS_MAX, parse_members, unknow
 from stretto.metadata import Metadata, MetadataInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime
 
 # Others import them from here.
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 NAMESPACE: Final = uuid5(NAMESPACE_URL, "urn:stretto:create_group")
-# The type of all events.
+# The type of the event that a creation has; those of changes are in `postgres/changes.py`.
 EVENT_TYPE: Final = "group.created"
 
 NAME_CHARACTERS_MAX: Final = 64
@@ -107,7 +107,10 @@ class NewGroup:
     admins: tuple[UserId, ...] = ()
     """Those of the members who are admins, sorted."""
     claims: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
-    """Of the token that the request came with, for the host's code; not a part of the group."""
+    """Of the token that the request came with, for the host's code; not a part of the group.
+
+    Those of a token are read-only at every depth: objects are mappings, arrays are tuples.
+    """
 
     def __post_init__(self) -> None:
         """Parse what a host has passed, by the rules of a request."""
@@ -142,6 +145,8 @@ class NewGroup:
 
         `claims` are those of the request's token. Raises `ValueError` for an owner that is no user id.
         """
+        if claims is not None:
+            require_kind("claims", claims, Mapping)
         if not isinstance(document, dict):
             raise RequestInvalid([FieldError("", "must be an object")])
         errors: list[FieldError] = []
@@ -215,10 +220,16 @@ class Group:
     name: str
     description: str | None
     kind: str | None
-    metadata: str | None
-    """A JSON object."""
+    metadata_text: str | None
+    """As PostgreSQL writes it."""
     created_at: datetime
     members_count: int
+
+    @property
+    def metadata(self) -> Metadata | None:
+        """A JSON object, parsed by each call; `metadata.value` is its dictionary."""
+        text = self.metadata_text
+        return None if text is None else Metadata(orjson.loads(text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,14 @@ class AttemptFailed(StrettoError):
         self.failure = failure
 
 
+class GroupDeleted(StrettoError):
+    message = "The group of this key was deleted; another group needs a new key."
+    code = "group_deleted"
+    retry = Retry.NEW_KEY
+    # As `AttemptFailed`: clients rely on it in every answer of this status.
+    failure: ClassVar[Failure] = Failure(code, message)
+
+
 class UpgradeRequired(StrettoError):
     message = "A WebSocket handshake needs Sec-WebSocket-Version: 13, once."
     code = "upgrade_required"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TypeGuard, TypeVar
 
 _Kind = TypeVar("_Kind", bound=BaseException)
@@ -14,6 +15,16 @@ def require_kind(name: str, value: object, *kinds: type) -> None:
         # Without the value, which may be a secret.
         message = f"{name} must be {wanted.replace('builtins.', '')}, not {type(value)!r}"
         raise TypeError(message)
+
+
+def require_seconds(name: str, value: object) -> None:
+    """Raise `TypeError` or `ValueError` unless a host's argument is a finite number."""
+    require_kind(name, value, int, float)
+    assert isinstance(value, (int, float))
+    # False for NaN as well. An integer beyond them would have no float.
+    if not -sys.float_info.max <= value <= sys.float_info.max:
+        message = f"{name} must be a finite number of seconds"
+        raise ValueError(message)
 
 
 def is_a(

@@ -18,6 +18,8 @@ FIELD_ERRORS_MAX: Final = 20
 # A creator may give members one of these; the owner has a role of its own.
 ADMIN: Final = "admin"
 MEMBER: Final = "member"
+# What a host may make of a member later.
+ROLES: Final = ("owner", ADMIN, MEMBER)
 _MEMBER_FIELDS: Final = frozenset({"user_id", "role"})
 _MEMBERS_RULE = (
     f"must be a list of at most {MEMBERS_MAX} user ids, or objects with a user_id and a role"

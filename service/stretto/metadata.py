@@ -62,6 +62,10 @@ class Metadata(str):
             raise MetadataInvalid(message) from error
         return str.__new__(cls, "".join(text.parts))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copy and pickle by the object, whose canonical form is the same."""
+        return type(self), (self.value,)
+
     @property
     def value(self) -> dict[str, Any]:
         """The object, made anew by each call."""

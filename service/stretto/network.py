@@ -1,32 +1,9 @@
-"""Hosts that can be called, and in words why an answer did not come from one."""
+"""In words, why an answer did not come over the network."""
 
 from __future__ import annotations
 
 import os
-import re
 import ssl
-from ipaddress import ip_address
-from typing import Final
-
-# A compose file's service may have an underscore in its name.
-_HOST_NAME: Final = re.compile(rb"[A-Za-z0-9._-]+")
-
-
-def is_host(text: str) -> bool:
-    """Whether it is an address, or a name that can be looked up.
-
-    A resolver raises `UnicodeError` for a name with an empty part or one of more than 63 bytes.
-    """
-    try:
-        ip_address(text)
-    except ValueError:
-        pass
-    else:
-        return True
-    try:
-        return _HOST_NAME.fullmatch(text.encode("idna")) is not None
-    except UnicodeError:
-        return False
 
 
 def network_failure(error: BaseException) -> str:

@@ -132,6 +132,21 @@ class ConnectionLost(Observation):
 
 
 @dataclass(frozen=True, slots=True)
+class StandbyAwaited(Observation):
+    """Commits wait for a synchronous standby; what commits nothing is answered."""
+
+    cause = "commits wait for a synchronous standby; reads are answered"
+    remedy = "start the standby, or take it out of synchronous_standby_names"
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyReached(Observation):
+    """Commits go through again, which waited for a synchronous standby for so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class GuaranteeBroken(Observation):
     """A failed attempt has a group: G4 does not hold, and an operator must look."""
 
@@ -199,10 +214,34 @@ class EventDelivered(Observation):
 
 
 @dataclass(frozen=True, slots=True)
+class SubscriberFailed(Observation):
+    """A call of a host's `on_event` failed; it gets the next event."""
+
+    cause: str
+    bug: BaseException | None = None
+    """What it raised."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionEnded(Observation):
     """A live session has ended with this close code."""
 
     code: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFailed(Observation):
+    """Bus (`relay`) or endpoint (`webhook`) has refused an event, or was not there to take it."""
+
+    actor: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRecovered(Observation):
+    """Bus or endpoint takes events again."""
+
+    actor: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,51 +1,50 @@
-"""Provides what the settings name: a database that answers, NATS, and a way to verify tokens.
+"""Provides what the settings name: a database that answers, and NATS.
 
-Without a database URL the service runs a PostgreSQL of its own and makes its own secret, both in
-the data dir. It runs a NATS of its own where the settings ask for one.
+Without a database URL the service runs a PostgreSQL of its own, in the data dir. It runs a NATS of
+its own where the settings ask for one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import secrets
-import ssl
-import stat
-import tempfile
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
 from stretto.embedded.lock_file import sole_service
 from stretto.embedded.nats import embedded_nats
-from stretto.embedded.postgres import embedded_postgres
+from stretto.embedded.place import has_cluster
+from stretto.embedded.postgres import CONNECTIONS, embedded_postgres
 from stretto.embedded.watch import watched_server
-from stretto.http.tokens.keys import secret_key
 from stretto.postgres.connections import Database
 from stretto.postgres.database_url import place_of
-from stretto.postgres.driver_errors import is_lasting, is_without_tls
+from stretto.postgres.driver_errors import is_lasting
+from stretto.postgres.lanes import connections
 from stretto.postgres.migrate import migrate
+from stretto.postgres.migration_runs import is_migrating
 from stretto.postgres.migration_steps import newest_number
+from stretto.postgres.remedies import remedy, remedy_of_waiting
 from stretto.setting_texts import EMBEDDED
 from stretto.start_errors import ConfigurationError
-from stretto.store_errors import Unreachable
+from stretto.store_errors import Outdated, Unmigrated, Unreachable
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
     from stretto.config import Settings
-    from stretto.http.tokens.authenticator import TokenSettings
     from stretto.postgres.driver_connection import Connection
 
 # A database that is being started or failed over needs some seconds; a wrong address never works.
 START_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 0.5
+# Of the embedded server, beside the workers': for commands, and for psql.
+CONNECTIONS_SPARE: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +61,35 @@ async def database_place(
     notify: Callable[[str], None],
     *,
     is_service: bool = False,
+    makes: bool = False,
     migrates: bool = True,
     on_lost: Callable[[str], object] | None = None,
 ) -> AsyncIterator[Place]:
     """Provide the database as long as the context lasts.
 
     An embedded one is migrated too, unless the caller does that itself (`migrates` is false). It
-    belongs to one service at a time; commands share it. `notify` gets each message for the
-    operator as one line; `on_lost` gets the one about a server that has ended by itself. Raises `EmbeddedError` or `ConfigurationError`.
+    belongs to one service at a time; commands share it. Where there is none, the service makes one,
+    and so does a command that `makes` one. `notify` gets each message for the operator as one line;
+    `on_lost` gets the one about a server that has ended by itself. Raises `EmbeddedError` or
+    `ConfigurationError`.
     """
     if not settings.is_embedded:
         yield Place(settings.database_url, None)
         return
+    if not (is_service or makes or has_cluster(settings.data_dir)):
+        # A new, empty one has nothing to show, and would look sound.
+        message = (
+            f"there is no database in {settings.data_dir.resolve()}: run the command in the folder of"
+            " the service, or set STRETTO_DATABASE_URL, or STRETTO_DATA_DIR"
+        )
+        raise ConfigurationError(message)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(
-            embedded_postgres(settings.data_dir, notify=notify)
+            embedded_postgres(
+                settings.data_dir,
+                notify=notify,
+                settings={"max_connections": str(_connections(settings))},
+            )
         )
         if is_service:
             stack.enter_context(sole_service(server.data_dir))
@@ -94,6 +107,12 @@ async def database_place(
             async with database_connection(server.dsn, schema, needs_tables=False) as connection:
                 await migrate(connection, schema)
         yield Place(server.dsn, server.bin_dir)
+
+
+def _connections(settings: Settings) -> int:
+    """Return how many connections the embedded server needs for all workers and some commands."""
+    held = connections(1, settings.workers, settings.component.writers)
+    return max(CONNECTIONS, held + CONNECTIONS_SPARE)
 
 
 @asynccontextmanager
@@ -121,20 +140,54 @@ async def bus_place(
 
 @asynccontextmanager
 async def database_connection(
-    dsn: str, schema: str, *, needs_tables: bool = True
+    dsn: str, schema: str, *, needs_tables: bool = True, awaits_tables: bool = False
 ) -> AsyncIterator[Connection]:
     """Provide one connection; wait up to `START_SECONDS` for a database that does not answer yet.
 
-    Raises `Unreachable`, also where the tables are needed and cannot be used as they are.
+    Raises `Unreachable`, and `ConfigurationError` where the tables are needed and cannot be used as
+    they are: another start needs an operator. `awaits_tables` gives a migration as much time before.
     """
     async with Database(dsn, schema=schema) as database:
         connection = await _acquire_patiently(database, place_of(dsn))
         try:
-            if needs_tables and await database.require_schema(connection):
-                logger.warning("schema.newer", known=newest_number())
+            if needs_tables:
+                await _require_schema(database, connection, START_SECONDS * awaits_tables)
             yield connection
         finally:
             await database.release(connection)
+
+
+async def _require_schema(
+    database: Database,
+    connection: Connection,
+    patience_seconds: float,
+    pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    clock_seconds: Callable[[], float] = time.monotonic,
+) -> None:
+    """Return once the schema can be served; wait so long for an older one, or for a migration.
+
+    Raises `ConfigurationError`, and `Unreachable` where a migration was at work: another start may
+    succeed without an operator. `pause` and `clock_seconds` are for tests.
+    """
+    deadline, is_said, is_at_work = clock_seconds() + patience_seconds, False, False
+    while True:
+        # Between two of its steps a migration is not seen.
+        is_at_work = is_at_work or (patience_seconds > 0 and await is_migrating(connection))
+        try:
+            is_newer = await database.require_schema(connection)
+            break
+        except Unreachable as error:
+            awaited = Unmigrated if is_at_work else Outdated
+            if clock_seconds() >= deadline or not isinstance(error, awaited):
+                if is_at_work and isinstance(error, Unmigrated):
+                    raise Unreachable(f"a migration is at work: {error}") from error
+                raise ConfigurationError(str(error)) from error
+            if not is_said:
+                logger.warning("schema.awaited", cause=str(error), seconds=patience_seconds)
+                is_said = True
+        await pause(RETRY_SECONDS)
+    if is_newer:
+        logger.warning("schema.newer", known=newest_number())
 
 
 async def _acquire_patiently(
@@ -152,124 +205,10 @@ async def _acquire_patiently(
             if is_pooler or is_lasting(cause):
                 message = f"no connection to the database at {place}: {error}"
                 if not is_pooler:
-                    message = f"{message}; {_remedy(cause)}"
+                    message = f"{message}; {remedy(cause)}"
                 raise Unreachable(message) from error
             if asyncio.get_running_loop().time() >= deadline:
-                message = (
-                    f"no connection to the database at {place} within {START_SECONDS:.0f} s:"
-                    f" {error}; is it started, and is STRETTO_DATABASE_URL right?"
-                )
+                message = f"no connection to the database at {place} within {START_SECONDS:.0f} s"
+                message = f"{message}: {error}; {remedy_of_waiting(cause)}"
                 raise Unreachable(message) from error
         await pause(RETRY_SECONDS)
-
-
-def _remedy(cause: BaseException | None) -> str:
-    """Return what an operator can do about a connection that no waiting will bring."""
-    state = (isinstance(cause, asyncpg.PostgresError) and cause.sqlstate) or ""
-    if state.startswith("28"):
-        return "give STRETTO_DATABASE_URL a user and a password that the server takes"
-    if state.startswith("3D"):
-        return "create the database, or name another one in STRETTO_DATABASE_URL"
-    if state == "42501":
-        return (
-            "have the database's owner GRANT CONNECT to this user, and leave parameters that only a"
-            " superuser may set out of STRETTO_DATABASE_URL"
-        )
-    if state.startswith(("22", "42")):
-        return (
-            "correct the parameters of STRETTO_DATABASE_URL: the server takes them as its settings"
-        )
-    if isinstance(cause, ssl.SSLError):
-        return "correct sslmode, sslrootcert, sslcert or sslkey of STRETTO_DATABASE_URL"
-    if is_without_tls(cause):
-        return (
-            "turn TLS on at the server (PostgreSQL's setting ssl), or correct sslmode of"
-            " STRETTO_DATABASE_URL: the server takes connections without TLS alone"
-        )
-    if isinstance(cause, asyncpg.InterfaceError):
-        # The driver's own message names the part.
-        return "correct it in STRETTO_DATABASE_URL"
-    return _address_remedy()
-
-
-def _address_remedy() -> str:
-    """Return what an operator can do about an address that the driver cannot use."""
-    # The driver reads it whatever the URL says, except where it is empty.
-    ports = os.environ.get("PGPORT") or "0"
-    if not all(port.strip().isdecimal() for port in ports.split(",")):
-        return "correct or unset the environment's PGPORT: it is no port"
-    return (
-        "correct STRETTO_DATABASE_URL: postgresql://user:password@host:5432/database, with %40 for"
-        " an @ and %2F for a / of the password"
-    )
-
-
-def token_settings(settings: Settings) -> TokenSettings:
-    """Return how tokens are verified; raises `ConfigurationError` where they cannot be.
-
-    The settings have refused keys that cannot be used; the own secret is refused here. Each worker
-    would find that out, and be replaced by another one.
-    """
-    tokens = settings.tokens
-    if not tokens.ways and not settings.is_embedded:
-        message = (
-            "tokens cannot be verified: with STRETTO_DATABASE_URL set, set one of"
-            " STRETTO_JWT_SECRET, STRETTO_JWT_PUBLIC_KEY or STRETTO_JWKS_URL too"
-        )
-        raise ConfigurationError(message)
-    if not tokens.ways:
-        tokens = replace(tokens, jwt_secret=_own_secret(settings.data_dir / "jwt-secret"))
-    return tokens
-
-
-def _own_secret(path: Path) -> str:
-    """Return the data dir's secret, made on first use and readable by its owner alone.
-
-    A file that others can write or read is refused: they could make tokens with it.
-    """
-    try:
-        if not os.path.lexists(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _make_secret(path)
-        # A link that was planted may lead to a file whose content its planter knows.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        with os.fdopen(descriptor, encoding="utf-8", errors="surrogateescape") as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                message = (
-                    f"{path} belongs to another user, or others may read it: with this secret they"
-                    " can make tokens. Remove it, and the next start makes another one (tokens made"
-                    " with the old one end); or `chmod 600` and `chown` it if it was not read"
-                )
-                raise ConfigurationError(message)
-            secret = file.read()
-    except OSError as error:
-        message = (
-            f"{path} cannot be used ({error.strerror}): it must be a file of ours and no link. Set"
-            " STRETTO_DATABASE_URL for a database of your own, or STRETTO_DATA_DIR to a folder that"
-            " may be written"
-        )
-        raise ConfigurationError(message) from error
-    try:
-        secret_key(secret)
-    except ConfigurationError as error:
-        message = (
-            f"{path} holds no secret that can be used. Remove it, and the next start makes another"
-            " one (tokens made with the old one end)"
-        )
-        raise ConfigurationError(message) from error
-    return secret
-
-
-def _make_secret(path: Path) -> None:
-    """Write a secret where there is none; of several processes the first one's counts."""
-    # An unpredictable name and a new file: a file or link that was planted is not written to.
-    descriptor, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_urlsafe(48))
-        # Linking fails where another process was first, and never shows half a secret.
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-    finally:
-        Path(draft).unlink()

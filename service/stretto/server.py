@@ -8,19 +8,17 @@ import resource
 import signal
 import socket
 import sys
-import uuid
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from stretto.assembly.application import create_app
-from stretto.config import environment_of
-from stretto.domain import UserId
+from stretto.environment import environment_of
 from stretto.http.front.serving import cannot_listen, serving
 from stretto.http.routes.console import offer_tokens
 from stretto.http.service import INSTANCE, SERVICE
-from stretto.http.tokens.authenticator import make_token
-from stretto.provision import bus_place, database_connection, database_place, token_settings
+from stretto.own_secret import token_settings
+from stretto.provision import bus_place, database_connection, database_place
 from stretto.reports import supervised
 from stretto.runtime.memory import collecting
 from stretto.runtime.stop import Stop
@@ -28,18 +26,18 @@ from stretto.start_errors import EmbeddedError
 from stretto.supervisor import Supervisor
 from stretto.telemetry.logs import flush_log, logger
 from stretto.telemetry.trace_export import exporting
+from stretto.welcome import welcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from stretto.config import Settings
-    from stretto.http.tokens.authenticator import TokenSettings
+    from stretto.http.tokens.settings import TokenSettings
 
 # Files that are open beside the clients' connections: database, log, bus.
 FILES_OWN: Final = 200
 # The other connections are for health checks, creations and reads.
 SESSIONS_SHARE: Final = 0.9
-WELCOME_TOKEN_SECONDS: Final = 24 * 3600
 
 
 async def serve(settings: Settings, notify: Callable[[str], None], *, share_port: bool) -> None:
@@ -47,7 +45,6 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
 
     A process that shares its port is a supervisor's worker.
     """
-    component, limits = settings.component, settings.limits
     stop = _stop_on_signals(settings.drain_seconds, is_worker=share_port)
     lost: list[str] = []
 
@@ -57,40 +54,26 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
         stop.take(signal.SIGINT)
 
     async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
         supervision = None
         if share_port:
-            joining = supervised(stop, sys.stdin.fileno())
-            supervision = await stack.enter_async_context(joining)
-        place = await stack.enter_async_context(
-            database_place(settings, notify, is_service=True, on_lost=end)
-        )
-        nats_url = await stack.enter_async_context(bus_place(settings, end))
+            supervision = await enter(supervised(stop, sys.stdin.fileno()))
+        place = await enter(database_place(settings, notify, is_service=True, on_lost=end))
+        nats_url = await enter(bus_place(settings, end))
         tokens = token_settings(settings)
         # Wait for the database here, before any client is served.
-        if not await _database_answers(place.dsn, component.db_schema, stop):
+        if not await _database_answers(place.dsn, settings.component.db_schema, stop):
             logger.info("service.stopped")
             return
         if settings.workers > 1:
-            # What is provided here, the workers share.
-            shared = {
-                "STRETTO_DATABASE_URL": place.dsn,
-                "STRETTO_NATS_URL": nats_url,
-                "STRETTO_JWT_SECRET": tokens.jwt_secret,
-                "STRETTO_CONSOLE": "on" if settings.has_console else "off",
-            }
-            await _supervise(settings, shared, tokens, notify, stop)
+            await _supervise(settings, place.dsn, nats_url, tokens, notify, stop)
             return
         tracer_provider = stack.enter_context(exporting(os.environ))
-        connections_max = _connections_max(limits.connections_max)
-        sessions_max = _sessions_max(component.hub.sessions_max, connections_max)
+        settings = _provided(settings, nats_url)
         app = create_app(
             dsn=place.dsn,
             tokens=tokens,
-            settings=replace(
-                component,
-                nats_url=nats_url,
-                hub=replace(component.hub, sessions_max=sessions_max),
-            ),
+            settings=settings.component,
             streams=settings.streams,
             console=settings.has_console,
             tracer_provider=tracer_provider,
@@ -106,11 +89,11 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
             host=settings.host,
             port=settings.port,
             share_port=share_port,
-            limits=replace(limits, connections_max=connections_max),
+            limits=settings.limits,
         ) as port:
-            logger.info("service.started", host=settings.host, port=port)
+            logger.info("service.started", host=settings.host, port=port, pid=os.getpid())
             if settings.is_embedded:
-                notify(_welcome(settings, port, tokens, shows_token=sys.stderr.isatty()))
+                notify(welcome(settings, port, tokens, shows_token=sys.stderr.isatty()))
             async with collecting(app[SERVICE].runner):
                 await stop.asked.wait()
                 app[SERVICE].draining.set()
@@ -126,11 +109,12 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
 async def _database_answers(dsn: str, schema: str, stop: Stop) -> bool:
     """Wait for the database, and return True; return False once a stop is asked for.
 
-    Raises `Unreachable`.
+    Raises as `database_connection` does.
     """
 
     async def wait() -> None:
-        async with database_connection(dsn, schema):
+        # The operator's migration may still be at work, or begin in a moment.
+        async with database_connection(dsn, schema, awaits_tables=True):
             pass
 
     waiting = asyncio.create_task(wait(), name="wait for the database")
@@ -148,6 +132,17 @@ async def _database_answers(dsn: str, schema: str, stop: Stop) -> bool:
         if not waiting.cancelled():
             # Retrieve it, or asyncio logs it as never retrieved.
             waiting.exception()
+
+
+def _provided(settings: Settings, nats_url: str) -> Settings:
+    """Return settings with the bus that is there, and as many connections as there are files for."""
+    component, limits = settings.component, settings.limits
+    limits = replace(limits, connections_max=_connections_max(limits.connections_max))
+    sessions_max = _sessions_max(component.hub.sessions_max, limits.connections_max)
+    component = replace(
+        component, nats_url=nats_url, hub=replace(component.hub, sessions_max=sessions_max)
+    )
+    return replace(settings, component=component, limits=limits)
 
 
 def _connections_max(wanted: int) -> int:
@@ -201,7 +196,8 @@ def _stop_on_signals(drain_seconds: float, *, is_worker: bool) -> Stop:
 
 async def _supervise(
     settings: Settings,
-    shared: Mapping[str, str],
+    dsn: str,
+    nats_url: str,
     tokens: TokenSettings,
     notify: Callable[[str], None],
     stop: Stop,
@@ -216,11 +212,15 @@ async def _supervise(
                 "STRETTO_WORKERS": "1",
                 "STRETTO_HOST": settings.host,
                 "STRETTO_PORT": str(port),
-                **shared,
+                # What is provided here, the workers share.
+                "STRETTO_DATABASE_URL": dsn,
+                "STRETTO_NATS_URL": nats_url,
+                "STRETTO_JWT_SECRET": tokens.jwt_secret,
+                "STRETTO_CONSOLE": "on" if settings.has_console else "off",
             }
         )
         if settings.is_embedded:
-            notify(_welcome(settings, port, tokens, shows_token=sys.stderr.isatty()))
+            notify(welcome(settings, port, tokens, shows_token=sys.stderr.isatty()))
         command = (sys.executable, "-m", "stretto", "serve", "--share-port")
         await Supervisor(command, environment, stop).run(settings.workers)
 
@@ -257,40 +257,3 @@ def _reserved_port(host: str, port: int) -> Iterator[int]:
         except OSError as error:
             raise cannot_listen(host, port, error) from error
         yield reserved.getsockname()[1]
-
-
-def _welcome(settings: Settings, port: int, tokens: TokenSettings, *, shows_token: bool) -> str:
-    """Return the text that says where the service listens, with a command to paste.
-
-    Without a terminal the text goes to a log, which must hold no token: the command makes its own.
-    Without a secret of the service's there is no command, because no token can be made.
-    """
-    url = f"http://{settings.host}:{port}"
-    if not tokens.jwt_secret:
-        return f"stretto listens on {url}"
-    quote, source = '"', "$(stretto token alice)"
-    shown = "A token of the user alice: stretto token alice"
-    if shows_token:
-        source = make_token(
-            tokens.jwt_secret,
-            UserId("alice"),
-            lifetime_seconds=WELCOME_TOKEN_SECONDS,
-            audience=tokens.jwt_audience,
-            issuer=tokens.jwt_issuer,
-            scopes=tokens.trial_scopes,
-        )
-        quote, shown = "'", f"A token of the user alice, good for a day:\n\n  {source}"
-    console = f"the console: {url}/, " if settings.has_console else ""
-    return f"""
-stretto listens on {url} ({console}the API: {url}/docs)
-
-{shown}
-
-Create a group; send it again and it is still one group:
-
-  curl -i {url}/v1/groups \\
-    -H {quote}Authorization: Bearer {source}{quote} \\
-    -H 'Idempotency-Key: {uuid.uuid4()}' \\
-    -H 'Content-Type: application/json' \\
-    -d '{{"name": "Team", "members": ["bob", "carol"]}}'
-"""

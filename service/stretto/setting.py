@@ -2,7 +2,7 @@
 
 A setting stands once, in the dataclass of the part that it is for: its name, default, bounds and
 description. Its environment variable is `STRETTO_` and its name in upper case, so no two
-dataclasses have a setting of one name. `config.py` fills all of them; a host fills the same
+dataclasses have a setting of one name. `environment.py` fills all of them; a host fills the same
 dataclasses. The bounds hold for both.
 """
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from stretto.http.tokens.keys import public_key, secret_key
-from stretto.network import is_host
+from stretto.hosts import is_host
 from stretto.postgres.database_url import require_database_url
 from stretto.postgres.pooler import require_pooler
 from stretto.start_errors import ConfigurationError
@@ -70,13 +69,18 @@ def _rate_limit(limit: Any) -> object:
 
 def _token_secret(secret: str) -> str:
     if secret:
-        _require_key(secret_key, secret)
+        # Every command reads the settings; only with a key does it load what reads keys.
+        from stretto.http.tokens.keys import secret_keys  # noqa: PLC0415
+
+        _require_key(secret_keys, secret)
     return secret
 
 
 def _public_key(pem: str) -> str:
     if pem:
-        _require_key(public_key, pem)
+        from stretto.http.tokens.keys import public_keys  # noqa: PLC0415
+
+        _require_key(public_keys, pem)
     return pem
 
 
@@ -96,9 +100,13 @@ def _issuers_url(url: str) -> str:
 
 
 def _nats_url(urls: str) -> str:
-    are_urls = (_has_host(url.strip(), "nats", "tls", "ws", "wss") for url in urls.split(","))
-    if urls not in ("", EMBEDDED) and not all(are_urls):
-        raise ValueError(f"must look like nats://user:password@host:4222, or be {EMBEDDED}")
+    if urls not in ("", EMBEDDED) and not all(map(_is_nats_url, urls.split(","))):
+        message = (
+            "must look like nats://user:password@host:4222, with %40 for an @, %23 for a #, %2F for"
+            " a /, %3F for a ?, %2C for a comma and %25 for a % of the password, or be"
+            f" {EMBEDDED}"
+        )
+        raise ValueError(message)
     return urls
 
 
@@ -152,6 +160,13 @@ def _origin(text: str) -> str:
     if parts.port not in (None, _DEFAULT_PORTS.get(parts.scheme)):
         place = f"{place}:{parts.port}"
     return f"{parts.scheme}://{place}"
+
+
+def _is_nats_url(text: str) -> bool:
+    url = text.strip()
+    # An @ behind the host: a /, # or ? of a password was read as the end of it. The part before
+    # would be taken for a host: it would be looked up and logged.
+    return _has_host(url, "nats", "tls", "ws", "wss") and "@" not in "".join(urlsplit(url)[2:])
 
 
 def _has_host(url: str, *schemes: str) -> bool:

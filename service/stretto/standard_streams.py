@@ -1,4 +1,4 @@
-"""Standard streams that take every text: a closed one is opened, empty; a full one is reported.
+"""Standard streams that take every text: a closed one is opened, empty; a full stdout is reported.
 
 Without it Python has no `sys.stderr`, and the next file or connection takes the free number: what a
 child process writes to its stderr would go to the database.
@@ -41,6 +41,15 @@ def report_lost_output() -> None:
         setattr(sys.stdout, name, _raising_output_lost(getattr(sys.stdout, name)))
 
 
+def ignore_lost_messages() -> None:
+    """Have stderr raise nothing: a message without a reader must not end what it is about.
+
+    Without it rich would end the process where the reader of a pipe has gone.
+    """
+    for name in ("write", "flush"):
+        setattr(sys.stderr, name, _ignoring_os_errors(getattr(sys.stderr, name)))
+
+
 def drop_output() -> None:
     """Drop what stdout has not taken: it would fail the exit of the process as well."""
     nothing = os.open(os.devnull, os.O_WRONLY)
@@ -59,5 +68,15 @@ def _raising_output_lost(method: Callable[..., object]) -> Callable[..., object]
             return method(*arguments)
         except OSError as error:
             raise OutputLost(error.errno, error.strerror) from error
+
+    return call
+
+
+def _ignoring_os_errors(method: Callable[..., object]) -> Callable[..., object]:
+    def call(*arguments: object) -> object:
+        try:
+            return method(*arguments)
+        except OSError:
+            return None
 
     return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ConfigurationError(Exception):
-    """The service cannot start with these settings; the message lists every error."""
+    """The service cannot start with these settings, or on this schema; the message lists every error."""
 
 
 class ListenError(Exception):

@@ -17,6 +17,8 @@ class StoreError(Exception):
 
     retry_after_seconds: int | None = None
     """How long the owner is paused, if it is."""
+    detail: str | None = None
+    """What the answer to a client says of the cause, if not what its code says."""
 
 
 class Refused(StoreError):
@@ -54,6 +56,14 @@ class HookInterrupted(HookError, Transient):
 
 class Unreachable(StoreError):
     """There is no connection, or the database cannot serve; nothing was committed."""
+
+
+class Unmigrated(Unreachable):
+    """The schema is missing, or not granted to our role: `stretto migrate` helps."""
+
+
+class Outdated(Unmigrated):
+    """The schema is older than ours."""
 
 
 class ReadCancelled(Unreachable):

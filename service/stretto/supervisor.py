@@ -2,8 +2,9 @@
 
 A worker that dies, or that an operator ends, is replaced, after a pause that grows while it dies
 young. One that is frozen, such as by SIGSTOP or a call that blocks its loop, is killed first: it
-would keep its share of the port. Where all workers keep dying young, another start would not help:
-the supervisor ends with an error.
+would keep its share of the port. One that the system cannot start is tried again like one that has
+died young. Where all workers keep dying young, another start would not help: the supervisor ends
+with an error.
 """
 
 from __future__ import annotations
@@ -72,10 +73,17 @@ class Supervisor:
         failed_starts = 0
         while not self._stop.asked.is_set():
             self._started_at[number] = self._clock_seconds()
-            exit_code = await self._run_once(number)
+            exit_code, lacking = None, ""
+            try:
+                exit_code = await self._run_once(number)
+            except OSError as error:
+                # No memory, process or file is left for it, perhaps for a moment. Others serve on.
+                lacking = error.strerror or str(error)
             if self._stop.asked.is_set():
                 return
-            if exit_code in ENDED_AS_ASKED:
+            if lacking:
+                logger.error("worker.not_started", worker=number, cause=lacking)
+            elif exit_code in ENDED_AS_ASKED:
                 # An operator has ended it, to have it replaced.
                 logger.info("worker.ended", worker=number, exit_code=exit_code)
             else:
@@ -85,8 +93,8 @@ class Supervisor:
             del self._started_at[number]
             if failed_starts >= FAILED_STARTS_MAX and all(map(self._is_young, self._started_at)):
                 message = (
-                    f"the workers keep ending at their start, the last one with exit code"
-                    f" {exit_code}; their own messages are above"
+                    "the workers keep ending at their start, the last one with"
+                    f" {lacking or f'exit code {exit_code}'}; their own messages are above"
                 )
                 raise WorkersError(message)
             await self._pause_unless_stopped(BACKOFF.seconds(max(0, failed_starts - 1)))
@@ -95,7 +103,10 @@ class Supervisor:
         return self._clock_seconds() - self._started_at[number] < YOUNG_SECONDS
 
     async def _run_once(self, number: int) -> int | None:
-        """Run one worker to its end; `_end` bounds how long a stop takes."""
+        """Run one worker to its end; `_end` bounds how long a stop takes.
+
+        Raises `OSError` if it cannot be started.
+        """
         async with self._metrics.lifeline() as (stdin, channel):
             worker = await asyncio.create_subprocess_exec(
                 *self._command, stdin=stdin.fileno(), env=self._environment

@@ -16,7 +16,7 @@ from stretto.domain import NewGroup, UserId
 from stretto.errors import GroupRejected, Retry
 from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
-from stretto.http.tokens.authenticator import TokenSettings
+from stretto.http.tokens.settings import TokenSettings
 from support.api_client import SECRET, TEAM, Api, connected_api, token_of
 from support.database import pend
 from support.raw_client import creation, raw_clients

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stretto.codec import BODY_BYTES_MAX
-from stretto.http.front import connection as front
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.heads import HEAD_BYTES_MAX
-from stretto.http.front.limits import READ_BYTES_MAX, ConnectionLimits
-from stretto.http.requests import BODY_UNREADABLE
+from stretto.http.settings import ConnectionLimits
 from support.api_client import Api, api_for, token_of
-from support.raw_client import BODY, PING, RawClients, creation, creation_head, raw_clients
+from support.raw_client import PING, RawClients, creation, creation_head, raw_clients
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -80,13 +77,24 @@ async def test_the_rest_of_a_body_may_come_in_any_turn_of_the_loop(
 
 
 @pytest.mark.parametrize(("status", "head"), EARLY.values(), ids=EARLY)
-async def test_the_rest_of_a_body_may_come_after_the_answer(
+async def test_what_comes_behind_an_early_answer_is_no_body(
     status: int, head: bytes, raw: RawClients
 ) -> None:
-    """It is no head, and the connection goes on behind it."""
+    """A proxy may never send the rest, and send another client's request over the connection."""
     client = await raw.connect(head + LARGE[:100])
+    answered, fields, _ = await client.answer()
+    assert (status, "close") == (answered, fields["connection"])
+    client.send(PING)
+    assert b"" == await client.closed()
+
+
+@pytest.mark.parametrize(("status", "head"), EARLY.values(), ids=EARLY)
+async def test_a_connection_goes_on_behind_a_refused_body_that_is_whole(
+    status: int, head: bytes, raw: RawClients
+) -> None:
+    """The twin."""
+    client = await raw.connect(head.replace(LENGTH, b"Content-Length: 2\r\n\r\n{}"))
     assert (await client.answer())[0] == status
-    client.send(LARGE[100:])
     client.send(PING)
     assert (await client.answer())[0] == 200
 
@@ -112,62 +120,6 @@ async def test_the_rest_of_chunks_is_not_read_after_the_answer(
     monkeypatch.setattr(ClientConnection, "_read_request", count)
     client.send(b"1\r\n \r\n" * 1000 + b"0\r\n\r\n" + PING)
     assert (b"", 0) == (await client.closed(), read)
-
-
-@pytest.mark.parametrize(("expected", "chunk_bytes"), [(400, 1), (201, 100)])
-async def test_a_body_in_too_many_chunks_is_refused(
-    expected: int, chunk_bytes: int, raw: RawClients
-) -> None:
-    """Although it is small; the largest in chunks of moderate size is not."""
-    body = BODY.ljust(BODY_BYTES_MAX if expected == 201 else BODY_BYTES_MAX // 8)
-    chunks = (body[at : at + chunk_bytes] for at in range(0, len(body), chunk_bytes))
-    framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
-    client = await raw.connect(creation_head(token_of("alice"), "k") + CHUNKS)
-    client.send(framed + b"0\r\n\r\n")
-    status, fields, document = await client.answer()
-    assert expected == status
-    if expected == 400:
-        assert (BODY_UNREADABLE, "close") == (
-            document["errors"][0]["detail"],
-            fields["connection"],
-        )
-        assert await client.closed() == b""
-
-
-async def test_what_is_read_of_a_client_in_one_turn_is_bounded(
-    raw: RawClients, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However much has arrived: other clients have their turn in between."""
-    received: list[int] = []
-    receive = ClientConnection.data_received
-
-    def count(client: ClientConnection, data: bytes) -> None:
-        received.append(len(data))
-        receive(client, data)
-
-    monkeypatch.setattr(ClientConnection, "data_received", count)
-    client = await raw.connect(creation(token_of("alice"), "k", BODY.ljust(BODY_BYTES_MAX)))
-    assert (await client.answer())[0] == 201
-    assert BODY_BYTES_MAX < sum(received)
-    assert READ_BYTES_MAX >= max(received)
-
-
-@pytest.mark.parametrize("is_bounded", [True, False])
-async def test_what_is_dropped_after_an_answer_is_bounded(
-    is_bounded: bool, raw: RawClients, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The twin shows that it is this bound that ends the connection."""
-    if is_bounded:
-        monkeypatch.setattr(front, "BODY_BYTES_MAX", 0)
-        monkeypatch.setattr(front, "DROPPED_BYTES_MAX", len(LARGE) // 2)
-    head = creation_head("no token of ours", "k")
-    client = await raw.connect(head + b"Content-Length: %d\r\n\r\n" % (2 * len(LARGE)))
-    assert (await client.answer())[0] == 401
-    client.send(LARGE)
-    client.send(LARGE + LAST)
-    answered = await client.closed()
-    assert is_bounded == (not answered)
-    assert is_bounded or answered.startswith(b"HTTP/1.1 200 ")
 
 
 async def test_the_last_answer_arrives_although_more_is_sent(

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import orjson
 import pytest
-import stamina
-import stamina.instrumentation
 from aiohttp import web
 
 from stretto import ClientError, GroupRejected, StrettoClient, group_id
-from stretto import client as client_module
+from stretto.client import calls, intentions
+from stretto.client.calls import BACKOFF_SECONDS_MAX
+from stretto.client.replies import BACKOFF_SECONDS_FIRST
 from stretto.domain import UserId
 from stretto.errors import (
     AttemptPending,
@@ -35,7 +35,7 @@ from support.api_client import api_for, token_of
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from stretto.domain import CreatedGroup, NewGroup
 
@@ -48,11 +48,19 @@ LONG_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
-def without_waiting() -> Iterator[None]:
-    """Retry at once."""
-    with stamina.set_testing(True, attempts=TRIES_MAX):
-        yield
-    stamina.instrumentation.set_on_retry_hooks(None)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Retry at once, and so often; returns the pauses that were due."""
+    due: list[float] = []
+    sleep = asyncio.sleep
+
+    async def at_once(seconds: float) -> None:
+        due.append(seconds)
+        if len(due) >= TRIES_MAX:
+            raise TimeoutError
+        await sleep(0)
+
+    monkeypatch.setattr(calls, "sleep", at_once)
+    return due
 
 
 @dataclass
@@ -203,7 +211,7 @@ async def test_every_try_says_when_the_first_one_was_sent(
     """Of a key of ours, the time of the call; of the caller's own, what the caller knows of it."""
     seconds = int(time.time())
     clock = SimpleNamespace(time=itertools.count(seconds).__next__)
-    monkeypatch.setattr(client_module, "time", clock)
+    monkeypatch.setattr(intentions, "time", clock)
     proxy.script = [cut, cut]
     await client.create_group("Team")
     await client.create_group("Team", key="k")
@@ -387,7 +395,7 @@ async def test_a_silent_try_is_followed_by_another(
     proxy: Proxy, client: StrettoClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One dead connection does not use up the whole time."""
-    monkeypatch.setattr(client_module, "TRY_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(calls, "TRY_SECONDS_MAX", 0.5)
     proxy.script = [hang]
     await client.create_group("Team", timeout_seconds=LONG_SECONDS)
     assert len(proxy.seen) == 2
@@ -404,31 +412,41 @@ async def test_a_service_that_is_not_there_ends_in_a_timeout(unused_tcp_port: in
     ("field_value", "seconds"), [("7", 7.0), ("99999999999", 30.0), ("0", 0.1), ("-5", 0.1)]
 )
 async def test_the_wait_that_a_service_asks_for_is_kept(
-    field_value: str, seconds: float, proxy: Proxy, client: StrettoClient
+    field_value: str, seconds: float, proxy: Proxy, client: StrettoClient, pauses: list[float]
 ) -> None:
     """With some jitter and a bound; where it asks for none, our own backoff runs."""
-    waits: list[float] = []
-    stamina.instrumentation.set_on_retry_hooks([lambda details: waits.append(details.wait_for)])
-    # Waits are computed outside of test mode only.
-    stamina.set_testing(False)
-    proxy.script = [answering(503, headers={"Retry-After": field_value}), hang]
-    with pytest.raises(TimeoutError):
-        await client.create_group("Team", timeout_seconds=0.05)
-    assert 0 <= waits[0] - seconds <= client_module.BACKOFF_SECONDS_FIRST
+    proxy.script = [answering(503, headers={"Retry-After": field_value})]
+    await client.create_group("Team", timeout_seconds=LONG_SECONDS)
+    assert 0 <= pauses[0] - seconds <= BACKOFF_SECONDS_FIRST
 
 
 async def test_clients_that_were_refused_together_come_back_apart(
-    proxy: Proxy, client: StrettoClient
+    proxy: Proxy, client: StrettoClient, pauses: list[float]
 ) -> None:
     """The pause that all of them were asked for is stretched by a part of a second, each by another."""
-    waits: list[float] = []
-    stamina.instrumentation.set_on_retry_hooks([lambda details: waits.append(details.wait_for)])
-    stamina.set_testing(False)
     for _ in range(5):
-        proxy.script = [answering(503, headers={"Retry-After": "7"}), hang]
+        proxy.script = [answering(503, headers={"Retry-After": "7"})]
+        await client.create_group("Team", timeout_seconds=LONG_SECONDS)
+    assert len(set(pauses)) > 1
+
+
+async def test_a_retry_leaves_the_programs_output_alone(
+    unused_tcp_port: int,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    pauses: list[float],
+) -> None:
+    """It is in the log, below what a host shows; the pauses grow up to their bound."""
+    caplog.set_level("DEBUG", "stretto")
+    async with client_of(f"http://127.0.0.1:{unused_tcp_port}") as client:
         with pytest.raises(TimeoutError):
-            await client.create_group("Team", timeout_seconds=0.2)
-    assert len(set(waits)) > 1
+            await client.create_group("Team")
+    assert ("", "") == capsys.readouterr()
+    lines = [each for each in caplog.records if each.message.startswith("client.retried cause=")]
+    assert {"DEBUG"} == {each.levelname for each in lines}
+    assert TRIES_MAX == len(lines) == len(pauses)
+    assert pauses[0] < 2 * BACKOFF_SECONDS_FIRST + 0.01
+    assert BACKOFF_SECONDS_MAX == pauses[-1] == max(pauses)
 
 
 async def test_leaving_the_call_is_no_timeout(proxy: Proxy, client: StrettoClient) -> None:

@@ -7,11 +7,12 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+from aiohttp import web
 
 from stretto.http.front.connection import ClientConnection
-from stretto.http.front.limits import ConnectionLimits
-from support.api_client import api_for
-from support.raw_client import PING, RawClient, RawClients, raw_clients
+from stretto.http.settings import ConnectionLimits
+from support.api_client import api_for, token_of
+from support.raw_client import PING, RawClient, RawClients, creation, raw_clients
 
 if TYPE_CHECKING:
     from stretto.http.front.runner import ContractServer
@@ -105,6 +106,29 @@ async def test_a_client_that_does_not_read_is_cut_off(database_url: str, blocked
         assert (await (await raw.connect(PING)).answer())[0] == 200
 
 
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_what_waits_for_all_clients_together_is_bounded(
+    is_guarded: bool, database_url: str, blocked: Blocked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few they are: answers may be large. Without that, all of them are waited for."""
+    if is_guarded:
+        monkeypatch.setattr("stretto.http.front.limits.UNREAD_BYTES_MAX", 0)
+        monkeypatch.setattr("stretto.http.front.unread.COUNTED_BYTES_MIN", 1)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as api,
+        raw_clients(api.url) as raw,
+    ):
+        clients = [await mute(raw) for _ in range(MUTE_MAX)]
+        await blocked.until(blocked.clients, MUTE_MAX)
+        if is_guarded:
+            await blocked.until(blocked.lost, MUTE_MAX)
+        assert (await (await raw.connect(PING)).answer())[0] == 200
+        assert is_guarded == bool(blocked.lost)
+        for client in clients:
+            client.transport.abort()
+
+
 async def test_a_large_answer_waits_in_parts_for_its_reader(
     database_url: str, blocked: Blocked
 ) -> None:
@@ -127,6 +151,38 @@ async def test_a_large_answer_waits_in_parts_for_its_reader(
                 await client._change()
             assert client.answered[: len(whole)] == whole
             client.answered = client.answered[len(whole) :]
+
+
+async def test_nothing_is_kept_of_a_request_that_is_answered(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection may be idle for a minute, and so may thousands of others."""
+    answered: list[tuple[web.BaseRequest, web.StreamResponse]] = []
+    finish = ClientConnection.finish_response
+
+    async def finish_response(
+        client: ClientConnection,
+        request: web.BaseRequest,
+        response: web.StreamResponse,
+        started: float | None,
+    ) -> tuple[web.StreamResponse, bool]:
+        answered.append((request, response))
+        return await finish(client, request, response, started)
+
+    monkeypatch.setattr(ClientConnection, "finish_response", finish_response)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as api,
+        raw_clients(api.url) as raw,
+    ):
+        # In quotes, so that a handler takes it.
+        client = await raw.connect(creation(token_of("alice"), '"k"'))
+        assert (await client.answer())[0] == 201
+        client.send(PING)
+        assert (await client.answer())[0] == 200
+        (request, response), _ = answered
+        assert isinstance(response, web.Response)
+        assert (None, None) == (request._read_bytes, response.body)
 
 
 async def test_the_first_byte_that_a_client_does_not_take_is_noticed(

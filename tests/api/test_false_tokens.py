@@ -14,8 +14,8 @@ from stretto.domain import UserId
 from stretto.http.admission import UNKNOWN_OWNERS_MAX, UnknownOwner
 from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
-from stretto.http.tokens.authenticator import TokenSettings
 from stretto.http.tokens.keys import TokenKey
+from stretto.http.tokens.settings import TokenSettings
 from support.api_client import SECRET, token_of
 from support.full_service import DEADLINE_SECONDS, QUEUED_MAX, full_service, waiting_create
 from support.raw_client import PING, creation, raw_clients

@@ -11,7 +11,7 @@ from stretto.events.close_codes import CloseCode
 from stretto.http.few_frames import QuietWebSocket
 from support.api_client import token_of
 from support.live_service import session_tasks
-from support.raw_client import raw_clients
+from support.raw_client import PING, raw_clients
 
 if TYPE_CHECKING:
     from support.live_service import LiveService
@@ -35,6 +35,7 @@ HANDSHAKE = "\r\n".join(
         "\r\n",
     )
 )
+STREAM = HANDSHAKE.replace("Connection: Upgrade\r\nUpgrade: websocket", "Accept: text/event-stream")
 GOOD = {
     "usual": ("", ""),
     "other letters": ("Upgrade: websocket", "upgrade: WebSocket"),
@@ -77,6 +78,15 @@ async def test_a_handshake_opens_a_session(old: str, new: str, live: LiveService
         await client.until(PONG_FRAME)
 
 
+async def test_a_handshake_opens_a_session_behind_another_request(live: LiveService) -> None:
+    """That one's answer is not taken for that to the handshake."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(live.api.url) as raw:
+        client = await raw.connect(PING + HANDSHAKE.encode() + PING_FRAME)
+        assert 200 == (await client.answer())[0]
+        await client.until(b"HTTP/1.1 101 ")
+        await client.until(PONG_FRAME)
+
+
 @pytest.mark.parametrize(("status", "old", "new"), BAD.values(), ids=BAD)
 async def test_what_is_no_handshake_opens_none(
     status: int, old: str, new: str, live: LiveService
@@ -96,6 +106,24 @@ async def test_what_is_no_handshake_opens_none(
             assert status == 426 or "1.0" in new or headers["connection"] == "close"
             assert b"" == await client.closed()
         assert (0, []) == (len(live.hub), session_tasks())
+
+
+@pytest.mark.parametrize("body", ["Content-Length: 1", "Transfer-Encoding: chunked"])
+async def test_a_stream_opens_behind_no_body(body: str, live: LiveService) -> None:
+    """Nothing would show that its client has left, as long as the body has not come in full."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(live.api.url) as raw:
+        client = await raw.connect(STREAM.replace(VERSION, body).encode())
+        status, headers, _ = await client.answer()
+        assert (400, "close") == (status, headers["connection"])
+        assert b"" == await client.closed()
+        assert (0, []) == (len(live.hub), session_tasks())
+
+
+async def test_a_stream_opens_without_a_body(live: LiveService) -> None:
+    """The twin."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(live.api.url) as raw:
+        client = await raw.connect(STREAM.replace(VERSION, "Content-Length: 0").encode())
+        await client.until(b"HTTP/1.1 200 ")
 
 
 async def test_the_connection_ends_when_the_client_has_answered_the_close(

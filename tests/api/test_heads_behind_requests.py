@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.http.front.connection import ClientConnection
-from stretto.http.front.limits import READ_BYTES_MAX, ConnectionLimits
 from stretto.http.front.queueing import BODY_BUFFER_BYTES, QUEUED_MAX
+from stretto.http.settings import ConnectionLimits
 from support.api_client import api_for, token_of
 from support.raw_client import BODY, PING, RawClients, creation, creation_head, raw_clients
 
@@ -39,6 +39,7 @@ REQUESTS = {
     "chunks": CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
     "several reads": creation(TOKEN, "l", BODY.ljust(100_000)),
     "compressed": with_body(ZIPPED, gzip.compress(BODY.ljust(UNPACKED_BYTES))),
+    "as many as may queue": PING * QUEUED_MAX,
     "more than may queue": PING * (QUEUED_MAX + 3),
     "rejected": creation("no token", "k"),
 }
@@ -83,8 +84,7 @@ async def test_a_head_behind_a_body_that_is_not_read_yet_is_timed(
         if data and len(arrived) < len(request):
             return
         pieces, arrived = arrived, b""
-        for at in range(0, max(len(pieces), 1), READ_BYTES_MAX):
-            receive(client, pieces[at : at + READ_BYTES_MAX])
+        receive(client, pieces)
 
     monkeypatch.setattr(ClientConnection, "data_received", receive_in_one_turn)
     # Less than an idle connection may have.
@@ -101,6 +101,9 @@ async def test_a_connection_between_two_requests_is_not_timed(
     cut: int, request_: bytes, raw: RawClients
 ) -> None:
     """The twin: it may be idle for longer than a request may take."""
+    if request_ == REQUESTS["rejected"]:
+        # Its answer would not wait for its end, and would be the connection's last.
+        cut = 0
     client = await raw.connect(request_[: len(request_) - cut])
     # What was sent is on its way before there is more.
     await (await raw.connect(PING)).answer()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.http.front.heads import HEAD_BYTES_MAX
-from stretto.http.front.limits import ConnectionLimits
+from stretto.http.settings import ConnectionLimits
 from support.api_client import api_for, token_of
 from support.raw_client import BODY, PING, RawClients, creation_head, raw_clients
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 60
 LINE_BYTES = 8000
+# aiohttp's.
+FIELDS_MAX = 128
 BEGUN = creation_head(token_of("alice"), "k") + b"Content-Length: %d\r\n\r\n{" % len(BODY)
 
 
@@ -32,6 +34,12 @@ def request_of(head_bytes: int) -> bytes:
         head += b"X-Pad: %b\r\n" % (b"a" * (part - 9))
     assert head_bytes == len(head) + 2
     return head + b"\r\n"
+
+
+@pytest.fixture
+def database_url(server_url: str) -> str:
+    """Without PgBouncer: what is sent here comes no further than the server's front."""
+    return server_url
 
 
 @pytest.fixture
@@ -75,6 +83,41 @@ async def test_a_head_gets_the_same_answer_however_it_is_cut(
     earlier = [(200, "")] * bool(before)
     expected = [(431, "head_too_large")] if more else [(200, ""), (200, "")]
     assert earlier + expected == await answers(raw, *pieces, before=before)
+
+
+@pytest.mark.parametrize("cuts", [(), (9000,)])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        PING.replace(b"\r\n\r\n", b"\r\nX-Pad: %b\r\n\r\n" % (b"a" * 9000)),
+        creation_head(token_of("alice"), "k") + b"X-Pad: %b\r\n\r\n" % (b"a" * 9000),
+        PING.replace(b"/livez", b"/livez?" + b"a" * 9000),
+        PING.replace(b"/livez", b"/livez?" + b"a" * 40_000),
+        PING.removesuffix(b"\r\n") + b"X-Pad: %b\r\n" % (b"a" * 70) * FIELDS_MAX + b"\r\n",
+        BEGUN.partition(b"\r\n\r\n")[0] + b"\r\nX-Pad: %b" % (b"a" * 70) * FIELDS_MAX + b"\r\n\r\n",
+    ],
+    ids=[
+        "field",
+        "field of a creation",
+        "target",
+        "larger target",
+        "fields",
+        "fields of a creation",
+    ],
+)
+async def test_a_line_that_is_too_large_is_a_head_that_is(
+    request_: bytes, cuts: tuple[int, ...], raw: RawClients
+) -> None:
+    """The parser refuses it before the head is counted; the client has one answer to understand."""
+    places = [0, *cuts, len(request_)]
+    pieces = [request_[begin:end] for begin, end in itertools.pairwise(places)]
+    assert [(431, "head_too_large")] == await answers(raw, *pieces)
+
+
+async def test_as_many_fields_as_may_be_are_taken(raw: RawClients) -> None:
+    """`Host` is one of them."""
+    fields = b"X-Pad: a\r\n" * (FIELDS_MAX - 1)
+    assert [(200, "")] * 2 == await answers(raw, PING.removesuffix(b"\r\n") + fields + b"\r\n")
 
 
 async def test_a_large_handshake_is_refused_as_well(raw: RawClients) -> None:

@@ -11,7 +11,7 @@ import pytest
 from stretto.assembly.application import create_app
 from stretto.events import tail
 from stretto.http.front.serving import serving
-from stretto.http.tokens.authenticator import TokenSettings
+from stretto.http.tokens.settings import TokenSettings
 from stretto.postgres.tail import PostgresTail
 from support.api_client import SECRET, connected_api
 from support.live_service import LiveService
@@ -100,7 +100,7 @@ async def test_a_tail_whose_connection_is_cut_goes_on_where_it_was(
             await connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                " AND query ~ 'outbox_present|LISTEN'"
+                " AND query ~ 'outbox_present|LISTEN' AND query !~ 'deleted_groups'"
             )
             groups.append(
                 (await live.api.create(f"k{number}", {"name": "T", "members": ["bob"]})).json
@@ -115,7 +115,8 @@ async def test_without_sessions_a_process_does_not_look(
     """It holds no connection for it either; the first session opens one."""
     listening = (
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        " AND pid <> pg_backend_pid() AND query ~ 'outbox_present|LISTEN' AND query !~ 'pg_stat'"
+        " AND pid <> pg_backend_pid() AND query ~ 'outbox_present|LISTEN'"
+        " AND query !~ 'pg_stat|deleted_groups'"
     )
     async with replica(database_url) as live:
         assert 0 == await connection.fetchval(listening)

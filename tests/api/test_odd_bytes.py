@@ -67,6 +67,7 @@ TARGETS: Final = (
     b"/v1/groups/%b/members",
     b"/v1/groups/00000000-0000-0000-0000-000000000000/members?cursor=%b",
     b"/v1/attempts/%b",
+    b"/v1/attempts/%b/history",
     b"/v1/events?since=%b",
     b"/v1/events?%b",
     b"/docs/%b",

@@ -24,6 +24,7 @@ from support.full_service import (
     waiting_create,
 )
 from support.raw_client import creation, raw_clients
+from support.waiting import until
 
 if TYPE_CHECKING:
     from support.database import Connection
@@ -166,6 +167,25 @@ async def test_requests_of_one_connection_are_answered_in_their_order(
         assert [503, 200, 503] == [(await client.answer())[0] for _ in range(3)]
 
 
+async def test_a_rejected_client_that_sends_on_waits_behind_the_others(
+    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its rejection; each further one waits for its own turn."""
+    async with full_service(database_url, connection) as service:
+        shedder = service.app[SERVICE].shedder
+        monkeypatch.setattr(shedder, "_send_some", lambda: None)
+        clients = [await service.raw.connect(creation(service.token, "s"))]
+        await until(lambda: len(shedder._pending) == 1)
+        clients.append(await service.raw.connect(creation(service.token, "s")))
+        await until(lambda: len(shedder._pending) == 2)
+        first, second = shedder._pending
+        clients[0].send(creation(service.token, "s"))
+        assert (await clients[0].answer())[0] == 503
+        assert [second, first] == list(shedder._pending)
+        LoadShedder._send_some(shedder)
+        assert [503, 503] == [(await client.answer())[0] for client in clients]
+
+
 @pytest.mark.parametrize("is_read_as_plain", [False, True])
 async def test_what_the_parser_refuses_takes_no_place(
     is_read_as_plain: bool, api: Api, monkeypatch: pytest.MonkeyPatch
@@ -226,6 +246,7 @@ async def test_a_client_that_hangs_up_gives_back_its_place(
         for token in ("no token of ours", service.token) * 20:
             (await service.raw.connect(creation(token, "s"))).transport.abort()
         assert (await service.api.create("s")).status == 503
+        assert not service.app[SERVICE].shedder._pending
         await service.release()
         await asyncio.gather(*service.waiting)
         for _ in range(20):

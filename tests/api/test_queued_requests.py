@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.http.front.connection import ClientConnection
-from stretto.http.front.limits import ConnectionLimits
 from stretto.http.front.queueing import QUEUED_BYTES_MAX, QUEUED_MAX
+from stretto.http.settings import ConnectionLimits
 from support.api_client import Api, api_for, token_of
 from support.database import pend
 from support.raw_client import BODY, PING, RawClients, creation, creation_head, raw_clients

@@ -139,7 +139,7 @@ async def test_a_page_that_makes_no_sense_is_refused(query: str, api: Api) -> No
         for route in ROUTES
         if route.path.startswith("/v1/") and "{key" not in route.path
     ]
-    + [("GET", "/v1/attempts/k")],
+    + [("GET", "/v1/attempts/k"), ("GET", "/v1/attempts/k/history")],
 )
 async def test_every_route_refuses_parameters_that_it_does_not_know(
     method: str, path: str, api: Api, connection: Connection
@@ -171,7 +171,10 @@ async def test_a_position_that_is_none_is_named(
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/groups", f"/v1/groups/{NOBODYS}", "/v1/attempts/k", f"/v1/groups/{NOBODYS}/members"],
+    [
+        *("/v1/groups", f"/v1/groups/{NOBODYS}", f"/v1/groups/{NOBODYS}/members"),
+        *("/v1/attempts/k", "/v1/attempts/k/history"),
+    ],
 )
 @pytest.mark.parametrize(
     "authorization", [None, "", "Basic YTpi", "Bearer", "Bearer x", f"Bearer {token_of('a')}x"]
@@ -263,13 +266,20 @@ async def test_bytes_that_are_no_text_are_no_key(api: Api) -> None:
     """Nor are they the key that they are written as."""
     key = "%FF"
     assert (await api.create(key)).status == 201
-    reply = await api.get("/v1/attempts/%FF")
-    assert (400, "key_invalid") == (reply.status, reply.json["code"])
-    assert (await api.get("/v1/attempts/%25FF")).status == 200
+    for behind in ("", "/history"):
+        reply = await api.get(f"/v1/attempts/%FF{behind}")
+        assert (400, "key_invalid") == (reply.status, reply.json["code"])
+        assert (await api.get(f"/v1/attempts/%25FF{behind}")).status == 200
 
 
 @pytest.mark.parametrize(
-    "accept", ["text/event-stream;q=0", "text/html, text/event-stream; q=0.0", "text/event-streams"]
+    "accept",
+    [
+        "text/event-stream;q=0",
+        "text/html, text/event-stream; q=0.0",
+        "text/event-streams",
+        "a/b," * 16 + "text/event-stream",
+    ],
 )
 async def test_a_stream_that_is_not_accepted_is_not_opened(accept: str, api: Api) -> None:
     """A weight of 0 says so."""

@@ -10,45 +10,20 @@ import pytest
 import pytest_asyncio
 
 from stretto.http.service import SERVICE
-from support.api_client import Api, api_for, token_of
+from support.api_client import Api, api_for
 from support.full_service import full_service
 from support.live_service import live_service
 from support.raw_client import RawClient, RawClients, creation, raw_clients
+from support.ways import REPEAT, TOKEN, UNREADABLE, WAYS, with_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from support.database import Connection
 
-DEADLINE_SECONDS = 20
-TOKEN = token_of("alice")
-REPEAT = creation(TOKEN, "known")
+DEADLINE_SECONDS = 60
 ID = b"r-1:a/b"
 MADE = re.compile(rb"[0-9a-f]{16}")
-HOST = b"Host: x\r\nAuthorization: Bearer %b\r\n" % TOKEN.encode()
-# By the way that each takes to its answer; the last two have a body that is never read.
-WAYS = {
-    "replay": REPEAT,
-    "new": creation(TOKEN, "new"),
-    "routes": creation(TOKEN, "routes").replace(b"Host: x", b"Host: x\r\nExpect: 100-continue"),
-    "bad": creation(TOKEN, "bad", b"{"),
-    "no token": creation("no token", "known"),
-    "not found": b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n",
-    "not allowed": b"DELETE /v1/groups HTTP/1.1\r\nHost: x\r\n\r\n",
-    "head": b"HEAD /livez HTTP/1.1\r\nHost: x\r\n\r\n",
-    "file": b"GET /docs/swagger-ui.css HTTP/1.1\r\nHost: x\r\n\r\n",
-    "metrics": b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
-    "stream": b"GET /v1/events HTTP/1.1\r\n%bAccept: text/event-stream\r\n\r\n" % HOST,
-    "WebSocket": b"GET /v1/events HTTP/1.1\r\n%bConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n" % HOST,
-    "expectation": b"GET /livez HTTP/1.1\r\nHost: x\r\nExpect: more\r\n\r\n",
-    "old and chunked": b"GET /livez HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
-}
-UNREADABLE = {
-    "no request": b"no request\r\n\r\n",
-    "no version": b"GET /livez HTTP/2.0\r\nHost: x\r\n\r\n",
-    "no host": b"GET http://[/ HTTP/1.1\r\nHost: x\r\n\r\n",
-}
 MAKING = {name: way for name, way in (WAYS | UNREADABLE).items() if name != "replay"}
 
 
@@ -65,19 +40,13 @@ async def raw(database_url: str) -> AsyncIterator[RawClients]:
 
 
 async def ids_of(client: RawClient) -> list[bytes]:
-    """Return every id in the head of the next answer, an interim one left out."""
-    while True:
-        while b"\r\n\r\n" not in client.answered:
-            await client._change()
-        head, _, client.answered = client.answered.partition(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 100 "):
-            return re.findall(rb"(?m)^X-Request-Id: ([^\r]*)", head)
+    """Return every id in the head of the next answer."""
+    return re.findall(rb"(?m)^X-Request-Id: ([^\r]*)", await client.head())
 
 
 def with_id(request: bytes, *ids: bytes) -> bytes:
     """Return a request that has these ids."""
-    lines = b"".join(b"X-Request-Id: %b\r\n" % each for each in ids)
-    return request.replace(b"\r\n", b"\r\n" + lines, 1)
+    return with_lines(request, *(b"X-Request-Id: %b" % each for each in ids))
 
 
 @pytest.mark.parametrize("request_bytes", WAYS.values(), ids=WAYS)

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from stretto.http.front.plain_requests import PlainRequests
-from stretto.http.tokens.authenticator import TokenSettings
 from stretto.http.tokens.scopes import OWN, Scope
+from stretto.http.tokens.settings import TokenSettings
 from support.api_client import SECRET, TEAM, Api, Reply, api_for, token_of
 from support.raw_client import creation, raw_clients
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from support.database import Connection
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 NO_GROUP = "00000000-0000-0000-0000-000000000007"
 # What a request needs, and how it is answered if its token has that.
 ROUTES = {
@@ -28,7 +28,9 @@ ROUTES = {
     "GET /v1/groups": (Scope.READ, 200),
     f"GET /v1/groups/{NO_GROUP}": (Scope.READ, 404),
     f"GET /v1/groups/{NO_GROUP}/members": (Scope.READ, 404),
+    f"DELETE /v1/groups/{NO_GROUP}": (Scope.DELETE, 404),
     "GET /v1/attempts/k": (Scope.READ, 404),
+    "GET /v1/attempts/k/history": (Scope.READ, 404),
     "GET /v1/events": (Scope.EVENTS, 400),
 }
 

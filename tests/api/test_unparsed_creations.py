@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stretto.creation.flights import Flights
     from stretto.creation.ports import Write, WriteResult
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 TOKEN = token_of("alice")
 NEW = creation(TOKEN, "new")
 OTHER = creation(TOKEN, "new", b'{"name": "Other"}')

@@ -11,16 +11,24 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
+from stretto.http.tokens.authenticator import Authenticator
 from support.api_client import token_of
-from support.raw_client import creation_head, raw_clients
+from support.raw_client import BODY, creation_head, raw_clients
 
 if TYPE_CHECKING:
+    from stretto.http.tokens.authenticator import Verified
     from support.api_client import Api
 
 DEADLINE_SECONDS = 30
 HEAD = creation_head(token_of("alice"), "k")
 BROKEN = b"\x78\x9c broken"
 CUT_OFF = gzip.compress(b'{"name":"x"}')[:-8]
+
+
+@pytest.fixture
+def database_url(server_url: str) -> str:
+    """Without PgBouncer: what is sent here comes no further than the server's front."""
+    return server_url
 
 
 async def raw(api: Api, request: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -47,7 +55,6 @@ async def raw(api: Api, request: bytes) -> tuple[int, dict[str, str], bytes]:
         b"GET /livez HTTP/2.0\r\nHost: x\r\n\r\n",
         b"GET /livez HTTP/0.9\r\nHost: x\r\n\r\n",
         b"GET /livez\r\n\r\n",
-        HEAD + b"X-Long: " + b"x" * 10_000 + b"\r\n\r\n",
         HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n12345",
         HEAD + b"Content-Length: x\r\n\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n{}",
@@ -56,6 +63,22 @@ async def raw(api: Api, request: bytes) -> tuple[int, dict[str, str], bytes]:
         b"GET http://xn--a/livez HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET http://a@xn--a/ HTTP/1.1\r\nHost: x\r\n\r\n",
         b"CONNECT xn--a:80 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x y\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x, y\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x/y\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: a@x\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x:y\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: \xff\r\n\r\n",
+        b"GET /livez HTTP/1.0\r\nHost: x y\r\n\r\n",
+        b"GET /livez#x HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/groups?limit=1# HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET http://x/livez#x HTTP/1.1\r\nHost: x\r\n\r\n",
+        HEAD.replace(b"/v1/groups", b"/v1/groups#x") + b"Content-Length: 2\r\n\r\n{}",
+        HEAD.replace(b"Host: x", b"Host: x y") + b"Content-Length: 2\r\n\r\n{}",
+        HEAD + b"Content-Length: " + b"0" * 5000 + b"2\r\n\r\n{}",
+        HEAD + b"Content-Length: " + b"0" * 5000 + b"2\r\n\r\n{",
         HEAD + b"Content-Encoding: deflate\r\nContent-Length: %d\r\n\r\n" % len(BROKEN) + BROKEN,
         HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(CUT_OFF) + CUT_OFF,
         HEAD
@@ -73,6 +96,65 @@ async def test_an_unreadable_request_is_answered_with_a_problem(
     assert (400, "request_invalid", "never") == tuple(
         orjson.loads(body)[name] for name in ("status", "code", "retry")
     )
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /livez HTTP/1.1\r\nHost:\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: my_chat.example.com:8080\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: [2001:db8::1]:80\r\n",
+        b"GET /livez HTTP/1.0\r\nConnection: keep-alive\r\n",
+    ],
+)
+async def test_a_host_that_is_one_is_taken(head: bytes, api: Api) -> None:
+    """It may be empty; HTTP/1.0 does not need it."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as clients:
+        client = await clients.connect(head + b"\r\n")
+        await client.until(b'{"status":"alive"}')
+
+
+@pytest.mark.parametrize(
+    ("status", "head"),
+    [
+        (401, HEAD.replace(b"Bearer ", b"Bearer x") + b"Content-Length: 2\r\n"),
+        (413, HEAD + b"Content-Length: 9999999\r\n"),
+        (400, HEAD + b"Host: x\r\nContent-Length: 2\r\n"),
+    ],
+)
+async def test_no_body_is_asked_for_where_the_head_is_refused(
+    status: int, head: bytes, api: Api
+) -> None:
+    """A client that waits for `100 Continue` sends nothing for which there is no use."""
+    assert status == (await raw(api, head + b"Expect: 100-continue\r\n\r\n"))[0]
+
+
+@pytest.mark.parametrize("expectation", [b"", b"Expect: 100-continue\r\n"], ids=["no", "yes"])
+async def test_a_refused_token_is_verified_once(
+    expectation: bytes, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it was verified before the body was asked for."""
+    verified: list[str] = []
+    verify = Authenticator._verify
+
+    async def note(known: Authenticator, token: str) -> Verified:
+        verified.append(token)
+        return await verify(known, token)
+
+    monkeypatch.setattr(Authenticator, "_verify", note)
+    head = HEAD.replace(b"Bearer ", b"Bearer x") + expectation + b"Content-Length: 2\r\n\r\n"
+    assert 401 == (await raw(api, head))[0]
+    assert 1 == len(verified)
+
+
+async def test_a_body_is_asked_for_once_its_head_is_accepted(api: Api) -> None:
+    """The client sends it then."""
+    head = HEAD + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(BODY)
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(api.url) as clients:
+        client = await clients.connect(head)
+        await client.until(b"HTTP/1.1 100 Continue\r\n\r\n")
+        client.send(BODY)
+        assert 201 == (await client.answer())[0]
 
 
 async def test_a_connection_that_nothing_answers_any_more_is_closed(

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-import shutil
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest_asyncio
 from aiohttp import web
-from playwright.async_api import async_playwright, expect
+from playwright.async_api import expect
 
 import stretto
 from stretto.assembly.application import create_app
 from stretto.domain import group_id
 from stretto.http.front.serving import serving
 from stretto.http.routes.console import offer_tokens
-from stretto.http.tokens.authenticator import TokenSettings
+from stretto.http.tokens.settings import TokenSettings
 from support.api_client import SECRET, connected_api, token_of
+from support.chromium import chromium
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -71,14 +71,8 @@ async def url(database_url: str) -> AsyncIterator[str]:
 @pytest_asyncio.fixture
 async def browser() -> AsyncIterator[Browser]:
     """The system's browser."""
-    chromium = shutil.which("chromium")
-    assert chromium, "these tests need chromium (Debian: apt-get install chromium)"
-    async with async_playwright() as playwright:
-        # Its sandbox does not work for root, who runs the checks.
-        arguments = ["--no-sandbox", f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1"]
-        browser = await playwright.chromium.launch(executable_path=chromium, args=arguments)
+    async with chromium(f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1") as browser:
         yield browser
-        await browser.close()
 
 
 @asynccontextmanager
@@ -164,6 +158,37 @@ async def test_an_attempt_is_looked_up_by_its_key(browser: Browser, url: str) ->
         await expect(found).to_contain_text(str(group_id("alice", key)))
         await expect(found.locator(".history li")).to_have_count(3)
         await expect(found).to_contain_text(f"stretto attempt --history alice {key}")
+
+
+async def test_what_has_happened_to_an_attempt_is_listed_in_its_order(
+    browser: Browser, url: str, connection: Connection
+) -> None:
+    """In words, with time, code and trace, between the claim and the answers of this page."""
+    async with opened(browser, url) as page:
+        await sign_in(page)
+        await press(page, "Create", "1 request: 1 created. One group.")
+        key = await page.locator("#key").input_value()
+        await connection.execute(
+            """INSERT INTO attempt_trail (group_id, happened_at, what, instance, code, trace_id)
+               SELECT group_id, claimed_at + make_interval(hours => number), what, 'host/7', code,
+                      trace_id
+               FROM attempt, (VALUES (-1, 'unknown', 'OutcomeUnknown', $2), (1, 'healed', NULL, NULL))
+                             AS entry (number, what, code, trace_id)
+               WHERE group_id = $1""",
+            *(group_id("alice", key), "4bf92f3577b34da6a3ce929d0e0e4736"),
+        )
+        await page.get_by_role("button", name="Look up").click()
+        steps = page.locator("#found .history li")
+        trace = "trace 4bf92f3577b34da6a3ce929d0e0e4736"
+        expected = [
+            rf"^\d.* the outcome of a write was unknown \(OutcomeUnknown, {trace}\)$",
+            r"^\d.* claimed$",
+            r"^\d.* settled$",
+            r"^\d.* settled, because its group exists$",
+            "^This page got: 1 created$",
+        ]
+        await expect(steps).to_have_text([re.compile(each) for each in expected])
+        await expect(page.locator("#found")).not_to_contain_text("host/7")
 
 
 async def test_it_works_below_a_hosts_prefix(browser: Browser, database_url: str) -> None:

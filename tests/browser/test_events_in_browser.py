@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest_asyncio
-from playwright.async_api import async_playwright
 
 from stretto.events.close_codes import CloseCode
 from stretto.http.event_streams import SUBPROTOCOL
 from support.api_client import token_of
-from support.programs import find_program
+from support.chromium import chromium
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -57,15 +56,10 @@ SSE = """async ([token, since]) => {
 @pytest_asyncio.fixture
 async def page(live: LiveService) -> AsyncIterator[Page]:
     """A page of the service's own origin, in the system's browser."""
-    chromium = find_program("chromium")
-    assert chromium, "these tests need chromium (Debian: apt-get install chromium)"
-    async with async_playwright() as playwright:
-        # Its sandbox does not work for root, who runs the checks.
-        browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    async with chromium() as browser:
         page = await browser.new_page()
         await page.goto(live.api.url + "/livez")
         yield page
-        await browser.close()
 
 
 async def received(page: Page, count: int) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from chaos.listening import Received
+from stretto.postgres.deletions import DELETED
 from support.nats_process import OURS, NatsProcess, nats_client, stored
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Bus(NatsProcess):
         found = {
             Received.of(orjson.loads(message.data))
             for message in messages
-            if message.subject == OURS.event_subject
+            if message.subject in (OURS.event_subject, OURS.subject_of(DELETED))
         }
         fresh = found - self._seen
         self._seen |= fresh

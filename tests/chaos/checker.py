@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from chaos.deletion_checker import DeletionChecker
 from chaos.event_checker import EventChecker
 from chaos.history import event_id_of, parts
 from chaos.violation import Violation
@@ -71,10 +72,13 @@ class Checker:
 
     def _of_key(self, key: Key, operations: Sequence[Operation]) -> Iterator[str]:
         *lost, kept = parts(operations, self._history.losses)
+        deletions = DeletionChecker(self._history.settled_at, self._rows)
         for part in (*lost, kept):
             yield from self._answers(key, part)
             yield from self._order(part)
+            yield from deletions.order(part, operations)
         yield from self._effect(key, kept, operations)
+        yield from deletions.effect(key, kept, operations)
 
     def _answers(self, key: Key, operations: Sequence[Operation]) -> Iterator[str]:
         """G1, G2: one group, answered in the same bytes, and created by one request."""
@@ -127,7 +131,7 @@ class Checker:
         if failed and groups:
             yield "answered to have failed, but there is a group"
         if not groups:
-            if successes:
+            if successes and key.group_id not in self._rows.deleted:
                 yield "acknowledged, but there is no group"
             if attempt is not None and all(o.status in REJECTED for o in operations):
                 yield "rejected, but there is an attempt"

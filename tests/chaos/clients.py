@@ -1,4 +1,4 @@
-"""Clients of a chaos run: they create, repeat, misuse, hang up and look up, and note it all."""
+"""Clients of a chaos run: they create, repeat, misuse, hang up, look up and delete, and note it all."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ ANSWER_SECONDS_MAX: Final = 20
 # Some clients hang up soon after they have sent their request.
 CUT_SECONDS: Final = (0.0, 0.03)
 PAUSE_SECONDS: Final = 0.15
+# Of the deletions, so many come together with another request for their group.
+AGAIN_RATIO: Final = 0.5
 # Of these a client picks the one that it sends again.
 KEYS_REMEMBERED: Final = 30
 # Of a run's tens of thousands of keys, one at least settles in this time.
@@ -49,19 +51,29 @@ class Clients:
     history: History
     random: random.Random
     session: aiohttp.ClientSession
+    count: int = CLIENTS
     _sent: list[tuple[Key, dict[str, Any]]] = field(default_factory=list)
     _made: int = 0
 
     async def run(self) -> None:
         """Send requests until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for number in range(CLIENTS):
+            for number in range(self.count):
                 tasks.create_task(self._client(), name=f"client {number}")
 
     async def _client(self) -> None:
-        choices = (self._new, self._again, self._hurry, self._look_up, self._misuse, self._poison)
+        steps = {
+            self._new: 10,
+            self._again: 6,
+            self._hurry: 3,
+            self._look_up: 4,
+            self._misuse: 2,
+            self._poison: 1,
+            # Few: what is deleted shows less of what happens to groups.
+            self._delete: 1,
+        }
         while True:
-            (step,) = self.random.choices(choices, (10, 6, 3, 4, 2, 1))
+            (step,) = self.random.choices([*steps], [*steps.values()])
             await step()
             await asyncio.sleep(self.random.uniform(0, PAUSE_SECONDS))
 
@@ -80,6 +92,16 @@ class Clients:
         key, _ = self._earlier()
         operation = self.history.invoke("lookup", key)
         await self._ask(operation, "GET", f"/v1/attempts/{key.key}")
+
+    async def _delete(self) -> None:
+        """The group of a key, which is often sent again meanwhile."""
+        key, body = self._earlier()
+        operation = self.history.invoke("delete", key)
+        deleting = self._ask(operation, "DELETE", f"/v1/groups/{key.group_id}")
+        if self.random.random() < AGAIN_RATIO:
+            await asyncio.gather(deleting, self.create(key, body))
+        else:
+            await deleting
 
     async def _poison(self) -> None:
         """What is refused once is refused for ever, even where that was forgotten."""

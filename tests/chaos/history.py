@@ -7,6 +7,7 @@ What sessions and the bus carried stands between them, and notes of the faults.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -21,8 +22,15 @@ if TYPE_CHECKING:
 # The contract's arithmetic, done here again to check the service's own.
 NAMESPACE: Final = uuid5(NAMESPACE_URL, "urn:stretto:create_group")
 CREATED: Final = 201
+NO_CONTENT: Final = 204
+NOT_FOUND: Final = 404
+GONE: Final = 410
 # Nothing is known of the attempt, or nothing that lasts: come again.
 AGAIN: Final = frozenset((409, 429, 500, 503))
+
+# What is noted when all services were started anew.
+SETTLE: Final = "settle"
+NEVER: Final = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class Operation:
 
     number: int
     do: str
-    """`create` or `lookup`."""
+    """`create`, `lookup` or `delete`."""
     key: Key
     body: dict[str, Any] | None
     began: int
@@ -87,10 +95,22 @@ class Operation:
 
     @property
     def state(self) -> str:
-        """The attempt's state by the answer: succeeded, failed, pending, unseen, or nothing."""
+        """The attempt's state by the answer; empty: it says nothing.
+
+        succeeded, failed, pending, deleted; unseen: there is no attempt; absent: there is no group.
+        """
+        if self.status == GONE and self.document.get("code") == "group_deleted":
+            return "deleted"
         if self.do == "lookup":
-            return "unseen" if self.status == 404 else str(self.document.get("status", ""))
-        return {CREATED: "succeeded", 410: "failed"}.get(self.status or 0, "")
+            return "unseen" if self.status == NOT_FOUND else str(self.document.get("status", ""))
+        if self.do == "delete":
+            return {NO_CONTENT: "deleted", NOT_FOUND: "absent"}.get(self.status or 0, "")
+        return {CREATED: "succeeded", GONE: "failed"}.get(self.status or 0, "")
+
+    @property
+    def may_delete(self) -> bool:
+        """Whether it is a deletion that was not refused: it may have an effect, now or later."""
+        return self.do == "delete" and self.status != NOT_FOUND
 
 
 class History:
@@ -162,6 +182,11 @@ class History:
         self.losses.append(Loss(began, len(self.lines)))
         self._write("loss", began=began)
 
+    @property
+    def settled_at(self) -> int:
+        """The line from which on services remember nothing from before."""
+        return next((n for n, line in enumerate(self.lines) if line.get("what") == SETTLE), NEVER)
+
     def note(self, fault: str) -> int:
         """Note a fault; return the number of its line."""
         self._write("fault", what=fault)
@@ -187,16 +212,18 @@ class History:
 def parts(operations: Sequence[Operation], losses: Sequence[Loss]) -> list[list[Operation]]:
     """Return a key's operations until each loss that it may have suffered, and those since.
 
-    A key that was settled before a loss began has lost nothing. One of which nothing was open or
-    answered in it has not, either.
+    A key that was settled before a loss began has lost nothing, unless a deletion was open in it. One
+    of which nothing was open or answered in it has not, either.
     """
     found: list[list[Operation]] = []
     rest = list(operations)
     for loss in losses:
         is_settled = any(
-            o.state in ("succeeded", "failed") and o.ended is not None and o.ended < loss.began
+            o.state in ("succeeded", "failed", "deleted")
+            and o.ended is not None
+            and o.ended < loss.began
             for o in rest
-        )
+        ) and not any(o.may_delete and _is_open_in(o, loss) for o in rest)
         if is_settled or not any(_is_open_in(o, loss) for o in rest):
             continue
         found.append([o for o in rest if o.ended is not None and o.ended <= loss.ended])

@@ -46,6 +46,7 @@ class Listeners:
     history: History
     random: random.Random
     session: aiohttp.ClientSession
+    resumptions_max: int = RESUMPTIONS
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -69,7 +70,7 @@ class Listeners:
     async def resume(self) -> None:
         """Resume at positions of the whole run, each by a client of its own, until the present."""
         places = [(each, position) for each in self._roots() for position in each.positions]
-        for parent, position in self.random.sample(places, min(RESUMPTIONS, len(places))):
+        for parent, position in self.random.sample(places, min(self.resumptions_max, len(places))):
             listening = self.history.listen(parent.user, parent.number, position)
             for _ in range(10):
                 with suppress(aiohttp.ClientError, OSError, TimeoutError):

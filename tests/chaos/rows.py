@@ -33,6 +33,7 @@ class EventRow:
     subject: UUID
     recipients: set[str]
     group_name: str
+    event_type: str = "group.created"
 
 
 @dataclass(slots=True)
@@ -52,6 +53,8 @@ class Rows:
     attempts: list[AttemptRow] = field(default_factory=list)
     members: dict[UUID, dict[str, str]] = field(default_factory=dict)
     """Roles by user, by conversation."""
+    deleted: set[UUID] = field(default_factory=set)
+    """Groups of which a tombstone is left."""
     violations: list[Violation] = field(default_factory=list)
     """Rows that contradict each other."""
 
@@ -62,14 +65,22 @@ async def read_rows(connection: Connection, retention_days: int = RETENTION_DAYS
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         for row in await connection.fetch(
             "SELECT group_id, owner_id, name, description, conversation_id FROM chat_group"
+            " WHERE conversation_id IS NOT NULL"
         ):
             rows.groups.append(
                 GroupRow(_id(row[0]), row[1], row[2], row[3], _id(row["conversation_id"]))
             )
         for row in await connection.fetch(
-            "SELECT event_id, subject, recipients, group_name FROM outbox"
+            "SELECT event_id, subject, recipients, group_name,"
+            " coalesce(event_type, 'group.created') FROM outbox"
         ):
-            rows.events.append(EventRow(_id(row[0]), _id(row[1]), set(row[2]), row["group_name"]))
+            rows.events.append(EventRow(_id(row[0]), _id(row[1]), set(row[2]), row[3], row[4]))
+        rows.deleted = {
+            _id(row[0])
+            for row in await connection.fetch(
+                "SELECT group_id FROM chat_group WHERE deleted_at IS NOT NULL"
+            )
+        }
         for row in await connection.fetch("SELECT group_id, status FROM attempt"):
             rows.attempts.append(AttemptRow(_id(row[0]), row[1]))
         for row in await connection.fetch(

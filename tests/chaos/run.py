@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 
 from chaos.checker import Allowances, Checker, report
-from chaos.clients import Clients
-from chaos.history import AGAIN, History
-from chaos.listeners import Listeners
+from chaos.clients import CLIENTS, Clients
+from chaos.history import AGAIN, SETTLE, History
+from chaos.listeners import RESUMPTIONS, Listeners
 from chaos.nemesis import Nemesis
 from chaos.rows import Rows, read_rows
 from chaos.violation import Violation
@@ -66,9 +66,17 @@ class Outcome:
 
 
 async def run_chaos(
-    seed: int, folder: Path, *, seconds: float = 0, stall_seconds: float = 2
+    seed: int,
+    folder: Path,
+    *,
+    seconds: float = 0,
+    stall_seconds: float = 2,
+    clients_max: int = CLIENTS,
+    resumptions_max: int = RESUMPTIONS,
 ) -> Outcome:
     """Play whole decks of faults, at least one, until the time is over; then settle and check."""
+    # In debug mode the clients would take twice as much of the processor; the services have it.
+    asyncio.get_running_loop().set_debug(False)
     history = History(folder / "history.jsonl")
     choices = random.Random(seed)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -76,9 +84,10 @@ async def run_chaos(
         running_world(folder) as world,
         aiohttp.ClientSession(connector=connector) as session,
     ):
-        clients = Clients(world, history, random.Random(choices.random()), session)
-        listeners = Listeners(world, history, random.Random(choices.random()), session)
-        nemesis = Nemesis(world, history, random.Random(choices.random()), stall_seconds)
+        dice = [random.Random(choices.random()) for _ in range(3)]
+        clients = Clients(world, history, dice[0], session, clients_max)
+        listeners = Listeners(world, history, dice[1], session, resumptions_max)
+        nemesis = Nemesis(world, history, dice[2], stall_seconds)
         deadline = time.monotonic() + seconds
         listening = asyncio.create_task(listeners.run(), name="listeners")
         await listeners.begun()
@@ -111,7 +120,7 @@ async def _settled(
         if service.process.returncode is not None
     ]
     await asyncio.gather(*(world.start_service(number) for number in range(len(world.services))))
-    clients.history.note("settle")
+    clients.history.note(SETTLE)
     faults += [Violation(key, "not settled in the end") for key in await clients.settle()]
     connection = await world.primary.connect()
     rows = await read_rows(connection)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import shlex
 import shutil
 import signal
-import socket
 import tempfile
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ import asyncpg
 from stretto.embedded.cluster import NAME, prepare_cluster
 from stretto.embedded.place import ServerPlace, find_place
 from stretto.postgres.migrate import migrate
+from support.ports import free_port
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 READY_SECONDS: Final = 60
 # A fast stop waits for what the standby has not got yet.
 STOP_SECONDS: Final = 10
-# Below those that systems give to connections by themselves.
-PORTS: Final = (20_000, 32_000)
 IN_SYNC: Final = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
 NO_RECEIVER: Final = "SELECT NOT EXISTS (SELECT FROM pg_stat_wal_receiver)"
 # Small, so that a few of them fill a small disk; quick to start.
@@ -289,15 +286,6 @@ async def _placed() -> AsyncIterator[OwnServer]:
         # Under root it may lie elsewhere than was asked for.
         for made in {folder, place.folder}:
             shutil.rmtree(made, ignore_errors=True)
-
-
-def free_port() -> int:
-    """Return a port that no client's connection gets while its server is down."""
-    while True:
-        port = random.randrange(*PORTS)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def is_alive(pid: int) -> bool:

@@ -76,6 +76,8 @@ class WireProxy:
         self._links: dict[asyncio.Task[None], _Link] = {}
         self.runs: Counter[str] = Counter()
         """How often each statement has come by."""
+        self.trips = 0
+        """How many round trips were begun, whatever was sent."""
         self.is_silent = False
 
     async def __aenter__(self) -> Self:
@@ -242,6 +244,7 @@ class _Link:
             if fault.kind in _NEVER_ARRIVES:
                 return True
         if exchange.is_answered_by_ready:
+            self._proxy.trips += 1
             self._answering.append(fault)
         to_server.write(exchange.frames)
         await to_server.drain()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.events.place import Place
-from stretto.postgres.connections import Database, Lane
+from stretto.postgres.connections import Database
+from stretto.postgres.lanes import Lane
 from stretto.postgres.log import PostgresLogStore
 from support.database import commit_event, connect
 from support.memory_log import MemoryLog, MemoryLogStore

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stretto.domain import UserId
 from stretto.store_errors import OutcomeUnknown, Unreachable
 from support.both_stores import write
 from support.memory_store.database import MemoryDatabase
@@ -42,5 +43,5 @@ async def test_a_statement_that_never_arrives_is_unknown_and_writes_nothing() ->
         await MemoryWriteStore(database, lambda: lost.append("lost")).claim([write("k")])
     assert ["lost"] == lost
     with pytest.raises(Unreachable):
-        await MemoryAttemptStore(database).look(write("k").group_id, lease_seconds=5)
+        await MemoryAttemptStore(database).look(write("k").group_id, 5.0, UserId("alice"))
     assert (0, 0, 0, 0, 0) == database.committed.counts()

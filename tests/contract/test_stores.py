@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from stretto.creation.attempt import Attempt, AttemptStatus
+from stretto.creation.deletion import Deletion
 from stretto.domain import NewGroup, UserId
 from stretto.errors import Failure
 from stretto.postgres.connections import Database
@@ -54,7 +55,7 @@ def store(stores: Stores) -> WriteStore:
 
 async def seen(stores: Stores, of: Write) -> Attempt:
     """Return the attempt as a follower reads it."""
-    attempt = (await stores.attempts.look(of.group_id, LEASE_SECONDS)).attempt
+    attempt = (await stores.attempts.look(of.group_id, LEASE_SECONDS, of.new_group.owner)).attempt
     assert attempt is not None
     return attempt
 
@@ -77,10 +78,10 @@ async def test_a_follower_sees_attempt_and_group_together(
 ) -> None:
     """Nothing, then the claim, then the group that settled it."""
     ours = write("k")
-    nothing = await stores.attempts.look(ours.group_id, LEASE_SECONDS)
+    nothing = await stores.attempts.look(ours.group_id, LEASE_SECONDS, ours.new_group.owner)
     assert (None, None) == (nothing.attempt, nothing.group)
     await store.claim([ours])
-    claimed = await stores.attempts.look(ours.group_id, LEASE_SECONDS)
+    claimed = await stores.attempts.look(ours.group_id, LEASE_SECONDS, ours.new_group.owner)
     assert claimed.group is None
     assert claimed.attempt is not None
     assert not claimed.attempt.lease_over
@@ -90,7 +91,7 @@ async def test_a_follower_sees_attempt_and_group_together(
         claimed.attempt.fingerprint,
     )
     await store.lead([ours])
-    led = await stores.attempts.look(ours.group_id, LEASE_SECONDS)
+    led = await stores.attempts.look(ours.group_id, LEASE_SECONDS, ours.new_group.owner)
     assert led.attempt is not None
     assert led.group is not None
     assert (AttemptStatus.SUCCEEDED, ours.conversation_id, ours.fingerprint) == (
@@ -361,7 +362,8 @@ async def test_healing_settles_a_pending_attempt_and_restores_a_deleted_one(
             await stores.pend(left)
         await stores.attempts.heal(ours.group_id)
         healed = await seen(stores, ours)
-        group = (await stores.attempts.look(ours.group_id, LEASE_SECONDS)).group
+        owner = ours.new_group.owner
+        group = (await stores.attempts.look(ours.group_id, LEASE_SECONDS, owner)).group
         assert group is not None
         assert (AttemptStatus.SUCCEEDED, ours.conversation_id, ours.fingerprint) == (
             healed.status,
@@ -404,3 +406,65 @@ async def test_healing_without_a_group_does_nothing(stores: Stores, store: Write
     await store.claim([ours])
     await stores.attempts.heal(ours.group_id)
     assert (await seen(stores, ours)).status is AttemptStatus.PENDING
+
+
+async def delete(stores: Stores, of: Write) -> bool | None:
+    """Delete the group of a write for its owner."""
+    wanted = Deletion(of.group_id, of.new_group.owner, None)
+    async with stores.deletions.deleting() as delete_one:
+        return await delete_one(wanted, is_hasty=False)
+
+
+async def test_a_deleted_group_leaves_a_tombstone_beside_which_nothing_is_made(
+    stores: Stores, store: WriteStore
+) -> None:
+    """A claim with a snapshot from before, which wins since the attempt is gone, leads nothing."""
+    first, late = write("k"), write("k")
+    assert await delete(stores, first) is None
+    await store.claim([first])
+    await store.lead([first])
+    assert [True, False] == [await delete(stores, first) for _ in range(2)]
+    assert set() == await store.claim([late])
+    await stores.attempts.heal(late.group_id)
+    sighting = await stores.attempts.look(late.group_id, LEASE_SECONDS, late.new_group.owner)
+    assert (None, None) == (sighting.attempt, sighting.group)
+    assert sighting.tombstone is not None
+    assert sighting.tombstone.failure is None
+    await stores.pend(late)
+    assert set() == await store.lead([late])
+    assert not await store.fail(late, FAILURE)
+    await stores.attempts.heal(late.group_id)
+    assert AttemptStatus.PENDING is (await seen(stores, late)).status
+
+
+async def test_an_attempt_that_is_held_outlives_its_group(
+    stores: Stores, store: WriteStore
+) -> None:
+    """The deletion does not wait for it; it decides nothing."""
+    ours = write("k")
+    await store.claim([ours])
+    await store.lead([ours])
+    await stores.delete_attempts()
+    await stores.pend(ours)
+    async with stores.holding(ours):
+        assert await delete(stores, ours)
+    assert AttemptStatus.PENDING is (await seen(stores, ours)).status
+    sighting = await stores.attempts.look(ours.group_id, LEASE_SECONDS, ours.new_group.owner)
+    assert sighting.tombstone is not None
+
+
+async def test_a_watch_reads_each_deletion_once(stores: Stores, store: WriteStore) -> None:
+    """From its place on; without a place, none."""
+    batch = [write("a"), write("b")]
+    await store.claim(batch)
+    await store.lead(batch)
+    nothing, present = await stores.deletion_log.deletions(None, 10)
+    assert [] == [*nothing]
+    for each in batch:
+        place = present.place
+        assert await delete(stores, each)
+        deleted, present = await stores.deletion_log.deletions(place, 10)
+        assert [each.group_id] == [*deleted]
+        present.require(place)
+    nothing, _ = await stores.deletion_log.deletions(present.place, 10)
+    assert [] == [*nothing]

@@ -15,7 +15,8 @@ import aiohttp
 from support.api_client import connected_api
 from support.database import END_OURS, own_database, set_read_only
 from support.nats_process import NatsProcess
-from support.prometheus import free_port, running_prometheus
+from support.ports import free_port
+from support.prometheus import running_prometheus
 from support.service_process import ServiceProcess
 from support.waiting import until
 from support.webhook_receiver import receiving
@@ -166,7 +167,9 @@ async def test_alerts_fire_while_something_is_broken_and_fall_silent_afterwards(
             # The alerts on what does not answer are for a job of this name.
             "stretto": f"http://127.0.0.1:{settings['PORT']}",
         }
-        prometheus = await enter(running_prometheus(tmp_path, urls))
+        prometheus = await enter(
+            running_prometheus(tmp_path, {job: [url] for job, url in urls.items()})
+        )
         watched = {
             job: Watched(prometheus, await enter(connected_api(url)), job)
             for job, url in urls.items()

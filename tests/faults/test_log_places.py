@@ -19,7 +19,7 @@ from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database
 from stretto.postgres.log import PostgresLogStore
 from support.database import commit_event, first_row
-from support.waiting import until
+from support.waiting import WAIT_SECONDS, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -267,7 +267,9 @@ async def test_no_event_is_read_before_the_standby_has_it(
         assert [] == (await store.page(await store.present(), 10)).events
         page = asyncio.create_task(store.page(place, 10))
         taken = asyncio.create_task(store.take(10, 60.0))
-        done, _ = await asyncio.wait({page, taken}, timeout=1.0)
+        # Nothing signals that they wait.
+        seconds = 1.0 if is_synchronous else WAIT_SECONDS
+        done, _ = await asyncio.wait({page, taken}, timeout=seconds)
         assert (set() if is_synchronous else {page, taken}) == done
         assert await standby.start()
         assert [event] == [logged.event.event_id for logged in (await page).events]

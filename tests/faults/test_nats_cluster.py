@@ -26,7 +26,7 @@ from stretto.nats.access import NatsSettings
 from stretto.nats.commands import CommandSettings
 from stretto.nats.deployment import MARK
 from stretto.observations import BusFailed, StreamDiffers
-from stretto.targets.relay import RelaySettings
+from stretto.targets.settings import RelaySettings
 from support.command_process import stretto
 from support.nats_cluster import SERVERS, NatsCluster
 from support.nats_process import DEADLINE_SECONDS, OURS, deployment_of, stored

@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 from stretto.commands.help import EXIT_PORT
+from stretto.creation.outcomes import UNCONFIRMED_SECONDS_MAX
 from stretto.domain import group_id
 from support.api_client import Api, settled_create, token_of
 from support.database import LEADER, first_row, sound, writes_held_up
@@ -121,6 +122,29 @@ async def test_a_stopped_leader_that_was_reclaimed_writes_nothing(
     assert recovered.body == reply.body
     assert written == await connection.fetchval("SELECT xmin::text FROM chat_group")
     assert await connection.fetchval("SELECT count(*) FROM conversation") == 1
+    assert await sound(connection)
+
+
+async def test_a_stopped_process_does_not_replay_what_was_deleted_meanwhile(
+    start_service: StartService, connection: Connection
+) -> None:
+    """SIGSTOP, another process deletes the group, SIGCONT: its requests come before its look."""
+    stopped, other = await start_service(), await start_service()
+    async with apis(stopped, other) as (sleeping, awake):
+        for status in ("created", "replayed"):
+            assert status == (await sleeping.create("k")).headers["Idempotency-Status"]
+        stopped.signal(signal.SIGSTOP)
+        try:
+            path = f"/v1/groups/{group_id('alice', 'k')}"
+            assert 204 == (await awake.request("DELETE", path)).status
+            await asyncio.sleep(UNCONFIRMED_SECONDS_MAX)
+            late = asyncio.ensure_future(sleeping.create("k"))
+            # Sent by the time that this is answered.
+            await awake.get("/readyz")
+        finally:
+            stopped.signal(signal.SIGCONT)
+        reply = await late
+    assert (410, "group_deleted") == (reply.status, reply.json["code"])
     assert await sound(connection)
 
 

@@ -92,6 +92,7 @@ async def test_what_is_anothers_looks_like_what_does_not_exist(
     for path, missing in (
         (f"/v1/attempts/{KEY}", "/v1/attempts/nobodys"),
         ("/v1/attempts/pending", "/v1/attempts/nobodys"),
+        (f"/v1/attempts/{KEY}/history", "/v1/attempts/nobodys/history"),
         (f"/v1/groups/{mine}", f"/v1/groups/{nobodys}"),
         (f"/v1/groups/{mine}/members", f"/v1/groups/{nobodys}/members"),
         (f"/v1/groups/{conversation}", f"/v1/groups/{nobodys}"),
@@ -143,7 +144,10 @@ async def test_nothing_secret_is_logged_or_counted(
         await api.create(KEY, {**document, "name": NAME + "!"})
         await api.create(KEY + "\t", document)
         await api.create(KEY, {**document, "members": [7, MEMBER + "\0"], NAME: 1})
-        for path in (f"attempts/{KEY}", f"attempts/{KEY}-unknown", f"groups/{KEY}", KEY):
+        for path in (
+            *(f"attempts/{KEY}", f"attempts/{KEY}/history", f"attempts/{KEY}-unknown"),
+            *(f"groups/{KEY}", KEY),
+        ):
             await api.get(f"/v1/{path}")
             await api.get(f"/v1/{path}?access_token={token}", user="mallory")
         forged = {"Authorization": f"Bearer {token}x"}

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import signal
 import ssl
+import struct
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -13,8 +14,11 @@ from uuid import UUID
 import pytest
 from yarl import URL
 
+from stretto.codec import PROBLEM_CONTENT_TYPE, problem
 from stretto.domain import event_id
+from stretto.errors import DatabaseUnavailable
 from support.api_client import Api, api_for, connected_api, token_of
+from support.ports import free_port
 from support.proxies import running_sample
 from support.service_process import apis
 from support.topology import Member
@@ -44,6 +48,13 @@ LARGE_HEAD = (
     + b"".join(b"X-%d: %b\r\n" % (number, b"a" * 8170) for number in range(4))
     + b"\r\n"
 )
+# RFC 9113: a client's preface and its empty SETTINGS; a frame's head, its type, and a setting's name.
+HTTP2_BEGIN = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+HTTP2_HEAD_BYTES = 9
+HTTP2_SETTINGS = 4
+HTTP2_STREAMS_MAX = 3
+# Of a connection to haproxy, by our sample.
+STREAMS_MAX = 20
 ANSWER = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
 
 
@@ -174,12 +185,16 @@ async def test_a_shipped_proxy_passes_the_contract_alone_and_logs_no_key(
         reply = await api.get("/v1/groups", user=None, headers=token)
         assert (401, "unauthenticated") == (reply.status, reply.json["code"])
         assert 201 == (await api.create("a-key-of-mine")).status
-        assert 200 == (await api.get("/v1/attempts/a-key-of-mine")).status
+        own = await api.get(
+            "/v1/attempts/a-key-of-mine", headers={"X-Request-Id": "a-request-of-mine"}
+        )
+        assert (200, "a-request-of-mine") == (own.status, own.headers["X-Request-Id"])
+        made = (await api.get("/v1/attempts/a-key-of-mine")).headers["X-Request-Id"]
         said: list[str] = []
 
         def has_logged() -> bool:
             said.append(capfd.readouterr().err)
-            return "GET 200" in logged()
+            return "a-request-of-mine" in logged() and made in logged()
 
         def logged() -> str:
             return "".join((*said, *(path.read_text() for path in tmp_path.rglob("*.log"))))
@@ -188,6 +203,24 @@ async def test_a_shipped_proxy_passes_the_contract_alone_and_logs_no_key(
         await until(has_logged)
     assert "a-key-of-mine" not in logged()
     assert "Bearer" not in logged()
+
+
+async def test_few_requests_share_a_connection_to_a_shipped_haproxy(tmp_path: Path) -> None:
+    """It bounds the connections of an address, and an HTTP/2 connection counts as one."""
+    url = f"http://127.0.0.1:{free_port()}"
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        behind("haproxy", tmp_path, url, url) as (api, tls),
+    ):
+        tls.set_alpn_protocols(["h2"])
+        place = URL(api.url)
+        reader, writer = await asyncio.open_connection(place.host, place.port, ssl=tls)
+        writer.write(HTTP2_BEGIN)
+        head = await reader.readexactly(HTTP2_HEAD_BYTES)
+        assert HTTP2_SETTINGS == head[3]
+        settings = await reader.readexactly(int.from_bytes(head[:3], "big"))
+        assert (HTTP2_STREAMS_MAX, STREAMS_MAX) in struct.iter_unpack("!HI", settings)
+        writer.close()
 
 
 async def answer_to(request: bytes, url: str, tls: ssl.SSLContext) -> bytes:
@@ -212,6 +245,21 @@ async def test_a_large_head_behind_a_shipped_proxy_costs_no_other_client_its_ans
         assert {"haproxy": b"400", "nginx": b"431"}[proxy] == status
         for number in range(4):
             assert 201 == (await api.create(f"k{number}")).status
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_while_no_instance_answers_a_shipped_proxy_says_so_as_the_service_would(
+    proxy: str, tmp_path: Path
+) -> None:
+    """In the form of every error, with the same advice; whatever the path looks like."""
+    url = f"http://127.0.0.1:{free_port()}"
+    expected = problem(DatabaseUnavailable())
+    async with asyncio.timeout(DEADLINE_SECONDS), behind(proxy, tmp_path, url, url) as (api, _):
+        for reply in (await api.create("k"), await api.get("/v1/attempts/k.html")):
+            assert (503, "1") == (reply.status, reply.headers["Retry-After"])
+            assert PROBLEM_CONTENT_TYPE == reply.headers["Content-Type"]
+            assert expected == {**reply.json, "detail": expected["detail"]}
+            assert reply.json["detail"] != expected["detail"]
 
 
 @asynccontextmanager
@@ -244,7 +292,8 @@ async def test_a_shipped_proxy_takes_no_instance_out_for_one_request(
         head = b"GET /v1/%b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         await until(_answers(head % b"ready", api.url, tls))
         dropped = await answer_to(head % b"drop", api.url, tls)
-        assert b"502" == dropped.split(b" ", 2)[1]
+        assert {"haproxy": b"502", "nginx": b"503"}[proxy] == dropped.split(b" ", 2)[1]
+        assert b'"code": "database_unavailable"' in dropped
         for _ in range(4):
             answer = await answer_to(head % b"other", api.url, tls)
             assert b"204" == answer.split(b" ", 2)[1]

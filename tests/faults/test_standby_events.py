@@ -13,7 +13,7 @@ from chaos.server import standby_of
 from stretto.assembly.opening import open_component
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.postgres import log
-from stretto.postgres.connections import Lane
+from stretto.postgres.lanes import Lane
 from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.queries import QUERIES
 from support.database import first_row

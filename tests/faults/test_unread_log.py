@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from support.api_client import SECRET, connected_api
+from support.environment import environment
 from support.full_pipe import fill
 
 SECONDS_MAX = 30
@@ -46,7 +47,6 @@ async def answer_to_garbage(url: str) -> bytes:
 async def test_a_log_that_is_not_read_holds_nothing_up(database_url: str, workers: int) -> None:
     """Neither an answer nor the end, of a process and of a supervisor with its workers."""
     reader, writer = os.pipe()
-    clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
     settings = {
         "STRETTO_DATABASE_URL": database_url,
         "STRETTO_JWT_SECRET": SECRET,
@@ -55,7 +55,7 @@ async def test_a_log_that_is_not_read_holds_nothing_up(database_url: str, worker
         "STRETTO_DRAIN_SECONDS": "0",
     }
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "stretto", "serve"), stderr=writer, env=clean | settings
+        *(sys.executable, "-m", "stretto", "serve"), stderr=writer, env=environment(**settings)
     )
     try:
         async with asyncio.timeout(SECONDS_MAX):

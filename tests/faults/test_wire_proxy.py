@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from support.database import Connection
 
-DEADLINE_SECONDS = 10
+DEADLINE_SECONDS = 30
 
 
 @pytest_asyncio.fixture

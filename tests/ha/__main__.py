@@ -17,8 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import stamina
-
 from ha.keeper import KeeperError
 from ha.measures import HEAD, misses, row
 from ha.place import ProgramsMissing
@@ -41,8 +39,6 @@ def main() -> int:
     rows, missed = [HEAD], []
     # The collector would walk the whole history in the middle of a failover.
     gc.disable()
-    # Its hooks would log each retry of each client.
-    stamina.instrumentation.set_on_retry_hooks(())
     for name in names:
         folder = given.folder / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from chaos.server import free_port, small_disk
+from chaos.server import small_disk
 from chaos.wire_proxy import WireProxy
 from ha.keeper import Keeper
 from stretto.postgres.migrate import migrate
+from support.ports import free_port
 from support.waiting import until
 
 if TYPE_CHECKING:

@@ -102,14 +102,15 @@ class _Notebook:
     key: Key
 
     @asynccontextmanager
-    async def post(
-        self, path: str, *, data: bytes, **options: Any
+    async def request(
+        self, method: str, path: str, *, data: bytes, **options: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         url = random.choice(self.load.replicas.urls())
         history = self.load.history
         operation = history.invoke("create", self.key, orjson.loads(data))
         try:
-            async with self.load.session.post(url + path, data=data, **options) as response:
+            sent = self.load.session.request(method, url + path, data=data, **options)
+            async with sent as response:
                 text = await response.text()
                 how = response.headers.get("Idempotency-Status", "")
                 history.answer(operation, response.status, how, text)

@@ -11,8 +11,9 @@ import pytest_asyncio
 from stretto.creation.attempt import AttemptStatus
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.postgres.attempts import PostgresAttemptStore
-from stretto.postgres.connections import Database, Lane
+from stretto.postgres.connections import Database
 from stretto.postgres.groups import PostgresGroupStore
+from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 from support.database import pend
 
@@ -99,6 +100,7 @@ async def test_pages_of_one_statement_go_on_where_each_has_ended(
         ("look", "ARRAY[gen_random_uuid()], ARRAY[5.0], NULL"),
         ("group_of_member", "ARRAY[gen_random_uuid()], ARRAY['alice']"),
         ("group_of_member", "ARRAY[gen_random_uuid()], ARRAY[NULL]"),
+        ("read_trails", "ARRAY[gen_random_uuid()], 100"),
     ],
 )
 async def test_rows_are_found_by_their_keys_however_small_the_tables_were(

@@ -22,6 +22,7 @@ from stretto.domain import group_id
 from stretto.http.openapi import DOCUMENT
 from support.api_client import SECRET, Api, connected_api, token_of
 from support.command_process import ended, started, stretto
+from support.environment import QUIET, environment
 from support.service_process import ServiceProcess
 from support.waiting import until
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 COMMANDS = (
-    *("serve", "migrate", "token", "attempt", "groups", "psql", "sweep", "events", "bus", "check"),
-    *("size", "openapi"),
+    *("serve", "migrate", "token", "attempt", "groups", "url", "psql", "sweep", "events", "bus"),
+    *("check", "size", "openapi"),
 )
 
 
@@ -85,7 +86,7 @@ async def test_output_that_cannot_be_written_has_its_own_exit_code(
         *(sys.executable, "-m", "stretto", *command),
         stdout=full,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONUNBUFFERED": "", "STRETTO_DATABASE_URL": database_url},
+        env=environment(**QUIET, PYTHONUNBUFFERED="", STRETTO_DATABASE_URL=database_url),
     )
     os.close(full)
     _, errors = await process.communicate()
@@ -107,15 +108,38 @@ async def test_output_whose_reader_has_gone_is_no_error(
         *(sys.executable, "-m", "stretto", *command),
         stdout=writer,
         stderr=asyncio.subprocess.PIPE,
-        env={
-            **os.environ,
-            "PYTHONUNBUFFERED": buffering,
-            "STRETTO_DATABASE_URL": database_url,
-        },
+        env=environment(**QUIET, PYTHONUNBUFFERED=buffering, STRETTO_DATABASE_URL=database_url),
     )
     os.close(writer)
     _, errors = await process.communicate()
     assert (0, "") == (process.returncode, errors.decode())
+
+
+@pytest.mark.parametrize("lost", ["no reader", "no room"])
+async def test_messages_that_cannot_be_written_end_no_command(
+    lost: str, database_url: str, connection: Connection
+) -> None:
+    """Nor does the progress of a sweep: what it was to delete is deleted, and it ends with 0."""
+    await connection.execute(
+        """INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token, status, claimed_at,
+                                settled_at, failure_code, failure_detail)
+           VALUES (gen_random_uuid(), 'alice', '0123456789abcdef',
+                   gen_random_uuid(), 'failed', '2001-01-01', '2001-01-01', 'refused', '')"""
+    )
+    if lost == "no room":
+        writer = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stretto", "sweep"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=writer,
+        env=environment(STRETTO_DATABASE_URL=database_url),
+    )
+    os.close(writer)
+    output, _ = await process.communicate()
+    assert (0, "deleted 1 of attempt") == (process.returncode, output.decode()[:20])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -153,11 +177,20 @@ async def test_a_database_is_migrated_once(database_url: str, connection: Connec
 async def test_a_database_without_tables_learns_what_to_do(
     command: tuple[str, ...], database_url: str, connection: Connection
 ) -> None:
-    """Exit 3, which is not the 1 of a violation."""
+    """Exit 2, which is not the 1 of a violation, nor a database that may answer soon."""
     await connection.execute("DROP SCHEMA stretto CASCADE")
     code, _, errors = await stretto(*command, DATABASE_URL=database_url, JWT_SECRET=SECRET)
-    assert code == 3
+    assert code == 2
     assert "stretto migrate" in errors
+
+
+async def test_a_token_of_a_new_secret_says_where_it_is_good(tmp_path: Path) -> None:
+    """The operator may have forgotten a setting; the second time the secret is known."""
+    place = str(tmp_path / "data")
+    code, _, errors = await stretto("token", "alice", DATA_DIR=place)
+    assert 0 == code
+    assert f"STRETTO_JWT_SECRET is not set: this is a new secret, in {place}/jwt-secret" in errors
+    assert (0, "") == (await stretto("token", "alice", DATA_DIR=place))[::2]
 
 
 @pytest.mark.parametrize("hours", ["inf", "nan", "1e306", "87601"])
@@ -203,6 +236,26 @@ async def test_an_attempt_is_shown_or_missed(database_url: str, api: Api) -> Non
     assert code == 0
     assert {"status": "succeeded", **created}.items() <= orjson.loads(output).items()
     assert (await stretto("attempt", "alice", "other", DATABASE_URL=database_url))[0] == 1
+
+
+async def test_of_a_deleted_group_is_shown_when_it_was_deleted(
+    database_url: str, api: Api, connection: Connection
+) -> None:
+    """All that its tombstone can say to a customer who misses it."""
+    created = (await api.create("k")).json
+    headers = {"Authorization": f"Bearer {token_of('alice')}"}
+    path = f"/v1/groups/{created['group_id']}"
+    assert 204 == (await api.request("DELETE", path, headers=headers)).status
+    deleted_at = await connection.fetchval("SELECT deleted_at FROM chat_group")
+    for more in ((), ("--heal",)):
+        code, output, _ = await stretto("attempt", "alice", "k", *more, DATABASE_URL=database_url)
+        assert 0 == code
+        assert orjson.loads(output) == {
+            "status": "group_deleted",
+            "record": "deleted",
+            "group_id": created["group_id"],
+            "deleted_at": deleted_at.isoformat(),
+        }
 
 
 @pytest.mark.parametrize(("expected", "days"), [("swept", 31), ("deleted", 29)])
@@ -258,7 +311,7 @@ async def test_of_an_unknown_key_is_said_what_can_be_known(database_url: str) ->
     """It never came, or its record is gone: without a group that cannot be known."""
     code, _, errors = await stretto("attempt", "alice", "k", DATABASE_URL=database_url)
     assert code == 1
-    for words in (str(group_id("alice", "k")), "was ever accepted", "more than 30 days ago"):
+    for words in (str(group_id("alice", "k")), "was ever accepted", "swept after 30 days"):
         assert words in errors
 
 
@@ -324,7 +377,7 @@ async def test_closed_streams_change_no_exit_code(
         return await asyncio.create_subprocess_exec(
             *("/bin/sh", "-c", script, "sh", sys.executable, "-m", "stretto", *arguments),
             stdout=asyncio.subprocess.DEVNULL,
-            env=dict(os.environ) | settings | {"STRETTO_DRAIN_SECONDS": "0"},
+            env=environment(**settings, STRETTO_DRAIN_SECONDS="0"),
         )
 
     assert 0 == await (await run("check")).wait()
@@ -498,7 +551,7 @@ async def test_ctrl_c_ends_a_short_command_with_130(
     """Without a traceback, and without waiting for the statement."""
     async with held_up_migration(connection, database_url) as (process, _):
         process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert (await ended(process))[0] == 130
 
 
@@ -524,12 +577,7 @@ async def test_a_shell_completes_commands() -> None:
     process = await asyncio.create_subprocess_exec(
         str(Path(sys.executable).with_name("stretto")),
         stdout=asyncio.subprocess.PIPE,
-        env={
-            **os.environ,
-            "_STRETTO_COMPLETE": "complete_bash",
-            "COMP_WORDS": "stretto se",
-            "COMP_CWORD": "1",
-        },
+        env=environment(_STRETTO_COMPLETE="complete_bash", COMP_WORDS="stretto se", COMP_CWORD="1"),
     )
     assert b"serve" == (await process.communicate())[0].strip()
 
@@ -565,6 +613,8 @@ async def test_secrets_come_from_files_for_every_worker(server_url: str, tmp_pat
 async def test_ctrl_c_ends_the_service_with_0(database_url: str) -> None:
     """It was asked to stop, and did."""
     async with ServiceProcess({"DATABASE_URL": database_url}) as service:
+        (started,) = (line for line in service.log if b'"service.started"' in line)
+        assert service.process.pid == orjson.loads(started)["pid"]
         service.signal(signal.SIGINT)
         assert await service.exited() == 0
 

@@ -18,6 +18,7 @@ from stretto.embedded import postgres as embedded
 from stretto.embedded.account import Account, server_account
 from stretto.embedded.lock_file import ServerLocks
 from stretto.embedded.postgres import EmbeddedError, embedded_postgres
+from support.command_process import stretto
 from support.embedded_servers import FAST, IS_ROOT, ask, running_owner, said
 from support.service_process import ServiceProcess
 
@@ -100,6 +101,16 @@ async def test_database_is_made_durable_and_protected_and_its_data_is_found_agai
         assert await ask(server.dsn, "SELECT answer FROM kept") == 42
 
 
+async def test_the_shell_does_not_say_which_server_is_meant(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell that is set up for standbys would have our primary waited for in vain."""
+    monkeypatch.setenv("PGTARGETSESSIONATTRS", "standby")
+    async with embedded_postgres(folder / "data", notify=said, settings=FAST) as server:
+        monkeypatch.delenv("PGTARGETSESSIONATTRS")
+        assert await ask(server.dsn, "SELECT 1") == 1
+
+
 # What a shell reads in its own way, alone, between double quotes or between single ones.
 ODD_NAMES = ["it's here", 'a "b" c', "$HOME `id` \\", " a;b&c #d ", "ü\u2028"]
 
@@ -172,8 +183,13 @@ async def test_a_service_outlives_the_command_that_has_started_its_server(folder
                     for _ in range(3):
                         async with session.get(f"{service.url}/readyz") as reply:
                             assert 200 == reply.status
+                code, url, _ = await stretto("url", DATA_DIR=settings["DATA_DIR"])
+                assert (0, 1) == (code, await ask(url.strip(), "SELECT 1"))
                 service.signal(signal.SIGTERM)
                 assert await service.exited() == 0
+    assert not is_running(folder / "data")
+    code, url, errors = await stretto("url", DATA_DIR=settings["DATA_DIR"])
+    assert (4, "", True) == (code, url, "no embedded database runs in" in errors)
     assert not is_running(folder / "data")
 
 

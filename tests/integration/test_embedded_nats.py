@@ -14,6 +14,7 @@ from stretto.embedded import nats as embedded
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.place import find_place
 from stretto.start_errors import EmbeddedError
+from support.command_process import stretto
 from support.embedded_servers import running_owner
 from support.nats_process import commanded, nats_client
 from support.service_process import ServiceProcess
@@ -205,8 +206,14 @@ async def test_the_service_brings_its_bus_along_and_takes_it_away_again(
         place = embedded._Place.of(folder / "data")
         assert server is not None
         assert server == place.pid()
-        async with nats_client(place.url(server) or "") as client:
+        code, url, _ = await stretto("url", "nats", DATA_DIR=settings["DATA_DIR"])
+        assert (0, place.url(server)) == (code, url.strip())
+        async with nats_client(url.strip()) as client:
             assert b"group_id" in (await commanded(client, "k", {"name": "Team"})).data
         service.signal(signal.SIGTERM)
         assert 0 == await service.exited()
     assert not is_running(folder / "data")
+    code, url, errors = await stretto("url", "nats", DATA_DIR=settings["DATA_DIR"])
+    assert (4, "", True) == (code, url, "no embedded nats runs in" in errors)
+    code, url, _ = await stretto("url", "nats", DATA_DIR=str(folder), NATS_URL="nats://n:1")
+    assert (0, "nats://n:1\n") == (code, url)

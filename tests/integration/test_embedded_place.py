@@ -134,9 +134,27 @@ async def test_programs_of_a_closed_wheel_are_copied_under_root_and_stay_roots(
 async def test_a_command_says_that_its_database_is_a_new_one(folder: Path) -> None:
     """A URL was perhaps forgotten, and an empty database looks sound; once, with the folder."""
     place = str(folder / "data")
-    code, output, errors = await stretto("groups", "alice", DATA_DIR=place)
+    code, output, errors = await stretto("migrate", DATA_DIR=place)
     assert (0, 1) == (code, errors.count("a new, empty database in /"))
     assert "STRETTO_DATABASE_URL is not set" in errors
     assert "new" not in output
     code, _, errors = await stretto("groups", "alice", DATA_DIR=place)
     assert (0, 0) == (code, errors.count("a new, empty database"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("psql", "-c", "select 1"), ("attempt", "alice", "k"), ("groups", "alice")),
+        *(("check",), ("events",), ("bus",), ("sweep", "--dry-run"), ("migrate", "--plan")),
+    ],
+    ids=lambda command: command[0],
+)
+async def test_a_command_that_looks_makes_no_database(
+    command: tuple[str, ...], folder: Path
+) -> None:
+    """In the wrong folder an empty database would look like a sound one; nothing is left behind."""
+    code, output, errors = await stretto(*command, DATA_DIR=str(folder / "data"))
+    assert (2, "") == (code, output)
+    assert f"there is no database in {(folder / 'data').resolve()}" in errors
+    assert not (folder / "data").exists()

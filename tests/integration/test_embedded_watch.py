@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from stretto.embedded.watch import watched_server
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from support.waiting import until
 
 DEADLINE_SECONDS = 30
 
@@ -48,6 +47,41 @@ async def test_a_server_that_is_stopped_afterwards_is_not_reported(tmp_path: Pat
     server.kill()
     await server.wait()
     assert [] == lost
+
+
+async def test_a_process_without_a_file_left_goes_on_watching(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crowd of clients takes all files for a moment; the server ends later."""
+    lost: asyncio.Queue[str] = asyncio.Queue()
+    looks: list[Path] = []
+    read = Path.read_bytes
+
+    def read_if_possible(path: Path) -> bytes:
+        looks.append(path)
+        if len(looks) == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(path)
+
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "print(flush=True); input()"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    # A process that has just begun has no command yet.
+    assert server.stdout is not None
+    await server.stdout.readline()
+    monkeypatch.setattr("stretto.embedded.watch.POLL_SECONDS", 0.01)
+    monkeypatch.setattr(Path, "read_bytes", read_if_possible)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        watched_server("NATS", server.pid, tmp_path, lost.put_nowait),
+    ):
+        await until(lambda: len(looks) >= 3)
+        assert lost.empty()
+        server.kill()
+        await lost.get()
+    await server.wait()
 
 
 @pytest.mark.parametrize("name", ["PostgreSQL", "NATS"])

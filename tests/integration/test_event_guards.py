@@ -14,11 +14,12 @@ import pytest_asyncio
 from stretto.domain import UserId
 from stretto.events.catch_up import CatchUp
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
-from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.hub import SessionHub
 from stretto.events.place import Place, Present
+from stretto.events.settings import HubSettings
 from stretto.events.tail import LogTail
 from stretto.postgres import log
-from stretto.postgres.connections import Lane
+from stretto.postgres.lanes import Lane
 from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.tail import PostgresTail

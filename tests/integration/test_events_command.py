@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import TYPE_CHECKING
+
+import pytest
 
 from stretto.assembly.opening import open_component
 from stretto.postgres.bus import PostgresBusStore
@@ -11,11 +14,14 @@ from stretto.postgres.connections import Database
 from stretto.targets.delivery import PutOff
 from support.command_process import stretto
 from support.database import commit_group_event
+from support.operator_shell import operator
+from support.runbook import COMMANDS
 from support.waiting import until
 from support.webhook_receiver import URL_DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
@@ -52,9 +58,10 @@ async def test_dead_letters_are_listed_with_their_reasons(
     code, output, _ = await stretto("events", DATABASE_URL=database_url)
     *letters, total = output.splitlines()
     assert (0, "2 dead letters") == (code, total)
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
     for id_, letter in zip(ids, letters, strict=True):
-        assert letter.startswith(f"{id_} group.created of ")
-        assert letter.endswith(", 2 tries: larger than 7 bytes")
+        expected = f"{id_} group.created of {time}, 2 tries: larger than 7 bytes"
+        assert re.fullmatch(expected, letter)
     assert set(ids) == await dead(connection)
 
 
@@ -72,6 +79,45 @@ async def test_those_that_are_named_are_retried_and_no_others(
     assert (1, "0 events will be tried again\n") == (code, output)
     code, output, _ = await stretto("events", f"--retry={third}", DATABASE_URL=database_url)
     assert (0, "1 events will be tried again\n") == (code, output)
+
+
+async def test_the_commands_of_the_runbook_list_and_retry(
+    database_url: str, connection: Connection, tmp_path: Path
+) -> None:
+    """One by one, and all that are left."""
+    show, retry, retry_all, retry_waiting = COMMANDS["dead letters"]
+    first, *_ = await dead_letter(database_url, connection, ("a", "b", "c"))
+    async with operator("dead letters", tmp_path) as one:
+        one.variables["STRETTO_DATABASE_URL"] = database_url
+        assert "3 dead letters" in await one.run(show)
+        assert "1 events" in await one.run(retry, {" ID": f" {first}"})
+        assert "2 events" in await one.run(retry_all)
+        assert "no dead letters" in await one.run(show)
+        await connection.execute("UPDATE outbox_delivery SET due_at = due_at + interval '1 day'")
+        assert "3 waiting events" in await one.run(retry_waiting)
+
+
+@pytest.mark.parametrize(("lease_seconds", "due"), [("5", "50 s"), ("3600", "50 min")])
+async def test_what_waits_is_tried_now(
+    lease_seconds: str, due: str, database_url: str, connection: Connection
+) -> None:
+    """After an outage of the endpoint; what may be under way and what is dead stay as they are."""
+    late, soon, letter = await dead_letter(database_url, connection, ("a", "b", "c"))
+    await connection.execute(
+        """UPDATE outbox_delivery
+           SET dead_reason = NULL, due_at = clock_timestamp()
+               + CASE event_id WHEN $1::uuid THEN interval '10 h' ELSE $3::text::interval END
+           WHERE event_id = ANY (ARRAY[$1, $2]::uuid[])""",
+        *(late, soon, due),
+    )
+    settings = {"DATABASE_URL": database_url, "RELAY_LEASE_SECONDS": lease_seconds}
+    code, output, _ = await stretto("events", "--retry-waiting", **settings)
+    assert (0, "1 waiting events will be tried now") == (code, output.splitlines()[0])
+    rows = await connection.fetch(
+        "SELECT event_id FROM outbox_delivery WHERE due_at <= clock_timestamp() AND dead_reason IS NULL"
+    )
+    assert [late] == [row["event_id"] for row in rows]
+    assert {letter} == await dead(connection)
 
 
 async def test_what_is_no_id_is_reported(database_url: str) -> None:
@@ -106,9 +152,9 @@ async def test_a_retried_event_is_published_under_its_id(
 
 
 async def test_a_pause_of_the_webhook_is_shown_and_ended(
-    database_url: str, connection: Connection
+    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what was put off meanwhile; a second time there is nothing to end."""
+    """In UTC, wherever the operator is; with what was put off meanwhile; a second time there is nothing to end."""
     await connection.execute(
         """INSERT INTO outbox_reader (name, history, seen, target_digest, paused_until)
            SELECT 'webhook', history, seen, $1, '2999-01-02 03:04:05Z' FROM outbox_present""",
@@ -120,8 +166,10 @@ async def test_a_pause_of_the_webhook_is_shown_and_ended(
            VALUES ('webhook', gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), '{a}',
                    'Team', clock_timestamp(), clock_timestamp() + interval '1 day')"""
     )
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    monkeypatch.setenv("PGTZ", "Asia/Kolkata")
     _, output, _ = await stretto("events", DATABASE_URL=database_url)
-    assert "the webhook is paused until 2999-01-02 03:04:05" in output
+    assert "the webhook is paused until 2999-01-02T03:04:05Z, as" in output
     _, output, _ = await stretto("events", "--enable-webhook", DATABASE_URL=database_url)
     assert "the webhook is enabled\nno dead letters\n" == output
     assert await connection.fetchval("SELECT due_at <= clock_timestamp() FROM outbox_delivery")

@@ -3,61 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import os
 import re
 import signal
 import sys
-import time
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from uuid import UUID
 
 import pytest
 
-from stretto.domain import event_id
-from stretto.webhook.rules import parse_secrets, sign
+from stretto.domain import NAME_CHARACTERS_MAX, USER_ID_CHARACTERS_MAX
 from support.api_client import SECRET, TEAM, connected_api, token_of
+from support.environment import QUIET, environment
+from support.example_process import DEADLINE_SECONDS, EXAMPLES, output_of, started
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
+    from support.api_client import Reply
     from support.database import Connection
     from support.service_process import StartService
 
-EXAMPLES: Final = Path(__file__).parents[2] / "examples"
-DEADLINE_SECONDS: Final = 30
-
-
-@asynccontextmanager
-async def started(
-    example: str, *arguments: str, **settings: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start an example; it is killed where it does not end by itself."""
-    clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-W", "error", str(EXAMPLES / example), *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        # Without asyncio's debug mode, in which the framework logs every request.
-        env={**clean, "PYTHONUNBUFFERED": "1", "PYTHONASYNCIODEBUG": "", **settings},
-    )
-    try:
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def output_of(example: str, *arguments: str, **settings: str) -> list[str]:
-    """Run an example to its end, which must be a good one; return its lines."""
-    async with started(example, *arguments, **settings) as process:
-        output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
-    return output.decode().splitlines()
+# Of a host in another framework: it stays an example that one reads at a glance.
+HOST_LINES_MAX: Final = 40
 
 
 @pytest.fixture
@@ -90,11 +58,26 @@ async def test_hook_counts_what_was_created_and_refuses_the_rest(
         assert [
             "Team 1: created",
             "Team 2: created",
+            # The log says why, on stderr: the program has not configured it.
+            "write.failed kind=Refused cause=quota_exceeded writes=1",
             "Team 3: quota_exceeded",
             "counted: 2",
         ] == await output_of("hook.py", empty_database_url)
         assert await connection.fetchval("SELECT count(*) FROM chat_group") == 2 * run
         assert await connection.fetchval("SELECT sum(groups) FROM team_quota") == 2 * run
+
+
+async def test_changes_are_made_with_the_hosts_rows_and_once(
+    empty_database_url: str, connection: Connection
+) -> None:
+    """What was so already has no row of the host's, and what was refused changes nothing."""
+    for run in (1, 2):
+        assert ["added: dave", "added: nobody", "refused: last_owner"] == await output_of(
+            "changes.py", empty_database_url
+        )
+        assert run == await connection.fetchval("SELECT count(*) FROM public.audit")
+        members = "SELECT count(*) FROM conversation_member WHERE role <> 'member'"
+        assert 2 * run == await connection.fetchval(members)
 
 
 async def test_counter_counts_each_group_once_although_events_come_twice(
@@ -111,49 +94,19 @@ async def test_counter_counts_each_group_once_although_events_come_twice(
         )
 
 
-async def test_client_creates_once_and_is_refused_another_body(start_service: StartService) -> None:
-    """Against a real service process."""
+async def test_client_creates_once_and_is_refused_another_body(
+    start_service: StartService, tmp_path: Path
+) -> None:
+    """Against a real service process; what is done is no intention any more."""
     service = await start_service()
-    first, second, refusal = await output_of("client.py", service.url, token_of("alice"))
+    folder = tmp_path / "intentions"
+    first, second, refusal, read = await output_of(
+        "client.py", service.url, token_of("alice"), str(folder)
+    )
+    assert ([], "Team has 3 members") == (list(folder.iterdir()), read)
     id_ = first.split()[1]
     assert [f"group {id_} (replay: False)", f"group {id_} (replay: True)"] == [first, second]
     assert "refused: key_reused, retry: new-key" == refusal
-
-
-async def test_webhook_takes_what_is_signed_and_nothing_else(
-    start_service: StartService, unused_tcp_port: int
-) -> None:
-    """From a real service; what was changed on its way is refused."""
-    secrets = [f"whsec_{base64.b64encode(bytes([n]) * 32).decode()}" for n in (1, 2)]
-    url = f"http://127.0.0.1:{unused_tcp_port}/"
-    arguments = ("webhook.py", str(unused_tcp_port))
-    async with started(*arguments, STRETTO_WEBHOOK_SECRET=secrets[1]) as receiver:
-        assert receiver.stdout is not None
-        await receiver.stdout.readline()
-        service = await start_service(
-            WEBHOOK_URL=url, WEBHOOK_SECRET=" ".join(secrets), WEBHOOK_ALLOW_PRIVATE="true"
-        )
-        async with connected_api(service.url) as api:
-            created = (await api.create("k")).json
-            event = str(event_id(UUID(created["conversation_id"])))
-            assert (await receiver.stdout.readline()).decode().startswith("(Press")
-            line = (await receiver.stdout.readline()).decode()
-            assert line.startswith(f'{event}: {{"specversion"')
-            now = int(time.time())
-            for expected, signed, sent, at in (
-                (204, b"{}", b"{}", now),
-                (401, b"{}", b"{ }", now),
-                (401, b"{}", b"{}", now - 400),
-            ):
-                signature = sign(parse_secrets(secrets[1]), event, at, signed)
-                headers = {
-                    "webhook-id": event,
-                    "webhook-timestamp": str(at),
-                    "webhook-signature": signature,
-                }
-                async with api.session.post(url, data=sent, headers=headers) as response:
-                    assert expected == response.status
-        assert f"{event}: again\n" == (await receiver.stdout.readline()).decode()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -183,3 +136,103 @@ async def test_mounted_serves_host_and_contract_and_ends_without_a_trace(
             assert await process.wait() == 0
     # What is left is the other half of the framework's greeting.
     assert re.fullmatch(r"\(Press CTRL\+C to quit\)\n", rest.decode())
+
+
+@asynccontextmanager
+async def served(host: str, database_url: str, port: int) -> AsyncIterator[str]:
+    """Serve a host of another framework by uvicorn; it must end well. Yields its URL."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "--lifespan", "on"),
+        *("--port", str(port), host),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=environment(**QUIET, STRETTO_DATABASE_URL=database_url),
+    )
+    output = b""
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            assert process.stdout is not None
+            while b"Uvicorn running on" not in output:
+                line = await process.stdout.readline()
+                assert line, output.decode()
+                output += line
+            yield f"http://127.0.0.1:{port}"
+            process.terminate()
+            rest, _ = await process.communicate()
+        assert b"Application shutdown complete" in rest, rest.decode()
+        assert b"Traceback" not in output + rest, rest.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+@pytest.mark.parametrize(
+    "host", ["fastapi_host:app", "starlette_host:app", "django_host:application"]
+)
+async def test_a_host_of_another_framework_creates_once_and_answers_errors(
+    host: str, database_url: str, connection: Connection, unused_tcp_port: int
+) -> None:
+    """As stretto's own HTTP API does: the same bytes, and problem documents."""
+    async with served(host, database_url, unused_tcp_port) as url, connected_api(url) as api:
+
+        async def post(key: str, body: object) -> Reply:
+            headers = {"X-User": "alice", "Idempotency-Key": key}
+            return await api.request("POST", "/groups", user=None, headers=headers, json=body)
+
+        first, again = [await post("k", TEAM) for _ in range(2)]
+        assert [201, 201] == [first.status, again.status]
+        assert first.body == again.body
+        assert ["created", "replayed"] == [
+            reply.headers["Idempotency-Status"] for reply in (first, again)
+        ]
+        assert "Idempotent-Replayed" not in first.headers
+        assert "true" == again.headers["Idempotent-Replayed"]
+        assert "application/json" == again.headers["Content-Type"]
+        for key, body, status, code in (
+            ("k", {"name": "Another"}, 422, "key_reused"),
+            ("", TEAM, 400, "key_invalid"),
+            ("other", {"name": ""}, 400, "request_invalid"),
+        ):
+            refused = await post(key, body)
+            assert (status, code) == (refused.status, refused.json["code"])
+            assert "application/problem+json" == refused.headers["Content-Type"]
+        listed = await api.get("/groups", user=None, headers={"X-User": "bob"})
+        assert ["Team"] == listed.json
+    assert 1 == await connection.fetchval("SELECT count(*) FROM chat_group")
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("give the URL of a database", ()),
+        ("the chat cannot start: ", ("postgresql://chat@127.0.0.1:1/chat",)),
+        ("the chat cannot start: ", ("localhost/chat",)),
+    ],
+)
+async def test_a_chat_without_its_database_says_so(
+    message: str, arguments: tuple[str, ...]
+) -> None:
+    """In one line, and not by a traceback."""
+    async with started("chat", *arguments) as process:
+        output, _ = await process.communicate()
+        assert 1 == process.returncode
+    (line,) = output.decode().splitlines()
+    assert line.startswith(message)
+
+
+def test_the_chats_page_takes_no_name_that_a_group_may_not_have() -> None:
+    """Its user would learn of it only from the answer."""
+    page = (EXAMPLES / "chat/page/index.html").read_text()
+    limits = dict(re.findall(r'<input id="(\w+)" required maxlength="(\d+)"', page))
+    assert (NAME_CHARACTERS_MAX, USER_ID_CHARACTERS_MAX) == (
+        int(limits["name"]),
+        int(limits["user"]),
+    )
+
+
+def test_a_host_of_another_framework_is_short() -> None:
+    """What is longer is not read."""
+    hosts = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*_host.py")}
+    assert 3 == len(hosts)
+    assert [] == [name for name, lines in hosts.items() if lines > HOST_LINES_MAX]

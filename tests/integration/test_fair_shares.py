@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -11,22 +12,35 @@ import pytest
 
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
+from stretto.creation import deletion
 from stretto.creation.reads import PAGES_READ_MAX, ROWS_READ_MAX
-from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import Overloaded
+from stretto.postgres import connecting
+from stretto.postgres import trail as trail_module
+from stretto.postgres.connections import READ_SECONDS
+from stretto.postgres.lanes import Lane
 from stretto.runtime.batch_reader import WAITING_BATCHES_MAX
 from stretto.runtime.mailbox import Mailbox
+from stretto.store_errors import ReadCancelled
+from support.database import connect, first_row
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from uuid import UUID
 
     from stretto.assembly.component import Component
     from stretto.domain import CreatedGroup
+    from support.database import Connection
 
 ALICE, BOB = UserId("alice"), UserId("bob")
 BATCH_MAX: Final = 4
 QUEUED_MAX: Final = 40
 SMALL: Final = ComponentSettings(writers=1, batch_max=BATCH_MAX, mailbox_max=QUEUED_MAX)
+# As many histories as may wait.
+FLOOD: Final = PAGES_READ_MAX * WAITING_BATCHES_MAX
+WAITING: Final = """SELECT 1 FROM pg_stat_activity WHERE datname = current_database()
+                    AND wait_event_type = 'Lock' AND query LIKE '%FROM attempt_trail WHERE%'"""
 LARGE: Final = [f"m{number}" for number in range(1000)]
 
 
@@ -51,7 +65,7 @@ class Gate:
 def in_one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no mailbox distinguish users."""
     made = Mailbox.__init__
-    monkeypatch.setattr(Mailbox, "__init__", lambda self, most, _=None: made(self, most))
+    monkeypatch.setattr(Mailbox, "__init__", lambda self, most, *_: made(self, most))
 
 
 async def create(component: Component, owner: UserId, key: str, members: list[str]) -> object:
@@ -106,7 +120,13 @@ async def test_in_one_queue_a_creation_is_rejected_for_the_backlog_of_another(
     assert not any(isinstance(each, Exception) for each in answers)
 
 
-READS: Final = {"groups": ROWS_READ_MAX, "lists": PAGES_READ_MAX, "members": PAGES_READ_MAX}
+READS: Final = {
+    "attempts": ROWS_READ_MAX,
+    "trails": PAGES_READ_MAX,
+    "groups": ROWS_READ_MAX,
+    "lists": PAGES_READ_MAX,
+    "members": PAGES_READ_MAX,
+}
 """The kinds of reads, with how many share a statement."""
 
 
@@ -120,6 +140,8 @@ async def read_beside_a_flood(component: Component, kind: str) -> list[tuple[Use
 
     async def read(user: UserId) -> None:
         asked: dict[str, Callable[[], Awaitable[object]]] = {
+            "attempts": lambda: component.reads.attempts.look(uuid4(), 5.0, user),
+            "trails": lambda: component.reads.trail(user, uuid4()),
             "groups": lambda: reads.group_of_member(uuid4(), user),
             "lists": lambda: reads.groups_of_member(user, None, 10),
             "members": lambda: reads.members_of_group(user, group.group.group_id, None, 10),
@@ -155,3 +177,102 @@ async def test_in_one_queue_a_read_is_rejected_for_those_of_another_user(
     async with open_component(database_url) as component:
         outcomes = await read_beside_a_flood(component, kind)
     assert isinstance(dict(outcomes)[BOB], Overloaded)
+
+
+@pytest.fixture
+async def holder(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Connection]:
+    """A connection for locks, for which statements wait as long as a read may take."""
+    monkeypatch.setitem(connecting._SERVER_SETTINGS, "lock_timeout", "0")
+    holder = await connect(server_url)
+    yield holder
+    await holder.close()
+
+
+async def answered_beside_histories(
+    database_url: str, connection: Connection, holder: Connection, seconds: float
+) -> set[object]:
+    """Flood the histories while their table is locked; return which other reads are answered."""
+    async with open_component(database_url) as component, holder.transaction():
+        await holder.execute("LOCK TABLE attempt_trail")
+        reads = component.reads
+        tasks = [asyncio.ensure_future(reads.trail(ALICE, uuid4())) for _ in range(FLOOD)]
+        await first_row(connection, WAITING)
+        others = {
+            asyncio.ensure_future(reads.attempts.look(uuid4(), 5.0, BOB)): "attempts",
+            asyncio.ensure_future(reads.groups.group_of_member(uuid4(), BOB)): "groups",
+            asyncio.ensure_future(reads.groups.groups_of_member(BOB, None, 10)): "lists",
+        }
+        done, _ = await asyncio.wait(others, timeout=seconds)
+    await asyncio.gather(*tasks, *others, return_exceptions=True)
+    return {others[each] for each in done}
+
+
+async def test_no_other_read_waits_for_histories(
+    database_url: str, connection: Connection, holder: Connection
+) -> None:
+    """However many one owner asks for, and however long their statement takes."""
+    seconds = READ_SECONDS / 2
+    answered = await answered_beside_histories(database_url, connection, holder, seconds)
+    assert {"attempts", "groups", "lists"} == answered
+
+
+async def test_on_one_connection_a_look_waits_for_histories(
+    database_url: str, connection: Connection, holder: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin."""
+    monkeypatch.setattr(trail_module, "Lane", SimpleNamespace(TRAILS=Lane.LOOKS))
+    answered = await answered_beside_histories(database_url, connection, holder, 0.2)
+    assert {"groups", "lists"} == answered
+
+
+HELD: Final = 30
+
+
+async def deletions_before_bobs(
+    component: Component, holder: Connection, *, repeats: int = 1
+) -> tuple[int, Sequence[object]]:
+    """Ask for groups of alice's that a host holds, then for bob's; return what was answered first.
+
+    That is the number of alice's requests, and all outcomes of hers.
+    """
+    for owner, count in ((ALICE, HELD), (BOB, 1)):
+        for number in range(count):
+            await create(component, owner, f"k{number}", [])
+    held = [group_id(ALICE, IdempotencyKey(f"k{number}")) for number in range(HELD)]
+    answered: list[UserId] = []
+
+    async def delete(id_: UUID, owner: UserId) -> None:
+        try:
+            await component.deleter.delete(id_, owner)
+        finally:
+            answered.append(owner)
+
+    async with holder.transaction():
+        await holder.execute("SELECT FROM chat_group WHERE owner_id = 'alice' FOR UPDATE")
+        of_alice = [asyncio.ensure_future(delete(id_, ALICE)) for id_ in held * repeats]
+        await asyncio.sleep(0)
+        await delete(group_id(BOB, IdempotencyKey("k0")), BOB)
+        before = answered.index(BOB)
+        outcomes = await asyncio.gather(*of_alice, return_exceptions=True)
+    return before, outcomes
+
+
+@pytest.mark.parametrize("repeats", [1, 4], ids=["once", "repeated"])
+async def test_a_deletion_waits_for_one_held_group_of_another_owner(
+    repeats: int, component: Component, holder: Connection
+) -> None:
+    """However many the other's are, and however often it repeats each."""
+    before, outcomes = await deletions_before_bobs(component, holder, repeats=repeats)
+    assert before <= repeats
+    assert {ReadCancelled, Overloaded} >= {type(each) for each in outcomes}
+
+
+async def test_in_one_queue_a_deletion_waits_for_all_held_groups(
+    database_url: str, holder: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin."""
+    in_one_queue(monkeypatch)
+    monkeypatch.setattr(deletion, "TURN_SECONDS", 60.0)
+    async with open_component(database_url) as component:
+        before, _ = await deletions_before_bobs(component, holder)
+    assert HELD == before

@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 import stretto
-from stretto.postgres.connections import Database, Lane
+from stretto.postgres.connections import Database
+from stretto.postgres.lanes import Lane
 from support.frozen_server import Frozen
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from stretto.creation.settings import CreatorSettings
 from stretto.domain import NewGroup, UserId, group_id
 from stretto.errors import GroupRejected
 from stretto.events.close_codes import CloseCode
-from stretto.http import event_streams, problems, service
+from stretto.http import event_streams, problems
 from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
-from stretto.http.tokens.authenticator import TokenSettings
+from stretto.http.tokens.settings import TokenSettings
 from support.api_client import SECRET, token_of
 from support.database import connect, pend
 from support.raw_client import creation, creation_head
@@ -267,6 +267,8 @@ GROUPS: dict[str, dict[str, Step]] = {
     "reads": {
         "attempt": asks(200, lambda _: get("/v1/attempts/same")),
         "no attempt": asks(404, lambda key: get(f"/v1/attempts/{key}")),
+        "history": asks(200, lambda _: get("/v1/attempts/same/history")),
+        "no history": asks(404, lambda key: get(f"/v1/attempts/{key}/history")),
         "groups": asks(200, lambda _: get("/v1/groups?limit=3")),
         "wrong cursor": asks(400, lambda _: get("/v1/groups?cursor=x")),
         "group": asks(200, lambda _: get(f"/v1/groups/{group_id('alice', 'same')}")),
@@ -368,7 +370,7 @@ def test_errors_that_keep_their_frames_are_noticed(
     group: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The twin: the same count, with tracebacks left in place."""
-    for module in (problems, service, event_streams):
+    for module in (problems, event_streams):
         monkeypatch.setattr(module, "drop_frames", lambda _: None)
     found = garbage_of(group, database_url)
     expected = {"bad requests": {"unknown path", "unknown method"}, "sessions": {"malformed frame"}}

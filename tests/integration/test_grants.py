@@ -45,7 +45,8 @@ async def test_a_role_that_was_granted_to_serves_and_looks_after_everything(
     """Creating, reading, sessions, the webhook, sweeping, checking; granting twice is no error."""
     command = ("migrate", "--grant-to", role, "--grant-to", role)
     for _ in range(2):
-        assert (0, "up to date\n") == (await stretto(*command, DATABASE_URL=database_url))[:2]
+        said = f"up to date\ngranted to {role}\n"
+        assert (0, said) == (await stretto(*command, DATABASE_URL=database_url))[:2]
     settings = {
         "DATABASE_URL": role_url,
         "WEBHOOK_URL": "http://127.0.0.1:1/",
@@ -79,6 +80,26 @@ async def test_a_role_that_cannot_grant_is_sent_to_the_owner(
     await grant(connection, "stretto", [other])
     assert 0 == (await stretto(*command, DATABASE_URL=role_url))[0]
     await connection.execute(f"""DROP OWNED BY {other}, "{role}"; DROP ROLE {other}""")
+
+
+@pytest.mark.parametrize("option", ["", "--plan", "--grant-to"])
+async def test_a_schema_that_a_role_may_not_use_is_not_taken_for_a_missing_one(
+    option: str, role: str, role_url: str, connection: Connection
+) -> None:
+    """The owner is named; nothing is planned, tried or granted. One that is missing is planned."""
+    options = {"": (), "--plan": ("--plan",), "--grant-to": ("--grant-to", role)}[option]
+    owner = await connection.fetchval("SELECT current_user")
+    code, output, errors = await stretto("migrate", *options, DATABASE_URL=role_url)
+    assert (2, "") == (code, output)
+    lack = f'the role "{role}" lacks the right USAGE on the schema stretto'
+    assert f"stretto: {lack}; run this as its owner, {owner}\n" == errors
+    await grant(connection, "stretto", [role])
+    plan = ("migrate", "--plan")
+    assert (0, "up to date\n") == (await stretto(*plan, DATABASE_URL=role_url))[:2]
+    await connection.execute("DROP SCHEMA stretto CASCADE")
+    code, output, _ = await stretto(*plan, DATABASE_URL=role_url)
+    assert 0 == code
+    assert "the whole schema" in output
 
 
 async def test_a_role_that_there_is_not_is_a_usage_error(
@@ -138,9 +159,9 @@ def test_every_table_has_its_privileges() -> None:
 async def test_a_role_without_rights_is_answered_with_the_command_that_grants(
     command: str, role: str, role_url: str, connection: Connection
 ) -> None:
-    """Exit 3: first for the schema, then for the tables of a migration; no class, no traceback."""
+    """Exit 2: first for the schema, then for the tables of a migration; no class, no traceback."""
     code, errors = await served(command, role_url)
-    assert (3, f'stretto: the role "{role}" lacks the right to use the schema') == (
+    assert (2, f'stretto: the role "{role}" lacks the right to use the schema') == (
         code,
         errors[: errors.index(" of the tables")],
     )
@@ -151,7 +172,7 @@ async def test_a_role_without_rights_is_answered_with_the_command_that_grants(
             REVOKE DELETE ON attempt FROM "{role}" """
     )
     code, errors = await served(command, role_url)
-    assert code == 3
+    assert code == 2
     assert "lacks rights on the tables attempt, outbox_7, outbox_reader; run" in errors
 
 
@@ -162,7 +183,7 @@ async def test_the_grant_of_a_function_of_the_servers_is_named(
     await grant(connection, "stretto", [role])
     await connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
     code, errors = await served("serve", role_url)
-    assert 3 == code
+    assert 2 == code
     statement = f'GRANT EXECUTE ON FUNCTION pg_control_system() TO "{role}"'
     assert errors.endswith(f"in this database: {statement}\n")
     await connection.execute(statement)
@@ -176,7 +197,7 @@ async def test_an_older_schema_is_not_served(
     """Both numbers are named, and the command that helps."""
     await connection.execute("UPDATE schema_version SET number = 1")
     code, errors = await served(command, database_url)
-    assert code == 3
+    assert code == 2
     expected = f"the database has schema 1, this stretto needs {newest_number()}; run `stretto mig"
     assert expected in errors
 

@@ -16,7 +16,6 @@ from stretto.creation.settings import CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import HookFailed
 from stretto.observations import ConnectionLost, WriteFailed
-from stretto.postgres.hook import HOOK_SECONDS
 from stretto.store_errors import HookError
 from support.database import groups
 from support.hooked_stores import DEADLINE_SECONDS, running
@@ -116,7 +115,7 @@ async def test_a_hook_that_awaits_a_creation_of_its_component_fails_at_once(
         await awaits(create(key))
 
     async with (
-        asyncio.timeout(HOOK_SECONDS - 1),
+        asyncio.timeout(DEADLINE_SECONDS),
         open_component(database_url, on_create=hook, observe=events.append) as component,
     ):
         with pytest.raises(HookFailed):

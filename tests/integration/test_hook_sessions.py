@@ -83,7 +83,9 @@ async def test_what_a_failing_hook_leaves_in_the_session_harms_no_other_either(
     await store.claim([ours])
     assert {ours.claim_token} == await store.lead([ours])
     is_free = """SELECT count(*) = 0 FROM pg_locks
-                 WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"""
+                 WHERE locktype = 'advisory' AND pid <> pg_backend_pid()
+                   AND database = (SELECT oid FROM pg_database
+                                   WHERE datname = current_database())"""
     await until(lambda: connection.fetchval(is_free))
 
 
@@ -208,7 +210,8 @@ async def test_a_writer_that_finds_another_server_forgets(
     assert await led_by(store)
     await store.close()
     if is_other:
-        other = {**QUERIES, "server": "SELECT 'another' AS server, false AS is_elsewhere"}
+        answer = "SELECT 'another' AS server, false AS is_elsewhere, 'on' AS synchronous_commit"
+        other = {**QUERIES, "server": answer}
         monkeypatch.setattr("stretto.postgres.servers.QUERIES", other)
     assert await led_by(store, "k2")
     assert ["lost"] * is_other == stores.lost

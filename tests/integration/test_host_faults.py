@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,9 @@ import pytest
 
 import stretto
 from stretto.assembly.opening import open_component
-from stretto.observations import ActorCrashed, Observation, WriteFailed
+from stretto.observations import ActorCrashed, AuthorizationFailed, Observation, WriteFailed
+from stretto.postgres.connections import Database
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from stretto.assembly.component import Component
     from support.database import Connection
 
-DEADLINE_SECONDS: Final = 20
+DEADLINE_SECONDS: Final = 60
 NEW_GROUP: Final = stretto.NewGroup(stretto.UserId("alice"), "Team", None, ())
 
 
@@ -34,7 +37,10 @@ class _Fault(BaseException):
     """No `Exception`, and none that ends a process."""
 
 
-@pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError, GeneratorExit, _Fault])
+@pytest.mark.parametrize(
+    "error",
+    [LookupError, asyncio.CancelledError, GeneratorExit, _Fault, SystemExit, KeyboardInterrupt],
+)
 async def test_an_observer_that_raises_ends_neither_an_answer_nor_an_actor(
     error: type[BaseException], database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -51,7 +57,7 @@ async def test_an_observer_that_raises_ends_neither_an_answer_nor_an_actor(
         assert first.group != (await created(component, "b")).group
         assert [] == component.runner.down
     assert not [event for event in seen if isinstance(event, ActorCrashed)]
-    failed = [record for record in caplog.records if record.getMessage() == "observer.failed"]
+    failed = [record for record in caplog.records if record.msg == "observer.failed"]
     assert "AttemptAnswered" in {vars(record)["kind"] for record in failed}
 
 
@@ -94,7 +100,9 @@ async def test_a_log_that_raises_ends_neither_an_answer_nor_an_actor(
     assert 1 == capsys.readouterr().err.count("logging has raised LookupError")
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, ValueError])
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError, GeneratorExit, ValueError, SystemExit, KeyboardInterrupt]
+)
 async def test_a_bus_that_raises_what_it_likes_does_not_end_the_relay(
     error: type[BaseException], database_url: str
 ) -> None:
@@ -188,7 +196,7 @@ async def test_a_pool_whose_callback_fails_is_a_database_that_is_away(
         else:
             await connection.fetch(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE application_name = 'broken pool'"
+                " WHERE datname = current_database() AND application_name = 'broken pool'"
             )
             with pytest.raises(stretto.DatabaseUnavailable):
                 await created(component, "b")
@@ -203,3 +211,80 @@ async def test_a_pool_whose_callback_fails_is_a_database_that_is_away(
         assert 3 == len(await groups.groups_of_member(alice, None, 9))
         assert {1, 2} == set(component.runner.up.values())
     assert not [event for event in events if isinstance(event, ActorCrashed)]
+
+
+@pytest.mark.parametrize("is_awaited_in_a_task", [False, True])
+async def test_an_authorize_that_awaits_a_creation_of_its_component_fails_at_once(
+    is_awaited_in_a_task: bool, database_url: str
+) -> None:
+    """It would be asked for that one as well, and so on; the next key is none the worse."""
+    asked: list[str] = []
+    events: list[Observation] = []
+
+    async def authorize(new_group: stretto.NewGroup) -> None:
+        asked.append(new_group.name)
+        if new_group.name == "Team":
+            creation = created(component, f"k{len(asked)}")
+            await (asyncio.wait_for(creation, 60) if is_awaited_in_a_task else creation)
+
+    async with open_component(
+        database_url, authorize=authorize, observe=events.append
+    ) as component:
+        with pytest.raises(stretto.AuthorizeFailed):
+            await created(component, "k")
+        await component.create_from("alice", "k", b'{"name": "Other"}')
+    assert ["Team", "Other"] == asked
+    (failed,) = (event for event in events if isinstance(event, AuthorizationFailed))
+    assert "authorize must not await a creation by its own component" in failed.cause
+
+
+async def test_components_whose_authorize_asks_each_other_fail_at_once(database_url: str) -> None:
+    """The first one's is asked once; the other's error is a failure of the host's."""
+    asked: list[str] = []
+    events: list[Observation] = []
+
+    async def ask_second(_: stretto.NewGroup) -> None:
+        asked.append("first")
+        await created(second, f"k{len(asked)}")
+
+    async def ask_first(_: stretto.NewGroup) -> None:
+        asked.append("second")
+        await created(first, f"k{len(asked)}")
+
+    async with (
+        open_component(database_url, authorize=ask_second, observe=events.append) as first,
+        open_component(database_url, authorize=ask_first, observe=events.append) as second,
+    ):
+        with pytest.raises(stretto.AuthorizeFailed):
+            await created(first, "k")
+    assert ["first", "second"] == asked
+    of_second, of_first = (each for each in events if isinstance(each, AuthorizationFailed))
+    assert "authorize must not await a creation by its own component" in of_second.cause
+    assert "AuthorizeFailed" in of_first.cause
+
+
+async def test_a_release_that_is_cancelled_leaves_nothing_that_asyncio_prints(
+    database_url: str,
+) -> None:
+    """As at a start that is cancelled: the driver's own release meets a connection that was cut."""
+    printed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: printed.append(context))
+    in_reset = asyncio.Event()
+
+    async def reset(connection: Connection) -> None:
+        in_reset.set()
+        await connection.execute("SELECT pg_sleep(60)")
+
+    pool = asyncpg.create_pool(database_url, min_size=0, max_size=1, reset=reset)
+    async with asyncio.timeout(DEADLINE_SECONDS), pool, Database(pool=pool) as database:
+        releasing = asyncio.create_task(database.release(await database.acquire()))
+        await in_reset.wait()
+        releasing.cancel()
+        await asyncio.wait({releasing})
+        assert releasing.cancelled()
+        this = asyncio.current_task()
+        await until(lambda: {this} == asyncio.all_tasks())
+        # Its error's frames refer to what is looked for.
+        del releasing
+        gc.collect()
+    assert [] == printed

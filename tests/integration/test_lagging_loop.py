@@ -87,7 +87,7 @@ async def test_one_connection_each_and_a_time_out_would_fail_them(server_url: st
         store = PostgresAttemptStore(Database(pool=pool))
         async with lagging_loop():
             answers = await asyncio.gather(
-                *(store.look(group_id(ALICE, str(n)), 5.0) for n in range(LOOKS)),
+                *(store.look(group_id(ALICE, str(n)), 5.0, ALICE) for n in range(LOOKS)),
                 return_exceptions=True,
             )
     assert any(isinstance(answer, Unreachable) for answer in answers)

@@ -19,14 +19,17 @@ import pytest
 import pytest_asyncio
 from nats.js.errors import NoStreamResponseError
 
-from stretto.assembly.opening import Inputs, open_component, put_together
+from stretto.assembly.opening import open_component
+from stretto.assembly.parts import Inputs, put_together
 from stretto.assembly.settings import ComponentSettings
 from stretto.codec import created_document
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.flight import Answer
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId
+from stretto.errors import NotFound
 from stretto.events.close_codes import CloseCode
 from stretto.events.history_reader import Ask
+from stretto.events.subscriptions import Subscriber
 from stretto.nats import connection as connection_module
 from stretto.nats.commands import CommandConsumer, CommandSettings
 from stretto.nats.opening import Bus, Nats, make_nats
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     Load = Callable[["Stage"], Coroutine[Any, Any, object]]
 
 ROUNDS = 50
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 ALICE = UserId("alice")
 SECRET = "whsec_" + "QUJD" * 8
 TEAM = NewGroup.parse(ALICE, {"name": "Team", "members": ["bob"]})
@@ -117,7 +120,7 @@ class Seen:
 
 
 class Outside:
-    """A bus, a webhook's endpoint and a creator in one: each sees what it is given."""
+    """A bus, a webhook's endpoint, a host's callback and a creator in one: each sees what it gets."""
 
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
@@ -126,6 +129,9 @@ class Outside:
         for event in events:
             self._seen.add(("published", event.event_id))
         return {}
+
+    async def on_event(self, event: CommittedEvent) -> None:
+        self._seen.add(("called", event.event_id))
 
     async def send(self, event_id: UUID, body: bytes, fields: Mapping[str, str]) -> Answered:
         self._seen.add(("sent", event_id))
@@ -185,17 +191,21 @@ class Stage:
             ),
             ComponentSettings(writers=1),
         )
+        log = PostgresLogStore(self.database.upkeep)
         # Gathering would take most of the test's time.
         component.trail.pace = replace(component.trail.pace, gather_seconds=0)
         actors: list[Actor] = [
             *component.writers,
             *component.reads.readers,
+            component.deleter,
+            component.deletion_watch,
             component.history_reader,
             component.tail,
             component.announcer,
             component.sweeper,
             component.trail,
             component.hub,
+            Subscriber(outside.on_event, log, await log.present(), self.seen.add, lambda *_: None),
             GarbageCollector(),
             MemoryTrimmer(
                 itertools.count(step=GROWTH_BYTES_MIN).__next__, lambda: self.seen.add(Trim())
@@ -241,6 +251,22 @@ async def follow(stage: Stage) -> None:
             pass
 
 
+async def delete(stage: Stage) -> None:
+    """Ask for a group to be deleted that there is not."""
+    with suppress(NotFound):
+        await stage.component.deleter.delete(uuid.uuid4(), ALICE)
+
+
+async def forget(stage: Stage) -> None:
+    """Commit the event of a deletion, and wait until the key's outcome is forgotten."""
+    id_ = uuid.uuid4()
+    memory = stage.component.creator._memory
+    memory.remember(id_.bytes, bytes(16), b"{}", bytes(16))
+    await commit_event(stage.connection, subject=id_, event_type="group.deleted")
+    stage.actor.wake()
+    await until(lambda: memory.find(id_.bytes) is None)
+
+
 async def announce(stage: Stage) -> None:
     """Have an announcement heard."""
     heard = asyncio.Event()
@@ -267,6 +293,13 @@ async def send(stage: Stage) -> None:
     event_id = await commit_event(stage.connection)
     stage.actor.wake()
     await stage.seen.until(lambda seen: ("sent", event_id) in seen)
+
+
+async def call_back(stage: Stage) -> None:
+    """Commit an event, and wait until the host has got it."""
+    event_id = await commit_event(stage.connection)
+    stage.actor.wake()
+    await stage.seen.until(lambda seen: ("called", event_id) in seen)
 
 
 async def sweep(stage: Stage) -> None:
@@ -343,13 +376,16 @@ async def command(stage: Stage) -> None:
 
 LOADS: dict[str, Load] = {
     "writer": create,
-    "reader of attempts": lambda s: s.component.reads.attempts.look(uuid.uuid4(), 5.0),
+    "reader of attempts": lambda s: s.component.reads.attempts.look(uuid.uuid4(), 5.0, ALICE),
+    "reader of trails": lambda s: s.component.reads.trail(ALICE, uuid.uuid4()),
     "reader of groups": lambda s: s.component.reads.groups.group_of_member(uuid.uuid4(), ALICE),
     "reader of lists": lambda s: s.component.reads.groups.groups_of_member(ALICE, None, 10),
     "reader of members": lambda s: s.component.reads.groups.members_of_group(
         ALICE, uuid.uuid4(), None, 10
     ),
     "reader of health": lambda s: s.component.reads.ping(),
+    "deleter of groups": delete,
+    "deletion watch": forget,
     "history reader": ask_history,
     "log tail": follow,
     "announcer": announce,
@@ -358,6 +394,7 @@ LOADS: dict[str, Load] = {
     "trail recorder": record,
     "webhook": send,
     "session hub": end_session,
+    "subscriber": call_back,
     "pool watch": close_pool,
     "garbage collector": collect,
     "memory trimmer": trim,
@@ -466,8 +503,8 @@ def test_every_actor_of_a_process_is_stressed() -> None:
         return {kind}.union(*map(kinds, kind.__subclasses__()))
 
     ours = {each for each in kinds(Actor) if each.__module__.startswith("stretto.")} - {Actor}
-    # One class of readers has five names.
-    assert len(ours) + 4 == len(LOADS)
+    # One class of readers has six names.
+    assert len(ours) + 5 == len(LOADS)
 
 
 async def test_all_is_started_and_stopped_in_the_order_of_the_list(
@@ -498,14 +535,16 @@ async def test_all_is_started_and_stopped_in_the_order_of_the_list(
     async with NatsProcess(tmp_path) as server:
         settings = ComponentSettings(nats_url=server.url, webhook=webhook)
         with pytest.raises(Crash):
-            async with open_component(database_url, settings=settings):
-                pass
+            async with open_component(database_url, settings=settings) as component:
+                await component.on_event(Outside(Seen()).on_event)
     readers = [name for name in LOADS if name.startswith("reader of")]
     order = [
-        *("nats connection", "relay", "sweeper", "webhook"),
-        *("reader of attempts", "reader of groups", "reader of lists", "reader of members"),
+        *("nats connection", "relay", "sweeper", "webhook", "deletion watch"),
+        *("reader of attempts", "reader of trails"),
+        *("reader of groups", "reader of lists", "reader of members"),
         *(
             "reader of health",
+            "deleter of groups",
             "announcer",
             "trail recorder",
             "writer",
@@ -513,11 +552,13 @@ async def test_all_is_started_and_stopped_in_the_order_of_the_list(
             "history reader",
             "log tail",
         ),
-        *("session hub", "commands"),
+        *("session hub", "commands", "subscriber"),
     ]
     assert order == started
     assert [
-        *("commands", "session hub", "history reader", "log tail", "writer", "writer", *readers),
-        *("sweeper", "announcer", "trail recorder", "relay", "webhook", "nats connection"),
+        *("commands", "subscriber", "session hub", "history reader", "log tail"),
+        *("writer", "writer", *readers),
+        *("deleter of groups", "sweeper", "deletion watch", "announcer", "trail recorder"),
+        *("relay", "webhook", "nats connection"),
     ] == stopped
     assert [] == [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("stretto ")]

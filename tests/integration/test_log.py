@@ -134,7 +134,7 @@ async def test_a_full_page_of_others_events_goes_on_behind_them(
     assert [(both, ("bob",))] == [(each.event.event_id, each.event.recipients) for each in asked]
     # Its document is the same for all.
     data = orjson.loads(asked[0].event.envelope)["data"]
-    assert ("alice", 2) == (data["owner_id"], data["members_count"])
+    assert ("alice", ["alice", "bob"]) == (data["owner_id"], data["member_ids"])
     # The same for thousands of users, which the database looks up another way.
     many = [BOB, *(UserId(f"user{number}") for number in range(5000))]
     found = (await store.page(begin, 10, many)).events
@@ -178,7 +178,7 @@ async def blocks(connection: Connection, place: Place) -> int:
         plan = await connection.fetchval(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {QUERIES['log_page']}",
             *(place.history.number, place.xmax, f"{{{','.join(map(str, place.running))}}}"),
-            *(20_000, None),
+            *(20_000, None, log.MEMBER_IDS_MAX),
         )
     root = orjson.loads(plan)[0]["Plan"]
     read: int = root["Shared Hit Blocks"] + root["Shared Read Blocks"]
@@ -259,13 +259,34 @@ async def test_a_refused_event_is_delivered_apart(
     assert await store.oldest_seconds() is None
 
 
+@pytest.mark.parametrize(
+    ("members", "event_type"),
+    [(log.MEMBER_IDS_MAX, None), (log.MEMBER_IDS_MAX + 1, None), (2, "group.renamed")],
+)
+async def test_a_creation_names_its_members_unless_they_are_many(
+    members: int, event_type: str | None, store: PostgresBusStore, connection: Connection
+) -> None:
+    """On both ways out. A change is sent to whom it is about as well: they need not be members."""
+    place = await store.present()
+    users = [f"user{number}" for number in range(members)]
+    await commit_event(connection, tuple(users), event_type=event_type)
+    page = await store.page(place, 10)
+    await store.refuse(dict.fromkeys(page.events, "too large"))
+    await connection.execute("UPDATE outbox_delivery SET due_at = now()")
+    (delivery,) = await store.take(10, LEASE_SECONDS)
+    named = users if event_type is None and members <= log.MEMBER_IDS_MAX else None
+    for event in (page.events[0].event, delivery.event):
+        assert named == orjson.loads(event.envelope)["data"].get("member_ids")
+
+
 async def test_equal_ids_mean_equal_content(database_url: str, connection: Connection) -> None:
     """Whatever the row says of its own time: a lead that was lost may have been published."""
     team = NewGroup.parse(UserId("alice"), {"name": "Team"})
     async with open_component(database_url) as component:
         await component.creator.create(IdempotencyKey("k"), team)
     read = (
-        "SELECT *, recipients[1] AS owner_id, cardinality(recipients) AS members_count FROM outbox"
+        "SELECT *, recipients[1] AS owner_id, cardinality(recipients) AS members_count,"
+        " recipients AS member_ids FROM outbox"
     )
     (row,) = await connection.fetch(read)
     first = log.envelope(row)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import sys
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -16,7 +20,7 @@ from stretto.assembly.host_pool import POOL_SPARE_MIN, READ, SENT
 from stretto.errors import KeyInvalid
 from stretto.postgres.migrate import PRIVILEGES
 from stretto.postgres.queries import QUERIES
-from stretto.targets.relay import RelaySettings
+from stretto.targets.settings import RelaySettings
 from support.api_client import SECRET
 
 if TYPE_CHECKING:
@@ -131,6 +135,17 @@ def test_any_other_path_is_a_prefix(prefix: str) -> None:
     app = web.Application()
     stretto.setup(app, prefix, dsn=DSN, tokens=TOKENS)
     assert [prefix] == [resource.canonical for resource in app.router.resources()]
+
+
+def test_a_prefix_is_given_once() -> None:
+    """The first application there would get every request, and the second never one."""
+    app = web.Application()
+    app.add_subapp("/api", web.Application())
+    stretto.setup(app, "/chat", dsn=DSN, tokens=TOKENS)
+    for prefix in ("/chat", "/api"):
+        with pytest.raises(stretto.ConfigurationError, match=f"'{prefix}' is taken"):
+            stretto.setup(app, prefix, dsn=DSN, tokens=TOKENS)
+    stretto.setup(app, "/chat/v2", dsn=DSN, tokens=TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -341,6 +356,62 @@ async def test_a_pool_whose_sessions_do_not_suit_is_refused(
                 pass
 
 
+@pytest.mark.parametrize(("expected", "limit"), [(False, "200ms"), (True, "30s")])
+async def test_a_pool_whose_sessions_end_statements_too_soon_is_refused(
+    expected: bool, limit: str, database_url: str, connection: Connection
+) -> None:
+    """With advice, and as an error that hosts know; the twin waits until the server answers."""
+    async with asyncpg.create_pool(
+        database_url,
+        min_size=0,
+        server_settings={"search_path": "stretto", "statement_timeout": limit},
+    ) as pool:
+        if expected:
+            async with stretto.open_component(pool=pool):
+                pass
+            return
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE stretto.schema_version IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(stretto.ConfigurationError, match="RESET statement_timeout"):
+                async with stretto.open_component(pool=pool):
+                    pass
+
+
+class _RowsAsDicts(asyncpg.Connection):
+    async def fetch(self, *args: Any, **options: Any) -> Any:
+        return [dict(row) for row in await super().fetch(*args, **options)]
+
+
+class _RowAsDict(asyncpg.Connection):
+    async def fetchrow(self, *args: Any, **options: Any) -> Any:
+        row = await super().fetchrow(*args, **options)
+        return None if row is None else dict(row)
+
+
+class _Rows(asyncpg.Connection):
+    """The twin: a class of the host's that returns what the driver returns."""
+
+
+@pytest.mark.parametrize(
+    ("expected", "connection_class"),
+    [(False, _RowsAsDicts), (False, _RowAsDict), (True, _Rows)],
+)
+async def test_a_pool_that_returns_other_rows_than_the_driver_is_refused(
+    expected: bool, connection_class: Any, database_url: str
+) -> None:
+    """The first statement whose columns are read by their places would find out."""
+    async with asyncpg.create_pool(
+        database_url,
+        min_size=0,
+        connection_class=connection_class,
+        server_settings={"search_path": "stretto"},
+    ) as pool:
+        refusal = pytest.raises(stretto.ConfigurationError, match="returns rows that are no")
+        with nullcontext() if expected else refusal:
+            async with stretto.open_component(pool=pool):
+                pass
+
+
 TYPES: Final = sorted({name.removesuffix("[]") for name in {**SENT, **READ}})
 
 
@@ -419,6 +490,7 @@ async def test_a_pool_that_is_not_there_yet_is_reported_in_words() -> None:
         ("key must be str", lambda: stretto.group_id("alice", 5)),  # type: ignore[arg-type]
         ("conversation must be uuid.UUID, not", lambda: stretto.event_id(str(UUID(int=7)))),  # type: ignore[arg-type]
         ("name must be str", lambda: stretto.Inbox(5)),  # type: ignore[arg-type]
+        ("schema must be str", lambda: stretto.Inbox("counter", schema=5)),  # type: ignore[arg-type]
     ],
 )
 def test_an_argument_of_another_kind_is_named(words: str, call: Callable[[], object]) -> None:
@@ -442,6 +514,10 @@ def test_an_argument_of_another_kind_is_named(words: str, call: Callable[[], obj
             "body must be bytes, not <class 'str'>",
             lambda creator: creator.create_from("alice", "k", '{"name": "Team"}'),
         ),
+        (
+            "claims must be collections.abc.Mapping, not <class 'int'>",
+            lambda creator: creator.create_from("alice", "k", b'{"name": "Team"}', claims=5),
+        ),
     ],
 )
 async def test_a_creations_argument_of_another_kind_is_named(
@@ -455,6 +531,22 @@ async def test_a_creations_argument_of_another_kind_is_named(
     assert "created" == answer.status
 
 
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 10**400])
+async def test_a_wait_without_an_end_is_refused(seconds: float, database_url: str) -> None:
+    """No clock can be compared with it; the longest finite one is taken."""
+    async with stretto.open_component(database_url) as component:
+        for call in (
+            partial(component.create, "k", NEW_GROUP),
+            partial(component.create_from, "alice", "k", b'{"name": "Team"}'),
+            partial(component.attempt, "alice", "k"),
+        ):
+            with pytest.raises(ValueError, match=r"^wait_seconds must be a finite number"):
+                await call(wait_seconds=seconds)
+        answer = await component.create("k", NEW_GROUP, wait_seconds=sys.float_info.max)
+        assert "created" == answer.status
+        await component.attempt("alice", "k", wait_seconds=sys.float_info.max)
+
+
 @pytest.mark.parametrize("key", [5, None, "", "a b", "a" * 256])
 async def test_a_key_that_could_not_come_over_http_is_refused(key: Any, database_url: str) -> None:
     """Its group could never be found by a client."""
@@ -464,3 +556,18 @@ async def test_a_key_that_could_not_come_over_http_is_refused(key: Any, database
         answer = await component.creator.create("k", NEW_GROUP)  # type: ignore[arg-type]
         again = await component.creator.create(stretto.IdempotencyKey("k"), NEW_GROUP)
     assert answer.group == again.group
+
+
+async def test_an_announcement_from_another_thread_is_refused(database_url: str) -> None:
+    """Its own loop may call it; a thread has no loop, or another one."""
+    async with stretto.open_component(database_url) as component:
+
+        async def announce() -> None:
+            component.announce()
+
+        for call in (component.announce, lambda: asyncio.run(announce())):
+            with pytest.raises(stretto.WrongEventLoop, match="call_soon_threadsafe"):
+                await asyncio.to_thread(call)
+        component.announce()
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(loop.call_soon_threadsafe, component.announce)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import ssl
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,13 +14,14 @@ import aiohttp
 import asyncpg
 import pytest
 
-from chaos.server import OwnServer, free_port
+from chaos.server import OwnServer
 from stretto.embedded.account import server_account
 from stretto.embedded.place import ServerPlace
 from support.api_client import SECRET, api_for, connected_api
 from support.certificate import Authority
 from support.command_process import stretto
 from support.nats_process import NatsProcess
+from support.ports import free_port
 from support.proxies import running_sample
 from support.service_process import ServiceProcess
 
@@ -47,7 +49,7 @@ def recipe(title: str, folder: Path, **places: str) -> str:
 
 def settings_of(lines: str) -> dict[str, str]:
     """Return the settings that lines of a shell name, without their prefix."""
-    pairs = (line.split("=", 1) for line in lines.splitlines())
+    pairs = (each.split("=", 1) for each in shlex.split(lines))
     return {name.removeprefix("STRETTO_"): value for name, value in pairs}
 
 

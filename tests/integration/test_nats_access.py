@@ -7,6 +7,7 @@ import binascii
 import time
 from base64 import b32encode, urlsafe_b64encode
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import orjson
 import pytest
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from stretto.observations import Observation
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 OPERATOR, ACCOUNT, USER = (kind << 3 for kind in (14, 0, 20))
 UNLIMITED = {"subs": -1, "data": -1, "payload": -1}
 
@@ -76,6 +77,28 @@ async def failure(url: str, settings: NatsSettings | None = None) -> str:
     last = observed[-1]
     assert isinstance(last, BusFailed)
     return last.cause
+
+
+@pytest.mark.parametrize("password", ["p w@/#?:,", "q1+Z/x==", "100%", "%2F"])
+async def test_user_and_password_in_a_url_are_percent_encoded(
+    password: str, tmp_path: Path
+) -> None:
+    """Written otherwise it is another password, and what is reported says how it is written."""
+    async with NatsProcess(tmp_path, "--user", "a b", "--pass", password) as server:
+        place = server.url.removeprefix("nats://")
+        await connects(f"nats://a%20b:{quote(password, safe='')}@{place}")
+        twice = quote(quote(f"{password}/", safe=""), safe="")
+        cause = await failure(f"nats://a%20b:{twice}@{place}")
+        assert "Authorization Violation" in cause
+        assert "In STRETTO_NATS_URL they are percent-encoded: %2F for a /" in cause
+
+
+async def test_a_token_in_a_url_is_percent_encoded(tmp_path: Path) -> None:
+    """As user and password are."""
+    async with NatsProcess(tmp_path, "--auth", "t/k#n") as server:
+        place = server.url.removeprefix("nats://")
+        await connects(f"nats://t%2Fk%23n@{place}")
+        assert "Authorization Violation" in await failure(f"nats://t%252Fk%2523n@{place}")
 
 
 async def test_an_nkey_is_proved_by_its_seed(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from stretto.observations import Observation
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 STREAM, SUBJECT = OURS.event_stream, OURS.event_subject
 BOB = UserId("bob")
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
@@ -137,6 +137,20 @@ async def test_an_event_for_a_thousand_members_goes_through(server: NatsProcess)
     users = [orjson.loads((message.headers or {})["Stretto-Recipients"]) for message in messages]
     assert list(event.recipients) == [user for part in users for user in part]
     assert 1 == [message.subject for message in messages].count(SUBJECT)
+
+
+async def test_each_type_of_event_has_its_subject(server: NatsProcess) -> None:
+    """Who reads creations alone gets no changes; who reads all events gets both."""
+    event = new_event(recipients=tuple(f"u{number}" for number in range(201)))
+    async with publisher(server.url) as one, nats_client(server.url) as client:
+        await one.published(event, replace(event, event_id=uuid4(), event_type="group.renamed"))
+        messages = await stored(client, STREAM)
+    assert [
+        SUBJECT,
+        SUBJECT.replace("events", "recipients"),
+        SUBJECT.replace("created", "renamed"),
+        SUBJECT.replace("events", "recipients").replace("created", "renamed"),
+    ] == [message.subject for message in messages]
 
 
 async def test_an_event_for_no_user_goes_out_as_well(server: NatsProcess) -> None:

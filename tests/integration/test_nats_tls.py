@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from stretto.observations import Observation
 
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 INFO = b'INFO {"server_id":"x","version":"2.12.0","headers":true,"auth_required":true}\r\n'
 
 

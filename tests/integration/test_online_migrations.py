@@ -95,7 +95,10 @@ async def test_an_index_is_built_beside_open_writes(
     assert [INDEX.number] == await building
     assert await state(connection) is True
     assert before == await connection.fetchrow(SESSION)
-    assert 0 == await other.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+    assert 0 == await other.fetchval(
+        """SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
+           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+    )
 
 
 async def test_a_build_that_failed_is_begun_anew(connection: Connection) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 OPENAPI = read()
 GROUP = "/v1/groups/{group_id}"
 KEY = "/v1/attempts/{key}"
+HISTORY = f"{KEY}/history"
 
 
 def faults(document: Document, operation: str, reply: Reply) -> Iterator[str]:
@@ -30,8 +31,11 @@ def faults(document: Document, operation: str, reply: Reply) -> Iterator[str]:
     if answer is None:
         yield place
         return
+    if "content" not in answer:
+        yield from [f"{place}: {reply.body!r}"] if reply.body else []
+        return
     media_type = reply.headers["Content-Type"].partition(";")[0]
-    content = answer["content"].get(media_type, answer["content"].get("*/*"))
+    content = answer["content"].get(media_type)
     if content is None:
         yield f"{place}: {media_type}"
     elif media_type.endswith("json"):
@@ -61,6 +65,9 @@ async def replies(api: Api, connection: Connection) -> list[tuple[str, Reply]]:
     async def get(path: str, name: str = "", **options: Any) -> tuple[str, Reply]:
         return f"GET {name or path.partition('?')[0]}", await api.get(path, **options)
 
+    async def delete(path: str, **options: Any) -> tuple[str, Reply]:
+        return f"DELETE {GROUP}", await api.request("DELETE", path, **options)
+
     first = await api.create("k", {**TEAM, "description": "Ours"})
     group = f"/v1/groups/{first.json['group_id']}"
     found = [(create, first), (create, await api.create("k", {**TEAM, "description": "Ours"}))]
@@ -73,6 +80,12 @@ async def replies(api: Api, connection: Connection) -> list[tuple[str, Reply]]:
         group_id("alice", "pending"),
         group_id("alice", "failed"),
         NewGroup.parse(UserId("alice"), TEAM).fingerprint(),
+    )
+    await connection.execute(
+        """INSERT INTO attempt_trail (group_id, happened_at, what, instance, code, trace_id)
+           VALUES ($1, clock_timestamp(), 'reclaimed', 'one', NULL, NULL),
+                  ($1, clock_timestamp(), 'failed', 'one', 'quota', $2)""",
+        *(group_id("alice", "failed"), "4bf92f3577b34da6a3ce929d0e0e4736"),
     )
     return [
         *found,
@@ -93,9 +106,20 @@ async def replies(api: Api, connection: Connection) -> list[tuple[str, Reply]]:
         await get(f"{group}/members?cursor=%00", f"{GROUP}/members"),
         await get(f"{group}/members", f"{GROUP}/members", user="mallory"),
         *[await get(f"/v1/attempts/{name}", KEY) for name in ("k", "pending", "failed", "no", '"')],
+        *[
+            await get(f"/v1/attempts/{name}/history", HISTORY)
+            for name in ("k", "failed", "no", '"')
+        ],
         await get("/v1/events"),
         *[await get(name.removeprefix("GET "), user=None) for name in ROUTES if "v1" not in name],
         await get("/docs/swagger-ui.css", "/docs/{file}", user=None),
+        await delete(group, user="mallory"),
+        await delete(f"{group}?force=1"),
+        *[await delete(group) for _ in range(2)],
+        (create, await api.create("k")),
+        await get("/v1/attempts/k", KEY),
+        await get("/v1/attempts/k/history", HISTORY),
+        await get(group, GROUP),
     ]
 
 
@@ -105,7 +129,9 @@ async def test_every_answer_is_as_it_is_described(api: Api, connection: Connecti
     assert [] == [fault for name, reply in found for fault in faults(OPENAPI, name, reply)]
     answered = {name for name, reply in found if reply.status < 300}
     assert {"GET /v1/events"} == ROUTES.keys() - answered
-    assert {200, 201, 400, 401, 404, 410, 413, 415, 422} == {reply.status for _, reply in found}
+    assert {200, 201, 204, 400, 401, 404, 410, 413, 415, 422} == {
+        reply.status for _, reply in found
+    }
 
 
 async def test_every_message_of_a_session_is_as_it_is_described(api: Api) -> None:

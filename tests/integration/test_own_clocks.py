@@ -13,7 +13,8 @@ from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id
 from stretto.observations import RowsSwept
 from stretto.runtime.runner import Run
-from stretto.targets.relay import OutboxRelay, RelaySettings
+from stretto.targets.relay import OutboxRelay
+from stretto.targets.settings import RelaySettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team", "members": ["bob"]})
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 
 
 class WaitingBus:

@@ -104,7 +104,7 @@ async def test_an_owner_who_costs_the_others_their_time_is_paused(
     """
     clock, events, harmed = Clock(), list[Observation](), asyncio.Event()
     monkeypatch.setattr(
-        "stretto.assembly.opening.OwnerBreakers", partial(OwnerBreakers, clock_seconds=clock)
+        "stretto.assembly.parts.OwnerBreakers", partial(OwnerBreakers, clock_seconds=clock)
     )
     monkeypatch.setattr("stretto.postgres.hook.HOOK_SECONDS", 0.3)
     monkeypatch.setattr("stretto.postgres.stalls.STALL_SECONDS", 0.3)

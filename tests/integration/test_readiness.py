@@ -10,8 +10,9 @@ import pytest
 
 from stretto.domain import UserId
 from stretto.postgres.connecting import READ_ONLY
-from stretto.postgres.connections import Database, Lane
+from stretto.postgres.connections import Database
 from stretto.postgres.groups import PostgresGroupStore
+from stretto.postgres.lanes import Lane
 from stretto.postgres.migrate import grant
 from stretto.postgres.readiness import PROBE_SECONDS, Readiness
 from stretto.postgres.writes import PostgresWriteStore
@@ -70,6 +71,36 @@ async def test_a_session_that_has_become_read_only_is_given_up(database_url: str
         with pytest.raises(Unreachable, match=READ_ONLY):
             await readiness.check()
         await Readiness(database, [PostgresWriteStore(database, lambda: None)]).check()
+
+
+async def test_while_a_server_refuses_writes_requests_get_nothing_of_a_hosts_pool(
+    database_url: str,
+) -> None:
+    """Its sessions are not cut: they are the host's. The twin is a read before a look has shown it."""
+
+    async def keep(_: object) -> None:
+        """Reset nothing."""
+
+    async with (
+        asyncpg.create_pool(
+            database_url,
+            min_size=1,
+            max_size=1,
+            server_settings={"search_path": "stretto"},
+            reset=keep,
+        ) as pool,
+        Database(pool=pool) as database,
+    ):
+        groups = PostgresGroupStore(database)
+        async with pool.acquire() as session:
+            await session.execute("SET default_transaction_read_only = on")
+        await groups.groups_of_owner(UserId("alice"), None, 1)
+        with pytest.raises(Unreachable, match=READ_ONLY):
+            await database.ping()
+        with pytest.raises(Unreachable, match=READ_ONLY):
+            await groups.groups_of_owner(UserId("alice"), None, 1)
+        await database.ping()
+        await groups.groups_of_owner(UserId("alice"), None, 1)
 
 
 async def test_writers_that_reach_nothing_are_known_until_a_connection_can_be_had(
@@ -415,3 +446,75 @@ async def test_a_history_that_is_lost_is_named(database_url: str, connection: Co
         clock.now += PROBE_SECONDS
         await readiness.check()
         await store.close()
+
+
+async def test_commits_that_are_no_longer_flushed_make_unready(database_url: str) -> None:
+    """A server that is reloaded switches its living sessions over; the next health check says so."""
+    async with Database(database_url) as database:
+        readiness = Readiness(database, [PostgresWriteStore(database, lambda: None)])
+        for value in ("on", "off", "local"):
+            async with database.connection(Lane.PROBE) as reader:
+                await reader.execute(f"SET synchronous_commit = {value}")
+            if value == "off":
+                with pytest.raises(Unreachable, match="SET synchronous_commit = 'on'"):
+                    await readiness.check()
+            else:
+                await readiness.check()
+
+
+@pytest.mark.parametrize("durability", ["off", "local"])
+async def test_a_writer_takes_no_connection_whose_commits_are_not_flushed(
+    durability: str, database_url: str, connection: Connection
+) -> None:
+    """A role's setting is that of new sessions: health checks go on with an old one."""
+    clock = Clock()
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    async with Database(database_url) as database:
+        store = PostgresWriteStore(database, lambda: None)
+        readiness = Readiness(database, [store], clock)
+        await store.open()
+        await readiness.check()
+        await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = {durability}")
+        await store.claim([])
+        await readiness.check()
+        await store.close()
+        if durability == "local":
+            await store.claim([])
+            await readiness.check()
+        else:
+            for _ in range(2):
+                clock.now += PROBE_SECONDS
+                with pytest.raises(Misconfigured, match="synchronous_commit is off"):
+                    await store.claim([])
+                with pytest.raises(Unreachable, match="SET synchronous_commit = 'on'"):
+                    await readiness.check()
+            await connection.execute(f"ALTER DATABASE {name} RESET synchronous_commit")
+            clock.now += PROBE_SECONDS
+            await readiness.check()
+            await store.claim([])
+        await store.close()
+
+
+async def test_behind_pgbouncer_commits_that_are_no_longer_flushed_make_unready(
+    server_url: str, connection: Connection
+) -> None:
+    """The role's setting is asked for with the others; the twin waits for no standby."""
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    with running_pgbouncer(server_url) as folder:
+        await give_settings(server_url)
+        async with Database(url_through(folder, server_url)) as database:
+            store = PostgresWriteStore(database, lambda: None)
+            readiness = Readiness(database, [store])
+            for value in ("off", "local"):
+                await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = {value}")
+                await reconnect(folder)
+                if value == "off":
+                    with pytest.raises(Unreachable, match=r"commit = 'on', and then RECONNECT"):
+                        await readiness.check()
+                    with pytest.raises(Misconfigured, match="synchronous_commit is off"):
+                        await store.claim([])
+                else:
+                    store.is_misfit = False
+                    await readiness.check()
+                    await store.claim([])
+            await store.close()

@@ -20,7 +20,8 @@ from stretto.store_errors import Unreachable
 from stretto.targets import relay as relay_module
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.lag import LOOK_SECONDS
-from stretto.targets.relay import OutboxRelay, RelaySettings
+from stretto.targets.relay import OutboxRelay
+from stretto.targets.settings import RelaySettings
 from stretto.telemetry.tracing import Tracing
 from support.clock import Clock
 from support.database import commit_event, connect, unpublished
@@ -121,6 +122,7 @@ async def test_a_committed_event_is_published_once_in_its_envelope(
             "owner_id": "alice",
             "name": "Team",
             "members_count": 2,
+            "member_ids": ["alice", "bob"],
         },
     } == envelope
     assert ("alice", "bob") == event.recipients

@@ -88,7 +88,6 @@ def test_lines_that_say_the_same_in_one_second_are_repeats(soak: Any) -> None:
     assert ["1 lines of the log repeat another of the same second"] == run.misses()
 
 
-@pytest.mark.timeout(300)
 async def test_a_short_soak_runs_and_passes(tmp_path: Path) -> None:
     """All kinds of requests, sessions, the checker and the check of the database."""
     process = await asyncio.create_subprocess_exec(

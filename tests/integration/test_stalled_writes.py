@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from stretto.postgres.connections import Database
     from support.database import Connection
 
-SOON_SECONDS: Final = 0.1
+# Longer than a busy machine takes for a write that does not hang.
+SOON_SECONDS: Final = 0.3
+# Of a write that is slow: long enough for the server to be asked meanwhile.
+SLOW: Final = f"PERFORM pg_sleep({5 * SOON_SECONDS})"
 # Far beyond what a write may take.
 HANG: Final = "PERFORM pg_sleep(60)"
 
@@ -120,7 +123,7 @@ async def test_a_slow_write_is_waited_for_while_no_other_waits(
     database: Database, connection: Connection
 ) -> None:
     """Up to the patience; a hasty one keeps others waiting in any case."""
-    await trigger(connection, "chat_group", "BEFORE INSERT", "PERFORM pg_sleep(0.5)")
+    await trigger(connection, "chat_group", "BEFORE INSERT", SLOW)
     async with store_of(database, others_wait=False) as store:
         ours = write("k")
         with pytest.raises(Stalled):
@@ -144,7 +147,7 @@ async def test_where_writes_are_slow_a_slow_write_is_no_stall(
 ) -> None:
     """What is usual lately counts: taking batches apart would make a slow server slower."""
     monkeypatch.setattr(stalls, "STALL_RATIO", 5.0)
-    await trigger(connection, "chat_group", "BEFORE INSERT", "PERFORM pg_sleep(0.5)")
+    await trigger(connection, "chat_group", "BEFORE INSERT", SLOW)
     async with store_of(database) as store:
         with pytest.raises(Stalled):
             await store.claim_and_lead([write("k")])
@@ -173,7 +176,7 @@ async def test_a_success_that_comes_while_the_server_is_asked_is_not_believed(
         "SELECT true WHERE $1::integer > 0 AND $2::uuid[] IS NOT NULL AND $3::uuid[] IS NOT NULL"
     )
     monkeypatch.setattr(stalls, "QUERIES", {"end_stalled": statement})
-    await trigger(connection, "chat_group", "BEFORE INSERT", "PERFORM pg_sleep(0.5)")
+    await trigger(connection, "chat_group", "BEFORE INSERT", SLOW)
     async with store_of(database) as store:
         ours = write("k")
         with pytest.raises(OutcomeUnknown):

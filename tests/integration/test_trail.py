@@ -268,7 +268,7 @@ async def test_no_step_fails_or_waits_for_a_trail_that_cannot_be_written(
         await connection.execute("TRUNCATE attempt")
         await pend(connection, "left", TEAM.fingerprint(), seconds_ago=60)
         component.creator.forget()
-        async with broken(connection, change.format(role=role)), asyncio.timeout(5):
+        async with broken(connection, change.format(role=role)), asyncio.timeout(20):
             healed = await component.creator.create(KEY, TEAM)
             with pytest.raises(AttemptFailed):
                 await component.creator.create(IdempotencyKey("failed"), OTHER)

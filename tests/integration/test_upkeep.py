@@ -15,7 +15,8 @@ from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.postgres import retention
 from stretto.postgres.check import VIOLATIONS_MAX, check_database
 from stretto.postgres.queries import QUERIES
-from stretto.postgres.retention import Retention, RetentionSweeper, sweep, sweepable
+from stretto.postgres.retention import RetentionSweeper, sweep, sweepable
+from stretto.postgres.settings import Retention
 from support.database import connect, lock_waiters, pend
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ async def create(component: Component, key: str) -> UUID:
         (
             "conversation without a group",
             "INSERT INTO conversation (conversation_id) VALUES (gen_random_uuid())",
+        ),
+        (
+            "members without a conversation",
+            """ALTER TABLE conversation DISABLE TRIGGER ALL;
+               DELETE FROM conversation;
+               ALTER TABLE conversation ENABLE TRIGGER ALL""",
         ),
         ("event without a group", "UPDATE outbox SET subject = gen_random_uuid()"),
         (

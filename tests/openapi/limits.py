@@ -11,8 +11,10 @@ from stretto.codec import BODY_BYTES_MAX, STATUS, TYPE_PREFIX
 from stretto.creation.age import AHEAD_SECONDS_MAX
 from stretto.creation.attempt import AnswerStatus, AttemptStatus
 from stretto.creation.creator import WAIT_SECONDS_DEFAULT, WAIT_SECONDS_MAX
+from stretto.creation.reads import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX, TRAIL_ENTRIES_MAX
 from stretto.domain import (
     DESCRIPTION_CHARACTERS_MAX,
+    EVENT_TYPE,
     KEY_CHARACTERS_MAX,
     KIND_CHARACTERS_MAX,
     MEMBERS_MAX,
@@ -22,10 +24,12 @@ from stretto.domain import (
 from stretto.errors import Retry
 from stretto.events.close_codes import CloseCode
 from stretto.http.event_streams import SUBPROTOCOL
-from stretto.http.requests import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 from stretto.http.routes.events import TOKEN_SUBPROTOCOL
-from stretto.members import ADMIN, MEMBER
+from stretto.members import ADMIN, MEMBER, ROLES
 from stretto.metadata import METADATA_BYTES_MAX, METADATA_LEVELS_MAX, NUMBER_MAX
+from stretto.postgres.changes import CHANGE_TYPES
+from stretto.postgres.deletions import DELETED
+from stretto.postgres.log import MEMBER_IDS_MAX
 
 _SCHEMAS: Final = "/components/schemas"
 _NEW_GROUP: Final = f"{_SCHEMAS}/NewGroup/properties"
@@ -43,7 +47,7 @@ LIMITS: Final[dict[str, dict[str, Any]]] = {
     f"{_NEW_GROUP}/members": {"maxItems": MEMBERS_MAX},
     f"{_NEW_GROUP}/kind": {"maxLength": KIND_CHARACTERS_MAX},
     f"{_SCHEMAS}/MetadataValue": {"minimum": -NUMBER_MAX, "maximum": NUMBER_MAX},
-    f"{_SCHEMAS}/NewMember/properties/role": {"enum": [ADMIN, MEMBER], "default": MEMBER},
+    f"{_SCHEMAS}/NewMember/properties/role": {"enum": [ADMIN, MEMBER]},
     # Quoted, with each character escaped.
     f"{_SCHEMAS}/IdempotencyKey": {"minLength": 1, "maxLength": 2 * KEY_CHARACTERS_MAX + 2},
     "/components/parameters/Limit/schema": {
@@ -53,10 +57,9 @@ LIMITS: Final[dict[str, dict[str, Any]]] = {
     },
     f"{_MEMBERS}/2/schema": {"minLength": 1, "maxLength": USER_ID_CHARACTERS_MAX},
     f"{_SCHEMAS}/Attempt/properties/status": {"enum": [*AttemptStatus]},
+    f"{_SCHEMAS}/AttemptHistory/properties/history": {"maxItems": TRAIL_ENTRIES_MAX},
     f"{_SCHEMAS}/SessionEnd/properties/code": {"enum": [*map(int, CloseCode)]},
-    f"{_SCHEMAS}/Members/properties/members/items/properties/role": {
-        "enum": ["owner", ADMIN, MEMBER]
-    },
+    f"{_SCHEMAS}/Member/properties/role": {"enum": ["owner", ADMIN, MEMBER]},
     f"{_SCHEMAS}/Group/properties/members_count": {"minimum": 1},
     f"{_SCHEMAS}/Health/properties/status": {"enum": ["alive", "ready"]},
     f"{_PROBLEM}/type": {"enum": [TYPE_PREFIX + code for code in STATUS]},
@@ -65,9 +68,12 @@ LIMITS: Final[dict[str, dict[str, Any]]] = {
     f"{_PROBLEM}/retry": {"enum": [*Retry]},
     f"{_EVENT}/specversion": {"const": "1.0"},
     f"{_EVENT}/source": {"const": "urn:stretto"},
-    f"{_EVENT}/type": {"const": "group.created"},
+    f"{_EVENT}/type": {"enum": [EVENT_TYPE, *CHANGE_TYPES, DELETED]},
     f"{_EVENT}/datacontenttype": {"const": "application/json"},
     f"{_EVENT}/data/properties/members_count": {"minimum": 1},
+    f"{_EVENT}/data/properties/member_ids": {"minItems": 1, "maxItems": MEMBER_IDS_MAX},
+    f"{_EVENT}/data/properties/members/items/properties/role": {"enum": [*ROLES]},
+    f"{_EVENT}/data/properties/revision": {"minimum": 1},
     f"{_CREATED}/Idempotency-Status/schema": {"enum": [*AnswerStatus]},
     f"{_CREATED}/Idempotent-Replayed/schema": {"const": "true"},
     "/components/headers/Retry-After/schema": {"minimum": 1},
@@ -85,6 +91,8 @@ TEXTS: Final[dict[str, tuple[str, ...]]] = {
         f"{METADATA_BYTES_MAX} bytes",
         f"{METADATA_LEVELS_MAX} levels",
     ),
+    # As a `default`, generated types would require the field.
+    f"{_SCHEMAS}/NewMember/properties/role/description": (f"`{MEMBER}` if not given",),
     f"{_CREATE}/requestBody/description": (f"At most {BODY_BYTES_MAX} bytes",),
     f"{_CREATE}/parameters/0/description": (f"1 to {KEY_CHARACTERS_MAX} characters",),
     f"{_CREATE}/parameters/1/description": (
@@ -95,6 +103,9 @@ TEXTS: Final[dict[str, tuple[str, ...]]] = {
     "/paths/~1v1~1attempts~1{key}/get/parameters/1/description": (
         f"up to {WAIT_SECONDS_MAX:.0f},",
         "; 0 if",
+    ),
+    "/paths/~1v1~1attempts~1{key}~1history/get/description": (
+        f"the newest {TRAIL_ENTRIES_MAX} entries",
     ),
     "/components/securitySchemes/token/description": (f"1 to {USER_ID_CHARACTERS_MAX} printable",),
     _SESSION: (

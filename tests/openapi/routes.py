@@ -24,17 +24,21 @@ ROUTES: Final = {
     "POST /v1/groups": Route(
         "201",
         "key_missing key_invalid request_invalid body_too_large unsupported_media_type"
-        " attempt_pending attempt_failed key_reused first_sent_out_of_range rate_limited"
+        " attempt_pending attempt_failed group_deleted key_reused first_sent_out_of_range rate_limited"
         f" hook_failed creation_refused authorize_failed {_TOKEN}",
         fields="Idempotency-Key Idempotency-First-Sent Prefer",
     ),
     "GET /v1/groups": Route("200", f"request_invalid {_TOKEN}", "limit cursor"),
     "GET /v1/groups/{group_id}": Route("200", f"request_invalid not_found {_TOKEN}"),
+    "DELETE /v1/groups/{group_id}": Route("204", f"request_invalid not_found {_TOKEN}"),
     "GET /v1/groups/{group_id}/members": Route(
         "200", f"request_invalid not_found {_TOKEN}", "limit cursor"
     ),
     "GET /v1/attempts/{key}": Route(
-        "200", f"key_invalid request_invalid not_found {_TOKEN}", fields="Prefer"
+        "200", f"key_invalid request_invalid not_found group_deleted {_TOKEN}", fields="Prefer"
+    ),
+    "GET /v1/attempts/{key}/history": Route(
+        "200", f"key_invalid request_invalid not_found group_deleted {_TOKEN}"
     ),
     "GET /v1/events": Route(
         "101 200",

@@ -17,7 +17,15 @@ RETENTION_SECONDS: Final = 24 * 3600.0
 
 Status = Literal["pending", "succeeded", "failed"]
 Outcome = Literal[
-    "created", "replayed", "healed", "recovered", "failed", "reused", "pending", "too_old"
+    "created",
+    "replayed",
+    "healed",
+    "recovered",
+    "failed",
+    "reused",
+    "pending",
+    "too_old",
+    "deleted",
 ]
 Place = Literal["claimed", "committed", "failed"]
 """After which statement of its writer a process falls silent."""
@@ -82,6 +90,10 @@ class Model:
     """The body that each was created from."""
     created_at: dict[Wish, float] = field(default_factory=dict)
     attempts: dict[Wish, Attempt] = field(default_factory=dict)
+    tombstones: set[Wish] = field(default_factory=set)
+    """Those whose failed attempt was swept."""
+    deleted: set[Wish] = field(default_factory=set)
+    """Those whose group was deleted."""
 
     def post(self, memory: Memory, wish: Wish, body: int) -> Outcome:
         """Answer a request to a process that works."""
@@ -94,7 +106,8 @@ class Model:
 
     def post_late(self, memory: Memory, wish: Wish, body: int) -> Outcome:
         """Answer a request that is too old to start an attempt; it finds whatever there is."""
-        if wish in memory.settled or wish in self.groups or wish in self.attempts:
+        known = {*memory.settled, *self.groups, *self.attempts, *self.tombstones, *self.deleted}
+        if wish in known:
             return self.post(memory, wish, body)
         return "too_old"
 
@@ -107,7 +120,7 @@ class Model:
             memory.silence = Silence(wish, body, own, None)
             return None
         before = self.attempts.get(wish)
-        settled = before is not None and before.status != "pending"
+        settled = self._is_buried(wish) or (before is not None and before.status != "pending")
         outcome = self._claim_or_follow(wish, body)
         writes = ("created", "recovered") if place == "committed" else ("failed",)
         if outcome in writes and not settled:
@@ -131,27 +144,57 @@ class Model:
 
     def learn(self, memory: Memory, wish: Wish, body: int, outcome: Outcome) -> None:
         """Remember a success."""
-        if outcome not in ("reused", "pending", "failed"):
+        if outcome not in ("reused", "pending", "failed", "deleted"):
             memory.settled[wish] = body
 
-    def look_up(self, wish: Wish) -> Status | None:
+    def delete(self, wish: Wish, owner: UserId | None, memory: Memory | None) -> bool | None:
+        """Delete a group for a user, or for a host (None); return whether it was there, None: never.
+
+        The process that a user has asked forgets the key, whatever comes of it.
+        """
+        if memory is not None:
+            memory.settled.pop(wish, None)
+        if wish in self.deleted:
+            return False
+        if wish not in self.groups or owner not in (None, wish.owner):
+            return None
+        del self.groups[wish]
+        self.attempts.pop(wish, None)
+        self.deleted.add(wish)
+        return True
+
+    def watch(self, memory: Memory) -> None:
+        """Have a process learn of all deletions."""
+        for wish in self.deleted:
+            memory.settled.pop(wish, None)
+
+    def look_up(self, wish: Wish) -> Status | Literal["deleted"] | None:
         """Return what became of an attempt; a group without its record is reported all the same."""
+        if wish in self.deleted:
+            return "deleted"
         if wish in self.groups:
             return "succeeded"
+        if wish in self.tombstones:
+            return "failed"
         attempt = self.attempts.get(wish)
         return attempt.status if attempt else None
 
     def sweep(self) -> None:
-        """Delete what is past its retention."""
+        """Delete what is past its retention: also what was claimed so long ago, and never settled."""
         for wish, attempt in tuple(self.attempts.items()):
-            age = self.now - attempt.settled_at
-            if attempt.status != "pending" and age > RETENTION_SECONDS:
+            is_open = attempt.status == "pending"
+            age = self.now - (attempt.claimed_at if is_open else attempt.settled_at)
+            if age > RETENTION_SECONDS:
                 del self.attempts[wish]
+                if attempt.status == "failed":
+                    self.tombstones.add(wish)
 
     def _claim_or_follow(self, wish: Wish, body: int) -> Outcome:
         claimed = self._claim(wish, body)
         if claimed is not None:
             return self._lead(wish, claimed, "created")
+        if self._is_buried(wish):
+            return "deleted" if wish in self.deleted else "failed"
         attempt = self.attempts.get(wish)
         if wish in self.groups:
             if self.groups[wish] != body:
@@ -168,9 +211,12 @@ class Model:
         return self._lead(wish, self.attempts[wish], "recovered")
 
     def _claim(self, wish: Wish, body: int) -> Attempt | None:
-        if wish in self.groups or wish in self.attempts:
+        if wish in self.groups or wish in self.attempts or self._is_buried(wish):
             return None
         return self.attempts.setdefault(wish, Attempt(body, self.now))
+
+    def _is_buried(self, wish: Wish) -> bool:
+        return wish in self.tombstones or wish in self.deleted
 
     def _lead(self, wish: Wish, attempt: Attempt, outcome: Outcome) -> Outcome:
         attempt.settled_at = self.now

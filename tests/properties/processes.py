@@ -13,12 +13,22 @@ from stretto.codec import created_document
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import GroupCreator
+from stretto.creation.deletion import GroupDeleter
 from stretto.creation.lookup import AttemptLookup
 from stretto.creation.settings import CreatorSettings
 from stretto.creation.writer import GroupWriter
-from stretto.errors import AttemptFailed, AttemptPending, FirstSentOutOfRange, KeyReused
+from stretto.errors import (
+    AttemptFailed,
+    AttemptPending,
+    FirstSentOutOfRange,
+    GroupDeleted,
+    KeyReused,
+)
+from stretto.events.deletion_watch import DeletionWatch
 from stretto.observations import WriteFailed
 from stretto.postgres.attempts import PostgresAttemptStore
+from stretto.postgres.deletions import PostgresDeletionStore
+from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.writes import PostgresWriteStore
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
@@ -90,7 +100,12 @@ class Process:
         attempts = PostgresAttemptStore(database)
         settings = CreatorSettings(lease_seconds=LEASE_SECONDS)
         self.creator = GroupCreator(mailbox, attempts, settings, self._observe)
+        creator = self.creator
         self.lookup = AttemptLookup(attempts, LEASE_SECONDS)
+        self.deleter = GroupDeleter(PostgresDeletionStore(database), creator.forget_group, wakes=())
+        log = PostgresLogStore(database.upkeep)
+        # Time confirms no memory here: the model knows of none.
+        self.watch = DeletionWatch(log, creator.forget_group, creator.forget, lambda _: None)
         self._store = SilentStore(database)
         breakers = OwnerBreakers(self._observe)
         self._writer = GroupWriter(
@@ -103,7 +118,11 @@ class Process:
 
     async def __aenter__(self) -> Self:
         await self.creator.__aenter__()
-        self._running = asyncio.create_task(Run(self._writer, self._observe).turns(), name="writer")
+        await self.watch.open()
+        self._running = [
+            asyncio.create_task(Run(actor, self._observe).turns(), name=actor.name)
+            for actor in (self._writer, self.deleter)
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -111,7 +130,7 @@ class Process:
 
     async def crash(self) -> None:
         """Be gone: what is under way is not answered, and nothing more is sent."""
-        for task in (self._request, self._running):
+        for task in (self._request, *self._running):
             if task is not None:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
@@ -155,6 +174,8 @@ class Process:
             return "failed"
         except AttemptPending:
             return "pending"
+        except GroupDeleted:
+            return "deleted"
         self.answers[wish] = created_document(answer.group)
         return answer.status.value
 

@@ -125,6 +125,7 @@ def _crash(world: World, place: int, *, is_lost: bool) -> None:
         if owner is process:
             del world.waiting[number]
             world.answers[number] = "the process crashed"
+    world.deletions.crash(process)
     world.restart(place)
 
 

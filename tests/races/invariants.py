@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from stretto.codec import read_created
 from stretto.creation.attempt import AttemptStatus
 from stretto.creation.flight import Answer
 from stretto.creation.outcomes import document_for
 from stretto.domain import CreatedGroup, event_id, group_id
-from stretto.errors import AttemptFailed, Failure, KeyReused
+from stretto.errors import AttemptFailed, Failure, GroupDeleted, KeyReused
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from races.process import Process
     from races.world import World
     from stretto.domain import NewGroup
-    from support.memory_store.tables import GroupRecord, Tables
+    from support.memory_store.tables import GroupRecord, Tables, TombstoneRecord
+
+# Errors that say what has become of a key for good.
+SETTLED: Final = (AttemptFailed, GroupDeleted, KeyReused)
 
 
 class Witness:
@@ -27,13 +30,21 @@ class Witness:
         self._world = world
         self._rows = world.database.committed
         self._settled: dict[UUID, AttemptStatus] = {}
+        self._groups: dict[UUID, GroupRecord] = {}
+        """The first group of each key, also if it was deleted."""
+        self._deleted: tuple[TombstoneRecord, ...] = ()
         self._answers = 0
 
     def follow(self) -> None:
         """Remember what is settled, of a state that was judged before."""
         if self._world.database.committed is not self._rows:
             self._rows = self._world.database.committed
-            self._settled = {id_: row.status for id_, row in self._rows.attempts.items()}
+            self._remember(self._rows)
+
+    def _remember(self, rows: Tables) -> None:
+        self._settled |= {id_: row.status for id_, row in rows.attempts.items()}
+        self._groups = {group.group_id: group for group in rows.groups} | self._groups
+        self._deleted = tuple(each for each in rows.tombstones if each.failure is None)
 
     def look(self, *, final: bool) -> None:
         """Judge the state; the last one of a schedule by more."""
@@ -43,6 +54,9 @@ class Witness:
         for process in world.processes.values():
             assert not process.loop.faults, f"nothing caught {process.loop.faults[0]}"
             assert not process.events, f"{process.events[0]}"
+            for id_ in filter(process.knows_deleted, rows.deleted):
+                remembered = process.creator._memory.find(id_.bytes)
+                assert remembered is None, "a process remembers a group that it knows to be deleted"
         if rows is not self._rows or len(world.answers) != self._answers or final:
             self._rows, self._answers = rows, len(world.answers)
             self._judge_rows(rows)
@@ -53,9 +67,14 @@ class Witness:
     def _judge_rows(self, rows: Tables) -> None:
         ids = [group.group_id for group in rows.groups]
         assert len(ids) == len(set(ids)), "G1: two groups of one key"
-        groups = {group.group_id: group for group in rows.groups}
+        for each in rows.groups:
+            first = self._groups.get(each.group_id, each)
+            assert first == each, "G1: another group of a key whose group was deleted"
+        self._judge_tombstones(rows)
+        settled = dict(self._settled)
+        self._remember(rows)
         for id_, attempt in rows.attempts.items():
-            group = groups.get(id_)
+            group = self._groups.get(id_)
             match attempt.status:
                 case AttemptStatus.SUCCEEDED:
                     assert group is not None, "G5: succeeded without a group"
@@ -63,12 +82,18 @@ class Witness:
                     assert attempt.fingerprint == group.fingerprint, "G5: another body's"
                 case AttemptStatus.FAILED:
                     assert group is None, "G4: failed, and its group exists"
-            if group is None:
-                was = self._settled.get(id_, attempt.status)
+            if group is None and rows.tombstone(id_) is None:
+                was = settled.get(id_, attempt.status)
                 assert was is not AttemptStatus.FAILED or was is attempt.status, "G4: not final"
-            self._settled[id_] = attempt.status
         for group in rows.groups:
             _judge_parts(rows, group)
+
+    def _judge_tombstones(self, rows: Tables) -> None:
+        """A deleted group leaves one tombstone, for good, and there is no group beside it."""
+        tombs = [each.group_id for each in rows.tombstones]
+        assert len(tombs) == len(set(tombs)), "a group was deleted twice"
+        assert not any(map(rows.group, tombs)), "a group beside its tombstone"
+        assert set(self._deleted) <= set(rows.tombstones), "a tombstone is gone"
 
     def _judge_answers(self, rows: Tables) -> None:
         world = self._world
@@ -77,17 +102,22 @@ class Witness:
         for number, answer in world.answers.items():
             request = world.request(number)
             if isinstance(answer, Answer):
+                is_late = number in world.deletions.too_late
+                assert not is_late, "answered with a group that was known to be deleted"
                 answered.setdefault(request.key, set()).add(answer.group)
-                group = rows.group(answer.group.group_id)
+                group = self._groups.get(answer.group.group_id)
                 assert group is not None, "G3: an answered group does not exist"
                 assert group.conversation_id == answer.group.conversation_id, "G2: answered another"
                 assert group.new_group == request.body, "answered with a group of another body"
                 own += not answer.status.is_replay
             elif answer is AttemptFailed:
                 answered.setdefault(request.key, set()).add("failed")
-                group = rows.group(group_id(request.body.owner, request.key))
+                group = self._groups.get(group_id(request.body.owner, request.key))
                 is_ours = group is not None and group.new_group == request.body
                 assert not is_ours, "G4: answered failed, and the group exists"
+            elif answer is GroupDeleted:
+                id_ = group_id(request.body.owner, request.key)
+                assert id_ in rows.deleted, "answered deleted, and the group was not"
         for key, answers in answered.items():
             assert len(answers) == 1, f"G2: different answers for {key}: {answers}"
         assert own <= len(answered), "G2: two answers say that theirs created the group"
@@ -97,14 +127,15 @@ class Witness:
         world = self._world
         assert not world.waiting, "a request is never answered"
         assert not world.statements, "a statement never ends"
+        assert all(map(rows.has_row, self._groups)), "a group is gone, and has left no tombstone"
         for id_, attempt in rows.attempts.items():
             is_open = attempt.status is AttemptStatus.PENDING
-            assert not is_open or rows.group(id_), "an attempt stays pending"
+            assert not is_open or rows.has_row(id_), "an attempt stays pending"
         retried = [
             world.answers[len(world.scenario.requests) + n] for n in range(len(world.retries))
         ]
         for answer in retried:
-            settles = isinstance(answer, Answer) or answer in (AttemptFailed, KeyReused)
+            settles = isinstance(answer, Answer) or answer in SETTLED
             assert settles, f"a retry was answered {answer}"
         assert any(answer is not KeyReused for answer in retried), "a key that no request can use"
         for process in world.processes.values():
@@ -124,6 +155,7 @@ def _judge_memory(rows: Tables, process: Process, key: str, body: NewGroup) -> N
             exists = group and group.seen().group
             assert known == exists, "a process remembers another group"
         case error if error is KeyReused:
+            assert rows.tombstone(id_) is None, "a process remembers the body of a deleted group"
             holder_of_key = group or attempt
             assert holder_of_key is not None, "a process remembers a body that is stored nowhere"
             assert holder_of_key.fingerprint != body.fingerprint(), "it refuses the right body"

@@ -35,6 +35,7 @@ def digest(world: World) -> int:
             world.leases_left,
             world.retries_begun,
             tuple(world.to_come),
+            world.deletions.key(),
             frozenset(world.waiting),
             frozenset(Counter(_final_answers(world)).items()),
         )
@@ -62,8 +63,8 @@ def _on_its_way(world: World, statement: Statement) -> tuple[object, ...]:
 def _state_of(world: World, process: Process) -> tuple[object, ...]:
     if world.retries_begun and process is not world.processes[-1]:
         # It is never asked again.
-        return tuple(process.memory)
-    return tuple(process.inputs)
+        return process.watched, tuple(process.memory)
+    return process.watched, frozenset(process.answered_deleted), tuple(process.inputs)
 
 
 def _journal_from(world: World) -> int:

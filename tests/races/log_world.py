@@ -27,8 +27,9 @@ from races.stepped_loop import SteppedLoop
 from stretto.domain import UserId
 from stretto.events.catch_up import CatchUp
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
-from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.hub import SessionHub
 from stretto.events.place import Place
+from stretto.events.settings import HubSettings
 from stretto.events.tail import LogTail
 from stretto.runtime.mailbox import Mailbox
 from stretto.store_errors import StoreError, Unreachable

@@ -8,10 +8,17 @@ from uuid import UUID
 from races.stepped_loop import SteppedLoop
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
+from stretto.creation.deletion import GroupDeleter
 from stretto.creation.settings import CreatorSettings
+from stretto.events.deletion_watch import DeletionWatch
 from stretto.observations import ActorCrashed, GuaranteeBroken
 from stretto.runtime.runner import Run
-from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore
+from support.memory_store.stores import (
+    MemoryAttemptStore,
+    MemoryDeletionLog,
+    MemoryDeletionStore,
+    MemoryWriteStore,
+)
 
 if TYPE_CHECKING:
     from races.world import World
@@ -52,6 +59,25 @@ class Process:
                 baton, store, self._observe, breakers=breakers, batch_max=scenario.batch_max
             )
             self._tasks.append(self.loop.run(Run(writer, self._observe).turns()))
+        self._database = world.database
+        self.watched = len(world.database.committed.deleted)
+        """How many deletions its watch has seen."""
+        self.answered_deleted: set[UUID] = set()
+        """The groups whose deletion it has acknowledged."""
+        if scenario.deletions:
+            self._begin_deletions()
+
+    def _begin_deletions(self) -> None:
+        """Begin to delete groups, and to look for deletions of others; time confirms no memory here."""
+        creator = self.creator
+        self.deleter = GroupDeleter(
+            MemoryDeletionStore(self._database), creator.forget_group, wakes=()
+        )
+        self.watch = DeletionWatch(
+            MemoryDeletionLog(self._database), creator.forget_group, creator.forget, lambda _: None
+        )
+        self._tasks.append(self.loop.run(Run(self.deleter, self._observe).turns()))
+        self._tasks.append(self.loop.run(self.watch.open()))
 
     def _observe(self, event: Observation) -> None:
         if isinstance(event, (GuaranteeBroken, ActorCrashed)):
@@ -61,6 +87,11 @@ class Process:
     def memory(self) -> frozenset[object]:
         """Return what this process remembers, as something to compare."""
         return frozenset(self.creator._memory)
+
+    def knows_deleted(self, id_: UUID) -> bool:
+        """Whether it has learned that a group was deleted."""
+        deleted = self._database.committed.deleted[: self.watched]
+        return id_ in deleted or id_ in self.answered_deleted
 
     def fresh_id(self) -> UUID:
         """Return an id that no other process makes, and that this one makes again in a replay."""

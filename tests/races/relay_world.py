@@ -23,7 +23,8 @@ from races.log_world import Pending
 from races.stepped_loop import SteppedLoop
 from stretto.store_errors import StoreError, Unreachable
 from stretto.targets.bus import BusUnavailable
-from stretto.targets.relay import OutboxRelay, RelaySettings
+from stretto.targets.relay import OutboxRelay
+from stretto.targets.settings import RelaySettings
 from support.memory_log import MemoryLog, page_of
 
 if TYPE_CHECKING:

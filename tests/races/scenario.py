@@ -25,6 +25,15 @@ class Request:
     body: NewGroup = TEAM
 
 
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What deletes the group of a key: its owner's request to a process, or a host's transaction."""
+
+    process: int | None = 0
+    """None: a host's."""
+    key: str = "k"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """What is explored."""
@@ -32,6 +41,12 @@ class Scenario:
     requests: tuple[Request, ...]
     faults: tuple[str, ...] = ()
     faults_max: int = 0
+    deletions: tuple[Deletion, ...] = ()
+    sweeps_max: int = 0
+    """How often all attempts that are settled are swept."""
+    replies_late: bool = False
+    """Whether others may go between a commit and its reply. Another request of the same process can
+    notice that only where it deletes what was committed."""
     leases_max: int = 1
     """How often a lease may end while others could still act; when none can, it always may."""
     guards: Guards = field(default_factory=Guards)

@@ -14,6 +14,10 @@ left, in a broken guarantee. What the guards are called elsewhere, and what they
 | the primary key | of `chat_group` |
 | "unknown is not failed" | `LeadWriter` leads again with the same token and never fails it |
 | "held is not failed" | what another transaction holds is left to its request to follow |
+| the tombstone | `delete_group` empties the row, the sweep of a failed attempt leaves one |
+| the known row | `claim` and `lead` leave out a key whose row is in `chat_group` |
+| what is deleted is forgotten | `GroupDeleter` and `DeletionWatch` have the creator forget the key |
+| a flight that is older than that | leaves nothing to remember, and is joined by no further request |
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import pytest
 
 from races import faults
 from races.explorer import AnomalyError, explore
-from races.scenario import OTHER, Request, Scenario
+from races.scenario import OTHER, Deletion, Request, Scenario
 from stretto.creation.attempt import Decision, Reclaim, Sighting, Wait, decide
 from stretto.creation.batch import BatchWriter
 from stretto.creation.creator import GroupCreator
@@ -86,9 +90,9 @@ class CreatorWithoutFlights(GroupCreator):
 class HastyBatches(BatchWriter):
     """Takes an unknown outcome for a failure."""
 
-    async def _write_at_once(self, batch: Sequence[Any]) -> int:
+    async def _write_at_once(self, batch: Sequence[Any], started: float) -> int:
         try:
-            return await super()._write_at_once(batch)
+            return await super()._write_at_once(batch, started)
         except OutcomeUnknown:
             for request in batch:
                 request.answer(SettledAsFailed(faults.VETO))
@@ -137,7 +141,22 @@ class BlindWriter(GroupWriter):
         self._batches._leads = BlindLeads(store, baton.mailbox, options["breakers"], observe)
 
 
+class CreatorThatRemembers(GroupCreator):
+    """Answers from memory what it has deleted."""
+
+    def forget_group(self, _: bytes) -> None:
+        pass
+
+
+class CreatorThatRemembersFlights(GroupCreator):
+    """Remembers what a flight has found, also where it was deleted meanwhile."""
+
+    def forget_group(self, id_: bytes) -> None:
+        self._memory.drop(id_)
+
+
 LEASE_ENDS: Final = Scenario(requests=TWO_PROCESSES)
+DELETED: Final = Scenario(requests=(Request(), Request()), deletions=(Deletion(),), leases_max=0)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +220,44 @@ LEASE_ENDS: Final = Scenario(requests=TWO_PROCESSES)
             ),
             id="held is not failed",
         ),
+        pytest.param(
+            "G1: another group of a key whose group was deleted",
+            replace(DELETED, guards=Guards(tombstone=False)),
+            id="tombstone",
+        ),
+        pytest.param(
+            "G4",
+            Scenario(
+                requests=(Request(),),
+                faults=("veto",),
+                faults_max=1,
+                sweeps_max=1,
+                guards=Guards(tombstone=False),
+            ),
+            id="tombstone of a failed attempt",
+        ),
+        pytest.param(
+            "the primary key stopped a second group",
+            replace(DELETED, requests=TWO_PROCESSES, guards=Guards(known_row=False)),
+            id="known row",
+        ),
+        pytest.param(
+            "a group was deleted twice",
+            replace(
+                DELETED, deletions=(Deletion(), Deletion(None)), guards=Guards(fresh_look=False)
+            ),
+            id="fresh look of a deletion",
+        ),
+        pytest.param(
+            "a process remembers a group that it knows to be deleted",
+            replace(DELETED, creator=CreatorThatRemembers),
+            id="what is deleted is forgotten",
+        ),
+        pytest.param(
+            "a process remembers a group that it knows to be deleted",
+            replace(DELETED, replies_late=True, creator=CreatorThatRemembersFlights),
+            id="a flight leaves nothing",
+        ),
     ],
 )
 def test_without_its_guard_a_schedule_goes_wrong(expected: str, scenario: Scenario) -> None:
@@ -225,4 +282,28 @@ def test_without_reclaims_a_crash_leaves_its_key_pending(monkeypatch: pytest.Mon
     assert explore(scenario).schedules
     monkeypatch.setattr("stretto.creation.follower.decide", only_wait)
     with pytest.raises(AnomalyError, match="a request is never answered"):
+        explore(scenario)
+
+
+def test_without_its_decision_a_tombstone_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim and lead leave the key out all the same: nothing is made, and nothing answered."""
+
+    def decide_without(sighting: Sighting, fingerprint: bytes) -> Decision:
+        return decide(replace(sighting, tombstone=None), fingerprint)
+
+    scenario = replace(DELETED, requests=(Request(),))
+    assert explore(scenario).schedules
+    monkeypatch.setattr("stretto.creation.follower.decide", decide_without)
+    with pytest.raises(AnomalyError, match="a retry was answered"):
+        explore(scenario)
+
+
+def test_a_flight_that_is_joined_after_the_deletion_answers_with_its_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though its own request came before the deletion, the one that joins came after it."""
+    scenario = replace(DELETED, replies_late=True)
+    assert explore(scenario).schedules
+    monkeypatch.setattr("stretto.creation.flight.Flight.may_be_joined", True)
+    with pytest.raises(AnomalyError, match="answered with a group that was known to be deleted"):
         explore(scenario)

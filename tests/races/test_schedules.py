@@ -12,7 +12,7 @@ import pytest
 
 from races import faults
 from races.explorer import explore
-from races.scenario import OTHER, Request, Scenario
+from races.scenario import OTHER, Deletion, Request, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,10 @@ VETOES: Final = Scenario(requests=(), faults=("veto", "late", "cut", "crash"), f
 STRAYS: Final = Scenario(requests=(), faults=("cut", "crash"), faults_max=2, leases_max=0)
 
 HELD: Final = Scenario(requests=(), faults=faults.NEIGHBOURS, faults_max=2, leases_max=0)
+
+BY_OWNER: Final = Deletion(0)
+BY_HOST: Final = Deletion(None)
+DELETED: Final = Scenario(requests=(HERE, HERE), deletions=(BY_OWNER,), leases_max=0)
 
 SCENARIOS: Final = {
     "2 requests, 1 process, 2 losses": (500_000, replace(LOSSES, requests=(HERE, HERE))),
@@ -78,6 +82,40 @@ SCENARIOS: Final = {
             faults=("cut",),
             faults_max=1,
             writers=2,
+        ),
+    ),
+    "2 requests and a deletion, 1 process, 1 loss": (
+        100_000,
+        replace(DELETED, faults=("cut", "late", "crash", "database crash"), faults_max=1),
+    ),
+    "2 requests and a deletion, 2 processes, 1 crash": (
+        100_000,
+        replace(DELETED, requests=(HERE, THERE), faults=("crash",), faults_max=1),
+    ),
+    "3 requests and a deletion, 2 processes": (
+        100_000,
+        replace(DELETED, requests=(HERE, HERE, THERE)),
+    ),
+    "3 requests and a deletion, 1 process, late replies": (
+        10_000,
+        replace(DELETED, requests=(HERE, HERE, HERE), replies_late=True),
+    ),
+    "2 requests, 2 processes, deletions by owner and host": (
+        1_000_000,
+        replace(DELETED, requests=(HERE, THERE), deletions=(BY_OWNER, BY_HOST)),
+    ),
+    "2 bodies and a deletion by a host, 2 processes": (
+        10_000,
+        replace(DELETED, requests=(HERE, OTHER_THERE), deletions=(BY_HOST,)),
+    ),
+    "2 requests, a deletion and a sweep, 2 processes": (
+        1_000_000,
+        replace(DELETED, requests=(HERE, THERE), sweeps_max=1, leases_max=1),
+    ),
+    "2 requests, 2 sweeps, 2 processes, 1 veto": (
+        500,
+        Scenario(
+            requests=(HERE, THERE), sweeps_max=2, faults=("veto",), faults_max=1, leases_max=0
         ),
     ),
     "2 keys in one batch, 2 processes, 1 veto": (

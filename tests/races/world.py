@@ -11,6 +11,7 @@ one of it happen and every party react. A step is one of
 - arrive: one more request comes to a process (the first is there from the start); retry: after all
   were answered, or their process is gone, a client comes back, to a process of its own;
 - vanish: a statement whose connection is gone is rolled back (otherwise it goes on);
+- a deletion, or what comes of it, where the scenario has any (`deletions.py`);
 - a fault, of those the scenario has, at most `faults_max` per schedule (`faults.py`).
 
 Sleeps end by themselves: what follows one is a store call, which waits for its step anyway. A flight
@@ -19,9 +20,10 @@ that has looked and waits looks again only after something has changed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from races import faults
+from races.deletions import Deletions
 from races.likeness import reply_of
 from races.process import LEASE_SECONDS, Process
 from races.scenario import Request
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from support.memory_store.tables import AttemptRow
 
 Step = tuple[Any, ...]
+# The second part of others is the number of a statement.
+NOT_OF_STATEMENTS: Final = ("arrive", "patience", "database crash", "delete", "watch")
 
 
 class World:
@@ -49,7 +53,9 @@ class World:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.database = MemoryDatabase(scenario.guards, submitted=self._submitted)
+        self.database = MemoryDatabase(
+            scenario.guards, submitted=self._submitted, replies_late=scenario.replies_late
+        )
         self.statements: list[Statement] = []
         self.owners: dict[Statement, Process] = {}
         self._looks_again: set[Statement] = set()
@@ -62,6 +68,7 @@ class World:
         self.waiting: dict[int, tuple[Process, asyncio.Task[Answer]]] = {}
         self.to_come = list(range(len(scenario.requests)))
         self.acting: Process | None = None
+        self.deletions = Deletions(self)
         places = sorted({request.process for request in scenario.requests})
         self.processes = {place: self.new_process(place) for place in places}
         self.retries = list(dict.fromkeys((r.key, r.body) for r in scenario.requests))
@@ -112,7 +119,10 @@ class World:
         ]
         arrivals = {self.request(number).process: number for number in reversed(self.to_come)}
         steps += [("arrive", number) for number in arrivals.values()]
-        if not self.to_come and not self.waiting and self.retries_begun < len(self.retries):
+        later = list(self.deletions.steps())
+        steps += later
+        is_at_rest = not self.to_come and not self.waiting and not later
+        if is_at_rest and self.retries_begun < len(self.retries):
             steps.append(("retry",))
         if not steps or (self.leases_left and not self.retries_begun):
             steps += looks
@@ -136,6 +146,8 @@ class World:
                 number = len(self.scenario.requests) + self.retries_begun
                 self.retries_begun += 1
                 self._arrive(number, self.processes[-1])
+            case ("delete" | "watch" | "sweep", *_):
+                self.deletions.happen(step)
             case ("look after lease", position):
                 self.leases_left = max(0, self.leases_left - 1)
                 self.database.pass_time(LEASE_SECONDS)
@@ -207,6 +219,7 @@ class World:
 
     def _send(self, number: int, process: Process) -> None:
         request = self.request(number)
+        self.deletions.arrive(number, process)
         create = process.creator.create(IdempotencyKey(request.key), request.body)
         self.waiting[number] = process, process.loop.create_task(create)
 
@@ -224,6 +237,7 @@ class World:
             if task.done():
                 del self.waiting[number]
                 self.answers[number] = _answer(task)
+        self.deletions.collect()
         busy = {process for process, _ in self.waiting.values()}
         busy |= {self.owners[s] for s in self.statements if not s.is_orphan}
         for process in self.processes.values():
@@ -250,7 +264,7 @@ class World:
     def describe(self, step: Step) -> str:
         """Return a step in words."""
         match step:
-            case (kind, int(position)) if kind not in ("arrive", "patience", "database crash"):
+            case (kind, int(position)) if kind not in NOT_OF_STATEMENTS:
                 statement = self.statements[position]
                 place = f"of process {self.owners[statement].number}"
                 orphan = " (nobody waits)" if statement.is_orphan else ""

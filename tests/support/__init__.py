@@ -5,7 +5,11 @@
 | `api_client` | a client of the contract; `api_for` serves a database in this process |
 | `live_service` | a service whose sessions are under test, and whose tail reads when a test says so |
 | `service_process` | a real `stretto serve` process |
+| `environment` | the environment of the processes that tests start |
 | `command_process` | the command `stretto`: its output, its errors and its exit code |
+| `example_process` | an example, or a changed copy of one |
+| `python_program` | a program of a host's, in a Python of its own |
+| `killed_program` | an example that is killed again and again, and a wire that loses its last word |
 | `landed` | the revision that the newest schema follows on, to run beside ours |
 | `topology` | replicas, relays and members on one NATS, under load |
 
@@ -13,22 +17,32 @@
 |---|---|
 | `loop_turns` | counts the turns of the event loop |
 
+| a browser | |
+|---|---|
+| `chromium` | the system's browser, and an origin with pages for it |
+
 | a client that does not behave | |
 |---|---|
 | `raw_client` | sends bytes as they are |
+| `ways` | requests by the way that each takes to its answer |
 | `socket_client` | a client without transports or streams: makes no garbage of its own |
 
 | what a service stands on or behind | |
 |---|---|
+| `changed_groups` | what a host's changes leave: a group as it is, and the events that say so |
 | `database` | a database of one test, what a test does to it, and what it sees there |
 | `embedded_servers` | processes that own an embedded server, and quick settings |
 | `nats_process` | a real nats-server, and a client of it |
 | `nats_cluster` | three real nats-servers that replicate streams |
 | `certificate` | a certificate for a server on 127.0.0.1 |
-| `programs` | where a program of Debian is |
+| `programs` | where a program is, of Debian or of `make clients` |
+| `ports` | a port for a server that a test starts |
 | `pgbouncer` | a real PgBouncer in transaction mode |
 | `proxies` | real reverse proxies: haproxy and nginx, ordinary ones or from `deploy/` |
 | `prometheus` | a real Prometheus with our alerts, at sixty times their pace; promtool |
+| `runbook` | the commands that the runbook shows, by the test that runs them |
+| `operator_shell` | the shell of an operator who runs them |
+| `methods` | the methods of `docs/which-method.md`, and replicas that run their SQL |
 | `frozen_server` | a connection to a server that can be frozen |
 | `webhook_receiver` | a webhook's endpoint |
 | `issuer` | an issuer that publishes its keys, and tokens signed with them |
@@ -47,6 +61,7 @@
 | time, log and waiting | |
 |---|---|
 | `clock` | a clock that stands still unless a test sets it |
+| `costly_writes` | writers whose store takes the time of a `clock`, and fails some owners |
 | `logged_events` | what a service's log says of an observation |
 | `traces` | spans that are kept in memory; a collector of traces |
 | `waiting` | bounded waits for what nothing signals |

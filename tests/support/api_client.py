@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
+from aiohttp import web
 
 from stretto.assembly.application import AppOptions, create_app
 from stretto.assembly.settings import ComponentSettings
 from stretto.creation.settings import CreatorSettings
 from stretto.domain import UserId
 from stretto.http.front.serving import serving
-from stretto.http.tokens.authenticator import TokenSettings, make_token
+from stretto.http.tokens.making import make_token
+from stretto.http.tokens.settings import TokenSettings
 
 if TYPE_CHECKING:
     import ssl
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from multidict import CIMultiDictProxy
 
-    from stretto.http.front.limits import ConnectionLimits
+    from stretto.http.settings import ConnectionLimits, StreamSettings
     from stretto.http.tokens.scopes import Scope
     from stretto.postgres.hook import OnCreate
 
@@ -119,12 +121,26 @@ async def settled_create(api: Api, key: str, document: object = TEAM) -> Reply:
 
 
 @asynccontextmanager
+async def hosted_api(app: web.Application) -> AsyncIterator[Api]:
+    """Serve a host's application as a host does, without our runner, and open a client for it."""
+    runner = web.AppRunner(app, shutdown_timeout=1.0)
+    try:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with connected_api(f"http://127.0.0.1:{runner.addresses[0][1]}") as api:
+            yield api
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
 async def api_for(
     database_url: str,
     settings: ComponentSettings | None = None,
     on_create: OnCreate | None = None,
     limits: ConnectionLimits | None = None,
     tokens: TokenSettings | None = None,
+    streams: StreamSettings | None = None,
 ) -> AsyncIterator[Api]:
     """Serve a database in this process and open a client for it."""
     settings = settings or ComponentSettings(creator=CreatorSettings(lease_seconds=0.2))
@@ -135,6 +151,8 @@ async def api_for(
     }
     if on_create is not None:
         options["on_create"] = on_create
+    if streams is not None:
+        options["streams"] = streams
     app = create_app(**options)
     async with (
         serving(app, host="127.0.0.1", port=0, limits=limits) as port,

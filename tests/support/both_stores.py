@@ -10,10 +10,17 @@ from uuid import UUID, uuid4
 from stretto.creation.ports import Write
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.postgres.attempts import PostgresAttemptStore
+from stretto.postgres.deletions import PostgresDeletionStore
+from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.writes import PostgresWriteStore
 from support.database import lock_waiters
 from support.memory_store.database import MemoryDatabase
-from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore
+from support.memory_store.stores import (
+    MemoryAttemptStore,
+    MemoryDeletionLog,
+    MemoryDeletionStore,
+    MemoryWriteStore,
+)
 from support.memory_store.tables import AttemptRow
 from support.waiting import until
 
@@ -22,7 +29,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
+    from stretto.creation.deletion import DeletionStore
     from stretto.creation.ports import AttemptStore, WriteStore
+    from stretto.events.deletion_watch import DeletionLog
     from stretto.postgres.connections import Database
     from support.database import Connection
 
@@ -47,6 +56,14 @@ class Stores(Protocol):
     @property
     def attempts(self) -> AttemptStore:
         """Return the follower's store."""
+
+    @property
+    def deletions(self) -> DeletionStore:
+        """Return what deletes groups."""
+
+    @property
+    def deletion_log(self) -> DeletionLog:
+        """Return what a watch reads."""
 
     def writer(self, on_lost: Callable[[], None] = lambda: None) -> WriteStore:
         """Return a store with a connection of its own."""
@@ -79,6 +96,8 @@ class MemoryStores:
     def __init__(self) -> None:
         self._database = MemoryDatabase()
         self.attempts = MemoryAttemptStore(self._database)
+        self.deletions = MemoryDeletionStore(self._database)
+        self.deletion_log = MemoryDeletionLog(self._database)
 
     def writer(self, on_lost: Callable[[], None] = lambda: None) -> MemoryWriteStore:
         return MemoryWriteStore(self._database, on_lost)
@@ -123,6 +142,8 @@ class PostgresStores:
         self._stack = stack
         self._now: datetime | None = None
         self.attempts = PostgresAttemptStore(database, now=lambda: self._now)
+        self.deletions = PostgresDeletionStore(database)
+        self.deletion_log = PostgresLogStore(database.upkeep)
 
     def writer(self, on_lost: Callable[[], None] = lambda: None) -> PostgresWriteStore:
         store = PostgresWriteStore(self._database, on_lost)

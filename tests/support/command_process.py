@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
+
+from support.environment import QUIET, environment
 
 
 async def started(*arguments: str, **settings: str) -> asyncio.subprocess.Process:
     """Start a command in a session of its own, as in a terminal of its own."""
-    clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "stretto", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=clean | {f"STRETTO_{name}": value for name, value in settings.items()},
+        env=environment(**QUIET, **{f"STRETTO_{name}": value for name, value in settings.items()}),
         start_new_session=True,
     )
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from typing import TypeAlias
 
+    from stretto.postgres.driver_connection import Connection as InnerConnection
+
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 
 # Names carry the process that distributes the tests: two runs at once do not meet.
@@ -32,6 +34,13 @@ LEADER = """SELECT pid FROM pg_stat_activity
               AND wait_event = 'advisory'"""
 END_OURS = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
           WHERE datname = current_database() AND application_name = 'stretto'"""
+# Ends those that are left; true once none is.
+NO_SESSIONS = """SELECT count(pg_terminate_backend(pid)) = 0 FROM pg_stat_activity
+                 WHERE datname = $1 AND backend_type = 'client backend'"""
+
+
+# Where the WAL of the whole server ends.
+WAL_END = "SELECT pg_current_wal_insert_lsn()"
 
 
 def database_at(server: str, name: str) -> str:
@@ -40,13 +49,15 @@ def database_at(server: str, name: str) -> str:
 
 
 @asynccontextmanager
-async def own_database(server: str) -> AsyncIterator[str]:
-    """Make a database with the schema, for one test alone; yields its URL."""
+async def own_database(server: str, template: str = TEMPLATE) -> AsyncIterator[str]:
+    """Make a database for one test alone, with the schema or another template; yields its URL."""
     name = f"{RUN}_{uuid.uuid4().hex}"
     admin = await asyncpg.connect(server)
     try:
-        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
+        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         yield database_at(server, name)
+        # Where a session has not ended yet, DROP DATABASE sleeps for 0.1 s before it looks again.
+        await until(lambda: admin.fetchval(NO_SESSIONS, name))
         await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
     finally:
         await admin.close()
@@ -84,6 +95,26 @@ async def unpublished(connection: Connection) -> int:
     return count
 
 
+async def is_durable(connection: Connection, wal_end: int) -> bool:
+    """Whether what was written first after that end of the WAL is flushed, by whichever backend."""
+    found: bool = await connection.fetchval("SELECT pg_current_wal_flush_lsn() > $1", wal_end)
+    return found
+
+
+async def wal_flushes(connection: InnerConnection) -> int:
+    """Count the flushes of the WAL by this very connection's backend so far.
+
+    At the least: backends of other tests that flush at the same time flush its records as well. Now
+    and then one more: it flushes a page that it evicts, and a segment of the WAL that it fills.
+    """
+    await connection.execute("SELECT pg_stat_force_next_flush()")
+    count: int = await connection.fetchval(
+        """SELECT sum(fsyncs)::int FROM pg_stat_get_backend_io(pg_backend_pid())
+           WHERE object = 'wal'"""
+    )
+    return count
+
+
 async def pass_over(connection: Connection) -> None:
     """Have the bus's reader take every event for published, as one does that waits for no answer."""
     await connection.execute(
@@ -103,6 +134,7 @@ async def commit_event(
     *,
     event_id: uuid.UUID | None = None,
     subject: uuid.UUID | None = None,
+    event_type: str | None = None,
 ) -> uuid.UUID:
     """Commit an event, in the transaction that is open or in one of its own; return its id.
 
@@ -111,11 +143,11 @@ async def commit_event(
     event_id = event_id or uuid.uuid4()
     await connection.execute(
         """INSERT INTO outbox (slot, history, event_id, subject, recipients, conversation_id,
-                               group_name)
+                               event_type, group_name)
            VALUES ((SELECT slot FROM outbox_slot ORDER BY number DESC LIMIT 1),
                    (SELECT max(number) FROM outbox_history),
-                   $1, $2, $3, $4, 'Team')""",
-        *(event_id, subject or event_id, recipients, uuid7()),
+                   $1, $2, $3, $4, $5, 'Team')""",
+        *(event_id, subject or event_id, recipients, uuid7(), event_type),
     )
     return event_id
 

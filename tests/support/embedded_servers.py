@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 import stretto
+from support.environment import QUIET, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ def running_owner(program: str, data_dir: Path) -> Iterator[tuple[subprocess.Pop
     service = Path(stretto.__file__).parents[1]
     with subprocess.Popen(
         [sys.executable, "-c", program, data_dir],
-        env={**os.environ, "PYTHONPATH": str(service)},
+        env=environment(**QUIET, PYTHONPATH=str(service)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

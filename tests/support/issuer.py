@@ -11,7 +11,8 @@ import orjson
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from stretto.http.tokens.authenticator import Authenticator, TokenSettings
+from stretto.http.tokens.authenticator import Authenticator
+from stretto.http.tokens.settings import TokenSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -71,8 +72,8 @@ class Issuer:
         return web.json_response(document, status=self.status, headers=headers)
 
     @asynccontextmanager
-    async def authenticator(self) -> AsyncIterator[Authenticator]:
-        """Serve the keys; yields an authenticator that has fetched them, unless that hangs."""
+    async def serving(self) -> AsyncIterator[str]:
+        """Publish the keys; yields their URL."""
         app = web.Application()
         app.router.add_get("/keys", self.answer)
         runner = web.AppRunner(
@@ -81,7 +82,14 @@ class Issuer:
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
+        finally:
+            await runner.cleanup()
+
+    @asynccontextmanager
+    async def authenticator(self) -> AsyncIterator[Authenticator]:
+        """Publish the keys; yields an authenticator that has fetched them, unless that hangs."""
+        async with self.serving() as url:
             settings = TokenSettings(jwks_url=url)
             async with Authenticator(settings, lambda: self.wall_now, lambda: self.now) as known:
                 assert known._key_set is not None
@@ -89,5 +97,3 @@ class Issuer:
                 if fetching is not None and self.answers.is_set():
                     await asyncio.wait((fetching,))
                 yield known
-        finally:
-            await runner.cleanup()

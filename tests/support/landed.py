@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import subprocess
 import sys
 import tarfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from support.command_process import ended
+from support.environment import QUIET, environment
 
 ROOT = Path(__file__).parents[2]
 # Its schema is number 7, the first. Once there is a release, this is the last one's commit.
@@ -34,12 +34,11 @@ def landed_package(folder: Path) -> Path:
 
 async def landed_stretto(package: Path, command: str, url: str) -> tuple[int, str, str]:
     """Run a command of then on a database; return exit code, output and errors."""
-    clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "stretto", command),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=clean | {"PYTHONPATH": str(package), "STRETTO_DATABASE_URL": url},
+        env=environment(**QUIET, PYTHONPATH=str(package), STRETTO_DATABASE_URL=url),
     )
     return await ended(process)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final, Self
 
@@ -10,6 +9,7 @@ import nats
 from nats.errors import Error
 
 from support.nats_process import NatsProcess
+from support.ports import free_port
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ class NatsCluster:
     client: Client
 
     def __init__(self, folder: Path) -> None:
-        probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(SERVERS)]
-        routes = [f"nats://127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-        for probe in probes:
-            probe.close()
+        routes = [f"nats://127.0.0.1:{free_port()}" for _ in range(SERVERS)]
         self.servers = {
             name: NatsProcess(
                 folder / name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self
 
@@ -18,6 +17,7 @@ from stretto.embedded.nats import nats_program
 from stretto.nats.deployment import Deployment
 from stretto.postgres.connections import Database
 from stretto.postgres.log import origin
+from support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,9 +37,7 @@ class NatsProcess:
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
         self.options = options
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self.process: asyncio.subprocess.Process | None = None
 

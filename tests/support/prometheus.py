@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import yaml
 
+from support.ports import free_port
 from support.programs import find_program
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 PROMETHEUS = find_program("prometheus")
@@ -25,6 +26,15 @@ MISSING = "these tests need Prometheus: apt-get install --no-install-recommends 
 # A minute of the rules is a second of the test.
 PACE = 60
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
+SCRAPE_INTERVAL = "250ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Labels, and the values at their times."""
+
+    labels: dict[str, str]
+    points: list[tuple[float, float]]
 
 
 class Prometheus:
@@ -40,6 +50,17 @@ class Prometheus:
         async with self._session.get(f"{self._url}/api/v1/query", params=params) as response:
             return bool((await response.json())["data"]["result"])
 
+    async def series(self, query: str, start: float, end: float) -> list[Series]:
+        """Return what a query has yielded over a time, at each scrape."""
+        params = {"query": query, "start": str(start), "end": str(end), "step": SCRAPE_INTERVAL}
+        async with self._session.get(f"{self._url}/api/v1/query_range", params=params) as response:
+            document = await response.json()
+        assert document["status"] == "success", document
+        return [
+            Series(each["metric"], [(at, float(value)) for at, value in each["values"]])
+            for each in document["data"]["result"]
+        ]
+
     async def firing(self) -> set[tuple[str, str]]:
         """Return which alerts fire, with their jobs."""
         async with self._session.get(f"{self._url}/api/v1/alerts") as response:
@@ -52,16 +73,21 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def running_prometheus(folder: Path, jobs: Mapping[str, str]) -> AsyncIterator[Prometheus]:
-    """Run one that scrapes a URL for each job."""
+async def running_prometheus(
+    folder: Path, jobs: Mapping[str, Sequence[str]]
+) -> AsyncIterator[Prometheus]:
+    """Run one that scrapes the URLs of each job."""
     assert PROMETHEUS is not None, MISSING
     (folder / "alerts.yml").write_text(yaml.safe_dump(at_pace(alerts())))
     configuration = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
     for name, seconds in configuration["global"].items():
-        configuration["global"][name] = _faster(seconds)
+        configuration["global"][name] = faster(seconds)
     configuration["scrape_configs"] = [
-        {"job_name": job, "static_configs": [{"targets": [url.removeprefix("http://")]}]}
-        for job, url in jobs.items()
+        {
+            "job_name": job,
+            "static_configs": [{"targets": [url.removeprefix("http://") for url in urls]}],
+        }
+        for job, urls in jobs.items()
     ]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
     place = f"127.0.0.1:{free_port()}"
@@ -93,14 +119,6 @@ async def running_prometheus(folder: Path, jobs: Mapping[str, str]) -> AsyncIter
         await log
 
 
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def alerts() -> Any:
     """Return the alerts as they are delivered."""
     return yaml.safe_load((MONITORING / "alerts.yml").read_text())
@@ -110,10 +128,10 @@ def at_pace(rules: Any) -> Any:
     """Return rules whose windows, waits and thresholds of seconds pass sixty times as fast."""
     for rule in (rule for group in rules["groups"] for rule in group["rules"]):
         if "for" in rule:
-            rule["for"] = _faster(rule["for"])
+            rule["for"] = faster(rule["for"])
         rule["expr"] = re.sub(
             r"(?<=\[)\d+[smh](?=\])|(?<=offset )\d+[smh]",
-            lambda found: _faster(found[0]),
+            lambda found: faster(found[0]),
             rule["expr"],
         )
         rule["expr"] = re.sub(
@@ -122,5 +140,6 @@ def at_pace(rules: Any) -> Any:
     return rules
 
 
-def _faster(duration: str) -> str:
+def faster(duration: str) -> str:
+    """Return a duration at the pace of the test."""
     return f"{int(duration[:-1]) * _SECONDS[duration[-1]] * 1000 // PACE}ms"

@@ -68,6 +68,16 @@ class RawClient(asyncio.Protocol):
             await self._change()
         self.answered = self.answered.partition(data)[2]
 
+    async def head(self) -> bytes:
+        """Return the next answer's status line and fields, an interim one left out."""
+        while True:
+            while b"\r\n\r\n" not in self.answered:
+                assert not self.is_closed, self.answered
+                await self._change()
+            head, _, self.answered = self.answered.partition(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 100 "):
+                return head
+
     async def answer(self) -> tuple[int, dict[str, str], Any]:
         """Return the next answer's status, headers and document."""
         while b"\r\n\r\n" not in self.answered:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import orjson
 
 from support.api_client import SECRET, connected_api
+from support.environment import environment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     StartService: TypeAlias = Callable[..., Awaitable["ServiceProcess"]]
 
-STOP_SECONDS = 15
+STOP_SECONDS = 40
 
 
 class ServiceProcess:
@@ -34,8 +35,9 @@ class ServiceProcess:
     def __init__(self, settings: Mapping[str, str], package: Path | None = None) -> None:
         given = {"PORT": "0", "JWT_SECRET": SECRET, "LEASE_SECONDS": "0.5", "DRAIN_SECONDS": "0"}
         given |= settings
-        clean = {name: value for name, value in os.environ.items() if "STRETTO_" not in name}
-        self._environment = clean | {f"STRETTO_{name}": value for name, value in given.items()}
+        self._environment = environment(
+            **{f"STRETTO_{name}": value for name, value in given.items()}
+        )
         if package is not None:
             self._environment["PYTHONPATH"] = str(package)
         self.log: list[bytes] = []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Seen = TypeVar("Seen")
 
 # More than a busy machine needs for anything that a test waits for.
-WAIT_SECONDS: Final = 20.0
+WAIT_SECONDS: Final = 40.0
 # Not without a pause: a loop that only looks takes the processor from what it waits for.
 LOOK_SECONDS: Final = 0.005
 

@@ -33,8 +33,8 @@ class _Session:
     """Answers with the group that the request names, without a network."""
 
     @asynccontextmanager
-    async def post(
-        self, _url: str, *, headers: Mapping[str, str], **_: object
+    async def request(
+        self, _method: str, _url: str, *, headers: Mapping[str, str], **_: object
     ) -> AsyncIterator[SimpleNamespace]:
         group = group_id(OWNER, read_key(CIMultiDictProxy(CIMultiDict(headers))))
 

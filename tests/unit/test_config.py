@@ -6,12 +6,14 @@ import os
 from collections import Counter
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
-from stretto.config import SETTINGS, Settings, environment_of, read_settings
+from stretto.config import SETTINGS, Settings
 from stretto.creation.age import AHEAD_SECONDS_MAX
-from stretto.provision import token_settings
+from stretto.environment import environment_of, read_settings
+from stretto.own_secret import token_settings
 from stretto.setting import allowed
 from stretto.start_errors import ConfigurationError
 from stretto.webhook.rules import parse_secrets
@@ -327,6 +329,18 @@ def test_what_is_no_url_of_nats_is_refused_at_once(urls: str) -> None:
     assert "hidden" not in str(error.value)
 
 
+@pytest.mark.parametrize("password", ["1/hidden", "1#hidden", "1?hidden", "hidden/1", "1,hidden"])
+def test_an_unescaped_password_of_nats_is_not_taken_for_a_host(password: str) -> None:
+    """The part before the / would be looked up, and logged; an @ of its own does no harm."""
+    with pytest.raises(
+        ConfigurationError, match=r"--nats-url: must look like .* %2F for a /"
+    ) as error:
+        read_settings(nats_url=f"nats://u:{password}@x")
+    assert "hidden" not in str(error.value)
+    for url in (f"nats://u:{quote(password, safe='')}@x", "nats://u:a@b@x", "wss://x/nats"):
+        assert url == read_settings(nats_url=url).component.nats_url
+
+
 @pytest.mark.parametrize(
     ("expected", "settings"),
     [
@@ -334,6 +348,8 @@ def test_what_is_no_url_of_nats_is_refused_at_once(urls: str) -> None:
         ("only one of", {"jwt_public_key": "PEM", "jwks_url": "http://127.0.0.1/keys"}),
         ("--jwt-secret: needs at least 32 bytes", {"jwt_secret": "short"}),
         ("at least 32 bytes", {"jwt_secret": "s" * 31}),
+        ("each line, which is a secret of its own: write", {"jwt_secret": f"{SECRET}\n=="}),
+        ("--jwt-secret: has nothing but blanks", {"jwt_secret": " \t" * 16}),
     ],
 )
 def test_tokens_are_verified_in_one_safe_way(expected: str, settings: dict[str, str]) -> None:
@@ -467,6 +483,41 @@ def test_a_file_that_holds_no_setting_is_named(
     monkeypatch.setenv("STRETTO_JWT_SECRET_FILE", str(file))
     with pytest.raises(ConfigurationError, match=f"STRETTO_JWT_SECRET_FILE: {file}.*{expected}"):
         read_settings()
+
+
+@pytest.mark.parametrize(
+    ("expected", "path"),
+    [("is a device or a socket: name a file", "/dev/zero"), ("has more than 65536 char", None)],
+)
+def test_a_file_without_an_end_is_not_read_to_it(
+    expected: str, path: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would fill the memory, and nothing would say why the service is gone."""
+    if path is None:
+        file = tmp_path / "log"
+        file.write_text("s" * 65537)
+        path = str(file)
+    monkeypatch.setenv("STRETTO_JWT_SECRET_FILE", path)
+    with pytest.raises(ConfigurationError, match=f"STRETTO_JWT_SECRET_FILE: {path} {expected}"):
+        read_settings()
+
+
+def test_a_pipe_holds_a_setting_and_a_file_as_much_as_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The twin: a shell's `<(...)` is a pipe."""
+    file = tmp_path / "secret"
+    file.write_text("s" * 65536)
+    monkeypatch.setenv("STRETTO_JWT_SECRET_FILE", str(file))
+    assert "s" * 65536 == read_settings().tokens.jwt_secret
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, SECRET.encode())
+        os.close(writer)
+        monkeypatch.setenv("STRETTO_JWT_SECRET_FILE", f"/dev/fd/{reader}")
+        assert SECRET == read_settings().tokens.jwt_secret
+    finally:
+        os.close(reader)
 
 
 def test_two_ways_to_verify_tokens_are_refused_from_files_too(

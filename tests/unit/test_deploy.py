@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from stretto.config import FILE_SUFFIX, PREFIX, SETTINGS, Settings, read_settings
+from stretto.commands.help import EXIT_USAGE
+from stretto.config import FILE_SUFFIX, PREFIX, SETTINGS, Settings
 from stretto.creation.creator import WAIT_SECONDS_MAX
+from stretto.environment import read_settings
 from stretto.http.app import ROUTES
 from stretto.http.front.serving import KEEP_ALIVE_SECONDS
 from stretto.start_errors import ConfigurationError
 from stretto.supervisor import STOP_SECONDS
 from support.programs import find_program
 from support.proxies import DEPLOY
+from support.runbook import NOT_HERE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -250,6 +253,16 @@ def test_proxies_wait_longer_than_the_service_is_silent() -> None:
     assert all(silent_seconds < int(text) < KEEP_ALIVE_SECONDS for text in texts)
 
 
+def test_the_environment_of_the_units_is_made_as_that_of_the_image() -> None:
+    """But for the embedded servers, which it has besides."""
+    text = (DEPLOY.parent / "Dockerfile").read_text()
+    made = " ".join(text.replace("\\\n", " ").replace("--no-cache-dir", "").split())
+    commands = [command for command in NOT_HERE if "/opt/stretto" in command]
+    assert 3 == len(commands)
+    for command in commands:
+        assert command.replace("python3", "python").replace("run.txt", "image.txt") in made
+
+
 def verified(folder: Path, changes: Mapping[str, str]) -> str:
     """Return what systemd says of the units; its program stands in for ours, which is elsewhere."""
     assert SYSTEMD_ANALYZE is not None, MISSING
@@ -280,6 +293,12 @@ def test_systemd_has_nothing_to_say_of_the_units(tmp_path: Path) -> None:
 def test_a_slip_in_a_unit_is_noticed(old: str, new: str, tmp_path: Path) -> None:
     """The twin."""
     assert "ignoring" in verified(tmp_path, {old: new})
+
+
+def test_a_unit_starts_nothing_again_that_needs_an_operator_first() -> None:
+    """Wrong settings, and a schema that does not fit; a database that is away may come back."""
+    service = (DEPLOY / "systemd/stretto.service").read_text()
+    assert f"\nRestartPreventExitStatus={EXIT_USAGE}\n" in service
 
 
 def test_a_unit_allows_the_descriptors_of_its_connections() -> None:

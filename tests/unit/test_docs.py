@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DOCS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")]
+DOCS += [*ROOT.glob("clients/*/README.md")]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 SOURCES = [
     *(path for folder in ("service", "tests") for path in (ROOT / folder).rglob("*.py")),

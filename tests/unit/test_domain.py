@@ -125,6 +125,13 @@ def test_anything_else_is_no_key(field: str) -> None:
         IdempotencyKey.parse(field)
 
 
+def test_a_quoted_key_that_is_too_long_is_refused_by_its_length() -> None:
+    """Its characters are not looked at."""
+    with pytest.raises(KeyInvalid) as refused:
+        IdempotencyKey.parse('"' + "k" * 2 * (KEY_CHARACTERS_MAX + 1))
+    assert KeyInvalid.message == refused.value.detail
+
+
 @pytest.mark.parametrize("value", ["a", "a b", "~", "x" * USER_ID_CHARACTERS_MAX])
 def test_a_user_id_is_printable_ascii(value: str) -> None:
     """The token's issuer chooses it; only its characters and its ends are ours to judge."""
@@ -288,8 +295,10 @@ def test_a_name_needs_a_character_that_shows() -> None:
 
 
 def test_not_more_errors_are_reported_than_help() -> None:
-    """A thousand wrong members are not answered with a thousand errors."""
-    document = {"name": "T", "members": [1] * MEMBERS_MAX}
+    """A thousand wrong members are not answered with a thousand errors, nor faults of all kinds."""
+    document: dict[str, object] = {"name": "T", "members": [1] * MEMBERS_MAX}
+    assert len(pointers_of_faults(document)) == FIELD_ERRORS_MAX
+    document |= {"name": ""} | {f"field{number}": 1 for number in range(FIELD_ERRORS_MAX)}
     assert len(pointers_of_faults(document)) == FIELD_ERRORS_MAX
 
 

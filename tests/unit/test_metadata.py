@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+from dataclasses import asdict
 from enum import IntEnum
 from random import Random
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from stretto.domain import NewGroup, UserId
 from stretto.metadata import (
     METADATA_BYTES_MAX,
     METADATA_LEVELS_MAX,
@@ -210,3 +214,15 @@ def test_the_object_is_not_shared() -> None:
     form = Metadata({"a": [1]})
     form.value["a"].append(2)
     assert {"a": [1]} == form.value
+
+
+@given(objects)
+def test_a_copy_is_equal_however_it_is_made(value: dict[str, Any]) -> None:
+    """Alone, and within a request or a group that a host copies or sends to another process."""
+    form = Metadata(value)
+    for each in (copy.copy(form), copy.deepcopy(form), pickle.loads(pickle.dumps(form))):
+        assert (form, Metadata) == (each, type(each))
+    group = NewGroup.parse(UserId("olga"), {"name": "Team", "metadata": value})
+    for made in (copy.deepcopy(group), pickle.loads(pickle.dumps(group))):
+        assert (group, Metadata) == (made, type(made.metadata))
+    assert form == asdict(group)["metadata"]

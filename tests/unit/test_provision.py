@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stretto import provision
+from stretto.assembly.settings import ComponentSettings
 from stretto.config import Settings
-from stretto.provision import _make_secret, _own_secret, database_place
+from stretto.own_secret import _make_secret, _own_secret
+from stretto.provision import database_place
 from stretto.start_errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
 PEM_BEGIN = "-----BEGIN PUBLIC KEY-----"
@@ -93,6 +95,31 @@ def test_a_secret_of_another_user_is_refused(
         _own_secret(path)
 
 
+@pytest.mark.parametrize(
+    ("least", "workers", "writers"), [(200, 1, 2), (900, 64, 2), (700, 16, 32)]
+)
+async def test_an_embedded_database_has_room_for_all_workers(
+    least: int, workers: int, writers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else some of them would find no connection, once all are busy."""
+    given: list[int] = []
+
+    @asynccontextmanager
+    async def opened(
+        *_: object, settings: Mapping[str, str] | None = None, **__: object
+    ) -> AsyncIterator[Any]:
+        given.extend(int(value) for value in (settings or {}).values())
+        yield SimpleNamespace(dsn="", data_dir=tmp_path, bin_dir=tmp_path, is_new=False)
+
+    monkeypatch.setattr(provision, "embedded_postgres", opened)
+    component = ComponentSettings(writers=writers)
+    settings = Settings(workers=workers, component=component)
+    async with database_place(settings, lambda _: None, makes=True, migrates=False):
+        pass
+    (connections,) = given
+    assert least <= connections < 2 * least
+
+
 @pytest.mark.parametrize("migrates", [True, False])
 async def test_an_embedded_database_is_migrated_unless_that_is_the_commands_own_work(
     migrates: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,5 +137,5 @@ async def test_an_embedded_database_is_migrated_unless_that_is_the_commands_own_
     monkeypatch.setattr(provision, "embedded_postgres", opened)
     monkeypatch.setattr(provision, "database_connection", opened)
     monkeypatch.setattr(provision, "migrate", migrate)
-    async with database_place(Settings(), lambda _: None, migrates=migrates):
+    async with database_place(Settings(), lambda _: None, makes=True, migrates=migrates):
         assert [True] * migrates == migrated

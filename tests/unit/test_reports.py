@@ -137,7 +137,7 @@ async def test_a_worker_that_hangs_keeps_its_counters_and_loses_its_gauges(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It delays a scrape by a bounded time, and is asked once."""
-    monkeypatch.setattr(reports, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(reports, "REPORT_SECONDS", 0.3)
     first, second = await instance.start(2), await instance.start(3)
     first.hang()
     first.count(10)

@@ -1,11 +1,10 @@
-"""How many connections there are file descriptors for, what signals do, what a start prints."""
+"""How many connections there are file descriptors for, what signals do."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
-import re
 import resource
 import signal
 import socket
@@ -14,12 +13,9 @@ from contextlib import asynccontextmanager
 from signal import default_int_handler
 from typing import TYPE_CHECKING
 
-import jwt
 import pytest
 
-from stretto.config import Settings
 from stretto.http.front.serving import cannot_listen
-from stretto.http.tokens.authenticator import TokenSettings
 from stretto.runtime.stop import Stop
 from stretto.server import (
     FILES_OWN,
@@ -28,7 +24,6 @@ from stretto.server import (
     _reserved_port,
     _sessions_max,
     _stop_on_signals,
-    _welcome,
 )
 from stretto.start_errors import ListenError
 from support.waiting import until
@@ -122,7 +117,7 @@ async def test_a_stop_ends_the_wait_for_a_database_that_never_answers(
     began, ended = asyncio.Event(), asyncio.Event()
 
     @asynccontextmanager
-    async def never(*_: object) -> AsyncIterator[None]:
+    async def never(*_: object, **__: object) -> AsyncIterator[None]:
         began.set()
         try:
             await asyncio.Event().wait()
@@ -157,23 +152,6 @@ def test_a_port_is_reserved_by_one_service_alone() -> None:
             pass
     with _reserved_port("127.0.0.1", port) as again:
         assert port == again
-
-
-@pytest.mark.parametrize("requires_scopes", [True, False])
-@pytest.mark.parametrize("shows_token", [True, False])
-def test_a_token_is_printed_on_a_terminal_alone(shows_token: bool, requires_scopes: bool) -> None:
-    """Elsewhere the text ends in a log; the line to paste makes its own. Both are good for it."""
-    tokens = TokenSettings(jwt_secret="s" * 32, jwt_require_scopes=requires_scopes)
-    text = _welcome(Settings(), 1, tokens, shows_token=shows_token)
-    printed = re.search(r"Bearer (ey[\w.-]+)", text)
-    assert shows_token == (printed is not None)
-    if printed is not None:
-        claims = jwt.decode(printed[1], options={"verify_signature": False})
-        assert requires_scopes == ("stretto:create" in claims.get("scope", ""))
-    assert shows_token != ('"Authorization: Bearer $(stretto token alice)"' in text)
-    assert "listens on http://127.0.0.1:1 (the console: http://127.0.0.1:1/, the API: " in text
-    without = _welcome(Settings(console="off"), 1, tokens, shows_token=shows_token)
-    assert "listens on http://127.0.0.1:1 (the API: " in without
 
 
 @pytest.mark.parametrize(("expected", "as_pid"), [(143, 1), (-signal.SIGTERM, 2)])

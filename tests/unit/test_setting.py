@@ -10,13 +10,13 @@ import pytest
 
 from stretto.assembly.settings import ComponentSettings
 from stretto.creation.settings import CreatorSettings
-from stretto.events.hub import HubSettings
-from stretto.http.event_streams import StreamSettings
-from stretto.http.tokens.authenticator import TokenSettings
-from stretto.postgres.retention import Retention
+from stretto.events.settings import HubSettings
+from stretto.http.settings import StreamSettings
+from stretto.http.tokens.settings import TokenSettings
+from stretto.postgres.settings import Retention
 from stretto.setting import require_settings, setting
 from stretto.start_errors import ConfigurationError
-from stretto.targets.relay import RelaySettings
+from stretto.targets.settings import RelaySettings
 from stretto.webhook.rules import WebhookSettings
 
 GOOD = ComponentSettings()
@@ -75,7 +75,7 @@ def test_what_is_out_of_bounds_is_refused(words: str, part: Any) -> None:
         ("writers must be int, not <class 'str'>", {"writers": "2"}),
         ("writers must be int, not <class 'float'>", {"writers": 2.0}),
         ("writers must be int, not <class 'bool'>", {"writers": True}),
-        ("relay must be stretto.targets.relay.RelaySettings, not", {"relay": None}),
+        ("relay must be stretto.targets.settings.RelaySettings, not", {"relay": None}),
         ("relay must be .*RelaySettings, not .*HubSettings", {"relay": HubSettings()}),
         ("nats_url must be str, not <class 'NoneType'>", {"nats_url": None}),
     ],

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -132,6 +134,39 @@ async def test_a_worker_that_was_asked_to_end_is_no_failure_and_is_replaced(
     command = (sys.executable, "-Sc", end)
     await Supervisor(command, {}, stop, times.clock_seconds, times.pause).run(1)
     assert [expected] * 2 == logged
+
+
+async def test_a_worker_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The system may have lacked a process for a moment; the other workers go on meanwhile."""
+    start, logged = asyncio.create_subprocess_exec, list[tuple[str, str]]()
+    lacking = [BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))]
+
+    async def start_if_possible(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        if lacking:
+            raise lacking.pop()
+        return await start(*arguments, **options)
+
+    def log(event: str, **fields: object) -> None:
+        logged.append((event, str(fields.get("cause", fields.get("exit_code")))))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_if_possible)
+    monkeypatch.setattr(logger, "error", log)
+    stop = Stop(drain_seconds=0)
+    times = Times(stop, starts_max=2)
+    await Supervisor(DIES, {}, stop, times.clock_seconds, times.pause).run(1)
+    assert [("worker.not_started", os.strerror(errno.EAGAIN)), ("worker.died", "3")] == logged
+
+
+async def test_workers_that_can_never_be_started_are_given_up() -> None:
+    """In words, not with a traceback."""
+    stop = Stop(drain_seconds=0)
+    times = Times(stop, starts_max=100)
+    command = ("/nonexistent/python",)
+    with pytest.raises(WorkersError, match=os.strerror(errno.ENOENT)):
+        await Supervisor(command, {}, stop, times.clock_seconds, times.pause).run(2)
+    assert not stop.asked.is_set()
 
 
 async def test_a_worker_that_is_frozen_is_killed_and_replaced(

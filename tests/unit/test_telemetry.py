@@ -32,7 +32,14 @@ from stretto.observations import (
     WebhookTried,
     WriteFailed,
 )
-from stretto.store_errors import HookError, HookInterrupted, OutcomeUnknown, Refused, Transient
+from stretto.store_errors import (
+    HookError,
+    HookInterrupted,
+    OutcomeUnknown,
+    Refused,
+    Transient,
+    Unreachable,
+)
 from stretto.telemetry.logs import log_observation
 from stretto.telemetry.metrics import Metrics
 from support.logged_events import logged
@@ -131,6 +138,17 @@ def test_a_hosts_handler_gets_ids_as_text(caplog: pytest.LogCaptureFixture) -> N
     assert str(UUID(int=1)) == vars(record)["group_id"]
 
 
+def test_a_plain_handler_of_a_hosts_shows_the_fields(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as that of `logging.basicConfig`; others find each field in the record."""
+    log_observation(UpkeepFailed("relay", Unreachable("no answer")))
+    (record,) = caplog.records
+    assert "upkeep.failed actor=relay kind=Unreachable cause='no answer'" == record.getMessage()
+    fields = vars(record)
+    assert ("upkeep.failed", "upkeep.failed", "relay") == (
+        *(fields[name] for name in ("msg", "event", "actor")),
+    )
+
+
 def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """With its name, and its traceback: it is a bug. That it runs again is said as well."""
     (line,) = logged(capsys, ActorCrashed("writer", raised(ZeroDivisionError())))
@@ -138,6 +156,15 @@ def test_a_crashed_actor_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
     assert "ZeroDivisionError" in line["exception"]
     (line,) = logged(capsys, ActorRestarted("writer"))
     assert ("actor.restarted", "info", "writer") == (line["event"], line["level"], line["actor"])
+
+
+def test_an_error_whose_text_is_not_unicode_is_one_line_of_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As of a file whose name is no UTF-8: the line says what it can, and is not lost."""
+    (line,) = logged(capsys, ActorCrashed("writer", raised(OSError("no file caf\udce9"))))
+    assert ("actor.crashed", "writer") == (line["event"], line["actor"])
+    assert "OSError: no file caf?" in line["exception"]
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,23 @@
 """Component: what runs, and the order in which it starts and stops.
 
-Start: connections, bus, relay, sweeper, webhook, readers, announcer, trail recorder, writers,
-history reader, log tail, hub, commands, the watch of a host's pool, then the HTTP server. Stop, the
-other way round:
+Start: connections, bus, relay, sweeper, webhook, deletion watch, readers and deleter, announcer,
+trail recorder, writers, history reader, log tail, hub, commands, the watch of a host's pool, then
+the HTTP server. Stop, the other way round:
 
 1. the service drains: `/readyz` is 503, all else is served, and each connection ends with its next
    answer (for `STRETTO_DRAIN_SECONDS`; `server.py`);
 2. the server stops listening, and closes the connections on which no request has come;
-3. no more commands are taken; those under way are settled and acknowledged (bounded);
+3. no more commands are taken, and `on_event` gets no more events; commands under way are settled
+   and acknowledged, a call under way ends (bounded);
 4. the hub closes its sessions (1001) and waits until they have gone (bounded);
 5. history reader and log tail stop; sessions that still ask are answered with an error;
 6. the creator rejects new requests and lets its flights finish (bounded);
 7. the mailbox closes: what is still queued is answered with an error;
 8. the watch of a host's pool ends, and the writers give their connections back; a write that is
    still under way is cut off;
-9. the readers stop; what still waits for them is answered with an error;
-10. relay, sweeper, webhook, announcer and trail recorder stop; what they hold on lease is given
-    back, what was noted for trails is added;
+9. readers and deleter stop; what still waits for them is answered with an error;
+10. relay, sweeper, webhook, deletion watch, announcer and trail recorder stop; what they hold on
+    lease is given back, what was noted for trails is added;
 11. the bus closes;
 12. the pool closes, unless it is the host's;
 13. the server waits until all that was read is answered (bounded), and closes the connections that
@@ -30,6 +31,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from stretto.assembly.handle import Handle
+from stretto.misuse import WrongEventLoop
 from stretto.store_errors import StoreError
 
 if TYPE_CHECKING:
@@ -37,13 +40,16 @@ if TYPE_CHECKING:
 
     from stretto.creation.age import AttemptAge
     from stretto.creation.creator import GroupCreator
+    from stretto.creation.deletion import GroupDeleter
     from stretto.creation.lookup import AttemptLookup
     from stretto.creation.ports import Write, WriteResult
     from stretto.creation.reads import Reads
     from stretto.creation.trail import TrailRecorder
     from stretto.creation.writer import GroupWriter
+    from stretto.events.deletion_watch import DeletionWatch
     from stretto.events.history_reader import Ask, HistoryReader, Stretch
     from stretto.events.hub import SessionHub
+    from stretto.events.subscriptions import Subscriptions
     from stretto.events.tail import Announcer, LogTail
     from stretto.nats.opening import Nats
     from stretto.postgres.connections import Database
@@ -58,11 +64,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
-    """A running stretto without HTTP: `creator.create` is what it is for."""
+class Component(Handle):
+    """A running stretto without HTTP: a host uses the methods of `Handle`."""
 
     creator: GroupCreator
     lookup: AttemptLookup
+    deleter: GroupDeleter
+    deletion_watch: DeletionWatch
     reads: Reads
     age: AttemptAge
     database: Database
@@ -71,6 +79,8 @@ class Component:
     history: Mailbox[Ask, Stretch]
     tail: LogTail
     announcer: Announcer
+    subscriptions: Subscriptions
+    """Start with the first `on_event`."""
     relay: OutboxRelay | None
     """None without a bus."""
     webhook: WebhookSender | None
@@ -80,12 +90,28 @@ class Component:
     writers: Sequence[GroupWriter]
     write_stores: Sequence[PostgresWriteStore]
     """The writers' connections."""
+    wakes: Sequence[Callable[[], None]]
+    """Of the readers of the log, which a writer wakes."""
     pool_watch: PoolWatch | None
     """Of a host's pool."""
     nats: Nats | None
     runner: Runner
     """Runs all of these, and knows which of them do."""
     tracing: Tracing | None
+
+    @property
+    def _running(self) -> Component:
+        return self
+
+    def announce(self) -> None:
+        """Wake every reader of the log."""
+        try:
+            self.creator.require_own_loop()
+        except RuntimeError:
+            # Also in a thread without a loop: that of the readers would not notice.
+            raise WrongEventLoop from None
+        for wake in (*self.wakes, self.deletion_watch.wake):
+            wake()
 
     async def start(self) -> None:
         """Start what runs, in the order of the module's list.
@@ -106,7 +132,11 @@ class Component:
         if self.webhook is not None:
             await self.webhook.open()
             start(self.webhook)
-        for reader in self.reads.readers:
+        # Before the first request, as the relay.
+        with suppress(StoreError):
+            await self.deletion_watch.open()
+        start(self.deletion_watch)
+        for reader in (*self.reads.readers, self.deleter):
             start(reader, is_vital=True)
         start(self.announcer)
         start(self.trail)
@@ -131,13 +161,16 @@ class Component:
         readers = [each for each in (self.relay, self.webhook) if each is not None]
         steps: tuple[Callable[[], Awaitable[None]], ...] = (
             partial(stop, *([nats.commands] if nats else [])),  # 3
+            self.subscriptions.stop,  # 3
             partial(stop, self.hub),  # 4
             partial(stop, self.history_reader, self.tail),  # 5
             self.creator.stop,  # 6
             self._close_mailbox,  # 7
             partial(stop, *([self.pool_watch] if self.pool_watch else []), *self.writers),  # 8
-            partial(stop, *self.reads.readers),  # 9
-            partial(stop, self.sweeper, self.announcer, self.trail, *readers),  # 10
+            partial(stop, *self.reads.readers, self.deleter),  # 9
+            partial(  # 10
+                stop, self.sweeper, self.deletion_watch, self.announcer, self.trail, *readers
+            ),
             partial(stop, *([nats.connection] if nats else [])),  # 11
         )
         async with AsyncExitStack() as stack:

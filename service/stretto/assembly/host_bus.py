@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from stretto.identifiers import plain
+from stretto.runtime.exits import ExitAsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -11,6 +14,10 @@ if TYPE_CHECKING:
 
     from stretto.events.log import CommittedEvent
     from stretto.targets.bus import EventBus
+
+
+# As of a veto's detail: the reason is in the log, and in the dead letter.
+REASON_CHARACTERS_MAX: Final = 1024
 
 
 class HostsBus:
@@ -23,9 +30,12 @@ class HostsBus:
         """Publish the events; raises `TypeError` for an answer that breaks the contract.
 
         Whether any event was published is then unknown, and they are published again. An id that
-        is none of theirs, such as a text, would let the relay pass over a refused event.
+        is none of theirs, such as a text, would let the relay pass over a refused event. Reasons
+        are cut to `REASON_CHARACTERS_MAX`.
+        `SystemExit` and `KeyboardInterrupt` are raised as a `RuntimeError`.
         """
-        reasons: object = await self._bus.publish(events)
+        with ExitAsError("publish"):
+            reasons: object = await self._bus.publish(events)
         event_ids = {event.event_id for event in events}
         if isinstance(reasons, Mapping):
             refused = dict(reasons)
@@ -35,7 +45,10 @@ class HostsBus:
                 if each[0] not in event_ids or not isinstance(each[1], str)
             ]
             if not odd:
-                return {event_id: str.__str__(reason) for event_id, reason in refused.items()}
+                return {
+                    event_id: plain(reason)[:REASON_CHARACTERS_MAX]
+                    for event_id, reason in refused.items()
+                }
             kinds = " and ".join(repr(type(each)) for each in odd[0])
             found = f"a mapping with {kinds}, or with the id of another event"
         else:

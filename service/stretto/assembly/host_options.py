@@ -12,6 +12,8 @@ import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
+from aiohttp.web_urldispatcher import PrefixedSubAppResource
+
 from stretto.kinds import require_kind
 from stretto.start_errors import ConfigurationError
 from stretto.telemetry.logs import logger
@@ -19,6 +21,8 @@ from stretto.telemetry.safe_calls import never_raising
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+    from aiohttp import web
 
     from stretto.observations import Observation, Observer
     from stretto.webhook.rules import WebhookSettings
@@ -108,6 +112,16 @@ def require_authorize(authorize: object) -> None:
         raise TypeError(message)
 
 
+def require_on_event(callback: object) -> None:
+    """Raise `TypeError` unless it is an async function, or an object that is called like one."""
+    if not _is_async(callback):
+        message = (
+            "on_event needs an async function of one event: `async def greet(event)`, not"
+            f" {callback!r}"
+        )
+        raise TypeError(message)
+
+
 def guarded(observe: Observer) -> Observer:
     """Return an observer that never raises: it is called in the middle of writes and of answers."""
 
@@ -117,7 +131,7 @@ def guarded(observe: Observer) -> Observer:
     return never_raising(observe, report)
 
 
-def report_tracing(error: Exception) -> None:
+def report_tracing(error: BaseException) -> None:
     """Log what the host's sampler or processor of spans has raised."""
     logger.error("tracing.failed", kind=type(error).__name__, exc_info=error)
 
@@ -130,6 +144,14 @@ def require_one_source(dsn: str, pool: object) -> None:
         given = "both were given" if dsn else "neither was given"
         message = f"one of dsn and pool is needed: {given}"
         raise TypeError(message)
+
+
+def require_free(app: web.Application, prefix: str) -> None:
+    """Raise `ConfigurationError` if an application is mounted there: it would get every request."""
+    mounted = (each for each in app.router.resources() if isinstance(each, PrefixedSubAppResource))
+    if any(each.canonical == prefix for each in mounted):
+        message = f"the prefix {prefix!r} is taken: mount each application below one of its own"
+        raise ConfigurationError(message)
 
 
 def require_prefix(prefix: str) -> None:

@@ -14,13 +14,14 @@ from uuid import UUID
 import asyncpg
 
 from stretto.kinds import require_kind
-from stretto.postgres.connections import Lane
 from stretto.postgres.driver_connection import is_lost
+from stretto.postgres.lanes import Lane
+from stretto.postgres.log import origin
 from stretto.postgres.migrate import PRIVILEGES, ROUTINES
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import session_violation
 from stretto.start_errors import ConfigurationError
-from stretto.store_errors import Unreachable
+from stretto.store_errors import ReadCancelled, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,9 @@ POOL_SPARE_MIN: Final = 3
 # its connections a component has, and a count of those in use would include the host's own.
 _needed: Final[dict[Pool, int]] = {}
 DATA_CLASS: Final = "22"
+_ADVICE: Final = (
+    "leave the codecs of PostgreSQL's own types as they are, or give stretto a pool of its own"
+)
 # A value of each type for `ping_codecs`, as the driver has it. First those that are sent.
 _ID: Final = UUID(int=7)
 SENT: Final[Mapping[str, object]] = {
@@ -112,14 +116,26 @@ def sharing(pool: Pool, writers: int) -> Iterator[None]:
             del _needed[pool]
 
 
-async def require_database(database: Database, *, is_hosts_pool: bool) -> None:
-    """Raise `Unreachable` unless the database answers and has our tables.
+async def require_database(database: Database, *, is_hosts_pool: bool) -> str:
+    """Return what identifies the database; raise `Unreachable` unless it answers and has our tables.
 
-    Raises `ConfigurationError` where a host's pool does not find them, or does not read our values.
+    Raises `ConfigurationError` where a host's pool does not find them, does not read our values, or
+    ends our statements before the server has answered.
     """
-    if is_hosts_pool:
-        await _require_right_pool(database)
-    await database.inspect()
+    try:
+        if is_hosts_pool:
+            await _require_right_pool(database)
+        await database.inspect()
+        return await origin(database)
+    except ReadCancelled as error:
+        if not is_hosts_pool:
+            raise
+        message = (
+            f"a statement was cancelled ({error}): open the pool with"
+            ' server_settings={"statement_timeout": "0"}, or leave it out there and run'
+            " ALTER ROLE … RESET statement_timeout"
+        )
+        raise ConfigurationError(message) from error
 
 
 async def _require_right_pool(database: Database) -> None:
@@ -150,26 +166,29 @@ async def _require_right_pool(database: Database) -> None:
 
 
 async def _require_codecs(connection: Connection) -> None:
-    """Raise `ConfigurationError` unless the codecs of our types are the driver's own."""
-    advice = (
-        "leave the codecs of PostgreSQL's own types as they are, or give stretto a pool of its own"
-    )
+    """Raise `ConfigurationError` unless rows, and the codecs of our types, are the driver's own."""
     try:
         row = await connection.fetchrow(QUERIES["ping_codecs"], *SENT.values())
+        rows = [row, *await connection.fetch(QUERIES["ping_codecs"], *SENT.values())]
     except Exception as error:
         # A codec of the host's may raise anything; class 22 is the server's code for bad data.
         is_data = getattr(error, "sqlstate", DATA_CLASS).startswith(DATA_CLASS)
         if not is_data or is_lost(connection) or isinstance(error, (OSError, TimeoutError)):
             raise
-        message = f"the pool does not send or read values as the driver does ({error}): {advice}"
+        message = f"the pool does not send or read values as the driver does ({error}): {_ADVICE}"
         raise ConfigurationError(message) from error
+    for each in rows:
+        # A `connection_class` may override either method.
+        if not isinstance(each, asyncpg.Record):
+            message = f"the pool returns rows that are no asyncpg.Record: {_ADVICE}"
+            raise ConfigurationError(message)
     assert row is not None
     for name, value in {**SENT, **READ}.items():
         if (type(row[name]), row[name]) != (type(value), value) and not _is_uuid(row[name], value):
-            message = f"the pool reads a {name} as {type(row[name]).__name__}: {advice}"
+            message = f"the pool reads a {name} as {type(row[name]).__name__}: {_ADVICE}"
             raise ConfigurationError(message)
     if not row["is_sent"]:
-        message = f"the pool sends other values than it is given: {advice}"
+        message = f"the pool sends other values than it is given: {_ADVICE}"
         raise ConfigurationError(message)
 
 

@@ -7,13 +7,12 @@ from typing import Final
 
 from stretto.creation.age import AHEAD_SECONDS_MAX
 from stretto.creation.settings import CreatorSettings
-from stretto.events.hub import HubSettings
+from stretto.events.settings import HubSettings
 from stretto.nats.access import NatsSettings
 from stretto.postgres.database_url import SCHEMA, SCHEMA_PATTERN
-from stretto.postgres.retention import Retention
+from stretto.postgres.settings import Retention
 from stretto.setting import setting
-from stretto.targets.bus import BUS_PREFIX, BUS_PREFIX_PATTERN
-from stretto.targets.relay import RelaySettings
+from stretto.targets.settings import BUS_PREFIX, BUS_PREFIX_PATTERN, RelaySettings
 from stretto.webhook.rules import WebhookSettings
 
 _DAY_SECONDS: Final = 86_400.0

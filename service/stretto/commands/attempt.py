@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from stretto.commands.console import stdout
 from stretto.commands.options import DatabaseUrl, DataDir, idempotency_key, user_id
-from stretto.commands.reports import attempt_text, gone_text, unknown_attempt, with_history
+from stretto.commands.reports import (
+    attempt_text,
+    deleted_text,
+    gone_text,
+    unknown_attempt,
+    with_history,
+)
 from stretto.commands.running import opened, run
-from stretto.config import read_settings
 from stretto.creation.lookup import AttemptLookup
 from stretto.domain import group_id
-from stretto.errors import NotFound
+from stretto.environment import read_settings
+from stretto.errors import GroupDeleted, NotFound
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.trail import PostgresTrailStore
 
@@ -43,22 +48,28 @@ def attempt(
     async def work() -> None:
         async with opened(settings, reads_outcomes=True) as database:
             lease_seconds = settings.component.creator.lease_seconds
-            lookup = AttemptLookup(PostgresAttemptStore(database), lease_seconds)
-            report = None
-            with suppress(NotFound):
+            store = PostgresAttemptStore(database)
+            lookup = AttemptLookup(store, lease_seconds)
+            text = None
+            try:
                 report = await (
                     lookup.look_up(owner_id, parsed_key, wait_seconds=0)
                     if heal
                     else lookup.look(owner_id, parsed_key)
                 )
+                text = attempt_text(report, retention_days)
+            except GroupDeleted:
+                id_ = group_id(owner_id, parsed_key)
+                tombstone = (await store.look(id_, lease_seconds, owner_id)).tombstone
+                text = deleted_text(id_, tombstone.deleted_at if tombstone else None)
+            except NotFound:
+                pass
             trail = None
             if history:
                 trail = await PostgresTrailStore(database).read(group_id(owner_id, parsed_key))
-        if report is None and not trail:
+        if text is None and not trail:
             raise NotFound(unknown_attempt(owner_id, parsed_key, retention_days))
-        text = gone_text(owner_id, parsed_key)
-        if report is not None:
-            text = attempt_text(report, retention_days)
+        text = text or gone_text(owner_id, parsed_key)
         stdout.print(text if trail is None else with_history(text, trail))
 
     run(work(), settings)

@@ -9,7 +9,7 @@ import typer
 from stretto.commands.console import stdout
 from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import opened, run
-from stretto.config import read_settings
+from stretto.environment import read_settings
 from stretto.nats.opening import Bus, describe_streams
 from stretto.postgres.log import origin
 from stretto.provision import bus_place

@@ -8,7 +8,7 @@ from stretto.commands.console import stdout
 from stretto.commands.help import EXIT_VIOLATION
 from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import connected, run
-from stretto.config import read_settings
+from stretto.environment import read_settings
 from stretto.postgres.check import check_database
 
 

@@ -22,10 +22,15 @@ def say(line: str) -> None:
 
 def fail(message: str, exit_code: int) -> NoReturn:
     """Write why the command failed, and end the process; wait `STOP_SECONDS` for the reader."""
-    speaking = threading.Thread(target=stderr.print, args=(f"stretto: {message}",), daemon=True)
-    speaking.start()
-    speaking.join(STOP_SECONDS)
-    if speaking.is_alive():
+    if not has_said(f"stretto: {message}"):
         # The pipe is full and is not being read: the usual end would wait for it, and for its lock.
         os._exit(exit_code)
     raise SystemExit(exit_code)
+
+
+def has_said(line: str) -> bool:
+    """Write a message, and return whether it was written within `STOP_SECONDS`."""
+    speaking = threading.Thread(target=stderr.print, args=(line,), daemon=True)
+    speaking.start()
+    speaking.join(STOP_SECONDS)
+    return not speaking.is_alive()

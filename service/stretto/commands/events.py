@@ -10,14 +10,16 @@ import typer
 from stretto.commands.console import stdout
 from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import connected, run
-from stretto.config import read_settings
-from stretto.domain import EVENT_TYPE
+from stretto.environment import read_settings
 from stretto.errors import NotFound
-from stretto.postgres.deliveries import dead_letters, retry_dead_letters
+from stretto.postgres.deliveries import dead_letters, hasten_deliveries, retry_dead_letters
+from stretto.webhook.sender import LEASE_SECONDS
 from stretto.webhook.store import disabled_at, enable, paused_until
 
 # As many as an operator can read.
 DEAD_LETTERS_MAX: Final = 1000
+# The driver's times are in UTC.
+_TIME: Final = "%FT%TZ"
 
 
 def events(
@@ -25,6 +27,9 @@ def events(
         list[UUID] | None, typer.Option(help="Retry this one; may be given several times.")
     ] = None,
     retry_all: Annotated[bool, typer.Option(help="Retry all of them.")] = False,
+    retry_waiting: Annotated[
+        bool, typer.Option(help="Try those now that wait for another try; none of them is dead.")
+    ] = False,
     enable_webhook: Annotated[
         bool,
         typer.Option(help="Send events again to an endpoint that answered 410, or is paused."),
@@ -37,7 +42,8 @@ def events(
     These are events that the bus or the webhook's endpoint has refused too often.
     """
     settings = read_settings(database_url=database_url, data_dir=data_dir)
-    writes = bool(retry) or retry_all or enable_webhook
+    writes = bool(retry) or retry_all or retry_waiting or enable_webhook
+    lease_seconds = max(LEASE_SECONDS, settings.component.relay.relay_lease_seconds)
 
     async def work() -> None:
         async with connected(settings, writes=writes) as connection:
@@ -46,6 +52,9 @@ def events(
                 stdout.print(
                     f"the webhook {'is enabled' if is_changed else 'was not disabled or paused'}"
                 )
+            if retry_waiting:
+                count = await hasten_deliveries(connection, lease_seconds)
+                stdout.print(f"{count} waiting events will be tried now")
             if retry or retry_all:
                 count = await retry_dead_letters(connection, None if retry_all else retry)
                 stdout.print(f"{count} events will be tried again")
@@ -58,15 +67,15 @@ def events(
             pause_end = await paused_until(connection)
         for letter in letters:
             stdout.print(
-                f"{letter['event_id']} {EVENT_TYPE} of {letter['created_at']:%F %T},"
+                f"{letter['event_id']} {letter['event_type']} of {letter['created_at']:{_TIME}},"
                 f" {letter['tries']} tries: {letter['dead_reason']}"
             )
         stdout.print(f"{len(letters) or 'no'} dead letters")
         if since is not None:
-            stdout.print(f"the webhook is disabled: its endpoint answered 410 at {since:%F %T}")
+            stdout.print(f"the webhook is disabled: its endpoint answered 410 at {since:{_TIME}}")
         if pause_end is not None:
             stdout.print(
-                f"the webhook is paused until {pause_end:%F %T}, as its endpoint has asked:"
+                f"the webhook is paused until {pause_end:{_TIME}}, as its endpoint has asked:"
                 " --enable-webhook ends the pause"
             )
 

@@ -11,7 +11,7 @@ from stretto.commands.console import say, stdout
 from stretto.commands.options import DatabaseUrl, DataDir, user_id
 from stretto.commands.reports import group_line
 from stretto.commands.running import opened, run
-from stretto.config import read_settings
+from stretto.environment import read_settings
 from stretto.postgres.groups import PostgresGroupStore
 
 # As many as an operator can read.

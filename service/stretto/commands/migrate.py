@@ -13,7 +13,7 @@ from rich.progress import Progress, TaskID
 from stretto.commands.console import stderr, stdout
 from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import connected, run
-from stretto.config import read_settings
+from stretto.environment import read_settings
 from stretto.postgres.migrate import grant, require_roles
 from stretto.postgres.migrate import migrate as migrate_database
 from stretto.postgres.migration_plan import Plan
@@ -40,7 +40,9 @@ def migrate(
     schema = settings.component.db_schema
 
     async def work() -> None:
-        async with connected(settings, writes=True, needs_tables=False) as connection:
+        async with connected(
+            settings, writes=True, needs_tables=False, makes=not plan
+        ) as connection:
             await require_roles(connection, grant_to or ())
             if plan:
                 planned = await plan_migration(connection, schema)
@@ -51,6 +53,8 @@ def migrate(
             if grant_to:
                 await grant(connection, schema, grant_to)
         stdout.print(f"applied: {', '.join(map(str, numbers))}" if numbers else "up to date")
+        if grant_to:
+            stdout.print(f"granted to {', '.join(dict.fromkeys(grant_to))}")
 
     run(work(), settings)
 

@@ -14,8 +14,8 @@ import typer
 
 from stretto.commands.console import say
 from stretto.commands.running import run
-from stretto.config import read_settings
 from stretto.embedded.place import bundled_programs
+from stretto.environment import read_settings
 from stretto.postgres.database_url import split_hosts
 from stretto.postgres.pooler import split_pooler
 from stretto.provision import database_place

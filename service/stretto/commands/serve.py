@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from stretto.commands.console import say
+from stretto.commands.help import EXIT_DONE
 from stretto.commands.options import DatabaseUrl, DataDir, flag
 from stretto.commands.running import run
-from stretto.config import read_settings
+from stretto.environment import read_settings
 from stretto.server import serve as serve_until_stopped
 
 
@@ -25,4 +26,5 @@ def serve(
     settings = read_settings(
         database_url=database_url, data_dir=data_dir, host=host, port=port, workers=workers
     )
-    run(serve_until_stopped(settings, say, share_port=share_port), settings)
+    work = serve_until_stopped(settings, say, share_port=share_port)
+    run(work, settings, exit_code=EXIT_DONE)

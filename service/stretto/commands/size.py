@@ -11,14 +11,14 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from stretto.commands.console import stdout
-from stretto.config import read_settings
+from stretto.environment import read_settings
+from stretto.postgres.lanes import connections
 from stretto.postgres.sizing import (
     BACKEND_BYTES,
     DAY_SECONDS,
     PROCESS_BYTES,
     SESSION_BYTES,
     Demand,
-    connections,
     image_bytes,
     random_index_bytes,
     tables,
@@ -33,7 +33,7 @@ _RATE_MAX: Final = 1_000_000
 _INSTANCES_MAX: Final = 10_000
 
 
-def size(
+def size(  # noqa: PLR0913, PLR0917 each is an option
     rate: Annotated[float, typer.Option(min=0.001, max=_RATE_MAX, help="Creations per second.")],
     members: Annotated[
         int, typer.Option(min=1, max=1001, help="Members of a group, with its owner.")
@@ -45,6 +45,13 @@ def size(
     after: Annotated[
         str, typer.Option(metavar="DAYS", help="For how long groups have been created.")
     ] = "365d",
+    outage: Annotated[
+        str,
+        typer.Option(
+            metavar="DAYS",
+            help="For how long the webhook's endpoint may be away; 0d: there is none.",
+        ),
+    ] = "1d",
     instances: Annotated[
         int, typer.Option(min=1, max=_INSTANCES_MAX, help="Instances of the service.")
     ] = 2,
@@ -59,6 +66,7 @@ def size(
         attempt_days=_days(retention) if retention else component.retention.retention_days,
         event_days=component.retention.event_retention_days,
         after_days=_days(after),
+        outage_days=_days(outage, least=0),
         batch_max=component.batch_max,
     )
     sizes = tables(demand)
@@ -89,16 +97,17 @@ def size(
         return
     stdout.print(
         f"{demand.after_days} days of {rate:g} creations a second; attempts of {demand.attempt_days}"
-        f" and events of {demand.event_days} days are kept\n"
+        f" and events of {demand.event_days} days are kept, those of {demand.outage_days} days wait for"
+        " the webhook's endpoint\n"
     )
     stdout.print(_sizes(report))
     stdout.print(_rest(report))
 
 
-def _days(text: str) -> int:
+def _days(text: str, least: int = 1) -> int:
     """Return the days of a text such as 30d; raises `ConfigurationError` for another."""
     found = re.fullmatch(r"(\d{1,5})d?", text)
-    if found is None or not int(found[1]):
+    if found is None or int(found[1]) < least:
         message = f"{text!r} is no number of days, such as 30d"
         raise ConfigurationError(message)
     return int(found[1])

@@ -11,7 +11,7 @@ from rich.progress import Progress
 from stretto.commands.console import stderr, stdout
 from stretto.commands.options import DatabaseUrl, DataDir
 from stretto.commands.running import connected, run
-from stretto.config import read_settings
+from stretto.environment import read_settings
 from stretto.postgres.retention import PARTITIONS, sweepable
 from stretto.postgres.retention import sweep as sweep_database
 

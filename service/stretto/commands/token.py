@@ -6,12 +6,12 @@ from typing import Annotated, Final
 
 import typer
 
-from stretto.commands.console import stdout
+from stretto.commands.console import say, stdout
 from stretto.commands.options import DataDir, user_id
-from stretto.config import read_settings
-from stretto.http.tokens.authenticator import make_token
+from stretto.environment import read_settings
+from stretto.http.tokens.making import make_token
 from stretto.http.tokens.scopes import Scope
-from stretto.provision import token_settings
+from stretto.own_secret import token_settings
 from stretto.start_errors import ConfigurationError
 
 # Ten years: longer than any trial, and every date after it can be written.
@@ -30,7 +30,7 @@ def token(
     data_dir: DataDir = None,
 ) -> None:
     """Print a bearer token (HS256) for a user, for trying things out."""
-    tokens = token_settings(read_settings(data_dir=data_dir))
+    tokens = token_settings(read_settings(data_dir=data_dir), say)
     if not tokens.jwt_secret:
         message = "only a service with STRETTO_JWT_SECRET can make tokens; ask your token issuer"
         raise ConfigurationError(message)

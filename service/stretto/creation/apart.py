@@ -1,14 +1,17 @@
 """Takes a batch apart that has failed together, so that no request fails its neighbours.
 
-Halves: where some were refused, such as by a host's veto, a half without one is written together.
-OneByOne: after any other error each request is written alone and answered with its own error.
+OneByOne: each request is written alone and answered with its own error. So are the requests of
+suspects (`suspects.py`), without a try together. A batch of which some were refused is taken apart
+by halves first (`halves.py`).
 
 The owners whose writes have gone through of late come first. What takes long ends this, whatever
 its result: no more is tried of an owner whose failures have taken too long, or whose successes take
 much longer than its neighbours', and after `APART_SECONDS_MAX` the rest goes back to the mailbox if
-others wait. What an owner's failures, refusals or slow successes have cost others is charged to
-that owner (`breakers.py`). So is the time of the requests that go through alone, because without
-the failures one statement would have written them.
+others wait. Where a write has hung meanwhile, the owners of that rest become suspects.
+
+What an owner's failures, refusals or slow successes have cost others is charged to that owner
+(`breakers.py`). So is the time of the requests that go through alone, because without the failures
+one statement would have written them.
 """
 
 from __future__ import annotations
@@ -18,21 +21,15 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from stretto.creation.blame import is_away, is_own, note_hang, slow
 from stretto.creation.breakers import OWNER_SECONDS_MAX, OwnerBreakers
-from stretto.creation.ports import Led, SettledAsFailed
-from stretto.store_errors import (
-    HookEnded,
-    HookError,
-    Locked,
-    Misconfigured,
-    OutcomeUnknown,
-    Stalled,
-    StoreError,
-    Unreachable,
-)
+from stretto.creation.ports import Led, NotLed
+from stretto.creation.requests import age_order, has_several_owners, result_of
+from stretto.creation.suspects import HANG_RATIO
+from stretto.store_errors import OutcomeUnknown, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from stretto.creation.ports import Write, WriteRequest, WriteResult
     from stretto.domain import UserId
@@ -45,29 +42,6 @@ Result = TypeVar("Result")
 APART_SECONDS_MAX: Final = 1.0
 # An owner is slow whose writes take so many times as long as its neighbours'.
 SLOW_RATIO: Final = 5.0
-
-
-class _RowLocked(Locked):
-    """A row beside the attempts, such as a host's, was locked, and no table: others can be written.
-
-    Its name keeps it out of telemetry: it is reported as `Locked` (`WriteFailed.kind`).
-    """
-
-
-def is_away(error: StoreError) -> bool:
-    """Whether the database cannot be reached: every other request would meet the same."""
-    return isinstance(error, Unreachable) and not isinstance(error, Misconfigured)
-
-
-def is_own(error: StoreError, started: float, breakers: OwnerBreakers) -> bool:
-    """Whether a failure since `started` is its owner's own: a lock on a row, or the host's hook.
-
-    A write or a hook that was ended may have been slow because all are. So it is its owner's own
-    only where another write has gone through meanwhile.
-    """
-    if isinstance(error, Stalled | HookEnded):
-        return breakers.has_led_since(started)
-    return isinstance(error, HookError | _RowLocked)
 
 
 @dataclass(slots=True)
@@ -90,57 +64,6 @@ class _Successes:
     count: int = 0
 
 
-class Halves:
-    """Yields parts of a batch to lead, and the halves of each part that is refused; use once."""
-
-    def __init__(
-        self, batch: Sequence[WriteRequest], started: float, breakers: OwnerBreakers
-    ) -> None:
-        """Take the time at which the lead of the whole batch began."""
-        self._batch = batch
-        self._breakers = breakers
-        self._since = started
-        self._wasted_seconds = 0.0
-        self._parts: list[Sequence[WriteRequest]] = []
-        self.split(batch)
-
-    def __iter__(self) -> Iterator[Sequence[WriteRequest]]:
-        while self._parts:
-            self._since = self._breakers.clock_seconds()
-            yield self._parts.pop()
-
-    def split(self, part: Sequence[WriteRequest]) -> None:
-        """Replace a part that was refused by its halves."""
-        self._wasted_seconds += self._breakers.clock_seconds() - self._since
-        middle = len(part) // 2
-        self._parts += [part[middle:], part[:middle]]
-
-    def charge(self) -> None:
-        """Charge the owners of refused requests with the time lost, if they had neighbours."""
-        if not _has_several_owners(self._batch):
-            return
-        refused = [
-            request.message
-            for request in self._batch
-            if isinstance(result_of(request), SettledAsFailed)
-        ]
-        for write in refused:
-            error = HookError("groups of this owner are refused again and again")
-            self._breakers.charge(write, self._wasted_seconds / len(refused), error)
-
-
-def result_of(request: WriteRequest) -> WriteResult | None:
-    """Return a request's result; None if it has no answer, an error, or a sender that has left."""
-    answered = request.answered
-    if not answered.done() or answered.cancelled() or answered.exception() is not None:
-        return None
-    return answered.result()
-
-
-def _has_several_owners(batch: Sequence[WriteRequest]) -> bool:
-    return len({request.message.new_group.owner for request in batch}) > 1
-
-
 class OneByOne:
     """Writes the requests of one batch, each alone; use once."""
 
@@ -150,19 +73,32 @@ class OneByOne:
         mailbox: Mailbox[Write, WriteResult],
         breakers: OwnerBreakers,
         forget_bug: Callable[[Exception], Awaitable[None]],
+        since: float | None = None,
     ) -> None:
-        """Take the mailbox only to see whether others wait; `forget_bug` reports a bug."""
+        """Take the mailbox only to see whether others wait; `forget_bug` reports a bug.
+
+        Suspects come after others of the same batch, which were written before, `since` then.
+        """
         self._batch = batch
         self._mailbox = mailbox
         self._breakers = breakers
         self._forget_bug = forget_bug
         self._failing: dict[UserId, _Failures] = {}
         self._successes: dict[UserId, _Successes] = {}
+        self._are_suspects = since is not None
+        self._since = breakers.clock_seconds() if since is None else since
+        self._hang_seconds = 0.0
+        """The longest time for which one of them has hung alone."""
 
     async def write(
-        self, step: Callable[[WriteRequest], Awaitable[Result]]
+        self,
+        step: Callable[[WriteRequest], Awaitable[Result]],
+        *,
+        hang_seconds: float = 0.0,
     ) -> tuple[list[Result], list[WriteRequest]]:
         """Take a step for each request; return the results, and the requests that had no time.
+
+        `hang_seconds` is not 0 if the batch was ended then, as it took too long together.
 
         Raises what ends it before all had their turn: the database is away, or every request has
         met a bug.
@@ -170,7 +106,7 @@ class OneByOne:
         results: list[Result] = []
         untried: list[WriteRequest] = []
         clock_seconds, failing = self._breakers.clock_seconds, self._failing
-        started, bugs, is_late = clock_seconds(), 0, False
+        started, bugs, is_late, others_passed = clock_seconds(), 0, False, False
         left = self._proven_first()
         try:
             while left and not is_late:
@@ -184,7 +120,10 @@ class OneByOne:
                     continue
                 try:
                     results.append(await step(request))
-                    if isinstance(result_of(request), Led):
+                    result = result_of(request)
+                    # An attempt that is another's has not come as far.
+                    others_passed |= not isinstance(result, NotLed)
+                    if isinstance(result, Led):
                         self._note_success(request, clock_seconds() - since)
                 except StoreError as error:
                     self._fail(request, error, clock_seconds() - since)
@@ -198,8 +137,8 @@ class OneByOne:
                     unknown = OutcomeUnknown("the writer has met a bug")
                     self._fail(request, unknown, clock_seconds() - since)
                 is_late = self._is_late(started, left)
-            untried += self._fail_failing(left)
-            self._charge(started, others_passed=bool(results))
+            untried += self._fail_failing(left, hang_seconds)
+            self._charge(started, others_passed=others_passed)
         finally:
             # Each error refers to this frame by its traceback.
             failing.clear()
@@ -208,23 +147,33 @@ class OneByOne:
     def _proven_first(self) -> list[WriteRequest]:
         """Return the requests in an order to be taken from the end.
 
-        First come the owners whose last write has gone through. Among those, and among the others,
-        owners take turns: of each its first request, then of each its second.
+        First come the owners whose last write has gone through, and last those of whom one has hung
+        alone. Among those, and among the others, owners take turns: of each its first request, then
+        of each its second. While there are suspects, the newest come first in a turn: newcomers have
+        come after those who hang. Of the suspects, every other time the oldest do.
         """
         ranks: Counter[UserId] = Counter()
-        order: list[tuple[bool, int, WriteRequest]] = []
+        order: list[tuple[bool, bool, int, int, WriteRequest]] = []
+        suspects = self._breakers.suspects
+        sign = suspects.next_age_sign() if self._are_suspects else -1 if suspects else 0
         for request in self._batch:
-            owner = request.message.new_group.owner
-            order.append((not self._breakers.is_proven(owner), ranks[owner], request))
+            owner, age = request.message.new_group.owner, sign * age_order(request)
+            standing = suspects.error_of(owner) is not None, not self._breakers.is_proven(owner)
+            order.append((*standing, ranks[owner], age, request))
             ranks[owner] += 1
-        order.sort(key=lambda each: each[:2])
-        return [request for _, _, request in reversed(order)]
+        order.sort(key=lambda each: each[:4])
+        return [each[4] for each in reversed(order)]
 
     def _is_late(self, started: float, left: Sequence[WriteRequest]) -> bool:
         """Whether the requests that are left must make room for others that wait."""
-        if self._breakers.clock_seconds() - started < APART_SECONDS_MAX:
+        seconds = self._breakers.clock_seconds() - started
+        # After one hang of a suspect, a newcomer need not wait for the next one.
+        has_hung = self._are_suspects and seconds >= OWNER_SECONDS_MAX
+        if has_hung and self._mailbox.has_besides(self._breakers.suspects):
+            return True
+        if seconds < APART_SECONDS_MAX:
             return False
-        return len(self._mailbox) > 0 or _has_several_owners(left)
+        return len(self._mailbox) > 0 or has_several_owners(left)
 
     def _note_success(self, request: WriteRequest, seconds: float) -> None:
         owner = request.message.new_group.owner
@@ -256,17 +205,39 @@ class OneByOne:
         failing.seconds += seconds
         failing.count += 1
         self._breakers.forget_proof(owner)
+        if note_hang(self._breakers, request.message, error, seconds):
+            self._hang_seconds = max(self._hang_seconds, seconds)
 
-    def _fail_failing(self, left: list[WriteRequest]) -> list[WriteRequest]:
-        """Fail the requests of owners with failures, by the owner's error; return the others."""
-        rest = []
+    def _fail_failing(
+        self, left: list[WriteRequest], together_seconds: float
+    ) -> list[WriteRequest]:
+        """Fail the requests of owners with failures, by the owner's error; return the others.
+
+        If a write has hung, and the successes were much quicker, the owners of the others are
+        suspects: all if it was found, else those who are not proven. Where the proven alone take all
+        the time, the same batch would hang again and again.
+        """
+        rest, suspects = [], self._breakers.suspects
+        alone_seconds = self._telling(self._hang_seconds)
+        together_seconds = self._telling(together_seconds)
         for request in reversed(left):
-            failing = self._failing.get(request.message.new_group.owner)
-            if failing is None:
-                rest.append(request)
-            else:
-                request.fail(failing.error)
+            owner = request.message.new_group.owner
+            failing = self._failing.get(owner)
+            error = suspects.error_of(owner) if failing is None else failing.error
+            if error is not None:
+                request.fail(error)
+                continue
+            rest.append(request)
+            is_proven = self._breakers.is_proven(owner)
+            if hang_seconds := alone_seconds or (0.0 if is_proven else together_seconds):
+                suspects.note_untried(owner, hang_seconds)
         return rest
+
+    def _telling(self, hang_seconds: float) -> float:
+        """Return the time of a hang; 0 if the quickest success took nearly as long: all are slow."""
+        usual = (each.seconds / each.count for each in self._successes.values())
+        quickest = min(usual, default=0.0)
+        return hang_seconds if hang_seconds >= HANG_RATIO * quickest else 0.0
 
     def _charge(self, started: float, *, others_passed: bool) -> None:
         """Charge owners with what taking the batch apart has cost, where they had neighbours.
@@ -278,7 +249,7 @@ class OneByOne:
         A failure that is the owner's own is charged (`is_own`). Any other is charged only if the
         step of some request did not fail (`others_passed`).
         """
-        if not _has_several_owners(self._batch) and not len(self._mailbox):
+        if not has_several_owners(self._batch) and not len(self._mailbox):
             return
         seconds = self._breakers.clock_seconds() - started
         for owner, successes in self._successes.items():
@@ -289,11 +260,6 @@ class OneByOne:
         shared_seconds = seconds - sum(each.seconds for each in failing)
         count = sum(each.count for each in failing)
         for each in failing:
-            if others_passed or is_own(each.error, started, self._breakers):
+            if others_passed or is_own(each.error, self._since, self._breakers):
                 cost = each.seconds + shared_seconds * each.count / count
                 self._breakers.charge(each.write, cost, each.error)
-
-
-def slow() -> StoreError:
-    """Return the error of an owner whose writes succeed, but keep others waiting: it is paused."""
-    return Stalled("writes of this owner take long while others wait")

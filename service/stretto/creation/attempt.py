@@ -4,7 +4,8 @@
                  │  └──refused──────► failed
                  └──lease over: reclaim──► pending (another token)
 
-A settled attempt (succeeded, failed) never changes again.
+A settled attempt (succeeded, failed) never changes again. What was deleted leaves a tombstone, which
+decides whatever the attempt says.
 """
 
 from __future__ import annotations
@@ -68,11 +69,24 @@ class GroupRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Tombstone:
+    """What is left, for good, of a group that was deleted, or of a failed attempt that was swept."""
+
+    settled_at: datetime
+    """When the attempt was settled, or the group was created."""
+    failure: Failure | None
+    """Why the attempt failed; None: the group was deleted."""
+    deleted_at: datetime | None = None
+    """When the group was deleted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sighting:
-    """An attempt and the group of the same id, as one query saw them."""
+    """An attempt and the group of the same id, or its tombstone, as one query saw them."""
 
     attempt: Attempt | None
     group: GroupRow | None
+    tombstone: Tombstone | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +120,10 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The attempt failed for good."""
+    """The key creates nothing, for good."""
 
-    failure: Failure
+    failure: Failure | None
+    """Why the attempt failed; None: its group was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +141,16 @@ Decision = Replay | Heal | Wait | Reclaim | Refuse | ReuseOfKey | ClaimAgain
 
 def decide(sighting: Sighting, fingerprint: bytes) -> Decision:
     """Return what a request with this fingerprint does about what it sees.
+
+    A tombstone has no fingerprint: what its request asked for was deleted, too.
+    """
+    if sighting.tombstone is not None:
+        return Refuse(sighting.tombstone.failure)
+    return _decide_without_tombstone(sighting, fingerprint)
+
+
+def _decide_without_tombstone(sighting: Sighting, fingerprint: bytes) -> Decision:
+    """Return what is done about an attempt and its group.
 
     The group's fingerprint counts before the attempt's: after the first attempt was swept, a
     request with another body may have claimed the key again.

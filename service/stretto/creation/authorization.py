@@ -1,7 +1,7 @@
 """Asks the host whether an owner may create a group, before anything is claimed.
 
-What was claimed has been allowed. So a key that has an attempt or a group is not refused: a retry finds
-what became of it, whatever the host says by now (G3). A refused key is not spent.
+What was claimed has been allowed. So a key that has an attempt, a group or a tombstone is not refused:
+a retry finds what became of it, whatever the host says by now (G3). A refused key is not spent.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import UUID
 
+from stretto.creation.attempt import Sighting
 from stretto.creation.flight import RETRY_AFTER_SECONDS, public_error
 from stretto.creation.host_errors import last_raised, veto_of
 from stretto.domain import NewGroup
 from stretto.errors import AuthorizeFailed, CreationRefused, Overloaded
+from stretto.kinds import is_a
+from stretto.misuse import CreatedInHook
 from stretto.observations import AuthorizationFailed
+from stretto.runtime.exits import ExitAsError
 from stretto.store_errors import StoreError
 
 if TYPE_CHECKING:
+    from stretto.creation.hook_calls import HookCalls
     from stretto.creation.ports import AttemptStore
     from stretto.domain import UserId
     from stretto.observations import Observer
@@ -29,9 +34,9 @@ if TYPE_CHECKING:
 # left to the write.
 AUTHORIZE_SECONDS: Final = 2.0
 # Of a process at once: a host whose service hangs keeps so many requests waiting, and rejects others.
+# One owner has no more of them than are left free for others: alone half, beside one that has half a
+# quarter. So a few owners, for whom the host's code hangs, do not keep all others out.
 AUTHORIZATIONS_MAX: Final = 1024
-# One owner does not take all of them.
-OWNER_AUTHORIZATIONS_MAX: Final = 512
 
 Authorize: TypeAlias = Callable[[NewGroup], Awaitable[None]]
 """A host's say about a new group: returns, or raises `GroupRejected`."""
@@ -49,12 +54,15 @@ class Authorization:
         lease_seconds: float,
         observe: Observer,
         reportable: Reportable,
+        hooks: HookCalls,
     ) -> None:
+        """Take what shows which calls of the component's hooks run."""
         self._authorize: Callable[[NewGroup], Awaitable[object]] = authorize
         self._attempts = attempts
         self._lease_seconds = lease_seconds
         self._observe = observe
         self._reportable = reportable
+        self._hooks = hooks
         self._under_way: Counter[UserId] = Counter()
         """Calls of each owner that have not ended."""
         self._calls = 0
@@ -67,19 +75,19 @@ class Authorization:
         try:
             await self._ask(new_group)
         except (CreationRefused, AuthorizeFailed):
-            if not await self._is_known(UUID(bytes=group_id)):
+            if not await self._is_known(UUID(bytes=group_id), new_group.owner):
                 raise
 
-    async def _is_known(self, group_id: UUID) -> bool:
+    async def _is_known(self, group_id: UUID, owner: UserId) -> bool:
         try:
-            sighting = await self._attempts.look(group_id, self._lease_seconds)
+            sighting = await self._attempts.look(group_id, self._lease_seconds, owner)
         except StoreError as error:
             raise public_error(error) from error
-        return sighting.attempt is not None or sighting.group is not None
+        return sighting != Sighting(None, None)
 
     async def _ask(self, new_group: NewGroup) -> None:
         owner = new_group.owner
-        if self._calls >= AUTHORIZATIONS_MAX or self._under_way[owner] >= OWNER_AUTHORIZATIONS_MAX:
+        if self._under_way[owner] >= AUTHORIZATIONS_MAX - self._calls:
             raise Overloaded(retry_after_seconds=RETRY_AFTER_SECONDS)
         # A task of its own: what cancels the host's code from within does not cancel the request.
         call = asyncio.create_task(self._call(new_group), name="stretto authorize")
@@ -105,15 +113,19 @@ class Authorization:
         if veto is not None:
             raise CreationRefused(veto)
         bug = self._reportable(last_raised(error, Authorization._call.__code__))
-        raise self._failure(f"authorize raised {type(error).__name__}", bug) from bug
+        cause = f"authorize raised {type(error).__name__}"
+        if is_a(error, CreatedInHook):
+            # Our own: it says what to do.
+            cause += f": {error}"
+        raise self._failure(cause, bug) from bug
 
     async def _call(self, new_group: NewGroup) -> None:
+        call = self._hooks.begin("authorize")
         try:
-            answer: object = await self._authorize(new_group)
-        except (KeyboardInterrupt, SystemExit) as error:
-            # A task that raises one of these ends its event loop, and the host with it.
-            message = f"authorize raised {type(error).__name__}"
-            raise RuntimeError(message) from error
+            with ExitAsError("authorize"):
+                answer: object = await self._authorize(new_group)
+        finally:
+            self._hooks.end(call)
         if answer is not None:
             # It may well mean no.
             message = (

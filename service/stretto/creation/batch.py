@@ -11,11 +11,12 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from stretto.creation.apart import is_away
+from stretto.creation.blame import is_away
 from stretto.creation.contention import ContendedKeys
-from stretto.creation.leads import LeadWriter, kept
+from stretto.creation.leads import LeadWriter
 from stretto.creation.ports import NotLed
-from stretto.store_errors import InDoubt, Locked, OutcomeUnknown, Stalled, StoreError
+from stretto.creation.requests import kept
+from stretto.store_errors import InDoubt, Locked, OutcomeUnknown, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -55,7 +56,7 @@ class BatchWriter:
         failed: list[StoreError] = []
         is_lost = False
         try:
-            return await self._write_at_once(batch)
+            return await self._write_at_once(batch, started)
         except StoreError as error:
             if is_away(error):
                 raise
@@ -95,18 +96,33 @@ class BatchWriter:
         request.answer(NotLed())
         return 0
 
+    async def write_apart(self, batch: Sequence[WriteRequest], since: float) -> int:
+        """Claim and lead each alone, for a bounded time: their owners are suspects.
+
+        What is not tried is not claimed. Others of the same batch were written before, `since` then.
+        """
+        led, untried = await self._leads.one_by_one(batch, since).write(
+            lambda each: self.write_probe(each, is_hasty=True)
+        )
+        self._leads.untried += untried
+        return sum(led)
+
+    def put_back(self, batch: Sequence[WriteRequest]) -> None:
+        """Leave these for a later batch: no time is left for them."""
+        self._leads.untried += batch
+
     def take_untried(self) -> list[WriteRequest]:
         """Return the requests for which no time was left: they are to be put back."""
         untried, self._leads.untried = self._leads.untried, []
         return untried
 
-    async def _write_at_once(self, batch: Sequence[WriteRequest]) -> int:
+    async def _write_at_once(self, batch: Sequence[WriteRequest], started: float) -> int:
         """Claim and lead in one round trip; return how many led. Handles no error."""
         with self._leads.reporting(batch, "claim_and_lead"):
             led = await self._store.claim_and_lead(
                 [request.message for request in batch], is_hasty=len(batch) > 1
             )
-        return self._leads.answered(batch, led)
+        return self._leads.answered(batch, led, started)
 
     async def _write_in_steps(
         self,
@@ -118,10 +134,13 @@ class BatchWriter:
         claims = [request for request in batch if not request.message.is_claimed]
         try:
             won = await claim(claims) if claims else set()
-        except Stalled as error:
-            if len(claims) == 1:
-                self._leads.charge_alone(claims[0].message, started, error)
-            raise
+        except StoreError as error:
+            if len(claims) > 1 or is_away(error):
+                raise
+            # As after a lead that has failed alone: the others have their turn.
+            self._leads.charge_alone(claims[0].message, started, error)
+            claims[0].fail(error)
+            won = set()
         leads = []
         untried = {request.message.claim_token for request in self._leads.untried}
         for request in batch:
@@ -173,9 +192,17 @@ class BatchWriter:
         won: set[UUID] = set()
         started = self._clock_seconds()
         for request in batch:
-            if self._clock_seconds() - started >= CONTENDED_SECONDS_MAX:
+            since = self._clock_seconds()
+            if since - started >= CONTENDED_SECONDS_MAX:
                 break
-            tokens = await self._claim([request])
+            try:
+                tokens = await self._claim([request])
+            except StoreError as error:
+                if is_away(error):
+                    raise
+                self._leads.charge_alone(request.message, since, error)
+                request.fail(error)
+                continue
             if tokens:
                 self.contended.discard(request.message.group_id)
             won |= tokens

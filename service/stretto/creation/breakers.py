@@ -19,8 +19,10 @@ import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
+from stretto.creation.suspects import Suspects, copy_of
 from stretto.observations import Observer, OwnerPaused, OwnerResumed
 from stretto.runtime.backoff import Backoff
 from stretto.store_errors import Transient
@@ -48,6 +50,9 @@ CONFLICT_PAUSE_SECONDS_MAX: Final = 2.5
 PROBE_RATIO: Final = 4.0
 # A paused owner who sends nothing is forgotten this long after the pause.
 STALE_SECONDS: Final = 60.0
+# In a refused batch, owners of whom a write was refused so lately are led after the others. So is an
+# owner over its quota who comes back after the longest pause, or a minute later.
+REFUSED_SECONDS: Final = 60.0
 # As many as several batches hold; each costs some 500 bytes.
 OWNERS_MAX: Final = 4096
 
@@ -58,6 +63,8 @@ class _Breaker:
 
     error: StoreError
     until: float
+    cost: float
+    """What its pause follows, in seconds."""
     failures: int = 0
     """Probes that have failed in a row since it opened, without conflicts."""
 
@@ -72,14 +79,19 @@ class OwnerBreakers:
     ) -> None:
         self._observe = observe
         self.clock_seconds = clock_seconds
+        self.suspects = Suspects(clock_seconds)
         self._open: OrderedDict[UserId, _Breaker] = OrderedDict()
         self._costs: OrderedDict[UserId, tuple[float, float]] = OrderedDict()
         """What failures have cost and is not forgiven yet, in seconds, and the time of that sum."""
         self._is_probing = False
         self._no_probe_before = 0.0
-        self._led_at = -math.inf
-        self._proven: dict[UserId, float] = {}
-        """Owners whose last write has gone through, and when; the latest at the end."""
+        self._led_at = self._led_quickly_at = -math.inf
+        self._proven: dict[UserId, tuple[float, float]] = {}
+        """Owners whose last write has gone through, when, and in which time; the latest at the end."""
+        self._refused: dict[UserId, float] = {}
+        """When a write of the owner was last refused; the latest at the end."""
+        self.are_many_refused = False
+        """Whether the last refused batch had no time for all (`halves.py`)."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -102,13 +114,19 @@ class OwnerBreakers:
             return
         self._pause(write, cost, error)
 
-    def note_led(self, owners: Iterable[UserId]) -> None:
-        """Note that writes of these owners have gone through."""
+    def note_led(self, owners: Iterable[UserId], seconds: float = 0.0) -> None:
+        """Note that writes of these owners have gone through together, in so many seconds."""
         self._led_at = now = self.clock_seconds()
-        proven = self._proven
+        if seconds < OWNER_SECONDS_MAX:
+            self._led_quickly_at = now
+        elif self.suspects:
+            self.suspects.discard_since(self._led_quickly_at, seconds)
+        proven, has_suspects, proof = self._proven, bool(self.suspects), (now, seconds)
         for owner in owners:
             proven.pop(owner, None)
-            proven[owner] = now
+            proven[owner] = proof
+            if has_suspects:
+                self.suspects.discard(owner)
         while len(proven) > OWNERS_MAX:
             del proven[next(iter(proven))]
 
@@ -120,19 +138,31 @@ class OwnerBreakers:
         """Note that a write of the owner has failed alone."""
         self._proven.pop(owner, None)
 
+    def note_refused(self, owner: UserId) -> None:
+        """Note that a write of the owner was refused, such as by the hook's veto."""
+        self._refused.pop(owner, None)
+        self._refused[owner] = self.clock_seconds()
+        if len(self._refused) > OWNERS_MAX:
+            del self._refused[next(iter(self._refused))]
+
+    def refused_at(self, owner: UserId) -> float:
+        """Return when a write of the owner was last refused; infinite if not in `REFUSED_SECONDS`."""
+        at = self._refused.get(owner, -math.inf)
+        return at if self.clock_seconds() - at < REFUSED_SECONDS else -math.inf
+
     def has_led_since(self, started: float) -> bool:
         """Whether a write of any writer has gone through since then."""
         return self._led_at > started
 
-    def has_led_since_besides(self, started: float, owner: UserId) -> bool:
-        """Whether a write of another owner has gone through since then."""
-        times = (at for other, at in reversed(self._proven.items()) if other != owner)
-        return next(times, -math.inf) > started
+    def quickest_since_besides(self, started: float, owner: UserId) -> float:
+        """Return how long the quickest write of another owner took since then; infinite if none."""
+        since = takewhile(lambda each: each[1][0] > started, reversed(self._proven.items()))
+        return min((seconds for other, (_, seconds) in since if other != owner), default=math.inf)
 
     def error_of(self, owner: UserId) -> StoreError:
         """Return the error that answers a paused owner; it says how long to wait."""
         breaker = self._open[owner]
-        error = _copy(breaker.error)
+        error = copy_of(breaker.error)
         error.retry_after_seconds = max(1, math.ceil(breaker.until - self.clock_seconds()))
         return error
 
@@ -163,17 +193,19 @@ class OwnerBreakers:
 
     def close(self, owner: UserId) -> None:
         """End the pause: the owner shares batches again."""
+        self.suspects.discard(owner)
         if self._open.pop(owner, None) is not None:
             self._observe(OwnerResumed())
 
     def drop_stale(self) -> None:
-        """Forget owners whose pause ended `STALE_SECONDS` ago."""
+        """Forget owners whose pause ended `STALE_SECONDS` ago, and old suspects."""
+        self.suspects.drop_stale()
         now = self.clock_seconds()
         while self._open:
             owner, breaker = next(iter(self._open.items()))
             if now < breaker.until + STALE_SECONDS:
                 return
-            self.close(owner)
+            self._forget(owner)
 
     def _pause(self, write: Write, cost: float, error: StoreError) -> None:
         owner = write.new_group.owner
@@ -183,14 +215,15 @@ class OwnerBreakers:
         pause = max(PAUSE.seconds(failures), PAUSE_RATIO * cost)
         if is_conflict:
             pause = min(pause, CONFLICT_PAUSE_SECONDS_MAX)
-        self._open[owner] = _Breaker(_copy(error), self.clock_seconds() + pause, failures)
+        self._open[owner] = _Breaker(copy_of(error), self.clock_seconds() + pause, cost, failures)
         if breaker is None:
             ids = request_ids([write.request])
             self._observe(OwnerPaused(error, write.group_id, pause, ids))
         if len(self._open) > OWNERS_MAX:
-            self.close(next(iter(self._open)))
+            self._forget(next(iter(self._open)))
 
-
-def _copy(error: StoreError) -> StoreError:
-    """Return an error of the same type and text; traceback and cause would keep frames alive."""
-    return type(error).__new__(type(error), *error.args)
+    def _forget(self, owner: UserId) -> None:
+        """End a pause without a success: its write may still hang. Of many, not each had a probe."""
+        cost = self._open[owner].cost
+        self.close(owner)
+        self.suspects.note_untried(owner, cost)

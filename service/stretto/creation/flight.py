@@ -26,6 +26,7 @@ from stretto.errors import (
     Failure,
     HookFailed,
     InternalError,
+    Overloaded,
     StrettoError,
 )
 from stretto.observations import AttemptStrayed
@@ -46,6 +47,8 @@ RETRY_AFTER_SECONDS: Final = 1
 # Classes of ages. A write takes milliseconds: past a second something holds it up. Past the lease
 # (5 s by default) it may be taken over. Past 30 s no request waits for it.
 AGES_SECONDS: Final = (1.0, 5.0, 30.0)
+# No epoch of the memory.
+NEVER: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,15 @@ class Answer:
         """The group that the document names."""
         return read_created(self.document)
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header fields of the answer; `Location` is the route's own."""
+        headers = {"Idempotency-Status": self.status.value}
+        if self.status.is_replay:
+            headers["Idempotent-Replayed"] = "true"
+        headers["Content-Type"] = "application/json"
+        return headers
+
 
 @dataclass(slots=True)
 class Flight:
@@ -72,7 +84,7 @@ class Flight:
     body_digest: bytes
     """Of the request that started the flight."""
     memory_epoch: int = 0
-    """Of the memory, when the flight started."""
+    """Of the memory, when the flight started; `NEVER` once the group is known to be deleted."""
     started_at: float = 0.0
     """On the loop's clock."""
     request: RequestContext | None = None
@@ -86,6 +98,11 @@ class Flight:
     def trace(self) -> Trace | None:
         """The span of the request that started the flight, if that is sampled."""
         return None if self.request is None else self.request.trace
+
+    @property
+    def may_be_joined(self) -> bool:
+        """Whether a request that comes now may get the outcome: it may be a group deleted by now."""
+        return self.memory_epoch != NEVER
 
     @property
     def is_abandoned(self) -> bool:
@@ -200,6 +217,15 @@ def answer_of(waiter: asyncio.Future[bytes], status: AnswerStatus) -> Answer | S
     return Answer(waiter.result(), status) if error is None else error
 
 
+def rejection_of(write: Write) -> StrettoError:
+    """Return the error for a write that has no place among those that wait for a writer.
+
+    A claimed one was put back by a writer, or reclaimed: its attempt stays pending.
+    """
+    kind = AttemptPending if write.is_claimed else Overloaded
+    return kind(retry_after_seconds=RETRY_AFTER_SECONDS)
+
+
 def public_error(cause: Failure | BaseException) -> StrettoError:
     """Return the error that requests get for a failure, or for an error of a writer or a store."""
     if isinstance(cause, Failure):
@@ -209,6 +235,8 @@ def public_error(cause: Failure | BaseException) -> StrettoError:
     error: StrettoError = InternalError()
     if isinstance(cause, StoreError):
         kind = HookFailed if isinstance(cause, HookError) else DatabaseUnavailable
-        error = kind(retry_after_seconds=cause.retry_after_seconds or RETRY_AFTER_SECONDS)
+        error = kind(
+            cause.detail, retry_after_seconds=cause.retry_after_seconds or RETRY_AFTER_SECONDS
+        )
     error.__cause__ = cause
     return error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from stretto.codec import created_document
-from stretto.creation.flight import Flight, by_age, public_error
+from stretto.creation.flight import NEVER, Flight, by_age, public_error
 from stretto.creation.limiter import OwnerLimiter
 from stretto.domain import CreatedGroup
 from stretto.errors import InternalError, Overloaded, StrettoError
@@ -64,6 +64,17 @@ class Flights:
     def find(self, id_: bytes) -> Flight | None:
         """Return the flight of a key."""
         return self._flights.get(id_)
+
+    def forget(self, id_: bytes) -> None:
+        """Drop a key's outcome, and remember none of its flight: the group was deleted.
+
+        A flight that starts later reads the tombstone. One that is under way may have met the group: no
+        further request may join it.
+        """
+        self._memory.drop(id_)
+        flight = self._flights.get(id_)
+        if flight is not None:
+            flight.memory_epoch = NEVER
 
     def by_age(self) -> Mapping[str, int]:
         """Return how many flights are in each class of ages."""
@@ -146,7 +157,8 @@ class Flights:
         del self._flights[id_]
         if isinstance(outcome, CreatedGroup):
             document = created_document(outcome)
-            # A flight that began before the last `forget` may have met another server.
+            # A flight that began before the last `forget` may have met another server, or a group
+            # that is deleted by now.
             if flight.memory_epoch == self._memory.epoch:
                 self._memory.remember(id_, flight.fingerprint, document, flight.body_digest)
             flight.finish(document)

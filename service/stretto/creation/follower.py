@@ -24,7 +24,14 @@ from stretto.creation.attempt import (
 from stretto.creation.flight import RETRY_AFTER_SECONDS, public_error
 from stretto.creation.ports import Write
 from stretto.domain import CreatedGroup
-from stretto.errors import AttemptFailed, AttemptPending, Failure, FirstSentOutOfRange, KeyReused
+from stretto.errors import (
+    AttemptFailed,
+    AttemptPending,
+    Failure,
+    FirstSentOutOfRange,
+    GroupDeleted,
+    KeyReused,
+)
 from stretto.observations import GuaranteeBroken, ReclaimTried
 from stretto.runtime.backoff import Backoff
 from stretto.store_errors import StoreError
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
 
     from stretto.creation.flight import Flight
     from stretto.creation.ports import AttemptStore, Writers
+    from stretto.domain import UserId
     from stretto.observations import Observer
 
 # Turns a flight may take: each ends in an outcome or in an attempt that vanished or was taken away.
@@ -68,7 +76,7 @@ class Follower:
     async def pursue(self, flight: Flight, write: Write) -> CreatedGroup | Failure:
         """Return the outcome of an attempt that our write has not settled.
 
-        Raises `KeyReused`, `AttemptPending`, `Overloaded` or a `StoreError`.
+        Raises `KeyReused`, `GroupDeleted`, `AttemptPending`, `Overloaded` or a `StoreError`.
         """
         for turn in range(TURNS_MAX):
             if turn:
@@ -86,21 +94,22 @@ class Follower:
                 return outcome
         raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
 
-    async def require_attempt(self, group_id: UUID, fingerprint: bytes) -> None:
+    async def require_attempt(self, group_id: UUID, owner: UserId, fingerprint: bytes) -> None:
         """Raise `FirstSentOutOfRange` unless there is an attempt of this key, or its group.
 
-        A failed attempt raises `AttemptFailed` here: it may be swept before a flight looks again,
-        whose claim would then succeed. Raises `Overloaded` and `DatabaseUnavailable` too.
+        A failed attempt raises `AttemptFailed` here: it may be lost before a flight looks again,
+        whose claim would then succeed. A deleted group raises `GroupDeleted`. Raises `Overloaded`
+        and `DatabaseUnavailable` too.
         """
         try:
-            sighting = await self._attempts.look(group_id, self._lease_seconds)
+            sighting = await self._attempts.look(group_id, self._lease_seconds, owner)
         except StoreError as error:
             raise public_error(error) from error
         match decide(sighting, fingerprint):
             case ClaimAgain():
                 raise FirstSentOutOfRange
             case Refuse(failure):
-                raise AttemptFailed(failure)
+                raise AttemptFailed(_why(failure))
             case Replay() | Heal() | Wait() | Reclaim() | ReuseOfKey():
                 return
             case decision:
@@ -111,8 +120,9 @@ class Follower:
 
         `own` is the write whose acknowledgement may have been lost: its token shows whether it led.
         """
+        owner = flight.new_group.owner
         for looks in itertools.count():
-            sighting = await self._attempts.look(flight.group_id, self._lease_seconds)
+            sighting = await self._attempts.look(flight.group_id, self._lease_seconds, owner)
             match decide(sighting, flight.fingerprint):
                 case Replay(conversation_id, claim_token):
                     if claim_token == own.claim_token:
@@ -134,7 +144,7 @@ class Follower:
                     if is_ours:
                         return write
                 case Refuse(failure):
-                    return failure
+                    return _why(failure)
                 case ReuseOfKey():
                     self._observe(flight.strayed("other_body"))
                     raise KeyReused
@@ -150,3 +160,10 @@ class Follower:
                 raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
             await self._pause(POLL.seconds(looks))
         raise AssertionError  # the looks have no end
+
+
+def _why(failure: Failure | None) -> Failure:
+    """Return why an attempt failed; raises `GroupDeleted` where its group was deleted instead."""
+    if failure is None:
+        raise GroupDeleted
+    return failure

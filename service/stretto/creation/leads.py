@@ -4,22 +4,23 @@ What is certain is answered. What is not stays pending: it raises a `StoreError`
 answered with one.
 
 No request harms its neighbours. What another transaction holds is answered `NotLed`: its request
-follows. A batch that fails is taken apart, whatever the error (`apart.py`).
+follows. A batch that fails is taken apart, whatever the error (`apart.py`, `halves.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from stretto.creation.apart import Halves, OneByOne, _RowLocked, is_away, is_own, slow
+from stretto.creation.apart import SLOW_RATIO, OneByOne
+from stretto.creation.blame import RowLocked, is_away, is_ended, is_own, note_hang, slow
 from stretto.creation.breakers import OWNER_SECONDS_MAX
+from stretto.creation.halves import Halves
 from stretto.creation.ports import Led, NotLed, SettledAsFailed
+from stretto.creation.requests import as_claimed, kept
 from stretto.observations import ActorCrashed, AttemptStrayed, WriteFailed
 from stretto.runtime.backoff import Backoff
-from stretto.runtime.mailbox import Envelope
 from stretto.store_errors import (
     HookInterrupted,
     InDoubt,
@@ -76,10 +77,9 @@ class LeadWriter:
         """Lead a batch together; where that fails, each request alone. Return how many led.
 
         `failed` may have one error: that of a lead of this batch that was `started` before, and is
-        not made again. The error is taken out of the list: one that a frame of its own traceback
-        refers to would never be freed.
+        not made again. It is taken out of the list: a frame of its own traceback would keep it.
         """
-        is_alone = len(batch) == 1
+        is_alone, hang_seconds = len(batch) == 1, 0.0
         started = self._breakers.clock_seconds() if started is None else started
         try:
             retried = (OutcomeUnknown, Transient if is_alone else Locked)
@@ -87,13 +87,19 @@ class LeadWriter:
         except Refused:
             return await self._lead_halves(batch, started)
         except StoreError as error:
+            # A table that all need is locked, or the database is away: each would fail alone too.
+            may_be_table = isinstance(error, Locked) and not isinstance(error, RowLocked)
             if is_alone:
                 self.charge_alone(batch[0].message, started, error)
-                raise
-            # A table that all need is locked, or the database is away: each would fail alone too.
-            may_be_table = isinstance(error, Locked) and not isinstance(error, _RowLocked)
+                if is_away(error) or may_be_table:
+                    raise
+                # Suspects and probes, which come after it, must not get its error.
+                batch[0].fail(error)
+                return 0
             if is_away(error) or (may_be_table and await self._are_tables_locked()):
                 raise
+            if is_ended(error):
+                hang_seconds = self._breakers.clock_seconds() - started
         except Exception as error:
             if is_alone:
                 raise
@@ -103,7 +109,7 @@ class LeadWriter:
             if is_alone and led:
                 self._charge_slow(batch[0].message, started)
             return led
-        return await self._lead_apart(batch)
+        return await self._lead_apart(batch, hang_seconds)
 
     async def lead_probe(self, request: WriteRequest, *, is_hasty: bool) -> int:
         """Lead one request alone; only a lock is waited for again."""
@@ -116,36 +122,37 @@ class LeadWriter:
 
     def charge_alone(self, write: Write, started: float, error: StoreError) -> None:
         """Charge the owner of a request that has failed alone, if others waited in the mailbox."""
+        seconds = self._breakers.clock_seconds() - started
+        note_hang(self._breakers, write, error, seconds)
         if len(self._mailbox) and is_own(error, started, self._breakers):
-            self._breakers.charge(write, self._breakers.clock_seconds() - started, error)
+            self._breakers.charge(write, seconds, error)
             self._breakers.forget_proof(write.new_group.owner)
 
     def _charge_slow(self, write: Write, started: float) -> None:
         """Charge the owner of a request that was led alone, if it took long and others waited.
 
-        Not where the server may be slow for all: where no other write has gone through meanwhile.
+        Not where the server, or the host's hook, may be slow for all: where no other write has gone
+        through meanwhile, in much less time.
         """
         seconds, owner = self._breakers.clock_seconds() - started, write.new_group.owner
         if seconds < OWNER_SECONDS_MAX or not len(self._mailbox):
             return
-        if self._breakers.has_led_since_besides(started, owner):
+        if seconds >= SLOW_RATIO * self._breakers.quickest_since_besides(started, owner):
             self._breakers.charge(write, seconds, slow())
 
-    def answered(self, batch: Sequence[WriteRequest], led: set[UUID]) -> int:
+    def answered(self, batch: Sequence[WriteRequest], led: set[UUID], started: float) -> int:
         """Answer every request of a batch, of which these tokens have led; return how many led."""
         if led:
-            self._breakers.note_led(
-                request.message.new_group.owner
-                for request in batch
-                if request.message.claim_token in led
-            )
+            seconds = self._breakers.clock_seconds() - started
+            writes = (each.message for each in batch if each.message.claim_token in led)
+            self._breakers.note_led((write.new_group.owner for write in writes), seconds)
         for request in batch:
             request.answer(Led() if request.message.claim_token in led else NotLed())
         return len(led)
 
-    def one_by_one(self, batch: Sequence[WriteRequest]) -> OneByOne:
+    def one_by_one(self, batch: Sequence[WriteRequest], since: float | None = None) -> OneByOne:
         """Return what tries each request of a batch alone."""
-        return OneByOne(batch, self._mailbox, self._breakers, self.forget_bug)
+        return OneByOne(batch, self._mailbox, self._breakers, self.forget_bug, since)
 
     async def forget_bug(self, error: Exception) -> None:
         """Report a bug that did not end the turn; the next statement gets another connection."""
@@ -159,8 +166,7 @@ class LeadWriter:
             with step_of_batch(f"stretto.{step}"):
                 yield
         except StoreError as error:
-            ids = request_ids(request.message.request for request in batch)
-            failure = WriteFailed(error, len(batch), ids)
+            failure = WriteFailed(error, len(batch), request_ids(r.message.request for r in batch))
             self._observe(failure)
             if isinstance(error, OutcomeUnknown):
                 self._observe_unknown(batch, failure.kind)
@@ -180,9 +186,9 @@ class LeadWriter:
         """Lead a batch in halves: the server or a host's hook has refused some, not saying which.
 
         A half without a refused one goes through together, so that a veto costs its neighbours a
-        few statements, and not one for each of them.
+        few statements, and not one for each of them. What it has no time for stays claimed.
         """
-        halves = Halves(batch, started, self._breakers)
+        halves = Halves(batch, started, self._breakers, self._mailbox)
         led = 0
         for part in halves:
             try:
@@ -191,7 +197,7 @@ class LeadWriter:
                 else:
                     led += await self._lead_persistently(part, (), is_hasty=True)
             except Refused:
-                halves.split(part)
+                halves.split()
             except StoreError as error:
                 if is_away(error):
                     raise
@@ -200,17 +206,16 @@ class LeadWriter:
                 await self.forget_bug(error)
                 led += await self._lead_apart(part)
         halves.charge()
+        self.untried += as_claimed(halves.rest())
         return led
 
-    async def _lead_apart(self, batch: Sequence[WriteRequest]) -> int:
+    async def _lead_apart(self, batch: Sequence[WriteRequest], hang_seconds: float = 0.0) -> int:
         """Lead each alone, in haste: its neighbours wait. The rest stays claimed (`untried`)."""
-        apart = self.one_by_one(batch)
-        led, untried = await apart.write(
-            lambda each: self._lead_persistently([each], (Transient,), is_hasty=True)
+        led, untried = await self.one_by_one(batch).write(
+            lambda each: self._lead_persistently([each], (Transient,), is_hasty=True),
+            hang_seconds=hang_seconds,
         )
-        self.untried += [
-            Envelope(replace(each.message, is_claimed=True), each.answered) for each in untried
-        ]
+        self.untried += as_claimed(untried)
         return sum(led)
 
     async def _lead_persistently(
@@ -228,6 +233,7 @@ class LeadWriter:
         follow, and find their own group. An attempt that stays locked is left out, and its request
         follows. Another row that stays locked is waited for only while no other request waits.
         """
+        started = self._breakers.clock_seconds()
         for failures in range(TRIES_MAX):
             is_first_of_many = len(batch) > 1 and not failures
             try:
@@ -254,7 +260,7 @@ class LeadWriter:
                     await self._require_patience(batch, is_hasty=is_hasty)
                 batch = free
             await asyncio.sleep(BACKOFF.seconds(failures))
-        return self.answered(batch, led)
+        return self.answered(batch, led, started)
 
     async def _lead_once(
         self, batch: Sequence[WriteRequest], failed: list[StoreError] | None, *, is_hasty: bool
@@ -273,23 +279,19 @@ class LeadWriter:
         """
         with self.reporting([request], "fail"):
             is_failed = await self._store.fail(request.message, refused.failure)
+        owner = request.message.new_group.owner
+        # The write has come as far as one that goes through.
+        self._breakers.suspects.discard(owner)
+        self._breakers.note_refused(owner)
         request.answer(SettledAsFailed(refused.failure) if is_failed else NotLed())
 
     async def _require_patience(self, batch: Sequence[WriteRequest], *, is_hasty: bool) -> None:
-        """Raise `_RowLocked` if a locked row of one request, such as a host's, delays others."""
+        """Raise `RowLocked` if a locked row of one request, such as a host's, delays others."""
         keeps_waiting = is_hasty or len(batch) > 1 or len(self._mailbox) > 0
         if keeps_waiting and not await self._are_tables_locked():
             message = "a row that the group refers to is held by another transaction"
-            raise _RowLocked(message)
+            raise RowLocked(message)
 
     async def _are_tables_locked(self) -> bool:
         with self.reporting((), "are_tables_locked"):
             return await self._store.are_tables_locked()
-
-
-def kept(batch: Sequence[WriteRequest], tokens: set[UUID]) -> list[WriteRequest]:
-    """Return the requests with these tokens; answer the others `NotLed`, so that they follow."""
-    for request in batch:
-        if request.message.claim_token not in tokens:
-            request.answer(NotLed())
-    return [request for request in batch if request.message.claim_token in tokens]

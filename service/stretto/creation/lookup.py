@@ -1,7 +1,8 @@
 """AttemptLookup: reports what became of an attempt, without taking part in it.
 
 It settles a pending attempt whose group exists, as a follower does, and changes nothing else: it
-neither claims nor reclaims. An attempt that was swept is reported from its group, and not restored.
+neither claims nor reclaims. An attempt that was swept is reported from its group, or its tombstone, and
+not restored.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from stretto.creation.attempt import AttemptStatus
 from stretto.creation.follower import POLL
 from stretto.domain import group_id
-from stretto.errors import Failure, NotFound
+from stretto.errors import Failure, GroupDeleted, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,7 +40,7 @@ class AttemptReport:
     created_at: datetime | None
     """When the group was created, if there is one."""
     is_recorded: bool
-    """Whether the attempt has a row; if not, all this comes from its group."""
+    """Whether the attempt has a row; if not, all this comes from its group or its tombstone."""
 
 
 class AttemptLookup:
@@ -58,7 +59,7 @@ class AttemptLookup:
     async def look(self, owner: UserId, key: IdempotencyKey) -> AttemptReport:
         """Report on the attempt and write nothing; raises as `look_up` does."""
         id_ = group_id(owner, key)
-        report = _report(id_, await self._attempts.look(id_, self._lease_seconds))
+        report = _report(id_, await self._attempts.look(id_, self._lease_seconds, owner))
         if report is None:
             raise NotFound
         return report
@@ -68,16 +69,17 @@ class AttemptLookup:
     ) -> AttemptReport:
         """Report on the attempt; wait up to `wait_seconds` for a pending one.
 
-        Raises `NotFound` when neither the attempt nor its group exists, and `Unreachable`.
+        Raises `NotFound` when neither the attempt nor its group exists, `GroupDeleted` when the
+        group was deleted, and `Unreachable`.
         """
         id_ = group_id(owner, key)
         clock_seconds = asyncio.get_running_loop().time
         deadline = clock_seconds() + wait_seconds
         for looks in itertools.count():
-            sighting = await self._attempts.look(id_, self._lease_seconds)
+            sighting = await self._attempts.look(id_, self._lease_seconds, owner)
             if _needs_healing(sighting):
                 await self._attempts.heal(id_)
-                sighting = await self._attempts.look(id_, self._lease_seconds)
+                sighting = await self._attempts.look(id_, self._lease_seconds, owner)
             report = _report(id_, sighting)
             if report is None:
                 raise NotFound
@@ -94,7 +96,20 @@ def _needs_healing(sighting: Sighting) -> bool:
 
 
 def _report(id_: UUID, sighting: Sighting) -> AttemptReport | None:
-    attempt, row = sighting.attempt, sighting.group
+    attempt, row, tombstone = sighting.attempt, sighting.group, sighting.tombstone
+    if tombstone is not None:
+        if tombstone.failure is None:
+            raise GroupDeleted
+        return AttemptReport(
+            status=AttemptStatus.FAILED,
+            group_id=id_,
+            conversation_id=None,
+            claimed_at=tombstone.settled_at,
+            settled_at=tombstone.settled_at,
+            failure=tombstone.failure,
+            created_at=None,
+            is_recorded=False,
+        )
     if row is not None:
         return AttemptReport(
             status=AttemptStatus.SUCCEEDED,

@@ -126,8 +126,8 @@ class AttemptStore(Protocol):
     What settles or reclaims is recorded in the attempt's trail, with the trace of `CURRENT_REQUEST`.
     """
 
-    async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
-        """Read the attempt and the group of that id in one query."""
+    async def look(self, group_id: UUID, lease_seconds: float, owner: UserId, /) -> Sighting:
+        """Read the attempt and the group of that id in one query; owners take turns."""
 
     async def heal(self, group_id: UUID) -> None:
         """Settle the attempt as succeeded from the domain tables; does nothing without a group."""
@@ -145,7 +145,8 @@ class Writers(Protocol):
         """Queue the write; raises `Overloaded` at once where there is no room.
 
         The future raises a `StoreError` when the attempt could not be settled, and `Overloaded`
-        when nothing was done for it: the mailbox needed its place, or was closed.
+        when the mailbox needed its place, or was closed. Where there is no room for a write that is
+        claimed, both raise `AttemptPending` instead.
         """
 
 

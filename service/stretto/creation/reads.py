@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from stretto.runtime.batch_reader import BatchReader
+from stretto.store_errors import ReadCancelled, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -16,14 +17,23 @@ if TYPE_CHECKING:
 
     from stretto.creation.attempt import Sighting
     from stretto.creation.ports import BatchAttemptStore, BatchGroupStore
+    from stretto.creation.trail import BatchTrailStore, TrailEntry
     from stretto.domain import Group, Member, UserId
 
 # Rows by primary key, some microseconds each: as many as a batch of writes has by default.
 ROWS_READ_MAX: Final = 128
+# Of groups or members, for one question.
+PAGE_ITEMS_DEFAULT: Final = 50
+PAGE_ITEMS_MAX: Final = 200
 PAGES_READ_MAX: Final = 16
 # Of all pages of a statement, two of the largest (200 rows, and one that shows that there is more).
 # A row may count 1,001 members: other users wait for some 400,000 of these, not for 3,200,000.
 PAGE_ROWS_READ_MAX: Final = 402
+# All that wait share one check, as many as a process may have connections: none is rejected. A load
+# balancer takes an instance out that answers it 503, and any client may ask.
+PINGS_MAX: Final = 1_000_000
+# Of one trail: some 15 KiB of JSON. An owner adds ten a second at most, and the newest tell most.
+TRAIL_ENTRIES_MAX: Final = 100
 
 
 class AttemptReads:
@@ -31,17 +41,17 @@ class AttemptReads:
 
     def __init__(self, store: BatchAttemptStore) -> None:
         self._store = store
-        # By the group's id: a look does not name its owner, and 128 looks take a few milliseconds.
+        # Not by the group's id: an owner may ask for any number of keys.
         self.looks = BatchReader(
             "reader of attempts",
-            store.look_all,
+            self._look_all,
             share_of=lambda asked: asked[0],
             batch_max=ROWS_READ_MAX,
         )
 
-    async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
-        """Read the attempt and the group of that id in one query."""
-        return await self.looks.ask((group_id, lease_seconds))
+    async def look(self, group_id: UUID, lease_seconds: float, owner: UserId, /) -> Sighting:
+        """Read the attempt and the group of that id in one query; owners take turns."""
+        return await self.looks.ask((owner, group_id, lease_seconds))
 
     async def heal(self, group_id: UUID) -> None:
         """Settle the attempt as succeeded from the domain tables."""
@@ -52,6 +62,12 @@ class AttemptReads:
     ) -> bool:
         """Replace the token that was seen, if the lease is over and no writer holds the row."""
         return await self._store.reclaim(group_id, seen, claim_token, lease_seconds)
+
+    async def _look_all(
+        self, questions: Sequence[tuple[UserId, UUID, float]]
+    ) -> Sequence[Sighting]:
+        """Read many; the statement need not know who asks."""
+        return await self._store.look_all([question[1:] for question in questions])
 
 
 class GroupReads:
@@ -93,16 +109,16 @@ class GroupReads:
         return await self.lists.ask((user, after, limit))
 
     async def members_of_group(
-        self, user: UserId, group_id: UUID, after: str | None, limit: int
+        self, user: UserId | None, group_id: UUID, after: str | None, limit: int
     ) -> Sequence[Member]:
         """Return up to `limit` members in the order of their ids, that follow the user `after`.
 
-        `user` is the one who asks, and must be known to be one who may.
+        `user` is the one who asks, and must be known to be one who may; None is the host.
         """
         return await self.members.ask((user, group_id, after, limit))
 
     async def _members_of_group(
-        self, questions: Sequence[tuple[UserId, UUID, str | None, int]]
+        self, questions: Sequence[tuple[UserId | None, UUID, str | None, int]]
     ) -> Sequence[Sequence[Member]]:
         """Read pages of members; the statement need not know who asks."""
         return await self._store.members_of_group([question[1:] for question in questions])
@@ -114,24 +130,42 @@ class Reads:
     def __init__(
         self,
         attempts: BatchAttemptStore,
+        trails: BatchTrailStore,
         groups: BatchGroupStore,
         ping: Callable[[], Awaitable[None]],
     ) -> None:
         self.attempts = AttemptReads(attempts)
+        self._trail_store = trails
+        self._trails = BatchReader(
+            "reader of trails",
+            self._newest_of_trails,
+            share_of=lambda asked: asked[0],
+            batch_max=PAGES_READ_MAX,
+        )
         self.groups = GroupReads(groups)
         self._ping_database = ping
         self._pings = BatchReader(
             "reader of health",
             self._answer_pings,
             share_of=lambda _: None,
-            batch_max=ROWS_READ_MAX,
+            batch_max=PINGS_MAX,
         )
 
     @property
     def readers(self) -> Sequence[BatchReader[Any, Any]]:
         """The actors to run."""
-        groups = self.groups
-        return self.attempts.looks, groups.single, groups.lists, groups.members, self._pings
+        looks, groups = self.attempts.looks, self.groups
+        return looks, self._trails, groups.single, groups.lists, groups.members, self._pings
+
+    async def trail(self, owner: UserId, group_id: UUID) -> Sequence[TrailEntry]:
+        """Return the newest entries of an attempt's trail, oldest first; owners take turns."""
+        return await self._trails.ask((owner, group_id))
+
+    async def _newest_of_trails(
+        self, questions: Sequence[tuple[UserId, UUID]]
+    ) -> Sequence[Sequence[TrailEntry]]:
+        """Read many; the statement need not know who asks."""
+        return await self._trail_store.newest([id_ for _, id_ in questions], TRAIL_ENTRIES_MAX)
 
     async def ping(self) -> None:
         """Raise `Unreachable` unless the database answers and has the tables."""
@@ -139,5 +173,9 @@ class Reads:
 
     async def _answer_pings(self, questions: Sequence[None]) -> Sequence[None]:
         """Check the database once for all who asked."""
-        await self._ping_database()
+        try:
+            await self._ping_database()
+        except ReadCancelled as error:
+            # They ask the same: to check for each alone would only take longer.
+            raise Unreachable(str(error)) from error
         return questions

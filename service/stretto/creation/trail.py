@@ -63,6 +63,15 @@ class TrailStore(Protocol):
         """Add what happened so many seconds ago; raises a `StoreError`."""
 
 
+class BatchTrailStore(Protocol):
+    """Where trails are read; reads of many requests share one query."""
+
+    async def newest(
+        self, wanted: Sequence[UUID], entries_max: int
+    ) -> Sequence[Sequence[TrailEntry]]:
+        """Return up to so many of the newest entries of each trail, oldest first."""
+
+
 class TrailRecorder(Actor):
     """Adds to the trails what observations report; a turn is one statement."""
 

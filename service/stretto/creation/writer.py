@@ -6,20 +6,21 @@ service adds no delay, and a busy one adds few round trips. A batch costs one (`
 that has lost its connection takes no request while a sibling has one.
 
 The writer decides what is written together. A batch is bounded by rows. Keys that held up a batch
-before come after the others. Requests of owners who are paused (`breakers.py`) are answered, or
-come last.
+before come after the others. So do requests of suspects (`suspects.py`), each alone. Requests of
+owners who are paused (`breakers.py`) are answered, or come last.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
-from stretto.creation.apart import is_away, result_of
+from stretto.creation.apart import APART_SECONDS_MAX
 from stretto.creation.batch import BatchWriter
+from stretto.creation.blame import is_away
 from stretto.creation.leads import BACKOFF, WRITER
-from stretto.creation.ports import NotLed
+from stretto.creation.ports import Led, NotLed
+from stretto.creation.requests import age_order, has_several_owners, lead_order, result_of
 from stretto.observations import BatchWritten, WriteFailed
 from stretto.runtime.actor import Actor, TryAgain
 from stretto.store_errors import Locked, OutcomeUnknown, StoreError
@@ -27,7 +28,7 @@ from stretto.telemetry.request_context import traces_of
 from stretto.telemetry.tracing import batch_span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from stretto.creation.baton import Baton
     from stretto.creation.breakers import OwnerBreakers
@@ -93,11 +94,12 @@ class GroupWriter(Actor):
             traces = traces_of(request.message.request for request in batch)
             with batch_span(traces, len(batch)):
                 await self._write_and_answer(batch)
-        except (Exception, asyncio.CancelledError):
+        except BaseException:
             # The pause that follows is this writer's alone: another one may go on.
             self._baton.pass_on(self)
             if batch:
-                # Whatever has come before their answers: a flight without one would never end.
+                # Whatever has come before their answers, a host's errors of any kind too: a flight
+                # without one would never end.
                 for request in batch:
                     request.fail(OutcomeUnknown("the writer has failed"))
                 # A bug or a cancellation leaves the connection in an unknown state.
@@ -131,8 +133,7 @@ class GroupWriter(Actor):
 
     async def _write_and_answer(self, batch: list[WriteRequest]) -> None:
         """Write a batch; each of its requests is answered or put back, whatever has happened."""
-        # Every replica writes in the same order, so that they cannot deadlock each other.
-        batch.sort(key=lambda envelope: envelope.message.group_id.bytes)
+        batch.sort(key=lead_order)
         unanswered: Exception = OutcomeUnknown("the writer was stopped")
         started = time.perf_counter()
         led = 0
@@ -142,6 +143,8 @@ class GroupWriter(Actor):
             untried = self._batches.take_untried()
         except StoreError as error:
             unanswered = error
+            # What was led before it: its events are in the log.
+            led = sum(isinstance(result_of(request), Led) for request in batch)
             # The connection of another writer may live. If none does, readiness learns it from all.
             self._baton.pass_on(self)
         finally:
@@ -159,18 +162,25 @@ class GroupWriter(Actor):
         self._baton.mailbox.put_back(untried)
 
     async def _write(self, batch: Sequence[WriteRequest]) -> int:
-        """Write most of a batch together, then contended keys, then probes; return how many led."""
-        if not self._breakers and not self._batches.contended:
+        """Write most of a batch together; contended keys, suspects and probes come after it.
+
+        Return how many led.
+        """
+        suspects = self._breakers.suspects
+        if not self._breakers and not suspects and not self._batches.contended:
             return await self._batches.write(batch)
         self._breakers.drop_stale()
+        since = self._breakers.clock_seconds()
         shared: list[WriteRequest] = []
         contended: list[WriteRequest] = []
+        suspected: list[WriteRequest] = []
         paused: dict[UserId, list[WriteRequest]] = {}
         for request in batch:
             owner = request.message.new_group.owner
             if owner not in self._breakers:
                 is_contended = request.message.group_id in self._batches.contended
-                (contended if is_contended else shared).append(request)
+                others = contended if is_contended else shared
+                (suspected if owner in suspects else others).append(request)
             elif owner in paused:
                 paused[owner].append(request)
             elif self._breakers.may_probe(owner):
@@ -178,15 +188,37 @@ class GroupWriter(Actor):
             else:
                 # Before the others have their turn, and before anything is claimed.
                 request.fail(self._breakers.error_of(owner))
+        has_others = shared or contended or paused or len(self._baton.mailbox)
+        if not has_others and not has_several_owners(suspected):
+            # It keeps no other waiting: its hook may take long.
+            shared, suspected = suspected, []
         led = await self._batches.write(shared)
         if contended:
             led += await self._batches.write_contended(contended)
-        for owner, requests in paused.items():
-            led += await self._probe(owner, requests)
+        if suspected:
+            led += await self._batches.write_apart(suspected, since)
+        return led + await self._write_probes(paused)
+
+    async def _write_probes(self, paused: Mapping[UserId, Sequence[WriteRequest]]) -> int:
+        """Probe paused owners for a bounded time; return how many led.
+
+        A probe that is refused, or goes through slowly, keeps no other from its turn.
+        """
+        began, led = self._breakers.clock_seconds(), 0
+        # The order of a batch is that of the groups' ids: a high one would never have its turn.
+        for owner in sorted(paused, key=lambda each: min(map(age_order, paused[each]))):
+            is_over = self._breakers.clock_seconds() - began >= APART_SECONDS_MAX
+            if is_over and self._baton.mailbox.has_besides(self._breakers):
+                self._batches.put_back(paused[owner])
+            else:
+                led += await self._probe(owner, paused[owner])
         return led
 
     async def _probe(self, owner: UserId, requests: Sequence[WriteRequest]) -> int:
-        """Try one request of a paused owner; after a success write the others, else fail them."""
+        """Try one request of a paused owner; after a success write the others, else fail them.
+
+        After a veto they wait for a later batch if others wait: they may be refused one by one.
+        """
         led = 0
         # Another writer may have paused, resumed or probed the owner meanwhile.
         if owner in self._breakers and self._breakers.begin_probe(owner):
@@ -195,9 +227,11 @@ class GroupWriter(Actor):
             finally:
                 self._breakers.end_probe()
         if owner not in self._breakers:
-            return led + await self._write(
-                [request for request in requests if not request.answered.done()]
-            )
+            rest = [request for request in requests if not request.answered.done()]
+            if led or not len(self._baton.mailbox):
+                return led + await self._write(rest)
+            self._batches.put_back(rest)
+            return 0
         for request in requests:
             request.fail(self._breakers.error_of(owner))
         return led

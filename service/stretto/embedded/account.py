@@ -67,7 +67,14 @@ class Account:
 def server_account() -> Account:
     """Return the account that may run PostgreSQL, which refuses to run as root."""
     if os.geteuid() != 0:
-        own = pwd.getpwuid(os.geteuid())
+        try:
+            own = pwd.getpwuid(os.geteuid())
+        except KeyError:
+            message = (
+                f"PostgreSQL runs only as a user that the system knows by name, and {os.geteuid()} is"
+                " none (/etc/passwd); run stretto as another user, or set STRETTO_DATABASE_URL"
+            )
+            raise EmbeddedError(message) from None
         return Account(own.pw_name, own.pw_uid, own.pw_gid)
     for name in _CANDIDATES:
         try:
@@ -76,6 +83,6 @@ def server_account() -> Account:
             continue
         return Account(found.pw_name, found.pw_uid, found.pw_gid)
     raise EmbeddedError(
-        "PostgreSQL cannot run as root, and there is no account postgres or nobody;"
+        "PostgreSQL cannot run as root, and there is no account `postgres` or `nobody`;"
         " run stretto as another user, or set STRETTO_DATABASE_URL"
     )

@@ -126,6 +126,13 @@ async def embedded_nats(data_dir: Path) -> AsyncIterator[NatsServer]:
             await keeper.stop()
 
 
+def running_url(data_dir: Path) -> str | None:
+    """Return the URL of the server of a data dir, if it runs; starts and makes nothing."""
+    place = _Place.of(data_dir)
+    pid = place.pid()
+    return None if pid is None else place.url(pid)
+
+
 class _Keeper:
     """Waits until one server runs; starts it if this process owns it."""
 

@@ -94,10 +94,24 @@ def find_place(data_dir: Path, notify: Callable[[str], None]) -> ServerPlace:
         raise EmbeddedError(message) from error
 
 
+def has_cluster(data_dir: Path) -> bool:
+    """Whether a data dir has a database; makes nothing."""
+    return any((place / _CLUSTER).exists() for place in _known_places(data_dir.resolve()))
+
+
+def _known_places(folder: Path) -> tuple[Path, ...]:
+    """Return where the files of a data dir may be."""
+    return (folder, _private_place(folder)) if os.geteuid() == 0 else (folder,)
+
+
+def _private_place(folder: Path) -> Path:
+    return _PRIVATE_PLACES / sha256(os.fsencode(folder)).hexdigest()[:12]
+
+
 def _find_place(folder: Path, package: Path, notify: Callable[[str], None]) -> ServerPlace:
     is_root = os.geteuid() == 0
-    private = _PRIVATE_PLACES / sha256(os.fsencode(folder)).hexdigest()[:12]
-    known = (folder, private) if is_root else (folder,)
+    known = _known_places(folder)
+    private = _private_place(folder)
     _refuse_foreign(folder, known)
     folder.mkdir(parents=True, exist_ok=True)
     # An existing database stays in use, even if a new one would be put elsewhere.

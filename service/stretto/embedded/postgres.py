@@ -15,17 +15,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
+from asyncpg.connect_utils import SessionAttribute
 
 from stretto.embedded.cluster import NAME, START_SECONDS, prepare_cluster, start_server, stop_server
 from stretto.embedded.lock_file import ServerLocks, server_locks
-from stretto.embedded.place import ServerPlace, find_place
+from stretto.embedded.place import ServerPlace, find_place, has_cluster
 from stretto.start_errors import EmbeddedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
-__all__ = ["EmbeddedError", "EmbeddedServer", "embedded_postgres"]
+__all__ = ["EmbeddedError", "EmbeddedServer", "embedded_postgres", "running_url"]
 
 _Result = TypeVar("_Result")
 
@@ -42,10 +43,13 @@ _NOT_READY: Final = (
 # postmaster.pid: pid, data dir, start time, port, socket dir, address, shared memory, status.
 _PORT_LINE, _STATUS_LINE = 3, 7
 
+# Of a service with a dozen workers, and of commands; some 20 KiB of memory each.
+CONNECTIONS: Final = 200
+
 _SETTINGS: Final[Mapping[str, str]] = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
-    "max_connections": "200",
+    "max_connections": str(CONNECTIONS),
     "shared_buffers": "256MB",
     "max_wal_size": "2GB",
     "shared_preload_libraries": "pg_stat_statements",
@@ -98,6 +102,17 @@ async def embedded_postgres(
         finally:
             if not await _to_end(keeper.leave):
                 notify(f"PostgreSQL in {place.cluster} does not stop; the next start takes it over")
+
+
+async def running_url(data_dir: Path, notify: Callable[[str], None]) -> str | None:
+    """Return the URL of our database in a data dir, if its server runs; starts and makes nothing."""
+    if not has_cluster(data_dir):
+        return None
+    place = await asyncio.to_thread(find_place, data_dir, notify)
+    try:
+        return (await _connected(place, owned=False)).dsn
+    except _NOT_READY:
+        return None
 
 
 class _Keeper:
@@ -191,6 +206,8 @@ async def _connected(place: ServerPlace, *, owned: bool) -> EmbeddedServer:
         f"postgresql://{address}/postgres?sslmode=disable",
         timeout=_CONNECT_SECONDS,
         command_timeout=START_SECONDS,
+        # Otherwise the driver takes the environment's PGTARGETSESSIONATTRS.
+        target_session_attrs=SessionAttribute.any,
     )
     try:
         if not await connection.fetchval("SELECT true FROM pg_database WHERE datname = $1", NAME):

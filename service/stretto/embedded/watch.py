@@ -44,9 +44,9 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except ProcessLookupError:
         return False
-    except PermissionError:
-        # It runs as another account.
-        return True
     except FileNotFoundError:
         # It has just ended, or this system has no /proc.
         return not Path("/proc/self").exists()
+    except OSError:
+        # It runs as another account, or we have no file left to look with.
+        return True

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import operator
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import InternalError, Overloaded
 from stretto.events.log import PAGE_EVENTS
 from stretto.events.outgoing import OutgoingEvent
-from stretto.events.place import PositionLost
+from stretto.events.place import PositionLost, lowest
 from stretto.observations import UpkeepFailed
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
     from stretto.domain import UserId
     from stretto.events.log import LogPage, LogStore
-    from stretto.events.place import Place
+    from stretto.events.place import Place, Present
     from stretto.observations import Observer
     from stretto.runtime.mailbox import Envelope, Mailbox
 
@@ -82,6 +80,8 @@ class _Waiting:
     one that moved it on, or was read for its user."""
     answer_at: float
     """On the loop's clock."""
+    is_known: bool
+    """Whether its place was one of the log when that was last read."""
 
     @property
     def user(self) -> UserId:
@@ -103,6 +103,8 @@ class HistoryReader(Actor):
         """On the loop's clock, for the page that is being read."""
         self._scanned: Place | None = None
         """Where the scan is; None before it begins."""
+        self._present: Present | None = None
+        """What the last page has seen of the log."""
 
     def stop(self) -> None:
         """Accept nothing more; answer what waits with an error. Idempotent."""
@@ -123,7 +125,7 @@ class HistoryReader(Actor):
         try:
             for number in itertools.count():
                 answer_at = asyncio.get_running_loop().time() + ANSWER_SECONDS_MAX
-                waiting += (_Waiting(ask, ask.message.place, number, answer_at) for ask in asks)
+                waiting += (self._waiting(ask, number, answer_at) for ask in asks)
                 taken += len(asks)
                 if not waiting:
                     break
@@ -143,11 +145,27 @@ class HistoryReader(Actor):
                 request.fail(unanswered)
         return taken
 
+    def _waiting(self, ask: Envelope[Ask, Stretch], number: int, answer_at: float) -> _Waiting:
+        """Return a session that begins to wait."""
+        place, is_known = ask.message.place, True
+        if self._present is not None:
+            try:
+                self._present.require(place)
+            except PositionLost:
+                is_known = False
+        return _Waiting(ask, place, number, answer_at, is_known)
+
     async def _read_page(self, number: int, waiting: list[_Waiting]) -> list[_Waiting]:
-        """Read one page and answer sessions by it; return all whose place is not lost."""
+        """Read one page and answer sessions by it; return all whose place is not lost.
+
+        Any client may send positions that are none of this log, again and again. A page that begins
+        at one is of no use to others, so it begins at a place that is known, if there is any.
+        """
+        known = [each for each in waiting if each.is_known] or waiting
         is_scan = number % OWN_PAGE_EVERY != OWN_PAGE_EVERY - 1
-        begin = self._scan(waiting) if is_scan else _own(number, waiting)
+        begin = self._scan(known) if is_scan else _own(number, known)
         page = await self._page(begin, sorted({each.user for each in waiting}))
+        self._present = page.present
         kept: list[_Waiting] = []
         for each in waiting:
             try:
@@ -155,6 +173,7 @@ class HistoryReader(Actor):
             except PositionLost as error:
                 each.request.fail(error)
                 continue
+            each.is_known = True
             kept.append(each)
         if page.present.histories.get(begin.history.number) != begin.history.id:
             # `begin` is no place of this log: its page may leave out events that others lack.
@@ -168,7 +187,7 @@ class HistoryReader(Actor):
         """Return where the scan goes on; a new one begins if it has passed all that wait."""
         scanned = self._scanned
         ahead = {each.place for each in waiting if scanned is None or _covers(each.place, scanned)}
-        return reduce(operator.and_, ahead or {each.place for each in waiting})
+        return lowest(ahead or {each.place for each in waiting})
 
     async def _page(self, begin: Place, users: Sequence[UserId]) -> LogPage:
         """Read a page, and after a failure read again, for `RETRY_SECONDS_MAX`."""

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stretto.domain import UserId
@@ -20,7 +19,6 @@ from stretto.events.outgoing import OutgoingEvent, Push
 from stretto.events.session import Session
 from stretto.observations import EventDelivered, SessionEnded
 from stretto.runtime.actor import Actor, Pace
-from stretto.setting import setting
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
     from stretto.events.log import LoggedEvent
     from stretto.events.place import Place
+    from stretto.events.settings import HubSettings
     from stretto.observations import Observer
     from stretto.telemetry.tracing import Tracing
 
@@ -41,26 +40,12 @@ STOP_SECONDS: Final = 3.0
 FOLLOW_SECONDS: Final = 10.0
 # A user with too many sessions must end one; a full process has room when clients go elsewhere.
 RETRY_AFTER_SECONDS: Final = 5
+# Sent to all sessions of a user who has too many, in turns of the hub: well within that time. A client
+# that has left a stream behind a proxy shows only then: haproxy closes with the second one.
+HEARTBEATS: Final = 2
+# A heartbeat costs some 25 µs. A user's sessions get theirs in one turn.
+HEARTBEATS_PER_TURN: Final = 1024
 _UNFOLLOWED: Final = "the log of events could not be read in time"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubSettings:
-    """How many sessions there may be, and how many events may wait for each."""
-
-    sessions_max: int = setting(
-        20_000,
-        "live sessions of a process; never more than nine tenths of its connections",
-        ge=1,
-        le=1_000_000,
-    )
-    """At some 30 KiB each, they must fit into the process's memory."""
-    sessions_per_user: int = setting(16, "live sessions of one user", ge=1, le=10_000)
-    """One user's devices and tabs; a client in a loop must not crowd out the others."""
-    session_events_max: int = setting(
-        256, "events that may wait for a session until it is too slow", ge=1, le=100_000
-    )
-    """Enough for a burst, not for a client that stops reading."""
 
 
 class SessionHub(Actor):
@@ -82,6 +67,8 @@ class SessionHub(Actor):
         self._tracing = tracing
         # A dict for its order: sessions get an event in the order in which they joined.
         self._sessions: dict[str, dict[Session, None]] = {}
+        self._crowded: dict[str, int] = {}
+        """Users who had too many sessions, and how many heartbeats those still get."""
         self._count = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -155,6 +142,7 @@ class SessionHub(Actor):
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         if len(self._sessions.get(user, ())) >= self._settings.sessions_per_user:
+            self._crowded[user] = HEARTBEATS
             raise RateLimited(
                 f"A user may have {self._settings.sessions_per_user} sessions at once.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
@@ -198,11 +186,27 @@ class SessionHub(Actor):
         """Close the sessions whose token has ended; return how many."""
         if self._count:
             self.on_tick()
+        self._find_left()
         now = self._clock_seconds()
         ended = [session for session in self._all() if session.ends_at <= now]
         for session in ended:
             session.close(CloseCode.TOKEN_ENDED)
         return len(ended)
+
+    def _find_left(self) -> None:
+        """Have heartbeats sent where clients may have left: their sessions count until that shows."""
+        sent = 0
+        for user, heartbeats in tuple(self._crowded.items()):
+            if sent >= HEARTBEATS_PER_TURN:
+                return
+            # The others come first in the next turn.
+            del self._crowded[user]
+            sessions = self._sessions.get(user, ())
+            for session in sessions:
+                session.hurry()
+            sent += len(sessions)
+            if sessions and heartbeats > 1:
+                self._crowded[user] = heartbeats - 1
 
     def withdraw(self, keys: Collection[object]) -> None:
         """Close the sessions whose token one of these keys has verified."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, Protocol
 
+from stretto.domain import EVENT_TYPE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from uuid import UUID
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
     from stretto.events.place import History, Place, Present
 
 # For sessions: a statement of a few milliseconds, whatever the filter, since rows are counted
-# before it. As each event may have a thousand recipients, a page is 20 MB at most.
+# before it. As each event may have a thousand recipients, and a change as many members, a page is
+# 50 MB at most.
 PAGE_EVENTS: Final = 100
 
 
@@ -28,7 +31,12 @@ class CommittedEvent:
     envelope: bytes
     """A CloudEvents 1.0 document as JSON; `id` is the event's id."""
     trace_context: str | None = None
-    """Of the request that has created the group, if it was sampled; it is in the document, too."""
+    """Of the request that has caused the event, if it was sampled; it is in the document, too.
+
+    A change by a host has none.
+    """
+    event_type: str = EVENT_TYPE
+    """Such as group.renamed; the document's `type`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 # Transactions in a place's text, which must fit into a header and a URL. Where more were running,
 # the text ends at the next one: what a client has had of the rest is sent again.
@@ -83,9 +83,7 @@ class Place:
 
     def __str__(self) -> str:
         """Return the position that a client keeps: it covers no more than this place."""
-        xmax, running = self.xmax, self.running
-        if len(running) > RUNNING_MAX:
-            xmax, running = running[RUNNING_MAX], running[:RUNNING_MAX]
+        xmax, running = _few(self.xmax, self.running)
         parts = [str(xmax), *(str(xmax - position) for position in running)]
         return f"{'~'.join(parts)}.{self.history.number}-{self.history.id}"
 
@@ -155,6 +153,25 @@ class Present:
         is_ahead = is_newest and place.xmax > self.end
         if not is_known or lowest < self.start or is_ahead:
             raise PositionLost
+
+
+def lowest(places: Collection[Place]) -> Place:
+    """Return a place that covers what all of these cover, and names as few transactions as a text.
+
+    Clients choose what their positions name. A page that begins where a thousand of them name others
+    would cost a second of the event loop.
+    """
+    history = min(place.history for place in places)
+    of_it = [place for place in places if place.history == history]
+    xmax = min(place.xmax for place in of_it)
+    return Place(history, *_few(xmax, _below(xmax, {n for place in of_it for n in place.running})))
+
+
+def _few(xmax: int, running: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Return the end of a place and what it names, so that it names few and covers no more."""
+    if len(running) > RUNNING_MAX:
+        return running[RUNNING_MAX], running[:RUNNING_MAX]
+    return xmax, running
 
 
 def _below(xmax: int, positions: Iterable[int]) -> tuple[int, ...]:

@@ -131,6 +131,10 @@ class Session:
         self._sending, self._waiting = self._waiting, ()
         return events
 
+    def hurry(self) -> None:
+        """End the wait for events, as after a long silence: a heartbeat is sent."""
+        self._arrived.set()
+
     def close(self, code: CloseCode) -> None:
         """End the session and drop its queue. The first code counts. Idempotent."""
         if self.close_code is not None:

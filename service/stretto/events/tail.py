@@ -65,7 +65,7 @@ class LogTail(Actor):
         self._log = log
         self._hub = hub
         self._observe = observe
-        self._others = others
+        self._others = [*others]
         self._undelivered: deque[tuple[LoggedEvent, str]] = deque()
         hub.on_join = self.wake
 
@@ -96,6 +96,16 @@ class LogTail(Actor):
     async def close(self) -> None:
         """Give the connection back."""
         await self._log.close()
+
+    def hear_for(self, wake: Callable[[], None]) -> None:
+        """Call this when another process has written, also without sessions, until `hear_less`."""
+        self._others.append(wake)
+        # To open the connection.
+        self.wake()
+
+    def hear_less(self, wake: Callable[[], None]) -> None:
+        """Call it no more; without sessions and others the next turn closes the connection."""
+        self._others.remove(wake)
 
     def _on_announced(self) -> None:
         self.wake()

@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import deque
+from collections import OrderedDict
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -101,8 +101,11 @@ class LoadShedder:
     ) -> None:
         """Take what counts a rejection."""
         self._loop = asyncio.get_running_loop()
-        self._pending: deque[RejectedClient] = deque()
-        """Clients whose rejections are still to be sent."""
+        self._pending: OrderedDict[RejectedClient, None] = OrderedDict()
+        """Clients whose rejections are still to be sent. Each is there once, however many creations
+        it sends without waiting for an answer: the others would wait behind all of them."""
+        self._is_sending = False
+        """Whether the loop will send some of them in its next turn."""
         self._mailbox = mailbox
         self._count = count
         self._coming = 0
@@ -131,16 +134,27 @@ class LoadShedder:
         If the owner is not known: whether it finds one of the places for owners of its kind.
         """
         mailbox = self._mailbox
+        is_full = self._coming + len(mailbox) >= mailbox.messages_max
+        # Nearly always: each repeat asks.
+        if not (is_full or isinstance(owner, UnknownOwner)):
+            return True
         coming = self._coming_of.get(owner, 0)
         if isinstance(owner, UnknownOwner):
             places, places_when_full = _PLACES[owner]
             if self._coming + coming + len(mailbox) < mailbox.messages_max:
                 return coming < places
-            return coming < places_when_full and mailbox.would_displace(owner, coming)
-        if self._coming + len(mailbox) < mailbox.messages_max:
-            return True
-        # No more in one turn of the loop than an empty mailbox would take.
-        return self._coming < mailbox.messages_max and mailbox.would_displace(owner, coming)
+            return coming < places_when_full and self._would_take(owner, coming)
+        # No more in one turn of the loop than an empty mailbox would take; beyond, one of each owner
+        # who has none on the way, as many again. One owner's connections must not take all places.
+        is_beyond = self._coming >= mailbox.messages_max
+        if is_beyond and (coming or len(self._coming_of) >= mailbox.messages_max):
+            return False
+        return self._would_take(owner, coming)
+
+    def _would_take(self, owner: UserId | UnknownOwner, coming: int) -> bool:
+        """Return whether the mailbox has a place for one more behind what is coming of this owner."""
+        mailbox = self._mailbox
+        return coming + len(mailbox) < mailbox.messages_max or mailbox.would_displace(owner, coming)
 
     def admit(self, owner: UserId | UnknownOwner) -> None:
         """Count a creation as coming, until `arrived` is called for it."""
@@ -167,9 +181,14 @@ class LoadShedder:
         self._count()
         if _has_weight(owner):
             self._rejected += 1
-        if not self._pending:
+        self._pending[client] = None
+        if not self._is_sending:
+            self._is_sending = True
             self._loop.call_soon(self._send_some)
-        self._pending.append(client)
+
+    def forget(self, client: RejectedClient) -> None:
+        """Send nothing to a client that has its rejection, or has gone."""
+        self._pending.pop(client, None)
 
     def _send_some(self) -> None:
         """Send as many rejections as one turn of the loop may take."""
@@ -178,8 +197,10 @@ class LoadShedder:
             self._judge_pause(now)
         answer = self.answer
         for _ in range(min(ANSWERS_PER_TURN, len(self._pending))):
-            self._pending.popleft().send_rejection(answer)
-        if self._pending:
+            client, _ = self._pending.popitem(last=False)
+            client.send_rejection(answer)
+        self._is_sending = bool(self._pending)
+        if self._is_sending:
             self._loop.call_soon(self._send_some)
 
     def _judge_pause(self, now: float) -> None:

@@ -32,13 +32,10 @@ _ANY: Final = created_document(CreatedGroup(UUID(int=0), UUID(int=0)))
 
 def created_fields(path: str, answer: Answer) -> dict[str, str]:
     """Return the header fields of the answer to a successful `POST` to that path."""
-    fields = {
+    return {
         "Location": f"{path}/{group_id_in(answer.document).decode()}",
-        "Idempotency-Status": answer.status,
+        **answer.headers,
     }
-    if answer.status.is_replay:
-        fields["Idempotent-Replayed"] = "true"
-    return fields
 
 
 def created_answer(answer: Answer, request_id: str) -> bytes:
@@ -57,7 +54,6 @@ def with_id(answer: bytes, request_id: str) -> bytes:
 def _around_id(status: AnswerStatus, date: str) -> tuple[bytes, bytes]:
     """Return the head of every success at this second: before its group's id, behind it; no end."""
     fields = created_fields(CREATE_PATH, Answer(_ANY, status))
-    fields[hdrs.CONTENT_TYPE] = "application/json"
     head = _written(HTTPStatus.CREATED, fields, _ANY, date).removesuffix(HEAD_END + _ANY)
     before, _, behind = head.partition(group_id_in(_ANY))
     return before, behind

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from stretto.http.service import Service
 
 ROUTES: Final = (
-    web.post("/v1/groups", groups.create_group),
+    web.post("/v1/groups", groups.create_group, expect_handler=groups.expect_creation),
     web.get("/v1/groups", groups.list_groups),
     web.get("/v1/groups/{group_id}", groups.read_group),
+    web.delete("/v1/groups/{group_id}", groups.delete_group),
     web.get("/v1/groups/{group_id}/members", groups.list_members),
     # A key may have braces, which a plain name would not match.
     web.get("/v1/attempts/{key:[^/]+}", attempts.read_attempt),
+    web.get("/v1/attempts/{key:[^/]+}/history", attempts.read_history),
     # No HEAD: a session has no answer whose headers could be sent alone.
     web.get("/v1/events", events.open_session, allow_head=False),
     web.get("/livez", health.livez),
@@ -48,7 +50,12 @@ def build_app(
     app.add_routes(ROUTES)
     if has_console:
         app.add_routes(console.ROUTES)
-    app.on_response_prepare.append(answer_request_id)
+
+    async def answer_pages(request: web.Request, response: web.StreamResponse) -> None:
+        # Not `request.app`: where a host's middleware sends the answer, that is the host's.
+        app[SERVICE].cors.prepare(request, response)
+
+    app.on_response_prepare.extend((answer_request_id, answer_pages))
     stack = AsyncExitStack()
 
     async def running(app: web.Application) -> AsyncIterator[None]:

@@ -11,7 +11,6 @@ import random
 import socket
 import sys
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -21,7 +20,6 @@ from aiohttp import WebSocketError, WSMsgType, hdrs, web
 from stretto.events.close_codes import CloseCode
 from stretto.http.few_frames import QuietWebSocket
 from stretto.http.problems import COMMON_FIELDS, drop_frames
-from stretto.setting import setting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 
     from stretto.events.outgoing import OutgoingEvent
     from stretto.events.session import Session
+    from stretto.http.settings import StreamSettings
 
 SUBPROTOCOL: Final = "stretto.v1"
 # Clients send no messages; the largest control frame has 125 bytes.
@@ -45,22 +44,6 @@ UNACKNOWLEDGED_SECONDS: Final = 30
 CLOSE_SECONDS: Final = 2.0
 # Spread, so that the clients of a stopped process do not all reconnect at once.
 RECONNECT_MILLISECONDS: Final = (500, 5000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings:
-    """How sessions are opened and kept alive."""
-
-    heartbeat_seconds: float = setting(
-        25.0, "how often a silent session is given a sign of life", ge=1, le=3600
-    )
-    """Below the minute after which proxies drop an idle connection. A position goes with it."""
-    origins: frozenset[str] = setting(
-        frozenset(),
-        "origins whose pages may open WebSockets, beside the service's own, such as"
-        " https://chat.example, separated by commas; *: any origin",
-    )
-    """As browsers send them: in lower case, without a slash at the end or a default port."""
 
 
 class EventStream(Protocol):

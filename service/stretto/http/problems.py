@@ -1,15 +1,20 @@
-"""Errors as answers: problem documents with their status and headers."""
+"""Errors as answers: problem documents with their status and header fields.
+
+`problem_of` makes them for every way in: our own routes, and those of a host's framework.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import orjson
 from aiohttp import hdrs, web
 
 from stretto.codec import PROBLEM_CONTENT_TYPE, STATUS, problem
+from stretto.creation.flight import public_error
 from stretto.errors import (
     BodyTooLarge,
+    DatabaseUnavailable,
     InsufficientScope,
     InternalError,
     MethodNotAllowed,
@@ -52,8 +57,20 @@ COMMON_FIELDS: Final[Mapping[str, str]] = {
 }
 
 
-def problem_response(error: StrettoError) -> web.Response:
-    """Return an error as a problem document."""
+class Problem(NamedTuple):
+    """An answer that says what went wrong (RFC 9457)."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Return the answer of the HTTP API to an error, for any framework.
+
+    What is no error of stretto's is answered 500, and nothing of it is shown: log it yourself.
+    """
+    error = public_error(error)
     headers: dict[str, str] = {}
     if error.retry_after_seconds is not None:
         headers[hdrs.RETRY_AFTER] = str(error.retry_after_seconds)
@@ -64,18 +81,25 @@ def problem_response(error: StrettoError) -> web.Response:
         headers[hdrs.WWW_AUTHENTICATE] = f'Bearer error="insufficient_scope", scope="{error.scope}"'
     if isinstance(error, UpgradeRequired):
         headers |= _UPGRADE_FIELDS
-    return web.Response(
-        status=STATUS[error.code],
-        body=orjson.dumps(problem(error)),
-        content_type=PROBLEM_CONTENT_TYPE,
-        headers=headers,
-    )
+    headers[hdrs.CONTENT_TYPE] = PROBLEM_CONTENT_TYPE
+    return Problem(STATUS[error.code], headers, orjson.dumps(problem(error)))
+
+
+def problem_response(error: StrettoError) -> web.Response:
+    """Return an error as a problem document."""
+    status, headers, body = problem_of(error)
+    return web.Response(status=status, headers=headers, body=body)
 
 
 def final_problem(error: StrettoError) -> web.Response:
-    """Return the error that has ended a request as a problem document; log a bug of ours."""
+    """Return the error that has ended a request as a problem document.
+
+    A bug of ours is logged, and why the database could not do it.
+    """
     if isinstance(error, InternalError):
         logger.error("request.crashed", exc_info=error.__cause__ or error)
+    elif isinstance(error, DatabaseUnavailable) and error.__cause__ is not None:
+        logger.warning("request.database_unavailable", cause=str(error.__cause__))
     drop_frames(error)
     return problem_response(error)
 

@@ -28,8 +28,9 @@ def context_of(request: BaseRequest) -> RequestContext:
         offered = request.headers.getall(ID_FIELD, [])
         secrets = [value for name in _SECRET_FIELDS for value in request.headers.getall(name, [])]
         if "/attempts/" in request.path:
-            # Split before it is decoded, as the router does: a key may have slashes.
-            secrets.append(unquote(request.rel_url.raw_path.rpartition("/")[2]))
+            # Split before it is decoded, as the router does: a key may have slashes. It is the last
+            # segment, or the one before `history`.
+            secrets += map(unquote, request.rel_url.raw_path.rsplit("/", 2)[1:])
         context = RequestContext(taken_id(offered[0] if len(offered) == 1 else None, *secrets))
         request[_CONTEXT] = context
     return context

@@ -12,6 +12,7 @@ from aiohttp import hdrs, web
 from stretto.codec import BODY_BYTES_MAX
 from stretto.creation.age import FIRST_SENT, parse_first_sent
 from stretto.creation.creator import WAIT_SECONDS_MAX
+from stretto.creation.reads import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 from stretto.domain import FIELD_ERRORS_MAX, IdempotencyKey
 from stretto.errors import (
     BodyTooLarge,
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from multidict import CIMultiDictProxy
 
 BODY_UNREADABLE: Final = "cannot be decompressed, is cut off or comes in too many chunks"
-PAGE_ITEMS_DEFAULT: Final = 50
-PAGE_ITEMS_MAX: Final = 200
 
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?=$|[,;\s])", re.IGNORECASE)
 _JSON_TYPE = re.compile(r"application/json\s*(?:;\s*charset=\"?utf-8\"?\s*)?", re.IGNORECASE)
@@ -54,11 +53,13 @@ def read_key(headers: CIMultiDictProxy[str]) -> IdempotencyKey:
 
 
 def read_key_of_path(request: web.Request) -> IdempotencyKey:
-    """Return the key at the end of a path; raises `KeyInvalid`.
+    """Return the key in the path of an attempt or its history; raises `KeyInvalid`.
 
-    The router leaves bytes that are not UTF-8 percent-encoded: "%FF" would pass for a key.
+    The router leaves bytes that are not UTF-8 percent-encoded: "%FF" would pass for a key. The key is
+    one of the last two segments; the other one is a word of the route's, in ASCII.
     """
-    if not unquote_to_bytes(request.rel_url.raw_path.rpartition("/")[2]).isascii():
+    segments = request.rel_url.raw_path.rsplit("/", 2)[1:]
+    if not unquote_to_bytes("/".join(segments)).isascii():
         raise KeyInvalid
     return IdempotencyKey.parse(request.match_info["key"])
 

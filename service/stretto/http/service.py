@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Final
 import orjson
 from aiohttp import hdrs, web
 
-from stretto.errors import DatabaseUnavailable, InternalError, RequestInvalid, StrettoError
-from stretto.http.problems import (
-    drop_frames,
-    final_problem,
-    problem_of_exception,
-    problem_response,
-)
+from stretto.creation.flight import public_error
+from stretto.errors import InternalError, RequestInvalid, StrettoError
+from stretto.http.problems import final_problem, problem_of_exception, problem_response
 from stretto.http.request_ids import context_of
 from stretto.http.request_spans import begin_span, end_span, is_traced
 from stretto.runtime.shared import Shared
@@ -28,12 +24,14 @@ if TYPE_CHECKING:
 
     from stretto.creation.age import AttemptAge
     from stretto.creation.creator import GroupCreator
+    from stretto.creation.deletion import GroupDeleter
     from stretto.creation.lookup import AttemptLookup
     from stretto.creation.reads import Reads
     from stretto.events.history_reader import Ask, Stretch
     from stretto.events.hub import SessionHub
     from stretto.http.admission import LoadShedder
-    from stretto.http.event_streams import StreamSettings
+    from stretto.http.cors import Cors
+    from stretto.http.settings import StreamSettings
     from stretto.http.tokens.authenticator import Authenticator, Verified
     from stretto.http.tokens.scopes import Scope
     from stretto.runtime.mailbox import Mailbox
@@ -54,6 +52,7 @@ class Service:
 
     creator: GroupCreator
     lookup: AttemptLookup
+    deleter: GroupDeleter
     reads: Reads
     age: AttemptAge
     authenticator: Authenticator
@@ -61,6 +60,7 @@ class Service:
     hub: SessionHub
     history: Mailbox[Ask, Stretch]
     streams: StreamSettings
+    cors: Cors
     shedder: LoadShedder
     draining: asyncio.Event
     """Set when the process will stop: `/readyz` is 503, and connections end with their next answer."""
@@ -105,7 +105,8 @@ async def answer_problems(request: web.Request, handler: Handler) -> web.StreamR
         if service.tracing is not None and is_traced(label):
             context.trace = begin_span(service.tracing, request, label)
         try:
-            response = await _answer(request, handler)
+            preflight = service.cors.preflight(request)
+            response = await _answer(request, handler) if preflight is None else preflight
         except asyncio.CancelledError:
             end_span(context, request.method, label, None)
             raise
@@ -122,10 +123,7 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     except StrettoError as error:
         return final_problem(error)
     except Unreachable as error:
-        unavailable = DatabaseUnavailable(retry_after_seconds=1)
-        logger.warning("request.database_unavailable", cause=str(error))
-        drop_frames(error)
-        return problem_response(unavailable)
+        return final_problem(public_error(error))
     except web.HTTPException as exception:
         return problem_of_exception(exception)
     except asyncio.CancelledError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import binascii
 import os
 import re
-import ssl
 import sys
 import tempfile
 from base64 import b32decode, b32encode, b64encode
@@ -18,13 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from stretto.setting import setting
 from stretto.start_errors import ConfigurationError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
+
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 # JetStream's own limit.
 REPLICAS_MAX: Final = 5
@@ -73,6 +73,11 @@ class Credentials:
         return b64encode(self._key().sign(nonce.encode()))
 
     def _key(self) -> Ed25519PrivateKey:
+        # Every command reads these settings; few processes have a key to load the library for.
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
+            Ed25519PrivateKey,
+        )
+
         return Ed25519PrivateKey.from_private_bytes(self.seed)
 
 
@@ -109,6 +114,9 @@ class NatsSettings:
         """Return what TLS needs beyond the system's authorities; None if that is nothing."""
         if not (self.nats_tls_ca or self.nats_tls_cert or self.nats_tls_key):
             return None
+        # Loaded only with such settings, as in `Credentials`.
+        import ssl  # noqa: PLC0415
+
         if bool(self.nats_tls_cert) != bool(self.nats_tls_key):
             raise AccessInvalid("set both STRETTO_NATS_TLS_CERT and STRETTO_NATS_TLS_KEY, or none")
         try:

@@ -8,7 +8,7 @@ next one gets the same message again.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import ParseResult, unquote, urlsplit
 
 import nats.aio.client
 
@@ -19,6 +19,25 @@ if TYPE_CHECKING:
 
 # JetStream's reply subject for the acknowledgement of a stored message.
 _ACKNOWLEDGE: Final = "$JS.ACK."
+
+
+class _ServerUrl(ParseResult):
+    """A server's URL whose user, password or token are decoded: the original sends them as written.
+
+    Otherwise no password could have a / or a #, which end a URL's host.
+    """
+
+    __slots__ = ()
+
+    @property
+    def username(self) -> str | None:
+        """The user, or the token where there is no password."""
+        return _decoded(super().username)
+
+    @property
+    def password(self) -> str | None:
+        """The password; None where there is none."""
+        return _decoded(super().password)
 
 
 class Client(nats.aio.client.Client):
@@ -45,6 +64,10 @@ class Client(nats.aio.client.Client):
         last, asked = self._current_server.uri, urlsplit(url)
         return (last.hostname, last.port) == (asked.hostname, asked.port or last.port)
 
+    @staticmethod
+    def _parse_server_uri(connect_url: str) -> ParseResult:
+        return _ServerUrl(*nats.aio.client.Client._parse_server_uri(connect_url))  # noqa: SLF001
+
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
@@ -57,6 +80,10 @@ class Client(nats.aio.client.Client):
         except (IndexError, ValueError):
             # The message counts as one without headers.
             return None
+
+
+def _decoded(part: str | None) -> str | None:
+    return None if part is None else unquote(part)
 
 
 def is_stored(message: Msg) -> bool:

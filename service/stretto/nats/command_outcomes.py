@@ -61,14 +61,7 @@ def reply_subject(headers: dict[str, str], deployment: Deployment) -> str | None
 
 async def reply_success(link: Link, subject: str | None, answer: Answer) -> None:
     """Publish the group; without a subject nothing."""
-    headers = {
-        "Content-Type": "application/json",
-        STATUS_CODE: "201",
-        "Idempotency-Status": answer.status.value,
-        **own_headers(),
-    }
-    if answer.status.is_replay:
-        headers["Idempotent-Replayed"] = "true"
+    headers = {STATUS_CODE: "201", **answer.headers, **own_headers()}
     if subject is not None:
         await link.client.publish(subject, answer.document, headers=headers)
 

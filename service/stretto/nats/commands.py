@@ -23,6 +23,7 @@ from stretto.domain import IdempotencyKey, UserId
 from stretto.errors import (
     AttemptFailed,
     BodyTooLarge,
+    GroupDeleted,
     KeyMissing,
     Overloaded,
     RequestInvalid,
@@ -280,9 +281,10 @@ class CommandConsumer(Actor):
         with contextlib.suppress(RequestInvalid):
             reply_to = reply_subject(message.headers or {}, self._deployment)
             await reply_problem(link, reply_to, error)
-        # A failed attempt is settled: every later request reads the failure from it. A sender that
-        # gets the error of another one knows that it has to send the command again.
-        if isinstance(error, AttemptFailed) or (may_succeed and reply_to is not None):
+        # A failed attempt is settled, and so is a deleted group: every later request finds that. A
+        # sender that gets the error of another one knows that it has to send the command again.
+        is_settled = isinstance(error, (AttemptFailed, GroupDeleted))
+        if is_settled or (may_succeed and reply_to is not None):
             await message.ack()
             return "rejected" if may_succeed else "failed"
         await dead_letter(link, self._deployment, message, error)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import nats.errors
+from nats.protocol.parser import AUTHORIZATION_VIOLATION
 
 from stretto.nats.access import NatsSettings
 from stretto.nats.client import Client
@@ -52,6 +53,11 @@ CANCEL_SECONDS: Final = 0.5
 
 # All errors of the network and of a server.
 NATS_ERRORS: Final = (nats.errors.Error, OSError, TimeoutError)
+# Added to what a server says of a user that it does not know.
+ACCESS_HINT: Final = (
+    "does it know the user, token or credentials that we have? In STRETTO_NATS_URL they are"
+    " percent-encoded: %2F for a /, %25 for a %"
+)
 # JetStream's error codes for a message, or headers, larger than the stream accepts.
 TOO_LARGE: Final = (10054, 10097)
 # For short headers, their names, line ends and the protocol's own line.
@@ -159,6 +165,9 @@ class NatsConnection(Actor):
     def report(self, error: Exception) -> None:
         """Report a failure once per connection, not at every try that fails the same way."""
         failure = str(error) or network_failure(error)
+        # The protocol has no code for it, and while it connects the client no class of its own.
+        if AUTHORIZATION_VIOLATION in failure.lower():
+            failure = f"{failure}; {ACCESS_HINT}"
         if failure != self._reported:
             self._reported = failure
             self._observe(BusFailed(failure))

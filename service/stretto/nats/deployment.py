@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final
 from nats.errors import Error
 from nats.js.errors import APIError, NotFoundError
 
+from stretto.domain import EVENT_TYPE
 from stretto.nats.requests import answered
 from stretto.observations import StreamDiffers
 from stretto.start_errors import ConfigurationError
-from stretto.targets.bus import BUS_PREFIX_PATTERN
+from stretto.targets.settings import BUS_PREFIX_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,13 +67,16 @@ class Deployment:
 
     @property
     def event_subject(self) -> str:
-        """Every event is published here once."""
-        return f"{self.prefix}.events.group_created"
+        """Every creation's event is published here once."""
+        return self.subject_of(EVENT_TYPE)
 
-    @property
-    def recipients_subject(self) -> str:
+    def subject_of(self, event_type: str) -> str:
+        """Every event of this type is published here once."""
+        return f"{self.prefix}.events.{event_type.replace('.', '_')}"
+
+    def recipients_subject_of(self, event_type: str) -> str:
         """Further recipients of a large group's event, beyond those of its first message."""
-        return f"{self.prefix}.recipients.group_created"
+        return f"{self.prefix}.recipients.{event_type.replace('.', '_')}"
 
     @property
     def event_subjects(self) -> list[str]:

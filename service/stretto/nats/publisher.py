@@ -135,11 +135,13 @@ def _messages(
     deployment: Deployment, event: CommittedEvent
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield subject and headers of each message of an event: one, unless it has many recipients."""
+    subject = deployment.subject_of(event.event_type)
+    further = deployment.recipients_subject_of(event.event_type)
     # At least one message: other consumers read events without recipients too.
     for first in range(0, len(event.recipients) or 1, RECIPIENTS_MAX):
         recipients = event.recipients[first : first + RECIPIENTS_MAX]
         yield (
-            deployment.event_subject if first == 0 else deployment.recipients_subject,
+            subject if first == 0 else further,
             {
                 Header.MSG_ID.value: f"{event.event_id}/{first}" if first else str(event.event_id),
                 "Content-Type": CONTENT_TYPE,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from uuid_utils.compat import uuid4
 
-from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting
+from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting, Tombstone
 from stretto.domain import CreatedGroup
 from stretto.errors import Failure
-from stretto.postgres.connections import Database, Lane
+from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.trail import instance
 from stretto.telemetry.request_context import CURRENT_REQUEST, trace_id_of
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     import asyncpg
+
+    from stretto.domain import UserId
+    from stretto.postgres.connections import Database
+
+
+# Of a failed attempt whose record was swept: of the host's own words only the code is kept.
+DETAIL_SWEPT: Final = "The attempt failed; its details are no longer kept."
 
 
 class PostgresAttemptStore:
@@ -31,7 +38,7 @@ class PostgresAttemptStore:
         self._database = database
         self._now = now
 
-    async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
+    async def look(self, group_id: UUID, lease_seconds: float, _: UserId, /) -> Sighting:
         """Read the attempt and the group of that id in one query."""
         (sighting,) = await self.look_all([(group_id, lease_seconds)])
         return sighting
@@ -67,7 +74,7 @@ class PostgresAttemptStore:
 
 
 def _sighting(group_id: UUID, row: asyncpg.Record) -> Sighting:
-    attempt = group = None
+    attempt = group = tombstone = None
     if row["status"] is not None:
         failure = None
         if row["failure_code"] is not None:
@@ -85,7 +92,11 @@ def _sighting(group_id: UUID, row: asyncpg.Record) -> Sighting:
     if row["group_conversation_id"] is not None:
         created = CreatedGroup(group_id, _uuid(row["group_conversation_id"]))
         group = GroupRow(created, row["group_fingerprint"], row["group_created_at"])
-    return Sighting(attempt, group)
+    if row["is_tombstone"]:
+        code = row["tombstone_failure_code"]
+        failure = None if code is None else Failure(code, DETAIL_SWEPT)
+        tombstone = Tombstone(row["group_created_at"], failure, row["group_deleted_at"])
+    return Sighting(attempt, group, tombstone)
 
 
 def _uuid(value: UUID) -> UUID:

@@ -1,8 +1,8 @@
 -- A follower's statements: look, heal, reclaim.
 
 -- name: look
--- Read attempts and the groups of the same ids $1, a row for each, in their order. $2 are the
--- leases in seconds, $3 is now. Each row is a subquery with a limit, so that it is found by its
+-- Read attempts and the groups of the same ids $1, or tombstones, a row for each, in their order. $2
+-- are the leases in seconds, $3 is now. Each row is a subquery with a limit, so that it is found by its
 -- key: a join that was planned while the tables were small would keep scanning them. A lease that
 -- began further in the future than it lasts was written by another clock, before a failover, and is
 -- over. After a restart rows can be seen that a synchronous standby still lacks. Where there is
@@ -15,6 +15,9 @@ SELECT attempt.status, attempt.fingerprint, attempt.claim_token, attempt.convers
        chat_group.conversation_id AS group_conversation_id,
        chat_group.fingerprint AS group_fingerprint,
        chat_group.created_at AS group_created_at,
+       chat_group.deleted_at AS group_deleted_at,
+       chat_group.group_id IS NOT NULL AND chat_group.conversation_id IS NULL AS is_tombstone,
+       chat_group.failure_code AS tombstone_failure_code,
        CASE WHEN (attempt.status <> 'pending' OR chat_group.group_id IS NOT NULL)
                  AND current_setting('synchronous_standby_names') <> ''
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at
@@ -28,9 +31,9 @@ LEFT JOIN LATERAL (
 ORDER BY number;
 
 -- name: heal
--- Settle an attempt as succeeded because its group exists. A deleted one is inserted again with the
+-- Settle an attempt as succeeded because its group exists. An attempt that was deleted is inserted again with the
 -- times of the group: it was settled when its group was created. A row that another transaction
--- holds is skipped: the answer does not need it. Needs no durability: what is lost heals again.
+-- holds is skipped: the answer does not need it. For a tombstone nothing is done. Needs no durability: what is lost heals again.
 -- Recorded in its trail: $3 is this instance, $4 the request's trace id.
 WITH pending AS MATERIALIZED (
     SELECT group_id, claim_token FROM attempt WHERE group_id = $1 AND status = 'pending'
@@ -42,6 +45,7 @@ WITH pending AS MATERIALIZED (
         settled_at = greatest(attempt.claimed_at, chat_group.created_at)
     FROM set_config('synchronous_commit', 'off', true), chat_group
     WHERE chat_group.group_id = $1
+      AND chat_group.conversation_id IS NOT NULL
       AND attempt.group_id = (SELECT group_id FROM pending)
     RETURNING attempt.claimed_at
 ), restored AS (
@@ -49,7 +53,8 @@ WITH pending AS MATERIALIZED (
                          claimed_at, settled_at)
     SELECT group_id, owner_id, fingerprint, $2, 'succeeded', conversation_id, created_at, created_at
     FROM set_config('synchronous_commit', 'off', true), chat_group
-    WHERE group_id = $1 AND NOT EXISTS (SELECT FROM attempt WHERE attempt.group_id = $1)
+    WHERE group_id = $1 AND conversation_id IS NOT NULL
+      AND NOT EXISTS (SELECT FROM attempt WHERE attempt.group_id = $1)
     ON CONFLICT DO NOTHING
     RETURNING claimed_at
 )

@@ -55,9 +55,10 @@ WHERE name = 'bus' AND token = $1;
 -- $3. They are tried again after $4 seconds; $5 is now. The place moves on after this commit, so
 -- that a crash undoes this only together with that.
 INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, recipients,
-                             group_name, group_kind, metadata, trace_context, due_at, tries)
+                             group_name, group_kind, metadata, trace_context, event_type, change,
+                             due_at, tries)
 SELECT 'bus', created_at, event_id, subject, conversation_id, recipients, group_name, group_kind,
-       metadata, trace_context,
+       metadata, trace_context, event_type, change,
        coalesce($5::timestamptz, clock_timestamp()) + make_interval(secs => $4), 1
 FROM set_config('synchronous_commit', 'off', true),
      unnest($1::integer[], $2::text[], $3::uuid[]) AS refused (history, position, event_id)

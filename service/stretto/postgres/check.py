@@ -48,6 +48,8 @@ async def check_database(connection: Connection, retention_days: int) -> CheckRe
             *await connection.fetch(QUERIES["check_attempts"], VIOLATIONS_MAX),
             *await connection.fetch(QUERIES["check_groups"], VIOLATIONS_MAX, retention_days, None),
             *await connection.fetch(QUERIES["check_conversations"], VIOLATIONS_MAX),
+            *await connection.fetch(QUERIES["check_members"], VIOLATIONS_MAX),
             *await connection.fetch(QUERIES["check_events"], VIOLATIONS_MAX),
+            *await connection.fetch(QUERIES["check_changes"], VIOLATIONS_MAX, retention_days, None),
         ]
     return CheckReport(**counts, violations=[Violation(**row) for row in rows])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
@@ -41,7 +42,11 @@ PREPARED_MAX: Final = 100
 _NAME: Final = {"application_name": "stretto"}
 _SERVER_SETTINGS: Final = _NAME | {
     "lock_timeout": f"{LOCK_SECONDS:.0f}s",
+    # A role's own would end a command, or a write that waits for a synchronous standby.
+    "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "30s",
+    # A role's own would end every connection that waits for work.
+    "idle_session_timeout": "0",
     # A role may set another one.
     "default_transaction_isolation": ISOLATION,
     "tcp_keepalives_idle": "10",
@@ -68,12 +73,13 @@ class Connector:
             _NAME if self.is_pooled else _SERVER_SETTINGS | {"search_path": schema}
         )
         self.hosts = _hosts(dsn)
+        self._opened: WeakSet[_OwnConnection] = WeakSet()
 
     async def connect(self, *, may_take_long: bool = False, **settings: str) -> _OwnConnection:
         """Try the hosts for a primary that takes writes; raises `Unreachable`.
 
-        The server ends transactions after `TRANSACTION_SECONDS`, unless they may take longer.
-        `settings` are more settings of the server; a pooler gets none.
+        The server ends transactions after `TRANSACTION_SECONDS`, unless they may take longer,
+        whatever the role's settings say. `settings` are more settings of the server; a pooler gets none.
         """
         tried = partial(self._try, settings=settings, may_take_long=may_take_long)
         # A copy: other tasks connect meanwhile and change the order.
@@ -82,6 +88,7 @@ class Connector:
             host, connection = outcome
             self.hosts.remove(host)
             self.hosts.insert(0, host)
+            self._opened.add(connection)
             return connection
         reason: Exception | None = None
         for failure in outcome:
@@ -97,6 +104,11 @@ class Connector:
             message = f"{message}; {ADD_PARAMETER}"
         raise Unreachable(message) from reason
 
+    def cut(self) -> None:
+        """Cut every connection that was opened here, idle or in use."""
+        for connection in tuple(self._opened):
+            terminate(connection)
+
     async def _try(
         self, host: _Host, *, settings: dict[str, str], may_take_long: bool
     ) -> _OwnConnection | Exception:
@@ -107,8 +119,9 @@ class Connector:
                 if self.is_pooled:
                     # What a pooler reports of its server may be out of date.
                     await require_read_write(connection)
-                elif not may_take_long:
-                    await _bound_transactions(connection)
+                else:
+                    seconds = 0 if may_take_long else TRANSACTION_SECONDS
+                    await _bound_transactions(connection, seconds)
             except BaseException:
                 terminate(connection)
                 raise
@@ -145,10 +158,10 @@ async def require_read_write(connection: Connection) -> None:
         raise Unreachable(READ_ONLY)
 
 
-async def _bound_transactions(connection: Connection) -> None:
-    """Have the server end long transactions, if it can: from PostgreSQL 17 on."""
+async def _bound_transactions(connection: Connection, seconds: float) -> None:
+    """Have the server end longer transactions, if it can: from PostgreSQL 17 on; 0 is no bound."""
     with watchdog(connection, CONNECT_SECONDS):
-        await connection.fetch(QUERIES["bound_transactions"], f"{TRANSACTION_SECONDS:g}s")
+        await connection.fetch(QUERIES["bound_transactions"], f"{seconds:g}s")
 
 
 def _hosts(dsn: str) -> list[_Host]:

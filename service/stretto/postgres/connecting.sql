@@ -6,5 +6,5 @@
 SELECT current_setting('transaction_read_only')::boolean AS is_read_only;
 
 -- name: bound_transactions
--- Have the session's transactions end after $1, where the server knows such a bound.
+-- Have the session's transactions end after $1 (0: never), where the server knows such a bound.
 SELECT set_config(name, $1, false) FROM pg_settings WHERE name = 'transaction_timeout';

@@ -11,27 +11,30 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
-from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import asyncpg
 
-from stretto.postgres.connecting import CONNECT_SECONDS, Connector, require_read_write
+from stretto.postgres.connecting import CONNECT_SECONDS, READ_ONLY, Connector, require_read_write
 from stretto.postgres.database_url import SCHEMA
 from stretto.postgres.driver_connection import Connection, Pool, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_misfit
-from stretto.postgres.hosts_pool import acquire
+from stretto.postgres.hosts_pool import acquire, release
+from stretto.postgres.lanes import CONNECTIONS_MAX, Lane
 from stretto.postgres.migrate import is_newer, listed, require_rights
 from stretto.postgres.pooler import ADD_PARAMETER
 from stretto.postgres.queries import QUERIES
-from stretto.postgres.server_settings import require_role_settings, session_violation
+from stretto.postgres.server_settings import require_flush, require_role_settings, session_violation
+from stretto.postgres.standby import StandbyWatch
 from stretto.runtime.cancelling import is_cancelled
 from stretto.store_errors import ReadCancelled, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
+
+    from stretto.observations import Observer
 
 # Below a client's default wait of 10 s. Writes have no statement_timeout: cancelling one that waits
 # for a synchronous standby would make the server report a success that the standby does not have.
@@ -41,35 +44,8 @@ WRITE_SECONDS: Final = 5.0
 GRACE_SECONDS: Final = 1.0
 
 
-class Lane(StrEnum):
-    """A kind of work with connections of its own."""
-
-    LOOKS = "looks"
-    """What became of attempts."""
-    FOLLOWERS = "followers"
-    """Heal and reclaim, key by key."""
-    GROUPS = "groups"
-    """What members read."""
-    HISTORY = "history"
-    """What sessions catch up on."""
-    PROBE = "probe"
-    """Health checks."""
-    UPKEEP = "upkeep"
-    """Relay, sweeper, webhook and announcer, each of which does one thing at a time."""
-
-
-# One for each actor. Two of GROUPS, so that a large page does not delay single groups; two of
-# FOLLOWERS, so that a row lock does not delay every other key.
-CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
-    Lane.LOOKS: 1,
-    Lane.FOLLOWERS: 2,
-    Lane.GROUPS: 2,
-    Lane.HISTORY: 1,
-    Lane.PROBE: 1,
-    Lane.UPKEEP: 4,
-}
-# What requests wait for.
-_SERVING: Final = frozenset(Lane) - {Lane.PROBE, Lane.UPKEEP}
+# What requests wait for. A trail decides nothing: where it cannot be read, all else is served.
+_SERVING: Final = frozenset(Lane) - {Lane.PROBE, Lane.TRAILS, Lane.UPKEEP}
 # There are as many followers as keys: what cannot be finished within a client's default wait is
 # answered with an error, and the retry finishes it.
 FOLLOWER_SECONDS: Final = 10.0
@@ -89,6 +65,7 @@ class Database:
         schema: str = SCHEMA,
         pool: Pool | None = None,
         cut_seconds: float = READ_SECONDS + GRACE_SECONDS,
+        observe: Observer = lambda _: None,
     ) -> None:
         self._connector = Connector(dsn, schema)
         self.is_pooled = self._connector.is_pooled
@@ -97,12 +74,15 @@ class Database:
         self._schema = schema
         self._host_pool = pool
         self._cut_seconds = cut_seconds
+        self.standby = StandbyWatch(partial(self.connection, Lane.PROBE), observe)
         # A host's pool serves all lanes.
         self._pools: dict[Lane, Pool] = {} if pool is None else dict.fromkeys(Lane, pool)
         self._cut_off: set[Lane] = set()
         """Lanes whose newest connection could not be opened; none of a host's pool."""
         self._misfit: set[Lane] = set()
         """Lanes whose newest statement met a missing table or right."""
+        self._refuses_writes = False
+        """Whether the server did when it was asked last."""
 
     async def __aenter__(self) -> Self:
         if self._host_pool is None:
@@ -141,7 +121,7 @@ class Database:
             if self._host_pool is None:
                 await connection.close(timeout=GRACE_SECONDS)
             else:
-                await self._host_pool.release(connection, timeout=GRACE_SECONDS)  # type: ignore[arg-type]
+                await release(self._host_pool, connection, GRACE_SECONDS)
         except (Exception, asyncio.CancelledError) as error:
             terminate(connection)
             if is_cancelled():
@@ -158,6 +138,7 @@ class Database:
         Every failure of the driver's inside the block is raised as that, too.
         """
         self._require_open()
+        began = self.standby.clock_seconds()
         try:
             async with self._acquired(lane) as connection:
                 try:
@@ -172,7 +153,7 @@ class Database:
         except DRIVER_ERRORS as error:
             if isinstance(error, asyncpg.PostgresError) and is_misfit(error):
                 self._misfit.add(lane)
-            raise Unreachable(in_words(error)) from error
+            raise await self.standby.explained(Unreachable(in_words(error)), began) from error
         else:
             self._misfit.discard(lane)
 
@@ -205,6 +186,8 @@ class Database:
             async with self._pools[lane].acquire(timeout=seconds) as connection:
                 yield connection
             return
+        if self._refuses_writes and lane in _SERVING:
+            raise Unreachable(READ_ONLY)
         acquired = await self.acquire()
         try:
             yield acquired
@@ -214,14 +197,35 @@ class Database:
     def _require_open(self) -> None:
         """Raise `Unreachable` during and after the shutdown."""
         if not self._pools:
-            message = "the service is shutting down"
-            raise Unreachable(message)
+            raise Unreachable("the service is shutting down")
 
     async def ping(self) -> None:
         """Raise `Unreachable` unless the database answers, has the tables and takes writes."""
         async with self.connection(Lane.PROBE) as connection:
             await self.require_tables(connection)
+            await self._require_read_write(connection)
+
+    @asynccontextmanager
+    async def upkeep_with_writes(self) -> AsyncIterator[Connection]:
+        """Acquire a connection for upkeep; raises `Unreachable`, also where the server refuses writes."""
+        async with self.upkeep() as connection:
+            await self._require_read_write(connection)
+            yield connection
+
+    async def _require_read_write(self, connection: Connection) -> None:
+        """Raise `Unreachable` where the server refuses writes; then it must not be read any more.
+
+        A reload changes living sessions, and breaks none. So we cut them, as a failover would: the
+        next ones lead to a server that takes writes, or fail. Those of a host's pool are the host's:
+        requests get none of them until the server takes writes again.
+        """
+        try:
             await require_read_write(connection)
+        except Unreachable:
+            self._refuses_writes = True
+            self._connector.cut()
+            raise
+        self._refuses_writes = False
 
     async def inspect(self) -> None:
         """Raise `Unreachable` unless the database answers, and has a schema that we can serve."""
@@ -229,15 +233,18 @@ class Database:
             await self.require_schema(connection)
 
     async def require_tables(self, connection: Connection) -> None:
-        """Raise `Unreachable` unless the connection's search_path leads to our tables."""
+        """Raise `Unreachable` unless the search_path leads to our tables, and commits are flushed."""
         if self.is_pooled:
             await require_role_settings(connection, self._schema)
-        elif not await connection.fetchval(QUERIES["ping"]):
-            await self._require_rights(connection)
-            message = (
-                f"our search_path, {self._schema}, has not reached the server; {ADD_PARAMETER}"
-            )
-            raise Unreachable(message)
+            return
+        session = await connection.fetchrow(QUERIES["ping"])
+        assert session is not None
+        if session["is_migrated"]:
+            require_flush(session)
+            return
+        await self._require_rights(connection)
+        message = f"our search_path, {self._schema}, has not reached the server; {ADD_PARAMETER}"
+        raise Unreachable(message)
 
     async def require_schema(self, connection: Connection) -> bool:
         """Raise `Unreachable` unless the tables are there, not older than ours, and ours to use.
@@ -250,10 +257,10 @@ class Database:
         if violation is not None:
             raise Unreachable(violation)
         newer = await is_newer(connection)
-        # Tables that an older schema lacks were reported by now: these are lost.
-        if missing:
-            message = f"the schema lacks {listed(missing)}; restore them from a backup"
-            raise Unreachable(message)
+        # Tables that an older schema lacks were reported by now: these are lost, unless a migration has
+        # committed since they were looked for.
+        if missing and (missing := await self._require_rights(connection)):
+            raise Unreachable(f"the schema lacks {listed(missing)}; restore them from a backup")
         return newer
 
     async def _require_rights(self, connection: Connection) -> list[str]:

@@ -1,8 +1,10 @@
 -- What a connection, or a host's pool, must be like.
 
 -- name: ping
--- Ask whether the database answers and has our tables.
-SELECT to_regclass('attempt') IS NOT NULL AS is_migrated;
+-- Ask whether the database answers and has our tables, and what its commits wait for.
+SELECT to_regclass('attempt') IS NOT NULL AS is_migrated,
+       current_setting('synchronous_commit') AS synchronous_commit,
+       quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
 
 -- name: ping_pool
 -- Ask whether the search_path of a host's pool leads to our tables $1 and routines $2, all in one

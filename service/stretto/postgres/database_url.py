@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from stretto.network import is_host
+from stretto.hosts import is_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stretto.postgres.log import committed_event
+from stretto.postgres.log import MEMBER_IDS_MAX, committed_event
 from stretto.postgres.queries import QUERIES
 from stretto.targets.delivery import Delivery
 
@@ -39,6 +39,7 @@ class PostgresDeliveryStore:
                 deliveries_max,
                 lease_seconds,
                 self._now(),
+                MEMBER_IDS_MAX,
             )
         return [Delivery(committed_event(row), row["tries"]) for row in rows]
 
@@ -73,6 +74,14 @@ async def dead_letters(connection: Connection, limit: int) -> list[asyncpg.Recor
 async def retry_dead_letters(connection: Connection, event_ids: Sequence[UUID] | None) -> int:
     """Have dead letters tried again, all of them if no id is given; return how many there were."""
     return len(await connection.fetch(QUERIES["retry_dead_letters"], event_ids))
+
+
+async def hasten_deliveries(connection: Connection, lease_seconds: float) -> int:
+    """Have events that wait for another try sent now; return how many there were.
+
+    One that is due within the time of a lease may be under way.
+    """
+    return len(await connection.fetch(QUERIES["hasten_deliveries"], lease_seconds))
 
 
 def _storable(reason: str) -> str:

@@ -2,9 +2,9 @@
 
 -- name: take_deliveries
 -- Lease up to $2 due deliveries of the reader $1 for $3 seconds, if its target may be called. $4 is
--- now. Needs no durability: a lease that is lost in a crash only makes its deliveries due sooner.
--- But where there is a synchronous standby, the commit waits for it: no event is sent that a
--- failover loses.
+-- now; members are named where a group was created with $5 at most. Needs no durability: a lease that
+-- is lost in a crash only makes its deliveries due sooner. But where there is a synchronous standby,
+-- the commit waits for it: no event is sent that a failover loses.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($4::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit',
@@ -26,7 +26,9 @@ FROM due, clock
 WHERE reader = $1 AND delivery.event_id = due.event_id
 RETURNING delivery.event_id, subject, conversation_id, recipients[1] AS owner_id, group_name,
           cardinality(recipients) AS members_count, group_kind, metadata::text AS metadata,
-          recipients, trace_context, tries;
+          recipients, trace_context, event_type, change::text AS change, tries,
+          CASE WHEN event_type IS NULL AND cardinality(recipients) <= $5 THEN recipients END
+              AS member_ids;
 
 -- name: settle_deliveries
 -- Delete the deliveries of the reader $1 that were sent ($2). Put the others ($3) off by $4
@@ -63,11 +65,19 @@ WHERE name = $1 AND disabled_at IS NULL;
 -- name: dead_letters
 -- Read the first $1 dead letters, of the bus or of the webhook's endpoint, the oldest first.
 SELECT event_id, subject, created_at, tries,
+       coalesce(event_type, 'group.created') AS event_type,
        CASE reader WHEN 'bus' THEN '' ELSE reader || ': ' END || dead_reason AS dead_reason
 FROM outbox_delivery
 WHERE dead_reason IS NOT NULL
 ORDER BY created_at, event_id
 LIMIT $1;
+
+-- name: hasten_deliveries
+-- Make due what a failure has put off. A delivery that is due within $1 seconds may be under way, on
+-- the lease of a sender or a relay: it stays as it is, so that it is not sent twice.
+UPDATE outbox_delivery SET due_at = clock_timestamp()
+WHERE dead_reason IS NULL AND due_at > clock_timestamp() + make_interval(secs => $1)
+RETURNING event_id;
 
 -- name: retry_dead_letters
 -- Have dead letters tried again: those of the ids $1, or all if null.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import asyncpg
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 else:
     # Not generic at run time.
     _Connection = asyncpg.Connection
+
+
+# Several times what a request takes; each is a connection.
+CANCEL_AGAIN_SECONDS: Final = 0.1
 
 
 class DriverConnection(_Connection):
@@ -56,6 +60,43 @@ def terminate(connection: Connection) -> None:
     """Cut the connection, unless its pool has already taken it back."""
     with suppress(asyncpg.InterfaceError):
         connection.terminate()
+
+
+async def end_session(connection: Connection, seconds: float) -> None:
+    """Have the server end the session and what runs in it; cut the connection after so many seconds.
+
+    If the connection were only cut, the server would go on with the statement, and hold its locks.
+    A cancel request needs a connection of its own: the driver's `close` makes one for a statement
+    that runs, also through PgBouncer. Not for a commit of ours: a cancelled wait for a standby is a
+    success that the standby lacks.
+    """
+    # Whatever the driver's `close` raises, there is no more to do than to cut the connection.
+    with suppress(Exception), watchdog(connection, seconds), _cancelling(connection):
+        await connection.close()
+    terminate(connection)
+
+
+@contextmanager
+def _cancelling(connection: Connection) -> Iterator[None]:
+    """Repeat the cancel request: the server ignores one that overtakes its statement.
+
+    A request for a session that has ended, or waits for a statement, does nothing.
+    """
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def cancel() -> None:
+        nonlocal timer
+        driver: Any = getattr(connection, "_con", connection)
+        if driver is not None:
+            driver._cancel_current_command(loop.create_future())  # noqa: SLF001 no other way
+        timer = loop.call_later(CANCEL_AGAIN_SECONDS, cancel)
+
+    timer = loop.call_later(CANCEL_AGAIN_SECONDS, cancel)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

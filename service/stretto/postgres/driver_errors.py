@@ -105,6 +105,11 @@ def is_misfit(error: asyncpg.PostgresError) -> bool:
     return sqlstate_of(error).startswith(_MISFIT_CLASS)
 
 
+def is_of_its_rows(error: asyncpg.PostgresError) -> bool:
+    """Whether a statement has met a lock, a deadlock, a constraint or a trigger: another may not."""
+    return sqlstate_of(error).startswith((_LOCKED, "40", *_REFUSED_CLASSES, "39"))
+
+
 def _is_refusal(error: asyncpg.PostgresError, state: str) -> bool:
     """Whether the server has rejected the row itself, by a rule that was made for rows.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stretto.domain import Group, Member
-from stretto.postgres.connections import Lane
+from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:

@@ -1,23 +1,22 @@
 -- What members read of their groups.
 
 -- name: group_of_member
--- Read groups by id ($1), each if its user ($2) is a member of it, or is null: then the owner stands
--- in, who always is one. `number` is the question's number. LIMIT 1 makes the planner use the keys, as
--- in look.
+-- Read groups by id ($1), each if its user ($2) is a member of it, or is null; no tombstones. `number`
+-- is the question's number. LIMIT 1 makes the planner use the keys, as in look.
 SELECT number, chat_group.group_id, conversation_id, owner_id, name, description, group_kind AS kind,
-       metadata::text AS metadata, created_at,
+       metadata::text AS metadata_text, created_at,
        (SELECT count(*) FROM conversation_member AS member
         WHERE member.conversation_id = chat_group.conversation_id) AS members_count
 FROM unnest($1::uuid[], $2::text[]) WITH ORDINALITY AS wanted (group_id, user_id, number)
 CROSS JOIN LATERAL (
     SELECT * FROM chat_group WHERE group_id = wanted.group_id LIMIT 1
 ) AS chat_group
-CROSS JOIN LATERAL (
-    SELECT role FROM conversation_member AS member
-    WHERE member.conversation_id = chat_group.conversation_id
-      AND member.user_id = coalesce(wanted.user_id, chat_group.owner_id)
-    LIMIT 1
-) AS membership;
+-- No EXISTS, which might be planned as a hash of all members.
+WHERE wanted.user_id IS NULL AND conversation_id IS NOT NULL
+   OR (SELECT true FROM conversation_member AS member
+       WHERE member.conversation_id = chat_group.conversation_id
+         AND member.user_id = wanted.user_id
+       LIMIT 1);
 
 -- name: groups_of_member
 -- Read pages of users' groups, newest first: of each user ($1) up to $3 after the conversation id
@@ -27,7 +26,7 @@ FROM unnest($1::text[], $2::uuid[], $3::int[]) WITH ORDINALITY
          AS wanted (user_id, after, groups_max, number)
 CROSS JOIN LATERAL (
     SELECT chat_group.group_id, conversation_id, owner_id, name, description, group_kind AS kind,
-           metadata::text AS metadata, created_at,
+           metadata::text AS metadata_text, created_at,
            (SELECT count(*) FROM conversation_member AS member
             WHERE member.conversation_id = chat_group.conversation_id) AS members_count
     FROM conversation_member
@@ -41,14 +40,14 @@ CROSS JOIN LATERAL (
 ORDER BY number, conversation_id DESC;
 
 -- name: groups_of_owner
--- Read a page of the groups that a user owns, newest first, as groups_of_member does.
+-- Read a page of the groups that a user is an owner of, newest first, as groups_of_member does.
 SELECT chat_group.group_id, conversation_id, owner_id, name, description, group_kind AS kind,
-       metadata::text AS metadata, created_at,
+       metadata::text AS metadata_text, created_at,
        (SELECT count(*) FROM conversation_member AS member
         WHERE member.conversation_id = chat_group.conversation_id) AS members_count
 FROM conversation_member
 JOIN chat_group USING (conversation_id)
-WHERE user_id = $1 AND owner_id = $1 AND ($2::uuid IS NULL OR conversation_id < $2)
+WHERE user_id = $1 AND role = 'owner' AND ($2::uuid IS NULL OR conversation_id < $2)
 ORDER BY conversation_id DESC
 LIMIT $3;
 

@@ -20,8 +20,8 @@ from stretto.creation.host_errors import last_raised
 from stretto.domain import CreatedGroup, NewGroup
 from stretto.kinds import is_a
 from stretto.postgres.connecting import LOCK_SECONDS
-from stretto.postgres.connections import WRITE_SECONDS
-from stretto.postgres.driver_connection import end_resources, is_lost, terminate
+from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS
+from stretto.postgres.driver_connection import end_resources, end_session, is_lost
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
 from stretto.postgres.hook_errors import (
     cause_of,
@@ -178,10 +178,11 @@ class HookedLead:
                 await asyncio.wait({hook}, timeout=HOOK_CANCEL_SECONDS)
             if not hook.done():
                 # It must not write into the transactions that come after this one.
-                terminate(led.connection)
+                await end_session(led.connection, GRACE_SECONDS)
             handle.end()
             end_resources(led.connection, led.transaction)
-        if not is_in_time and patience_seconds < HOOK_SECONDS:
+        # One for which others wait may be slow because all are, however long it was given.
+        if not is_in_time and (is_hasty or patience_seconds < HOOK_SECONDS):
             raise HookEnded(too_late(seconds, patience_seconds))
         if not is_in_time:
             raise HookError(too_late(seconds, HOOK_SECONDS))
@@ -216,7 +217,7 @@ class HookedLead:
     async def _call(
         self, handle: HookHandle, created: Sequence[tuple[CreatedGroup, NewGroup]]
     ) -> None:
-        call = self._calls.begin()
+        call = self._calls.begin("on_create")
         try:
             await self._on_create(handle, created)
         except (KeyboardInterrupt, SystemExit) as error:

@@ -5,7 +5,9 @@ again for each of that owner's requests. So it is ended early where others wait,
 stalls (`stalls.py`). While no other waits, it has nearly all of the write's time.
 
 A hook that is slow for all must not be ended for that. So it may take several times as long as the
-longest before it, and all of the time after it was ended too often without a success in between.
+longest before it. After it was ended too often without a success in between, one request that is led
+alone has all of the time. If the hook comes to its end, it was slow for all. If not, it hangs, and
+only the next series of ends earns another such trial: a flood of hangs costs one long wait for each.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from stretto.postgres.stalls import STALL_SECONDS, LongestOfLate
+from stretto.postgres.stalls import STALL_RATIO, STALL_SECONDS, LongestOfLate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 0.1
 # A request that is led alone while others wait: several owners whose hook hangs are found in a second.
 ALONE_SECONDS: Final = 0.25
-# In a row: more than a dozen owners whose hook hangs. From then on the hook counts as slow for all.
+# Such a request, of the longest before it: each that hangs keeps the next from being tried. Above
+# `HANG_RATIO` (`creation/suspects.py`), or the hang would say nothing of its owner.
+ALONE_RATIO: Final = 3.0
+# In a row: more than a dozen owners whose hook hangs. After that the hook may be slow for all.
 ENDED_MAX: Final = 16
 
 
@@ -35,7 +40,7 @@ class HookPatience:
         self._others_wait = others_wait
         self._longest = LongestOfLate()
         self._ended = 0
-        """In a row, while others waited."""
+        """In a row, while others waited, since the last trial."""
 
     async def wait(
         self,
@@ -53,10 +58,14 @@ class HookPatience:
         began = clock_seconds()
         is_apart = is_hasty and len(owners) == 1
         keeps_waiting = is_apart or (is_hasty and len(set(owners)) > 1)
-        patience = seconds_max
-        if self._ended < ENDED_MAX:
-            least = ALONE_SECONDS if is_apart else STALL_SECONDS
-            patience = self._longest.patience(least, seconds_max)
+        if self._ended >= ENDED_MAX and len(owners) == 1:
+            self._ended = 0
+            patience = seconds_max
+        else:
+            least, ratio = (
+                (ALONE_SECONDS, ALONE_RATIO) if is_apart else (STALL_SECONDS, STALL_RATIO)
+            )
+            patience = self._longest.patience(least, seconds_max, ratio)
         until = patience
         while not (await asyncio.wait({hook}, timeout=began + until - clock_seconds()))[0]:
             if until >= seconds_max:

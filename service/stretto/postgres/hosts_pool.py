@@ -28,6 +28,12 @@ async def acquire(pool: Pool, seconds: float) -> Connection:
     """Return a connection to be released; raises `Unreachable`: nothing has been sent."""
     try:
         return await pool.acquire(timeout=seconds)
+    except TimeoutError as error:
+        message = (
+            f"the host's pool gave no connection within {seconds:g} s: all of its max_size are in use,"
+            " or the database does not answer"
+        )
+        raise Unreachable(message) from error
     except DRIVER_ERRORS as error:
         raise Unreachable(in_words(error)) from error
     except (Exception, asyncio.CancelledError) as error:
@@ -35,6 +41,32 @@ async def acquire(pool: Pool, seconds: float) -> Connection:
             raise
         message = f"connect, init or setup of the host's pool raised {type(error).__name__}"
         raise Unreachable(message) from error
+
+
+async def release(pool: Pool, connection: Connection, seconds: float) -> None:
+    """Release a connection; raises what the host's `reset` raises.
+
+    If this is cancelled, the driver goes on to release it in a task that nothing looks at any more,
+    and asyncio would print what that meets once we have cut the connection. So a task of ours
+    awaits it.
+    """
+    releasing = asyncio.create_task(
+        pool.release(connection, timeout=seconds),  # type: ignore[arg-type]
+        name="release of a connection",
+    )
+    releasing.add_done_callback(_look_at)
+    try:
+        await asyncio.wait({releasing})
+        releasing.result()
+    finally:
+        # The traceback of its error refers to this frame, which must not refer back.
+        del releasing
+
+
+def _look_at(releasing: asyncio.Task[None]) -> None:
+    """Retrieve the error of a release that is waited for no longer."""
+    if not releasing.cancelled():
+        releasing.exception()
 
 
 class PoolWatch(Actor):

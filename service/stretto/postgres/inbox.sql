@@ -1,4 +1,5 @@
--- The messages that a consumer has processed.
+-- The messages that a consumer has processed. `inbox` is replaced by the table of the schema that
+-- the consumer names, if it names one.
 
 -- name: first_time
 -- Record that a consumer processes a message; returns nothing where that is recorded already. Waits
@@ -6,3 +7,32 @@
 INSERT INTO inbox (consumer, message_id) VALUES ($1, $2)
 ON CONFLICT DO NOTHING
 RETURNING message_id;
+
+-- name: has_inbox
+-- Whether the table $1 is there. Waits for another transaction that is creating it: of two that do
+-- so at once, one would fail.
+SELECT to_regclass($1) IS NOT NULL
+FROM pg_advisory_xact_lock(hashtextextended('stretto.inbox', 0));
+
+-- name: create_inbox
+-- As in schema.sql. What has_inbox sees may be as old as the beginning of its wait.
+CREATE TABLE IF NOT EXISTS inbox (
+    consumer    text        NOT NULL CHECK (char_length(consumer) BETWEEN 1 AND 128),
+    message_id  uuid        NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (consumer, message_id)
+);
+
+-- name: forget_messages
+-- Delete at most $3 records of messages that a consumer processed more than $2 days ago; return how
+-- many there were.
+WITH forgotten AS (
+    DELETE FROM inbox
+    WHERE consumer = $1 AND message_id IN (
+        SELECT message_id FROM inbox
+        WHERE consumer = $1 AND received_at < clock_timestamp() - make_interval(days => $2)
+        LIMIT $3
+    )
+    RETURNING true
+)
+SELECT count(*) FROM forgotten;

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import asyncpg
 import orjson
 
 from stretto.domain import EVENT_TYPE
 from stretto.events.log import CommittedEvent, LoggedEvent, LogPage
 from stretto.events.place import History, Place, Present
-from stretto.postgres.connections import Database, Lane
+from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.servers import begin_history
 from stretto.telemetry.trace_context import as_fields
 
 if TYPE_CHECKING:
@@ -21,14 +24,15 @@ if TYPE_CHECKING:
     from typing import TypeAlias
     from uuid import UUID
 
-    import asyncpg
-
     from stretto.domain import UserId
+    from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection
 
     Acquire: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
 
 SOURCE: Final = "urn:stretto"
+# The creation of a larger group does not name its members: it is sent to each of them.
+MEMBER_IDS_MAX: Final = 100
 _ORIGIN_CHARACTERS: Final = 8
 
 
@@ -57,9 +61,10 @@ class PostgresLogStore:
                 QUERIES["log_page"],
                 begin.history.number,
                 begin.xmax,
-                "{" + ",".join(map(str, begin.running)) + "}",
+                _running(begin),
                 events_max,
                 users,
+                MEMBER_IDS_MAX,
             )
         present = _present(orjson.loads(first["present"]))
         events = [
@@ -74,6 +79,25 @@ class PostgresLogStore:
         if first["is_full"]:
             place = present.after(begin, events[-1].history, events[-1].position)
         return LogPage(begin, events, place, present, first["is_full"])
+
+    async def deletions(self, begin: Place | None, limit: int) -> tuple[list[UUID], Present]:
+        """Return groups whose deletion the place does not cover, up to `limit`, and the present.
+
+        Without a place, none. Where the newest history has ended, the next one is begun: a change of
+        a group does not, and without requests no writer connects.
+        """
+        place = (0, 0, "{}", 0)
+        if begin is not None:
+            place = (begin.history.number, begin.xmax, _running(begin), limit)
+        async with self._acquire() as connection:
+            row = await connection.fetchrow(QUERIES["deleted_groups"], *place)
+            assert row is not None
+            present = _present(orjson.loads(row["present"]))
+            if present.is_ended:
+                # A server that takes no writes has no changes either.
+                with suppress(asyncpg.PostgresError):
+                    await begin_history(connection, present.history.number)
+        return row["group_ids"], present
 
 
 async def origin(database: Database) -> str:
@@ -109,7 +133,11 @@ def event_columns(events: Collection[LoggedEvent]) -> tuple[list[int], list[str]
 def committed_event(row: asyncpg.Record) -> CommittedEvent:
     """Return an event of the log, or of a delivery."""
     return CommittedEvent(
-        row["event_id"], tuple(row["recipients"]), envelope(row), row["trace_context"]
+        row["event_id"],
+        tuple(row["recipients"]),
+        envelope(row),
+        row["trace_context"],
+        row["event_type"] or EVENT_TYPE,
     )
 
 
@@ -119,15 +147,16 @@ def envelope(row: asyncpg.Record) -> bytes:
     Equal ids must mean equal content: a write whose outcome was unknown may have been committed
     twice, once by a server that was lost. So the time is not the row's: it is the one in the
     conversation's id (RFC 9562, UUIDv7), from which the event's id follows. A write has one
-    conversation, and one trace.
+    conversation, and one trace. The id of a change is such a UUID itself.
     """
-    milliseconds = row["conversation_id"].int >> 80
+    event_type = row["event_type"]
+    milliseconds = row["event_id" if event_type else "conversation_id"].int >> 80
     return orjson.dumps(
         {
             "specversion": "1.0",
             "id": str(row["event_id"]),
             "source": SOURCE,
-            "type": EVENT_TYPE,
+            "type": event_type or EVENT_TYPE,
             "subject": str(row["subject"]),
             "time": datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(
                 timespec="milliseconds"
@@ -141,19 +170,27 @@ def envelope(row: asyncpg.Record) -> bytes:
                 "name": row["group_name"],
                 "members_count": row["members_count"],
                 **_chosen(row),
+                # Its recipients are not the group's members: it says who owns the group, and how many.
+                **orjson.loads(row["change"] or "{}"),
             },
         }
     )
 
 
 def _chosen(row: asyncpg.Record) -> dict[str, object]:
-    """Return what only some groups have: the document of the others stays as it has always been."""
+    """Return what only some events have."""
     chosen: dict[str, object] = {}
+    if row["member_ids"] is not None:
+        chosen["member_ids"] = row["member_ids"]
     if row["group_kind"] is not None:
         chosen["kind"] = row["group_kind"]
     if row["metadata"] is not None:
         chosen["metadata"] = orjson.Fragment(row["metadata"])
     return chosen
+
+
+def _running(place: Place) -> str:
+    return "{" + ",".join(map(str, place.running)) + "}"
 
 
 def _present(row: dict[str, Any]) -> Present:

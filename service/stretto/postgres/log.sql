@@ -16,9 +16,9 @@ SELECT row_to_json(outbox_present) AS present FROM outbox_present;
 -- transactions were still running, then the next $4 (and the rest of the last one's transaction).
 -- Of these only events for the users $5 (and of their recipients only those), and the last one;
 -- all, if null. The users are hashed once: comparing arrays would cost a comparison for each pair,
--- which is less only for few users. The first row is the present, and says whether there may be more. All partitions
--- are locked before the statement has its snapshot, so that a partition is not truncated between
--- the two.
+-- which is less only for few users. Members are named where a group was created with $6 at most.
+-- The first row is the present, and says whether there may be more. All partitions are locked before
+-- the statement has its snapshot, so that a partition is not truncated between the two.
 -- After a restart events can be seen that a synchronous standby still lacks. Where there is one,
 -- they are returned only after the standby has them: the message's commit waits for it.
 WITH wanted AS MATERIALIZED (
@@ -32,7 +32,9 @@ WITH wanted AS MATERIALIZED (
      ORDER BY history, position
      FETCH FIRST $4 ROWS WITH TIES)
 ), page AS MATERIALIZED (
-    SELECT *, row_number() OVER (ORDER BY history, position, event_id) AS number,
+    -- Of one transaction a group's creation comes first, then its changes, whose ids grow with time.
+    SELECT *, row_number() OVER (ORDER BY history, position, event_type IS NOT NULL, event_id)
+               AS number,
            CASE WHEN $5::text[] IS NULL THEN recipients
                 WHEN cardinality($5::text[]) <= 8 AND NOT recipients && $5::text[] THEN '{}'
                 -- `IS TRUE` keeps the planner from making a join of it, once for each event.
@@ -47,12 +49,22 @@ SELECT row_to_json(outbox_present) AS present,
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at,
        NULL AS history, NULL AS position, NULL AS event_id, NULL AS subject,
        NULL AS conversation_id, NULL AS owner_id, NULL AS group_name, NULL AS members_count,
-       NULL AS group_kind, NULL AS metadata, NULL AS trace_context, NULL AS recipients, NULL AS number
+       NULL AS group_kind, NULL AS metadata, NULL AS trace_context, NULL AS event_type,
+       NULL AS change, NULL AS recipients, NULL AS member_ids, NULL AS number
 FROM outbox_present
 UNION ALL
 SELECT NULL, NULL, NULL, history, position, event_id, subject, conversation_id,
        recipients[1], group_name, cardinality(recipients),
-       group_kind, metadata::text, trace_context, own, number
+       group_kind, metadata::text, trace_context, event_type, change::text, own,
+       CASE WHEN event_type IS NULL AND cardinality(recipients) <= $6 THEN recipients END, number
 FROM page
 WHERE own <> '{}' OR number = (SELECT max(number) FROM page)
 ORDER BY number NULLS FIRST;
+
+-- name: deleted_groups
+-- Read which groups were deleted behind a place (history $1, end $2, running $3), $4 at most, and the
+-- present. All events behind the place are gone through: since the last look there are not many. What a
+-- synchronous standby still lacks is read, too: what is forgotten too early is only looked up.
+SELECT row_to_json(outbox_present) AS present,
+       deleted_groups_1($1, $2, $3::text::xid8[], $4) AS group_ids
+FROM outbox_present;

@@ -28,7 +28,7 @@ from stretto.postgres.migration_steps import (
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import NO_TABLES, session_violation
 from stretto.start_errors import ConfigurationError
-from stretto.store_errors import Unreachable
+from stretto.store_errors import Outdated, Unmigrated, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,14 +40,15 @@ if TYPE_CHECKING:
 # Partitions of the log of events.
 SLOTS: Final = 8
 
-# What the service's statements do with each table; a role needs no more.
+# What the service's statements, and a host's changes of groups, do with each table; a role needs no
+# more.
 PRIVILEGES: Final = MappingProxyType(
     {
         "attempt": "SELECT, INSERT, UPDATE, DELETE",
         "attempt_trail": "SELECT, INSERT, DELETE",
-        "chat_group": "SELECT, INSERT",
-        "conversation": "SELECT, INSERT",
-        "conversation_member": "SELECT, INSERT",
+        "chat_group": "SELECT, INSERT, UPDATE",
+        "conversation": "SELECT, INSERT, DELETE",
+        "conversation_member": "SELECT, INSERT, UPDATE, DELETE",
         "history_start": "SELECT, UPDATE",
         "inbox": "SELECT, INSERT, DELETE",
         "outbox": "SELECT, INSERT",
@@ -63,7 +64,19 @@ PRIVILEGES: Final = MappingProxyType(
     | {f"outbox_{slot}": "TRUNCATE" for slot in range(SLOTS)}
 )
 # The routines that its statements call; they run with the role's own rights.
-ROUTINES: Final = ("append_trail_1", "claim_and_lead_3", "claim_attempts_1", "lead_groups_3")
+ROUTINES: Final = (
+    *("append_trail_1", "claim_and_lead_4", "claim_attempts_1", "delete_group_1"),
+    *("deleted_groups_1", "lead_groups_4", "present_history_1"),
+)
+# What makes a row the only one of its kind, by table; a host may have dropped one by hand.
+KEYS: Final = (
+    *(("attempt", "group_id"), ("attempt_trail", "group_id, number")),
+    *(("chat_group", "conversation_id"), ("chat_group", "group_id")),
+    *(("conversation", "conversation_id"), ("conversation_member", "conversation_id, user_id")),
+    *(("history_start", "is_only"), ("inbox", "consumer, message_id")),
+    *(("outbox_delivery", "reader, event_id"), ("outbox_history", "number")),
+    *(("outbox_reader", "name"), ("outbox_slot", "slot"), ("schema_version", "number")),
+)
 _NEEDED: Final = {**PRIVILEGES, **dict.fromkeys(ROUTINES, "EXECUTE")}
 
 
@@ -100,7 +113,17 @@ async def require_session(connection: Connection) -> None:
 
 
 async def look_in(connection: Connection, schema: str) -> str:
-    """Restrict the search_path to the schema for this transaction; return it as that has it."""
+    """Restrict the search_path to the schema for this transaction; return it as that has it.
+
+    Raises `ConfigurationError` where the role may not use the schema: it would look like an empty one.
+    """
+    refusal = await connection.fetchrow(QUERIES["schema_refusal"], schema)
+    if refusal is not None:
+        message = (
+            f'the role "{refusal["role"]}" lacks the right USAGE on the schema {schema}; run this as'
+            f" its owner, {refusal['owner']}"
+        )
+        raise ConfigurationError(message)
     quoted: str = await connection.fetchval("SELECT quote_ident($1)", schema)
     await connection.execute("SELECT set_config('search_path', $1, true)", quoted)
     return quoted
@@ -108,6 +131,8 @@ async def look_in(connection: Connection, schema: str) -> str:
 
 async def is_newer(connection: Connection) -> bool:
     """Return whether the schema is newer than ours; raise `Unreachable` if we cannot run on it.
+
+    That is `Outdated` for an older one.
 
     A newer one is served if it says so: during a rolling update the migration comes first, and
     instances of the old version keep running beside the new one.
@@ -120,8 +145,9 @@ async def is_newer(connection: Connection) -> bool:
         message = (
             f"the database has schema {number}, this stretto needs {known}; run `stretto migrate`"
         )
-        raise Unreachable(message)
+        raise Outdated(message)
     if number == known:
+        await _require_keys(connection)
         return False
     oldest: int = await connection.fetchval(QUERIES["schema_serves_from"])
     if known < oldest:
@@ -131,6 +157,16 @@ async def is_newer(connection: Connection) -> bool:
         )
         raise Unreachable(message)
     return True
+
+
+async def _require_keys(connection: Connection) -> None:
+    """Raise `Unreachable` where a table of this version lacks a unique index."""
+    tables, columns = zip(*KEYS, strict=True)
+    lacking = await connection.fetch(QUERIES["lacking_keys"], tables, columns)
+    if lacking:
+        statements = "; ".join(f"CREATE UNIQUE INDEX ON {key}" for (key,) in lacking)
+        message = f"the schema lacks unique indexes; run, in the schema: {statements}"
+        raise Unreachable(message)
 
 
 async def grant(connection: Connection, schema: str, roles: Sequence[str]) -> None:
@@ -163,14 +199,15 @@ async def require_roles(connection: Connection, roles: Sequence[str]) -> None:
 
 
 async def require_rights(connection: Connection, schema: str | None) -> list[str]:
-    """Raise `Unreachable` where the schema is missing, or the role lacks rights on what is in it.
+    """Raise `Unmigrated` where the schema is missing, or the role lacks rights on what is in it.
 
     Without a name, the schema is the one that the search_path leads to. Return the names of missing
-    tables and routines: a later migration adds them, or they are lost.
+    tables and routines: a later migration adds them, or they are lost. Raises `Unreachable` where the
+    role lacks a right that only a superuser can grant.
     """
     found = await connection.fetchrow(QUERIES["schema_state"], schema, [*_NEEDED])
     if found is None or "schema_version" in found["missing"]:
-        raise Unreachable(NO_TABLES)
+        raise Unmigrated(NO_TABLES)
     role = found["role"]
     lacking = await _lacking_rights(connection, found["schema"], [role])
     if lacking:
@@ -180,7 +217,7 @@ async def require_rights(connection: Connection, schema: str | None) -> list[str
             lacks = f"rights on {listed(names)}"
         advice = f"run `stretto migrate --grant-to {shlex.quote(role)}`"
         message = f'the role "{role}" lacks {lacks}; {advice}'
-        raise Unreachable(message)
+        raise Unmigrated(message)
     if not found["may_identify"]:
         # Only a superuser can grant it, so `--grant-to` does not.
         message = (
@@ -191,11 +228,6 @@ async def require_rights(connection: Connection, schema: str | None) -> list[str
         raise Unreachable(message)
     missing: list[str] = found["missing"]
     return missing
-
-
-async def waits_for_standby(connection: Connection) -> bool:
-    """Whether a commit waits for a synchronous standby, of a session that this role may see."""
-    return bool(await connection.fetchval(QUERIES["waits_for_standby"]))
 
 
 def listed(names: Sequence[str]) -> str:

@@ -23,10 +23,23 @@ WHERE CASE WHEN $1::text IS NULL
            THEN oid = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('attempt'))
            ELSE nspname = $1::text END;
 
--- name: waits_for_standby
--- Find out whether a commit waits for a synchronous standby, of a session that this role may see.
-SELECT EXISTS (SELECT FROM pg_stat_activity
-               WHERE wait_event = 'SyncRep' AND datname = current_database());
+-- name: lacking_keys
+-- Find of which tables $1 no valid unique index has exactly the columns $2; a table that is missing is
+-- reported elsewhere.
+SELECT format('%s (%s)', name, columns) AS key
+FROM unnest($1::text[], $2::text[]) AS needed (name, columns)
+WHERE to_regclass(name) IS NOT NULL AND NOT EXISTS (
+    SELECT FROM pg_index
+    WHERE indrelid = to_regclass(name) AND indisunique AND indisvalid AND indpred IS NULL
+      AND columns = (SELECT string_agg(pg_get_indexdef(indexrelid, place, false), ', '
+                                       ORDER BY place)
+                     FROM generate_series(1, indnkeyatts) AS place)
+);
+
+-- name: schema_refusal
+-- Read who owns the schema $1, and the current role, where that role may not use the schema.
+SELECT pg_get_userbyid(nspowner)::text AS owner, current_user::text AS role
+FROM pg_namespace WHERE nspname = $1::text AND NOT has_schema_privilege(oid, 'USAGE');
 
 -- name: grants
 -- Write the statements that give the roles $2 the privileges $4 on the tables and routines $3 of the

@@ -83,6 +83,11 @@ async def sole_session(connection: Connection, search_path: str) -> AsyncIterato
             await connection.execute(QUERIES["end_migrating_session"], _LOCK)
 
 
+async def is_migrating(connection: Connection) -> bool:
+    """Whether a runner is at work in this database; between two steps none is."""
+    return bool(await connection.fetchval(QUERIES["is_migrating"], _LOCK))
+
+
 async def build_index(connection: Connection, step: Step) -> None:
     """Build the step's index, unless it is there; one that an interrupted build left is dropped."""
     is_valid = await connection.fetchval(QUERIES["index_state"], step.index)

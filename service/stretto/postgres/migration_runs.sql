@@ -8,6 +8,13 @@ SELECT pg_try_advisory_xact_lock($1);
 -- Take the same lock until it is given back, or the session ends; return whether it was free.
 SELECT pg_try_advisory_lock($1);
 
+-- name: is_migrating
+-- Find out whether a session of this database holds that lock.
+SELECT EXISTS (SELECT FROM pg_locks
+               WHERE locktype = 'advisory' AND granted AND objsubid = 1
+                 AND classid::bigint << 32 | objid::bigint = $1
+                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database()));
+
 -- name: end_migrating_session
 -- Give the lock of the session back.
 SELECT pg_advisory_unlock($1);

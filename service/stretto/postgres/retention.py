@@ -1,6 +1,7 @@
 """RetentionSweeper deletes what is past its retention, in batches short enough to delay no request.
 
-Four tables are swept: old attempts (a group outlives its attempt, and its key still finds it),
+Four tables are swept: old attempts (a group outlives its attempt, and its key still finds it; a failed
+one leaves a tombstone, and its key still fails),
 their trails, the inbox, and deliveries that no reader serves any more, or that are dead letters.
 None has an index on its age, which would make every write more expensive: a sweep reads each table
 once, block range by block range. Each range is a short transaction under a lock that ends with it,
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -23,7 +23,6 @@ import asyncpg
 from stretto.observations import RowsSwept
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.actor import Actor, Pace
-from stretto.setting import setting
 from stretto.store_errors import StoreError
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from stretto.observations import Observer
     from stretto.postgres.driver_connection import Connection
     from stretto.postgres.log import Acquire
+    from stretto.postgres.settings import Retention
 
     Progress: TypeAlias = Callable[[str, int], object]
 
@@ -60,19 +60,6 @@ REST_SECONDS_MAX: Final = 1.0
 # Each partition of the log holds a seventh of what is kept, so that a sweep truncates one at a time.
 # A read that is under way is waited for no longer: all others queue behind the truncation.
 TRUNCATION_LOCK_SECONDS: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """For how long rows of each swept table are kept."""
-
-    retention_days: int = setting(
-        30, "how long attempts, their trails, the inbox and dead letters are kept", ge=1, le=3650
-    )
-    """Attempts since they were settled, or claimed; what is in a trail since it has happened;
-    messages since a consumer has processed them."""
-    event_retention_days: int = setting(7, "how long events are kept", ge=1, le=3650)
-    """At least, since they were committed: a session can resume from no older position."""
 
 
 async def sweepable(

@@ -14,7 +14,8 @@ FROM (SELECT to_regclass($1) AS relid
 -- unless another sweeper works. No index leads to them: one on settled_at would make every
 -- settlement more expensive. A pending one that was claimed so long ago is deleted, too, unless a
 -- leader holds its row: a retry claims its key again, the claim token fences a leader that
--- comes back, and the group's primary key guards G1. $4 is now. Needs no durability: what a crash
+-- comes back, and the group's primary key guards G1. Each failed attempt leaves a tombstone among the
+-- groups, without which its key could succeed now (G4). $4 is now. Needs no durability: what a crash
 -- brings back is deleted again.
 WITH turn AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
@@ -30,7 +31,12 @@ WITH turn AS MATERIALIZED (
     DELETE FROM attempt
     WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
       AND settled_at < (SELECT before FROM turn)
-    RETURNING true
+    RETURNING group_id, failure_code, settled_at
+), marked AS (
+    INSERT INTO chat_group (group_id, failure_code, created_at)
+    SELECT group_id, failure_code, settled_at FROM swept WHERE failure_code IS NOT NULL
+    -- A group of a failed attempt breaks G4: it stays, and `stretto check` reports it.
+    ON CONFLICT DO NOTHING
 ), freed AS (
     DELETE FROM attempt WHERE group_id IN (SELECT group_id FROM abandoned) RETURNING true
 )
@@ -88,13 +94,24 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- and truncate them: those in which nothing was written for $1 days, and whose last event every
 -- reader is past. A reader that is disabled, or that no process has served for so long, does not
 -- count. $2 is now.
+-- The time when a partition ended does not suffice: a sweep while the clock is far behind sets it back
+-- (set_slots_back), and then the clock is right again. So none of the last 100 events may be younger,
+-- which the index finds. One would not do: the last by position may be of a transaction that began long
+-- before, or of the clock that was behind. A time of the future is that of a clock that was ahead: it
+-- keeps nothing.
 SELECT slot.slot::integer AS slot, format('LOCK TABLE %I', 'outbox_' || slot.slot) AS lock,
        format('TRUNCATE %I', 'outbox_' || slot.slot) AS truncate
-FROM (SELECT coalesce($2::timestamptz, clock_timestamp()) - make_interval(days => $1) AS before)
-         AS bound,
+FROM (SELECT now, now - make_interval(days => $1) AS before
+      FROM (SELECT coalesce($2::timestamptz, clock_timestamp()) AS now) AS clock) AS bound,
      (SELECT *, lead(began_at) OVER (ORDER BY number) AS ended_at FROM outbox_slot
       WHERE number > 0) AS slot
 WHERE ended_at < before
+  AND NOT EXISTS (
+      SELECT FROM (
+          SELECT created_at FROM outbox WHERE outbox.slot = slot.slot
+          ORDER BY history DESC, position DESC LIMIT 100
+      ) AS last
+      WHERE created_at BETWEEN before AND now)
   AND NOT EXISTS (
       SELECT FROM outbox_reader AS reader
       CROSS JOIN LATERAL (

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from stretto.postgres.queries import QUERIES
-from stretto.store_errors import Unreachable
+from stretto.store_errors import Unmigrated, Unreachable
 
 if TYPE_CHECKING:
+    import asyncpg
+
     from stretto.postgres.driver_connection import Connection
 
 ENCODING: Final = "UTF8"
@@ -43,6 +45,15 @@ async def session_violation(connection: Connection) -> str | None:
             f" ALTER ROLE {row['role']} IN DATABASE {row['database']}"
             f" SET default_transaction_isolation = '{ISOLATION}'"
         )
+    return flush_violation(row)
+
+
+def flush_violation(row: asyncpg.Record) -> str | None:
+    """Return what is wrong where a session's commits are not flushed.
+
+    The row has its `synchronous_commit`, which may change under a living session, and its role and
+    database, quoted.
+    """
     # Of the other values, each flushes here; which standby is waited for is the operator's choice.
     if row["synchronous_commit"] == "off":
         return (
@@ -53,14 +64,24 @@ async def session_violation(connection: Connection) -> str | None:
     return None
 
 
+def require_flush(row: asyncpg.Record) -> None:
+    """Raise `Unreachable` where a session's commits are not flushed."""
+    violation = flush_violation(row)
+    if violation is not None:
+        raise Unreachable(violation)
+
+
 async def require_role_settings(connection: Connection, schema: str) -> None:
     """Raise `Unreachable`, with the statements that help, unless the role brings what we need."""
     role = await connection.fetchrow(QUERIES["ping_pooled"], schema)
     assert role is not None
     if not role["is_migrated"]:
-        raise Unreachable(NO_TABLES)
+        raise Unmigrated(NO_TABLES)
     if role["is_set"]:
-        return
+        violation = flush_violation(role)
+        if violation is None:
+            return
+        raise Unreachable(f"{violation}, and then RECONNECT on PgBouncer's console")
     alter = f"  ALTER ROLE {role['role']} IN DATABASE {role['database']} SET "
     settings = (
         f"search_path = {schema}",

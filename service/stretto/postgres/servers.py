@@ -8,6 +8,7 @@ from stretto.postgres.connections import GRACE_SECONDS
 from stretto.postgres.driver_connection import watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS
 from stretto.postgres.queries import QUERIES
+from stretto.postgres.server_settings import flush_violation
 from stretto.store_errors import Misconfigured
 
 if TYPE_CHECKING:
@@ -17,16 +18,25 @@ if TYPE_CHECKING:
 async def enter_server(connection: Connection) -> str:
     """Return which server this is; begin a history of events where the newest is another's.
 
-    Raises `Misconfigured` where no history is left: each table has had one since it was made.
+    Raises `Misconfigured` where no history is left (each table has had one since it was made), and
+    where commits are not flushed: the role's setting may be another one since our start.
     """
     row = await connection.fetchrow(QUERIES["server"])
     if row is None:
         message = "the table outbox_history has lost its rows; restore them from a backup"
         raise Misconfigured(message)
+    violation = flush_violation(row)
+    if violation is not None:
+        raise Misconfigured(violation)
     if row["is_elsewhere"]:
-        await connection.execute(QUERIES["begin_history"], row["number"])
+        await begin_history(connection, row["number"])
     server: str = row["server"]
     return server
+
+
+async def begin_history(connection: Connection, newest: int) -> None:
+    """Begin the history of events behind the newest one, unless another connection has begun it."""
+    await connection.execute(QUERIES["begin_history"], newest)
 
 
 async def is_same_backend(connection: Connection) -> bool:

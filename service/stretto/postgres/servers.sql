@@ -2,10 +2,13 @@
 
 -- name: server
 -- Identify the server and its last start: a promoted standby has another start, and so has a
--- restored primary. Also read the number of the newest history, and whether it was begun elsewhere.
+-- restored primary. Also read the number of the newest history, whether it was begun elsewhere, and
+-- what the session's commits wait for.
 SELECT system_identifier || '/' || extract(epoch FROM here.started_at) AS server, newest.number,
        (newest.server_started_at, newest.table_id) <> (here.started_at, here.table_id)
-           AS is_elsewhere
+           AS is_elsewhere,
+       current_setting('synchronous_commit') AS synchronous_commit,
+       quote_ident(current_user) AS role, quote_ident(current_database()) AS database
 FROM pg_control_system(), outbox_server AS here,
      (SELECT * FROM outbox_history ORDER BY number DESC LIMIT 1) AS newest;
 

@@ -1,4 +1,4 @@
-"""How large a deployment becomes: rows, bytes, WAL and connections, from rates and `schema.sql`.
+"""How large a deployment becomes: rows, bytes and WAL, from rates and `schema.sql`.
 
 Pure arithmetic on PostgreSQL's page layout. test_sizing.py fills a database by the real writer and
 holds rows, bytes and WAL against it.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-from stretto.postgres.connections import CONNECTIONS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +32,12 @@ _GROWING_FILL, _MIXED_FILL = 0.87, 0.78
 # smaller ones, the share of dead pending versions that are still on a page when it takes no more
 # inserts: measured at 1, 2 and 8 at once, where it is 0.2, 0.3 and 0.45.
 _NOT_HOT, _DEAD_SHARE_MAX = 0.14, 0.55
+
+# Of a page of deliveries, left to new versions of its rows (fillfactor). Each try makes some, with an
+# entry each in every index: the pages of the unique one have split once for them, the others hold the
+# old one beside the new.
+_DELIVERY_KEPT_FREE: Final = PAGE_BYTES * 3 // 10
+_TRIED_FILL, _TRIED_ENTRIES = 0.66, 2
 
 # Free space map, visibility map, and the empty index of the TOAST table: of a table in use, and of an
 # empty partition. An index's first page.
@@ -77,6 +81,8 @@ class Demand:
     event_days: int = 7
     after_days: float = 365
     """For how long groups have been created: they are never swept."""
+    outage_days: float = 0
+    """For how long the webhook's endpoint takes no events: each waits as a delivery."""
     user_bytes: int = 36
     name_bytes: int = 20
     batch_max: int = 128
@@ -154,15 +160,18 @@ def tables(demand: Demand) -> list[Table]:
     settled = _row(_UUID, user, _FINGERPRINT, _UUID, succeeded, _UUID, _TIME, _TIME, nulls=10)
     attempt_on_page = _attempt_on_page(pending, settled, demand.batch)
     conversation = _row(_UUID, _text(len("group")), _BIG, _TIME)
-    group = _row(_UUID, user, name, _FINGERPRINT, _UUID, _TIME, nulls=9)
+    group = _row(_UUID, user, name, _FINGERPRINT, _UUID, _TIME, _INTEGER, nulls=13)
     member = _row(_UUID, user, _text(len("member")), _TIME)
     # An array of texts: its own header, then each with a length of 4 bytes, aligned to 4.
     recipients = 24 + demand.members * _aligned(4 + demand.user_bytes, 4)
+    users = (recipients - 3, 1) if recipients <= 126 else (recipients, 4)
     event = _row(
         *(_SMALL, _INTEGER, _BIG, _TIME, _UUID, _UUID, _UUID),
-        *((recipients - 3, 1) if recipients <= 126 else (recipients, 4), name),
-        nulls=12,
+        *(users, name),
+        nulls=14,
     )
+    reader = _text(len("webhook"))
+    delivery = _row(*(reader, _TIME, _UUID, _UUID, _UUID, users, name, _TIME, _INTEGER), nulls=15)
     by_id = Index(_entry(_UUID), _RANDOM_FILL)
     in_time = Index(_entry(_UUID))
     return [
@@ -182,6 +191,16 @@ def tables(demand: Demand) -> list[Table]:
             *("outbox", demand.kept(demand.event_days * 8 / 7), 1, event, _on_page(event)),
             [Index(_shared_entry(demand.batch, _INTEGER, _BIG))],
             parts=8,
+        ),
+        Table(
+            # A dead letter is swept after as long as an attempt. No creation writes these rows.
+            *("outbox_delivery", demand.kept(min(demand.outage_days, demand.attempt_days)), 0),
+            *(delivery, _on_page(delivery, _DELIVERY_KEPT_FREE)),
+            [
+                Index(_entry(reader, _UUID), _TRIED_FILL),
+                Index(_entry(reader, _TIME), entries=_TRIED_ENTRIES),
+                Index(_entry(reader, _TIME), entries=_TRIED_ENTRIES),
+            ],
         ),
     ]
 
@@ -214,14 +233,6 @@ def image_bytes(demand: Demand, checkpoint_seconds: float) -> float:
             image = PAGE_BYTES * index.fill + _WAL_IMAGE
             total += pages * -math.expm1(-changes / pages) * image
     return total / creations
-
-
-def connections(instances: int, workers: int, writers: int) -> int:
-    """Return how many connections to the database the instances hold, at most.
-
-    Of each worker: its writers, every lane, and one that follows the log for live sessions.
-    """
-    return instances * workers * (writers + sum(CONNECTIONS_MAX.values()) + 1)
 
 
 def random_index_bytes(demand: Demand) -> float:

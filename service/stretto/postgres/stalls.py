@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS, Lane
+from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS
 from stretto.postgres.driver_connection import is_lost, terminate
+from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 from stretto.store_errors import Stalled, StoreError
 
@@ -51,9 +52,9 @@ class LongestOfLate:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def patience(self, least_seconds: float, most_seconds: float) -> float:
-        """Return how long the next one may take."""
-        return min(most_seconds, max(least_seconds, STALL_RATIO * self.seconds))
+    def patience(self, least_seconds: float, most_seconds: float, ratio: float) -> float:
+        """Return how long the next one may take: so many times as long, within the bounds."""
+        return min(most_seconds, max(least_seconds, ratio * self.seconds))
 
     def note(self, seconds: float) -> None:
         """Take down how long one has taken that has succeeded."""
@@ -96,7 +97,7 @@ class Stalls:
             )
 
         watch = _Watch(self._database, is_due, end)
-        watch.look_in(self._longest.patience(STALL_SECONDS, PATIENCE_SECONDS))
+        watch.look_in(self._longest.patience(STALL_SECONDS, PATIENCE_SECONDS, STALL_RATIO))
         try:
             yield
         except asyncpg.QueryCanceledError as error:

@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from stretto.creation.trail import TrailEntry
-from stretto.postgres.connections import Lane
+from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -40,9 +40,19 @@ class PostgresTrailStore:
 
     async def read(self, group_id: UUID) -> list[TrailEntry]:
         """Return the trail of an attempt, oldest first."""
-        async with self._database.connection(Lane.LOOKS) as connection:
-            rows = await connection.fetch(QUERIES["read_trail"], group_id)
-        return [TrailEntry(**row) for row in rows]
+        (trail,) = await self.newest([group_id], None)
+        return trail
+
+    async def newest(
+        self, wanted: Sequence[UUID], entries_max: int | None
+    ) -> list[list[TrailEntry]]:
+        """Return the newest entries of many trails, oldest first, in one query; without a limit all."""
+        async with self._database.connection(Lane.TRAILS) as connection:
+            rows = await connection.fetch(QUERIES["read_trails"], wanted, entries_max)
+        trails: list[list[TrailEntry]] = [[] for _ in wanted]
+        for number, *entry in rows:
+            trails[number - 1].append(TrailEntry(*entry))
+        return trails
 
 
 def instance() -> str:

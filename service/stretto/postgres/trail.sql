@@ -20,7 +20,14 @@ LEFT JOIN LATERAL (
 ) AS attempt ON true
 ORDER BY number;
 
--- name: read_trail
--- Read the trail of an attempt in the order in which it was added to: a clock may have gone back.
-SELECT happened_at, what, instance, token_before, token_after, claimed_at, code, trace_id
-FROM attempt_trail WHERE group_id = $1 ORDER BY number;
+-- name: read_trails
+-- Read trails of the attempts $1: of each up to $2 entries, the newest ones; all if $2 is null. They
+-- come in the order in which they were added: a clock may have gone back. `number` is the question's
+-- number. The limit makes the planner use the key, as in look.
+SELECT wanted.number, happened_at, what, instance, token_before, token_after, claimed_at, code,
+       trace_id
+FROM unnest($1::uuid[]) WITH ORDINALITY AS wanted (group_id, number)
+CROSS JOIN LATERAL (
+    SELECT * FROM attempt_trail WHERE group_id = wanted.group_id ORDER BY number DESC LIMIT $2
+) AS newest
+ORDER BY wanted.number, newest.number;

@@ -27,6 +27,11 @@ def attempt_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
     )
 
 
+def lead_ids(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
+    """Return which attempts a lead is of: their group ids and tokens."""
+    return [write.group_id for write in writes], [write.claim_token for write in writes]
+
+
 def group_columns(writes: Sequence[Write]) -> tuple[Sequence[object] | None, ...]:
     """Return what a lead writes: an array for each of its columns, but none for one without values.
 

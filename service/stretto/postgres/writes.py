@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 from stretto.creation.hook_calls import HookCalls
 from stretto.postgres.connecting import CONNECT_SECONDS, LOCK_SECONDS
-from stretto.postgres.connections import WRITE_SECONDS, Database
-from stretto.postgres.driver_connection import is_in_transaction, is_lost, terminate, watchdog
+from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS, Database
+from stretto.postgres.driver_connection import (
+    end_session,
+    is_in_transaction,
+    is_lost,
+    terminate,
+    watchdog,
+)
 from stretto.postgres.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, in_words, store_error
 from stretto.postgres.hook import HookedLead
 from stretto.postgres.hook_patience import HookPatience
@@ -16,7 +22,7 @@ from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import enter_server, is_same_backend
 from stretto.postgres.stalls import Stalls
 from stretto.postgres.trail import instance
-from stretto.postgres.write_columns import attempt_columns, group_columns, milliseconds
+from stretto.postgres.write_columns import attempt_columns, group_columns, lead_ids, milliseconds
 from stretto.store_errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
 
 if TYPE_CHECKING:
@@ -136,11 +142,7 @@ class PostgresWriteStore:
     async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
         """Return the tokens of the attempts that a lead would not have to wait for."""
         async with self._writing() as connection:
-            rows = await connection.fetch(
-                QUERIES["unlocked"],
-                [write.group_id for write in writes],
-                [write.claim_token for write in writes],
-            )
+            rows = await connection.fetch(QUERIES["unlocked"], *lead_ids(writes))
         return {row["claim_token"] for row in rows}
 
     async def are_tables_locked(self) -> bool:
@@ -186,12 +188,13 @@ class PostgresWriteStore:
         if connection is None or is_lost(connection):
             connection = await self._connect()
         self._is_writing = True
+        began = self._database.standby.clock_seconds()
         try:
             with watchdog(connection, WRITE_SECONDS):
                 yield connection
         except DRIVER_ERRORS as error:
             # Not assigned to a name: it would refer to itself, by its traceback and this frame.
-            raise await self._meaning(error, connection) from error
+            raise await self._meaning(error, connection, began) from error
         finally:
             self._is_writing = False
 
@@ -200,6 +203,7 @@ class PostgresWriteStore:
         owner = next((each.new_group.owner for each in writes if each.claim_token in led), None)
         if owner is not None:
             self.is_misfit, self.owner_led = False, owner
+            self._database.standby.note_commit()
         return led
 
     async def _lead(
@@ -209,8 +213,7 @@ class PostgresWriteStore:
         async with self._stalls.ended(connection, writes, is_hasty=is_hasty):
             led = await connection.fetchval(
                 QUERIES["lead"],
-                [write.group_id for write in writes],
-                [write.claim_token for write in writes],
+                *lead_ids(writes),
                 *group_columns(writes),
                 milliseconds(lock_seconds),
             )
@@ -243,7 +246,9 @@ class PostgresWriteStore:
         self._server = server
         return connection
 
-    async def _meaning(self, error: BaseException, connection: Connection) -> StoreError:
+    async def _meaning(
+        self, error: BaseException, connection: Connection, began: float
+    ) -> StoreError:
         """Return what an error means for the write; drop a connection that is of no more use."""
         meaning = store_error(error, connection_lives=not is_lost(connection))
         if isinstance(meaning, InDoubt) and not await is_same_backend(connection):
@@ -252,6 +257,7 @@ class PostgresWriteStore:
         is_read_only = getattr(error, "sqlstate", "") == READ_ONLY_STATE
         if is_read_only or type(meaning) is OutcomeUnknown:
             await self._drop()
+            meaning = await self._database.standby.explained(meaning, began)
         elif self._hooked is not None and isinstance(meaning, Misconfigured):
             # The hook may have changed the session, so that it misses our tables.
             await self._discard()
@@ -268,6 +274,8 @@ class PostgresWriteStore:
             await self._drop()
             return
         connection.remove_termination_listener(self._report_loss)
+        # A hook may have left a statement running, in a transaction that locks a batch's attempts.
+        await end_session(connection, GRACE_SECONDS)
         await self._drop()
         try:
             await self._connect()

@@ -3,7 +3,7 @@
 -- name: claim_and_lead
 -- Claim a batch and lead what was won, in two commits and one round trip; return the tokens that
 -- led. Only outside a transaction.
-CALL claim_and_lead_3($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL);
+CALL claim_and_lead_4($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, NULL);
 
 -- name: claim
 -- Claim alone; return the tokens that won.
@@ -11,7 +11,7 @@ SELECT claim_attempts_1($1, $2, $3, $4, $5) AS won;
 
 -- name: lead
 -- Lead alone; return the tokens that led.
-SELECT lead_groups_3($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS led;
+SELECT lead_groups_4($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) AS led;
 
 -- name: unlocked
 -- Return those of the tokens $2 whose attempts $1 a lead could settle now. The rows of the others
@@ -42,11 +42,13 @@ SELECT EXISTS (
 SET CONSTRAINTS ALL IMMEDIATE;
 
 -- name: fail
--- Settle one attempt as failed: only by its leader, and only where there is no group. Recorded in
--- its trail: $5 is this instance, $6 the request's trace id.
+-- Settle one attempt as failed: only by its leader, and only where there is no group. Flushed as a lead
+-- is (lead_groups_4). Recorded in its trail: $5 is this instance, $6 the request's trace id.
 WITH failed AS (
     UPDATE attempt
     SET status = 'failed', failure_code = $3, failure_detail = $4, settled_at = clock_timestamp()
+    FROM set_config('synchronous_commit',
+                    coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)
     WHERE group_id = $1 AND claim_token = $2 AND status = 'pending'
       AND NOT EXISTS (SELECT FROM chat_group WHERE chat_group.group_id = $1)
     RETURNING *

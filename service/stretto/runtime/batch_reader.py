@@ -10,6 +10,7 @@ shedding): first those of the share that has most of them, such as one user (`ma
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Generic
 
 from stretto.errors import InternalError, Overloaded
@@ -19,7 +20,7 @@ from stretto.runtime.mailbox import Mailbox, Message, Reply, weightless
 from stretto.store_errors import ReadCancelled, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Hashable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 
     from stretto.runtime.mailbox import Envelope
 
@@ -30,6 +31,29 @@ if TYPE_CHECKING:
 WAITING_BATCHES_MAX: Final = 8
 # After a bug. Short: it may be due to one question, and the others wait meanwhile.
 READ_BACKOFF: Final = Backoff(0.02, 0.5)
+
+
+@contextmanager
+def answering(
+    batch: list[Envelope[Message, Reply]], mailbox: Mailbox[Message, Reply]
+) -> Iterator[None]:
+    """Fail the requests that are still in the batch at the end and have no answer, whatever happens.
+
+    Where the database does not answer, those that wait in the mailbox join them. A bug is raised.
+    """
+    unanswered: Exception = Overloaded.while_stopping()
+    try:
+        yield
+    except StoreError as error:
+        unanswered = error
+        # The waiting ones would use the same connection, and fail one after the other.
+        batch += mailbox.take_queued()
+    except Exception:
+        unanswered = InternalError()
+        raise
+    finally:
+        for request in batch:
+            request.fail(unanswered)
 
 
 class BatchReader(Actor, Generic[Message, Reply]):
@@ -65,19 +89,8 @@ class BatchReader(Actor, Generic[Message, Reply]):
     async def run_once(self) -> int:
         """Wait for questions, answer a batch; return how many there were."""
         batch = await self._mailbox.take(self._batch_max, self._weigh, self._weight_max)
-        unanswered: Exception = Overloaded.while_stopping()
-        try:
+        with answering(batch, self._mailbox):
             await self._answer(batch)
-        except StoreError as error:
-            unanswered = error
-            # The waiting ones would use the same connection, and fail one batch after the other.
-            batch += self._mailbox.take_queued()
-        except Exception:
-            unanswered = InternalError()
-            raise
-        finally:
-            for request in batch:
-                request.fail(unanswered)
         return len(batch)
 
     def stop(self) -> None:

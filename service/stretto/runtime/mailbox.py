@@ -25,6 +25,8 @@ from stretto.misuse import WrongEventLoop
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Hashable, Sequence
 
+    from stretto.errors import StrettoError
+
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
 
@@ -55,6 +57,11 @@ def weightless(_: object) -> int:
     return 0
 
 
+def nothing_done(_: object) -> StrettoError:
+    """Nothing was done for a message that finds no place."""
+    return Overloaded(retry_after_seconds=1)
+
+
 def _one_share(_: object) -> None:
     """All messages have one share: they are taken in the order of their arrival."""
 
@@ -63,11 +70,18 @@ class Mailbox(Generic[Message, Reply]):
     """Messages for any number of actors that share the work."""
 
     def __init__(
-        self, messages_max: int, share_of: Callable[[Message], Hashable] = _one_share
+        self,
+        messages_max: int,
+        share_of: Callable[[Message], Hashable] = _one_share,
+        rejection_of: Callable[[Message], StrettoError] = nothing_done,
     ) -> None:
-        """Take what names the share of a message: each share has one message in a round."""
+        """Take what names the share of a message: each share has one message in a round.
+
+        `rejection_of` returns what a message gets that finds no place, or loses it to another.
+        """
         self.messages_max = messages_max
         self._share_of = share_of
+        self._rejection_of = rejection_of
         self._messages = 0
         self._round = 0
         """The number of the round that is being taken."""
@@ -89,9 +103,9 @@ class Mailbox(Generic[Message, Reply]):
     def ask(self, message: Message) -> asyncio.Future[Reply]:
         """Queue a message.
 
-        Raises `Overloaded` at once when the mailbox is closed, or full and no share has a longer
-        queue, and `WrongEventLoop` in another loop than the actors'. The future raises `Overloaded`
-        when a share with a shorter queue needs the place.
+        Raises `Overloaded` when the mailbox is closed, its rejection when it is full and no share has
+        a longer queue, and `WrongEventLoop` in another loop than the actors'. The future raises the
+        rejection when a share with a shorter queue needs the place.
         """
         if self._closed:
             raise Overloaded.while_stopping()
@@ -102,16 +116,11 @@ class Mailbox(Generic[Message, Reply]):
         share = self._share_of(message)
         if self._messages >= self.messages_max:
             if not self.would_displace(share):
-                raise Overloaded(retry_after_seconds=1)
-            self.displace().fail(Overloaded(retry_after_seconds=1))
+                raise self._rejection_of(message)
+            displaced = self.displace()
+            displaced.fail(self._rejection_of(displaced.message))
         envelope: Envelope[Message, Reply] = Envelope(message, loop.create_future())
-        number = self._last_rounds.get(share, self._round) + 1
-        self._last_rounds[share] = number
-        if number in self._rounds:
-            self._rounds[number].append(envelope)
-        else:
-            self._rounds[number] = [envelope]
-        self._messages += 1
+        self._queue(envelope, share)
         self._arrived.set()
         return envelope.answered
 
@@ -172,12 +181,23 @@ class Mailbox(Generic[Message, Reply]):
         return batch
 
     def put_back(self, batch: Sequence[Envelope[Message, Reply]]) -> None:
-        """Queue what was taken and not done: it is taken again before all others."""
-        self._taking += reversed(batch)
-        self._messages += len(batch)
+        """Queue what was taken and not done: before the other messages of its shares.
+
+        These shares have the last turns of each round. If they had the first ones, and were put back
+        again and again, the others would never be in a batch.
+        """
+        if not batch:
+            return
+        shares = {self._share_of(envelope.message) for envelope in batch}
+        own: list[Envelope[Message, Reply]] = []
+        others: list[Envelope[Message, Reply]] = []
+        for envelope in self.take_queued():
+            (own if self._share_of(envelope.message) in shares else others).append(envelope)
+        for envelope in chain(others, batch, own):
+            self._queue(envelope, self._share_of(envelope.message))
         if self._closed:
             self.close()
-        elif batch:
+        else:
             self._arrived.set()
 
     def take_queued(self) -> list[Envelope[Message, Reply]]:
@@ -194,6 +214,16 @@ class Mailbox(Generic[Message, Reply]):
         self._closed = True
         for envelope in self.take_queued():
             envelope.fail(Overloaded.while_stopping())
+
+    def _queue(self, envelope: Envelope[Message, Reply], share: Hashable) -> None:
+        """Add a message to the round after the last one in which its share has a message."""
+        number = self._last_rounds.get(share, self._round) + 1
+        self._last_rounds[share] = number
+        if number in self._rounds:
+            self._rounds[number].append(envelope)
+        else:
+            self._rounds[number] = [envelope]
+        self._messages += 1
 
     def _begin_round(self) -> None:
         """Begin to take the next round; from now on newcomers join later ones."""

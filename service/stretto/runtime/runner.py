@@ -121,12 +121,16 @@ class Run:
                         await self._rest(pace)
         except asyncio.CancelledError as error:
             # This task ends, as its canceller expects; another one may go on.
-            is_resumed = self._may_resume() and self._resume(self, error)
+            is_resumed = self.resume(error)
             raise
         finally:
             self._is_running = False
             if not is_resumed:
                 await actor.close()
+
+    def resume(self, error: asyncio.CancelledError) -> bool:
+        """Whether another task of this run goes on after a cancellation."""
+        return self._may_resume() and self._resume(self, error)
 
     def _may_resume(self) -> bool:
         """Whether a cancellation is from outside, and is not repeated again and again."""
@@ -197,6 +201,14 @@ class Runner:
         run.has_begun = False
         task = asyncio.create_task(run.turns(cancelled), name=f"stretto {run.actor.name}")
         self._runs[run.actor] = run, task
+        task.add_done_callback(partial(self._require_begun, run))
+
+    def _require_begun(self, run: Run, task: asyncio.Task[None]) -> None:
+        """Begin another task where one was cancelled before its first step: it has closed nothing."""
+        is_newest = self._runs.get(run.actor) == (run, task)
+        if is_newest and not run.has_begun and not run.resume(asyncio.CancelledError()):
+            run.actor.stop()
+            self._begin(run)
 
     def _resume(
         self, owner: Callable[[], asyncio.Task[object] | None], run: Run, error: BaseException
@@ -225,6 +237,10 @@ class Runner:
         left = await _ended(runs)
         for task, run in runs.items():
             actor = run.actor
+            if (newest := self._runs.get(actor)) and newest[1] is not task:
+                # Cancelled from outside, before its first step.
+                await self.stop(actor)
+                continue
             error: BaseException | None = None
             if task in left:
                 error = TimeoutError("it did not stop in time")

@@ -22,7 +22,9 @@ class Shared(Generic[Result]):
 
     async def get(self, make: Callable[[], Awaitable[Result]]) -> Result:
         """Return a result whose making has begun after this call; raises what `make` raises."""
-        if self._next is None:
+        # One that is done was cancelled before it began, as a host may do with every task, or has
+        # run within `create_task`, as an eager one does.
+        if self._next is None or self._next.done():
             self._next = asyncio.create_task(self._make(make, self._current), name="shared result")
         making = self._next
         # Of those who wait, one may leave.

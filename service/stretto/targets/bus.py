@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 # Of an event's envelope: on the bus and to the webhook's endpoint.
 CONTENT_TYPE: Final = "application/cloudevents+json"
-# The prefix of a deployment's names on the bus: one token of a subject.
-BUS_PREFIX_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}"
-BUS_PREFIX: Final = "stretto"
 
 
 class BusUnavailable(Exception):

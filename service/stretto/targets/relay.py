@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -23,10 +22,10 @@ from stretto.events.place import PositionLost
 from stretto.observations import EventDeadLettered, EventsRelayed, Observer, PlaceLost
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.backoff import Backoff
-from stretto.setting import setting
 from stretto.store_errors import StoreError
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.delivery import PutOff
+from stretto.targets.health import TargetHealth
 from stretto.targets.lag import Lag
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from stretto.events.place import Place
     from stretto.targets.bus import BusStore, EventBus
     from stretto.targets.delivery import Delivery
+    from stretto.targets.settings import RelaySettings
     from stretto.telemetry.tracing import Trace, Tracing
 
 # The lease is renewed so many times before it would end: a process that lags keeps it.
@@ -44,22 +44,6 @@ RENEWALS: Final = 3
 # Of an event that the bus refuses: an operator has about 15 minutes to repair the cause.
 TRIES_MAX: Final = 12
 PAUSE: Final = Backoff(1.0, 600.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelaySettings:
-    """How much a relay publishes at once, and how often."""
-
-    relay_lease_seconds: float = setting(
-        5.0, "after this long another relay takes over from one that has died", ge=1, le=3600
-    )
-    """A batch that takes the bus longer is published again."""
-    batch_max: int = 256
-    """Events per statement: a few milliseconds of work."""
-    gather_seconds: float = 0.005
-    """How long a wake-up waits for more events: ten cost the two statements of one."""
-    poll_seconds: float = 1.0
-    """How often to look without a wake-up: for refused events, and for a lease that has ended."""
 
 
 class OutboxRelay(Actor):
@@ -94,6 +78,7 @@ class OutboxRelay(Actor):
         """None without the lease."""
         self._lease_due_at = clock_seconds()
         self.lag = Lag(store.oldest_seconds, clock_seconds)
+        self._health = TargetHealth(self.name, observe)
 
     async def open(self) -> None:
         """Begin at the present, unless a process has begun before. Raises a `StoreError`."""
@@ -200,11 +185,18 @@ class OutboxRelay(Actor):
                 span.end(error=error)
             await self.close()
             self._lease_due_at = self._clock_seconds()
+            if not isinstance(error, asyncio.CancelledError):
+                # The runner reports it.
+                self._health.is_failing = True
             if isinstance(error, TimeoutError):
                 raise BusUnavailable("no answer within the lease") from error
             raise
         for event_id, span in spans.items():
             span.end(error="refused" if event_id in reasons else None)
+        if reasons:
+            self._health.fail(next(iter(reasons.values())))
+        else:
+            self._health.succeed()
         return reasons
 
     def _spans_of(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, Trace]:

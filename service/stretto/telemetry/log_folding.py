@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from structlog import DropEvent
-from structlog.stdlib import render_to_log_kwargs
+
+from stretto.telemetry.log_records import as_record
 
 if TYPE_CHECKING:
     import logging
@@ -44,7 +45,7 @@ class _Window:
         """Log the last event for all that were counted."""
         if self.event is not None:
             event = {**self.event, "folded": self.folded}
-            getattr(self.log, self.level)(**render_to_log_kwargs(self.log, self.level, event))
+            getattr(self.log, self.level)(**as_record(self.log, self.level, event))
 
 
 class LogFolder:

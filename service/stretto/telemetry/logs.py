@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import orjson
 import structlog
 
 from stretto.telemetry.log_folding import LogFolder
+from stretto.telemetry.log_records import as_record
 from stretto.telemetry.log_writer import LogWriter
 from stretto.telemetry.request_context import add_request_id
 from stretto.telemetry.safe_calls import SafeLogger
@@ -28,7 +30,7 @@ flush_log: Final = _folder.flush
 # fallback would print local variables with a traceback, tokens among them.
 logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
     SafeLogger(logging.getLogger("stretto")),
-    processors=[add_request_id, _folder, structlog.stdlib.render_to_log_kwargs],
+    processors=[add_request_id, _folder, as_record],
     wrapper_class=structlog.stdlib.BoundLogger,
     context_class=dict,
 )
@@ -73,6 +75,7 @@ def configured_logging(*, level: str, as_json: bool | None = None) -> Iterator[N
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
             foreign_pre_chain=[
+                # Of our own records it restores `event`, without the fields.
                 structlog.stdlib.ExtraAdder(),
                 structlog.stdlib.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -91,4 +94,9 @@ def configured_logging(*, level: str, as_json: bool | None = None) -> Iterator[N
 
 
 def _json(event: object, **_: object) -> str:
-    return orjson.dumps(event, default=str).decode()
+    try:
+        return orjson.dumps(event, default=str).decode()
+    except TypeError:
+        # Half a surrogate pair, such as in a path or in a host's error; an integer beyond 64 bits.
+        text = json.dumps(event, default=str, ensure_ascii=False)
+        return text.encode(errors="replace").decode()

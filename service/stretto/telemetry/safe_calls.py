@@ -23,14 +23,16 @@ _LEVELS: Final = frozenset(
 def never_raising(
     call: Callable[..., object], report: Callable[..., object]
 ) -> Callable[..., None]:
-    """Return the call as one that does not raise: `report` gets the error and the arguments."""
+    """Return the call as one that does not raise: `report` gets the error and the arguments.
+
+    Not even `SystemExit` or `KeyboardInterrupt`, which would end the event loop, and the host with
+    it. Ctrl-C ends it as before: `asyncio.run` cancels the main task, and the loop's handlers of
+    signals run between its callbacks.
+    """
 
     def call_safely(*args: Any, **kwargs: Any) -> None:
         try:
             call(*args, **kwargs)
-        except (KeyboardInterrupt, SystemExit):
-            # A signal's handler raises it, for the process.
-            raise
         except BaseException as error:  # noqa: BLE001 cancellations too: nothing is awaited
             report(error, *args)
 

@@ -155,6 +155,8 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
         Count("stretto_writer_connections_lost_total", "Connections that a writer gave up."),
         Line("warning", "writer.connection_lost"),
     ),
+    observations.StandbyAwaited: (Line("warning", "standby.awaited", ("cause", "remedy")),),
+    observations.StandbyReached: (Line("info", "standby.reached", ("seconds",)),),
     observations.GuaranteeBroken: (
         Count(
             "stretto_guarantees_broken_total", "Contradictions that must never be: page at once."
@@ -200,9 +202,14 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
             amount="sessions",
         ),
     ),
+    observations.SubscriberFailed: (
+        Line("warning", "on_event.failed", ("cause",), exception="bug"),
+    ),
     observations.SessionEnded: (
         Count("stretto_sessions_ended_total", "Sessions that ended, by close code.", ("code",)),
     ),
+    observations.TargetFailed: (Line("warning", "target.failed", ("actor", "cause")),),
+    observations.TargetRecovered: (Line("info", "target.recovered", ("actor",)),),
     observations.WebhookTried: (
         Count("stretto_webhook_tries_total", "Events sent to the webhook, by result.", ("result",)),
     ),

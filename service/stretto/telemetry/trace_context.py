@@ -35,7 +35,7 @@ class Parent:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether whoever made it records it."""
+        """Whether the service that started this span records it."""
         return bool(self.flags & _SAMPLED)
 
 

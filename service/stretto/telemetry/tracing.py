@@ -22,6 +22,7 @@ from random import random
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from stretto.kinds import is_a
 from stretto.telemetry.trace_context import Parent, as_text, read_parent
 
 if TYPE_CHECKING:
@@ -36,15 +37,19 @@ _NO_ATTRIBUTES: Final[Mapping[str, str | int]] = MappingProxyType({})
 
 
 class _Guard:
-    """A block of calls that may run a host's code: its exceptions end here, cancellations pass."""
+    """A block of calls that may run a host's code: what that raises ends here.
 
-    def __init__(self, report: Callable[[Exception], object]) -> None:
+    A cancellation too: nothing is awaited in the block, so it is none of the task's.
+    """
+
+    def __init__(self, report: Callable[[BaseException], object]) -> None:
         self._report = report
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> bool:
-        if not isinstance(error, Exception):
+        # A signal's handler raises these, for the process.
+        if error is None or is_a(error, (KeyboardInterrupt, SystemExit)):
             return False
         self._report(error)
         return True
@@ -54,9 +59,9 @@ class Tracing:
     """Begins the spans of a component."""
 
     def __init__(
-        self, provider: TracerProvider, report: Callable[[Exception], object] = lambda _: None
+        self, provider: TracerProvider, report: Callable[[BaseException], object] = lambda _: None
     ) -> None:
-        """Take a host's provider, and what is called with each exception of the host's code."""
+        """Take a host's provider, and what is called with each error of the host's code."""
         # Only those who trace have it installed.
         from opentelemetry import context, trace  # noqa: PLC0415
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from stretto.observations import (
     ActorCrashed,
@@ -22,15 +22,18 @@ from stretto.observations import (
 from stretto.runtime.actor import Actor, Pace
 from stretto.store_errors import StoreError
 from stretto.targets.delivery import PutOff
+from stretto.targets.health import TargetHealth
 from stretto.targets.lag import Lag
 from stretto.telemetry.trace_context import as_fields
-from stretto.webhook.rules import Blocked, Gone, Sent, Throttled, Unanswered, judge, put_off
+from stretto.webhook.rules import Blocked, Failed, Gone, Sent, Throttled, Unanswered, judge, put_off
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stretto.observations import Observer
     from stretto.targets.delivery import Delivery
     from stretto.telemetry.tracing import Tracing
-    from stretto.webhook.rules import Answer, Endpoint, WebhookStore
+    from stretto.webhook.rules import Answer, Endpoint, Verdict, WebhookStore
 
 # Requests under way in a process: one that hangs occupies one slot and does not delay the others.
 UNDER_WAY_MAX: Final = 32
@@ -72,6 +75,7 @@ class WebhookSender(Actor):
         self._is_blocked: bool | None = None
         """None before the first turn: not known yet."""
         self.lag = Lag(store.oldest_seconds)
+        self._health = TargetHealth(self.name, observe)
 
     async def open(self) -> None:
         """Begin at the present, unless a process has begun before."""
@@ -123,7 +127,7 @@ class WebhookSender(Actor):
     async def _settle(self) -> None:
         """Settle every delivery that has its answer; forget it only after it is settled."""
         done = [
-            (task, delivery, judge(task.result()))
+            (task, delivery, judge(_answer_of(task)))
             for task, delivery in self._under_way.items()
             if task.done()
         ]
@@ -144,6 +148,7 @@ class WebhookSender(Actor):
             del self._under_way[task]
             self._observe(WebhookTried(type(verdict).__name__.lower()))
         self._note_blocked(is_blocked=any(isinstance(why, Blocked) for *_, why in done))
+        self._note_health([verdict for *_, verdict in done])
         for each in others:
             if each.dead_reason is not None:
                 self._observe(EventDeadLettered(each.event_id, f"webhook: {each.dead_reason}"))
@@ -153,6 +158,24 @@ class WebhookSender(Actor):
         if is_blocked and not self._is_blocked:
             self._observe(WebhookBlocked())
         self._is_blocked = is_blocked
+
+    def _note_health(self, verdicts: Sequence[Verdict]) -> None:
+        """Report why the endpoint has not taken events, or that it takes them again."""
+        for verdict in verdicts:
+            match verdict:
+                case Sent():
+                    pass
+                case Blocked() | Gone():
+                    # Reported by an observation of its own.
+                    self._health.is_failing = True
+                case Throttled(seconds):
+                    self._health.fail(f"asked for a pause of {seconds:g} s")
+                case Failed(reason):
+                    self._health.fail(reason)
+                case _:
+                    assert_never(verdict)
+        if all(isinstance(verdict, Sent) for verdict in verdicts):
+            self._health.succeed()
 
     async def close(self) -> None:
         """Settle what is answered in time; give the rest back, so that none waits for its lease."""
@@ -166,3 +189,8 @@ class WebhookSender(Actor):
         with suppress(StoreError):
             await self._store.settle([], given_back)
             await self._settle()
+
+
+def _answer_of(task: asyncio.Task[Answer]) -> Answer:
+    """Return the answer to a request that has ended; a host may have cancelled its task."""
+    return Unanswered("the request was cancelled") if task.cancelled() else task.result()

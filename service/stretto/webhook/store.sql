@@ -49,9 +49,10 @@ WITH clock AS MATERIALIZED (
     FROM turn WHERE reader = 'webhook' AND set_back > '0'
 ), enrolled AS (
     INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, recipients,
-                                 group_name, group_kind, metadata, trace_context, due_at)
+                                 group_name, group_kind, metadata, trace_context, event_type, change,
+                                 due_at)
     SELECT 'webhook', created_at, event_id, subject, conversation_id, recipients, group_name,
-           group_kind, metadata, trace_context, clock.now
+           group_kind, metadata, trace_context, event_type, change, clock.now
     FROM turn, clock,
          unnest($1::integer[], $2::text[], $3::uuid[]) AS found (history, position, event_id)
     JOIN outbox USING (history, event_id)

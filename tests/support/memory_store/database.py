@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from stretto.creation.attempt import AttemptStatus
 from stretto.errors import Failure
 from stretto.store_errors import Refused, StoreError, Transient
-from support.memory_store.tables import AttemptRow, GroupRecord, Tables
+from support.memory_store.tables import AttemptRow, GroupRecord, Tables, TombstoneRecord
 
 if TYPE_CHECKING:
     import asyncio
@@ -51,6 +51,10 @@ class Guards:
     """What it does is decided by the row after the lock was won, not by the snapshot before."""
     primary_key: bool = True
     """There is one row per id in `chat_group`."""
+    known_row: bool = True
+    """A key whose row is in `chat_group` is neither claimed nor led."""
+    tombstone: bool = True
+    """The row of a deleted group stays, and so does one of a failed attempt that was swept."""
 
 
 class Transaction:
@@ -66,6 +70,9 @@ class Transaction:
         self.snapshot = self._database.committed
         self.attempts: dict[UUID, AttemptRow] = {}
         self.groups: list[GroupRecord] = []
+        self.buried: list[TombstoneRecord] = []
+        self.dropped: list[UUID] = []
+        """Attempts that are deleted."""
 
     @property
     def is_blocked(self) -> bool:
@@ -104,8 +111,12 @@ class Transaction:
     def commit(self, *, durable: bool) -> None:
         """Make everything visible at once."""
         database = self._database
-        if self.attempts or self.groups:
+        if self.attempts or self.groups or self.buried:
             rows = database.committed.with_rows(self.attempts, tuple(self.groups))
+            if self.buried:
+                gone = [each.group_id for each in self.buried]
+                left = self.buried if database.guards.tombstone else ()
+                rows = rows.without(gone, self.dropped, tuple(left))
             database.journal = [rows] if durable else [*database.journal, rows]
             database.epoch += 1
         self.end()
@@ -120,7 +131,8 @@ class Transaction:
 
     def key(self) -> object:
         """Return all that distinguishes this transaction from another one at the same step."""
-        return hash(self.snapshot), frozenset(self.attempts.items()), frozenset(self.groups)
+        written = frozenset(self.attempts.items()), frozenset(self.groups), tuple(self.buried)
+        return hash(self.snapshot), written, tuple(self.dropped)
 
 
 @dataclass(slots=True, eq=False)
@@ -193,6 +205,8 @@ class MemoryDatabase:
     alarms: list[str] = field(default_factory=list)
     """What only the last line of defence has stopped."""
     submitted: Callable[[Statement], None] | None = None
+    replies_late: bool = False
+    """Whether others may go between a commit and its reply, also of the same process."""
     _waiting: list[Statement] = field(default_factory=list)
 
     @property
@@ -212,6 +226,13 @@ class MemoryDatabase:
             self._waiting.append(statement)
             self._run_all()
 
+    def replied(self, steps: Steps) -> Steps:
+        """Take a statement's steps, and return its result."""
+        result = yield from steps
+        if self.replies_late and result:
+            yield
+        return result
+
     def pass_time(self, seconds: float) -> None:
         """Set the clock forward."""
         self.now += timedelta(seconds=seconds)
@@ -221,6 +242,27 @@ class MemoryDatabase:
         """Fall back to an entry of the journal; what was not committed is gone."""
         self.journal = [self.journal[survives]]
         self.locks.clear()
+        self.epoch += 1
+
+    def sweepable(self) -> list[UUID]:
+        """Return the attempts that are settled, and held by no statement."""
+        return [
+            id_
+            for id_, row in self.committed.attempts.items()
+            if row.status is not AttemptStatus.PENDING and ("attempt", id_) not in self.locks
+        ]
+
+    def sweep(self) -> None:
+        """Delete these attempts; those that have failed leave tombstones. Not durable."""
+        swept = self.sweepable()
+        rows = [(id_, self.committed.attempts[id_]) for id_ in swept]
+        marks = [
+            TombstoneRecord(id_, row.failure, row.settled_at or self.now)
+            for id_, row in rows
+            if row.failure is not None and not self.committed.has_row(id_)
+        ]
+        left = tuple(marks) if self.guards.tombstone else ()
+        self.journal = [*self.journal, self.committed.without((), swept, left)]
         self.epoch += 1
 
     @property
@@ -237,10 +279,10 @@ class MemoryDatabase:
         self.epoch += 1
 
     @contextmanager
-    def holding(self, group_id: UUID) -> Iterator[None]:
-        """Hold the lock of an attempt's row, as a writer does."""
+    def holding(self, group_id: UUID, what: str = "attempt") -> Iterator[None]:
+        """Hold the lock of an attempt's row, as a writer does, or of a "new attempt"."""
         holder = Transaction(self)
-        self.locks["attempt", group_id] = holder
+        self.locks[what, group_id] = holder
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""The statements of `writes.sql` and `attempts.sql` as steps: where they look, lock, write, commit.
+"""The statements of `writes.sql`, `attempts.sql` and a deletion as steps: look, lock, write, commit.
 
 Each `yield` is a moment in which others may go. A statement that has written nothing ends without
 one: no caller could notice.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stretto.creation.attempt import Attempt, AttemptStatus, Sighting
 from stretto.errors import Failure
 from stretto.store_errors import Refused
-from support.memory_store.tables import AttemptRow, GroupRecord
+from support.memory_store.tables import AttemptRow, GroupRecord, TombstoneRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ def claim(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write]) 
     """
     won = set()
     for write in writes:
-        if mine.snapshot.group(write.group_id) or _exists(database, mine, write.group_id):
+        if _is_known(database, mine, write) or _exists(database, mine, write.group_id):
             continue
         yield from mine.lock(("new attempt", write.group_id))
         if not _exists(database, mine, write.group_id):
@@ -42,6 +42,11 @@ def claim(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write]) 
         yield
     mine.commit(durable=False)
     return won
+
+
+def _is_known(database: MemoryDatabase, mine: Transaction, write: Write) -> bool:
+    """Whether the snapshot has the key's group, or its tombstone."""
+    return database.guards.known_row and mine.snapshot.has_row(write.group_id)
 
 
 def _exists(database: MemoryDatabase, mine: Transaction, group_id: UUID) -> bool:
@@ -75,7 +80,7 @@ def lead(database: MemoryDatabase, mine: Transaction, writes: Sequence[Write]) -
     for group in mine.groups:
         if database.guards.primary_key:
             yield from mine.lock(("chat_group", group.group_id))
-            if database.committed.group(group.group_id):
+            if database.committed.has_row(group.group_id):
                 database.alarm("the primary key stopped a second group")
                 raise Refused(Failure("refused_by_database", "chat_group_pkey"))
     if led:
@@ -124,7 +129,7 @@ def _locked(database: MemoryDatabase, mine: Transaction, write: Write) -> Steps:
     That there is no group yet is what the snapshot says; whose the attempt is says the row itself,
     after the lock was waited for.
     """
-    if mine.snapshot.group(write.group_id) is not None:
+    if _is_known(database, mine, write):
         return None
     row = mine.snapshot.attempts.get(write.group_id)
     if not _is_ours(database, row, write):
@@ -145,8 +150,9 @@ def _is_ours(database: MemoryDatabase, row: AttemptRow | None, write: Write) -> 
 def look(
     database: MemoryDatabase, mine: Transaction, group_id: UUID, lease_seconds: float
 ) -> Steps:
-    """Read an attempt and its group as one snapshot has them."""
+    """Read an attempt and its group, or its tombstone, as one snapshot has them."""
     row, group = mine.snapshot.attempts.get(group_id), mine.snapshot.group(group_id)
+    tomb = mine.snapshot.tombstone(group_id)
     attempt = None
     if row is not None:
         attempt = Attempt(
@@ -159,7 +165,8 @@ def look(
             settled_at=row.settled_at,
             lease_over=_is_over(database, row, lease_seconds),
         )
-    return Sighting(attempt, None if group is None else group.seen())
+    left = None if tomb is None else tomb.seen()
+    return Sighting(attempt, None if group is None else group.seen(), left)
     yield  # no caller can notice when: a generator only for its caller's sake
 
 
@@ -209,6 +216,29 @@ def reclaim(
         yield
     mine.commit(durable=False)
     return is_ours
+
+
+def delete_group(database: MemoryDatabase, mine: Transaction, group_id: UUID) -> Steps:
+    """Empty the group's row and delete its attempt, unless another transaction holds that one.
+
+    Return what `delete_group_1` does; everyone here is an owner. What it reads is as of now, since it is
+    several statements.
+    """
+    if mine.snapshot.group(group_id) is not None:
+        yield from mine.lock(("chat_group", group_id))
+    now = database.committed if database.guards.fresh_look else mine.snapshot
+    group = now.group(group_id)
+    if group is None:
+        mine.commit(durable=True)
+        return False if group_id in now.deleted else None
+    mine.buried.append(TombstoneRecord(group_id, None, group.created_at, database.now))
+    attempt = "attempt", group_id
+    if group_id in database.committed.attempts and attempt not in database.locks:
+        database.locks[attempt] = mine
+        mine.dropped.append(group_id)
+    yield
+    mine.commit(durable=True)
+    return True
 
 
 def _is_over(database: MemoryDatabase, row: AttemptRow, lease_seconds: float) -> bool:

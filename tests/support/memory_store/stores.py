@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
 
+from stretto.events.place import History, Place, Present
 from stretto.store_errors import OutcomeUnknown, StoreError, Unreachable
 from support.memory_store import statements
 from support.memory_store.database import Statement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from uuid import UUID
 
     from stretto.creation.attempt import Sighting
+    from stretto.creation.deletion import Delete, Deletion
     from stretto.creation.ports import Write
+    from stretto.domain import UserId
     from stretto.errors import Failure
     from support.memory_store.database import MemoryDatabase, Steps, Transaction
+
+# Of the log of deletions, which here has one position for each.
+_HISTORY: Final = History(1, "00000001")
 
 
 class MemoryWriteStore:
@@ -78,7 +85,7 @@ class MemoryWriteStore:
     async def _write(self, name: str, writes: Sequence[Write], *rest: object) -> Any:
         def begin(mine: Transaction) -> Steps:
             steps: Steps = getattr(statements, name)(self._database, mine, writes, *rest)
-            return steps
+            return self._database.replied(steps)
 
         self._statement = statement = Statement(
             self._database,
@@ -108,7 +115,7 @@ class MemoryAttemptStore:
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
 
-    async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
+    async def look(self, group_id: UUID, lease_seconds: float, _: UserId, /) -> Sighting:
         """Read the attempt and the group of that id."""
         sighting: Sighting = await self._follow("look", group_id, lease_seconds)
         return sighting
@@ -130,13 +137,60 @@ class MemoryAttemptStore:
             steps: Steps = getattr(statements, name)(self._database, mine, group_id, *rest)
             return steps
 
-        statement = Statement(
-            self._database,
-            name,
-            (group_id, *rest),
-            begin,
-            asyncio.get_running_loop().create_future(),
-            lambda: Unreachable("the connection broke"),
+        return await _answered(self._database, name, (group_id, *rest), begin)
+
+
+class MemoryDeletionStore:
+    """Deletes groups, whoever asks: there are no members' rights here."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+
+    @asynccontextmanager
+    async def deleting(self) -> AsyncIterator[Delete]:
+        """Yield what deletes."""
+        yield self._delete
+
+    async def _delete(self, wanted: Deletion, /, *, is_hasty: bool) -> bool | None:
+        del is_hasty
+        group_id = wanted.group_id
+
+        def begin(mine: Transaction) -> Steps:
+            return self._database.replied(statements.delete_group(self._database, mine, group_id))
+
+        is_deleted: bool | None = await _answered(
+            self._database, "delete_group", (group_id,), begin
         )
-        self._database.submit(statement)
-        return await statement.answered
+        return is_deleted
+
+
+class MemoryDeletionLog:
+    """What a watch reads: at once, since what happens during its look is as if it were after it."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+
+    async def deletions(self, begin: Place | None, limit: int) -> tuple[Sequence[UUID], Present]:
+        """Return groups whose deletion the place does not cover, and the present."""
+        deleted = self._database.committed.deleted
+        present = Present(_HISTORY, len(deleted), (), {_HISTORY.number: _HISTORY.id}, (1, 0))
+        return ([] if begin is None else deleted[begin.xmax :][:limit]), present
+
+
+async def _answered(
+    database: MemoryDatabase,
+    name: str,
+    arguments: tuple[object, ...],
+    begin: Callable[[Transaction], Steps],
+) -> Any:
+    """Return the result of a statement, of which a lost connection says nothing."""
+    statement = Statement(
+        database,
+        name,
+        arguments,
+        begin,
+        asyncio.get_running_loop().create_future(),
+        lambda: Unreachable("the connection broke"),
+    )
+    database.submit(statement)
+    return await statement.answered

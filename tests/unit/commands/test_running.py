@@ -12,7 +12,7 @@ import pytest
 
 from stretto.cli import app
 from stretto.commands.running import connected
-from stretto.config import read_settings
+from stretto.environment import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -21,6 +21,7 @@ from stretto.creation.attempt import (
     Replay,
     ReuseOfKey,
     Sighting,
+    Tombstone,
     Wait,
     decide,
 )
@@ -98,6 +99,19 @@ def test_the_groups_own_fingerprint_counts_more_than_a_later_attempts() -> None:
     sighting = Sighting(attempt(PENDING, fingerprint=OTHERS), group(OURS))
     assert Heal(CREATED, contradicts_failed=False) == decide(sighting, OURS)
     assert ReuseOfKey() == decide(sighting, OTHERS)
+
+
+@pytest.mark.parametrize("seen", [None, *AttemptStatus])
+@pytest.mark.parametrize(
+    ("expected", "failure"), [(Refuse(None), None), (Refuse(FAILURE), FAILURE)]
+)
+def test_a_tombstone_decides_whatever_the_attempt_says(
+    seen: AttemptStatus | None, expected: Decision, failure: Failure | None
+) -> None:
+    """Nor does the body matter: a tombstone does not know what the first one was."""
+    for fingerprint in (OURS, OTHERS):
+        left = None if seen is None else attempt(seen, fingerprint=fingerprint, lease_over=True)
+        assert expected == decide(Sighting(left, None, Tombstone(NOW, failure)), OURS)
 
 
 def test_only_answers_from_others_writes_are_replays() -> None:

@@ -13,6 +13,7 @@ import pytest
 from stretto.creation import authorization as authorization_module
 from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting
 from stretto.creation.authorization import Authorization
+from stretto.creation.hook_calls import HookCalls
 from stretto.domain import CreatedGroup, NewGroup, UserId
 from stretto.errors import (
     AuthorizeFailed,
@@ -50,7 +51,7 @@ class Attempts:
         self.found: Sighting | Exception = NOTHING
         self.looks = 0
 
-    async def look(self, group_id: UUID, _: float) -> Sighting:
+    async def look(self, group_id: UUID, _: float, owner: UserId, /) -> Sighting:
         assert group_id == ID
         self.looks += 1
         if isinstance(self.found, Exception):
@@ -67,7 +68,8 @@ class World:
 
     def by(self, host: Host) -> Authorization:
         """Return an authorization that asks this host."""
-        return Authorization(host, self.attempts, 5.0, self.events.append, lambda error: error)  # type: ignore[arg-type]
+        observe = self.events.append
+        return Authorization(host, self.attempts, 5.0, observe, lambda error: error, HookCalls())  # type: ignore[arg-type]
 
     async def ask(self, host: Host) -> None:
         """Ask this host for TEAM."""
@@ -161,8 +163,9 @@ async def test_anything_else_is_neither_yes_nor_no(
     cause: str, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client comes again with its key; a `False` is not taken for a yes."""
-    monkeypatch.setattr(authorization_module, "AUTHORIZE_SECONDS", 0.05)
-    async with asyncio.timeout(5):
+    if host is _hang:
+        monkeypatch.setattr(authorization_module, "AUTHORIZE_SECONDS", 0.05)
+    async with asyncio.timeout(20):
         with pytest.raises(AuthorizeFailed) as failure:
             await world.ask(host)
     assert (Retry.SAME_KEY, 1) == (failure.value.retry, failure.value.retry_after_seconds)
@@ -193,30 +196,30 @@ async def test_without_a_database_it_is_not_known_whether_the_key_was_claimed(wo
 
 async def test_a_request_that_leaves_ends_its_call(world: World) -> None:
     """The host's code is cancelled with it."""
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     async def wait(_: NewGroup) -> None:
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             ended.set()
 
     request = asyncio.create_task(world.ask(wait))
-    await asyncio.sleep(0.01)
+    await begun.wait()
     request.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await ended.wait()
     with suppress(asyncio.CancelledError):
         await request
     assert [] == world.events
 
 
-async def test_so_many_are_asked_at_once_and_one_owner_leaves_room(
+async def test_so_many_are_asked_at_once_and_owners_leave_room(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others are rejected at once; a call counts until it has ended, whatever it does."""
-    monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 3)
-    monkeypatch.setattr(authorization_module, "OWNER_AUTHORIZATIONS_MAX", 2)
+    monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 4)
     monkeypatch.setattr(authorization_module, "AUTHORIZE_SECONDS", 0.02)
     goes_on = asyncio.Event()
 
@@ -228,7 +231,7 @@ async def test_so_many_are_asked_at_once_and_one_owner_leaves_room(
 
     authorization = world.by(refuse_to_end)
     # Whatever fails here, the calls must end: they cannot be cancelled.
-    async with asyncio.timeout(5), AsyncExitStack() as stack:
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
         stack.callback(goes_on.set)
         for _ in range(2):
             with pytest.raises(AuthorizeFailed):
@@ -237,10 +240,18 @@ async def test_so_many_are_asked_at_once_and_one_owner_leaves_room(
             await authorization.require(ID.bytes, TEAM)
         with pytest.raises(AuthorizeFailed):
             await authorization.require(ID.bytes, OF_BOB)
-        carol = NewGroup.parse(UserId("carol"), {"name": "Team"})
+        # As one that is left for others.
         with pytest.raises(Overloaded):
+            await authorization.require(ID.bytes, OF_BOB)
+        carol, dave = (
+            NewGroup.parse(UserId(owner), {"name": "Team"}) for owner in ("carol", "dave")
+        )
+        with pytest.raises(AuthorizeFailed):
             await authorization.require(ID.bytes, carol)
+        with pytest.raises(Overloaded):
+            await authorization.require(ID.bytes, dave)
         goes_on.set()
+        monkeypatch.setattr(authorization_module, "AUTHORIZE_SECONDS", 20)
         await until(lambda: not authorization._calls)
         assert {} == authorization._under_way
         with pytest.raises(AuthorizeFailed):

@@ -8,7 +8,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from stretto.creation.baton import BATCH_SECONDS_MAX, IDLE_SHARE, WINDOW_SECONDS, Baton
+from stretto.creation import baton as baton_module
+from stretto.creation.baton import IDLE_SHARE, WINDOW_SECONDS, Baton
 from stretto.creation.ports import Write, WriteResult
 from stretto.domain import NewGroup, UserId
 from stretto.errors import Overloaded
@@ -19,8 +20,14 @@ if TYPE_CHECKING:
     from stretto.creation.ports import WriteRequest
 
 # A baton that is not passed on must not hang the suite.
-DEADLINE_SECONDS = 5
+DEADLINE_SECONDS = 20
 TEAM = NewGroup.parse(UserId("alice"), {"name": "Team"})
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take as long for a turn as a batch may take; tests of that time set it."""
+    monkeypatch.setattr(baton_module, "BATCH_SECONDS_MAX", 600)
 
 
 class World:
@@ -99,17 +106,21 @@ async def test_a_process_that_idles_although_requests_wait_has_another_writer_ta
     assert [3] == await first
 
 
-async def test_a_batch_that_hangs_keeps_no_other_waiting_however_busy_the_loop_is() -> None:
+async def test_a_batch_that_hangs_keeps_no_other_waiting_however_busy_the_loop_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A lock or a frozen server; other requests keep the loop at work."""
+    monkeypatch.setattr(baton_module, "BATCH_SECONDS_MAX", 0.1)
     world = World(busy_share=1)
     loop = asyncio.get_running_loop()
+    # The batch's time counts from when it is taken.
+    began = loop.time()
     world.ask(1)
     assert [1] == await world.taking("first")
-    began = loop.time()
     second = world.taking("second")
     world.ask(2)
     assert [2] == await second
-    assert BATCH_SECONDS_MAX <= loop.time() - began
+    assert 0.1 <= loop.time() - began
 
 
 @pytest.mark.parametrize(
@@ -144,14 +155,15 @@ async def test_only_the_last_window_counts() -> None:
     first.cancel()
 
 
-async def test_a_holder_that_rests_keeps_the_baton() -> None:
+async def test_a_holder_that_rests_keeps_the_baton(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for requests, not for the database."""
+    monkeypatch.setattr(baton_module, "BATCH_SECONDS_MAX", 0.5)
     world = World(busy_share=1)
     world.ask(1)
     assert [1] == await world.taking("first")
     world.baton.rest("first")
     second = world.taking("second")
-    await asyncio.sleep(2 * BATCH_SECONDS_MAX)
+    await asyncio.sleep(1.0)
     world.ask(2)
     await asyncio.sleep(0)
     assert not second.done()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
-from uuid import UUID, uuid4
 
 import pytest
 
 from stretto.creation.apart import APART_SECONDS_MAX
-from stretto.creation.baton import Baton
 from stretto.creation.breakers import (
     CONFLICT_PAUSE_SECONDS_MAX,
     OWNER_SECONDS_MAX,
@@ -20,12 +18,10 @@ from stretto.creation.breakers import (
     STALE_SECONDS,
     OwnerBreakers,
 )
-from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
-from stretto.creation.writer import GroupWriter
-from stretto.domain import NewGroup, UserId
-from stretto.errors import Failure
+from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write
+from stretto.domain import UserId
+from stretto.errors import AttemptPending, Failure, Overloaded, StrettoError
 from stretto.observations import Observation, OwnerPaused, OwnerResumed
-from stretto.runtime.mailbox import Mailbox
 from stretto.store_errors import (
     HookEnded,
     HookError,
@@ -39,116 +35,20 @@ from stretto.store_errors import (
     Unreachable,
 )
 from support.clock import Clock
+from support.costly_writes import (
+    COLD,
+    HANG_SECONDS,
+    HOT,
+    OTHER,
+    CostlyStore,
+    World,
+    answer_of,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-HOT, COLD, OTHER = UserId("hot"), UserId("cold"), UserId("other")
-HANG_SECONDS = 4.0
-
-
-def write(owner: UserId, number: int) -> Write:
-    """Return a write of the owner whose group id is that number."""
-    return Write(
-        UUID(int=number), uuid4(), uuid4(), NewGroup.parse(owner, {"name": "T"}), b"f" * 16, False
-    )
-
-
-class CostlyStore:
-    """Fails every lead with a write of certain owners, after a while."""
-
-    writes_at_once = False
-    is_connected = True
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.lead_seconds = 0.0
-        """What a lead takes that goes through."""
-        self.failing: dict[UserId, tuple[StoreError, float]] = {}
-        self.failing_together: StoreError | None = None
-        self.slow: dict[UserId, float] = {}
-        self.fenced: set[int] = set()
-        self.calls: list[tuple[str, list[int]]] = []
-        self.is_table_locked = False
-
-    async def open(self) -> None:
-        raise AssertionError
-
-    async def claim_and_lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
-        raise AssertionError
-
-    async def claim(self, writes: Sequence[Write]) -> set[UUID]:
-        self.calls.append(("claim", [each.group_id.int for each in writes]))
-        return {each.claim_token for each in writes}
-
-    async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
-        self.calls.append(("lead", [each.group_id.int for each in writes]))
-        if self.failing_together is not None and len(writes) > 1:
-            raise self.failing_together
-        for each in writes:
-            self._clock.now += self.slow.get(each.new_group.owner, 0.0)
-            if each.new_group.owner in self.failing:
-                error, seconds = self.failing[each.new_group.owner]
-                self._clock.now += seconds
-                raise error
-        self._clock.now += self.lead_seconds
-        return {each.claim_token for each in writes if each.group_id.int not in self.fenced}
-
-    async def unlocked(self, writes: Sequence[Write]) -> set[UUID]:
-        return {each.claim_token for each in writes}
-
-    async def are_tables_locked(self) -> bool:
-        return self.is_table_locked
-
-    async def fail(self, write: Write, failure: Failure) -> bool:
-        return True
-
-    async def close(self) -> None:
-        """Nothing is kept."""
-
-    def cut_off(self) -> None:
-        """Nothing is under way."""
-
-
-class World:
-    """Writers of one process, their store, and what they have observed."""
-
-    def __init__(self, writers: int = 1) -> None:
-        self.clock, self.events = Clock(), list[Observation]()
-        self.store = CostlyStore(self.clock)
-        self.breakers = OwnerBreakers(self.events.append, self.clock)
-        self.mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
-        self.writers = [
-            GroupWriter(
-                Baton(self.mailbox),
-                self.store,
-                self.events.append,
-                batch_max=100,
-                breakers=self.breakers,
-            )
-            for _ in range(writers)
-        ]
-
-    async def answers(self, *writes: Write) -> list[WriteResult | BaseException]:
-        """Have one batch written; return what each asker got."""
-        asked = [self.mailbox.ask(each) for each in writes]
-        self.store.calls.clear()
-        while not all(each.done() for each in asked):
-            await self.writers[0].run_once()
-        return [answer_of(each) for each in asked]
-
-    def leads(self) -> list[list[int]]:
-        """Return what the last batch led together."""
-        return [ids for name, ids in self.store.calls if name == "lead"]
-
-    def pauses(self) -> list[type[Observation]]:
-        """Return when owners were paused and resumed."""
-        return [type(e) for e in self.events if isinstance(e, OwnerPaused | OwnerResumed)]
-
-
-def answer_of(asked: asyncio.Future[WriteResult]) -> WriteResult | BaseException:
-    """Return the result, or the error."""
-    return asked.exception() or asked.result()
+    from uuid import UUID
 
 
 async def paused_world(error: StoreError, seconds: float = HANG_SECONDS) -> World:
@@ -173,7 +73,7 @@ async def test_one_slow_failure_of_an_owner_is_all_that_its_batch_waits_for(seco
     assert [error] * 10 + [Led()] * 2 == answers
     whole, alone, *rest = world.leads()
     assert ([*range(1, 11), 20, 21], [1]) == (whole, alone)
-    assert [20, 21] == [number for lead in rest for number in lead]
+    assert [20, 21] == sorted(number for lead in rest for number in lead)
     assert [OwnerPaused] == world.pauses()
 
 
@@ -329,7 +229,7 @@ async def test_the_rest_of_a_batch_that_took_too_long_goes_back_to_the_mailbox()
     world.store.lead_seconds = 0.5
     answers = await world.answers(*(write(HOT, n) for n in (1, 2)), write(COLD, 3), write(OTHER, 4))
     assert [error, error, Led(), Led()] == answers
-    assert [[1, 2, 3, 4], [1], [3, 4]] == world.leads()
+    assert [[1, 2, 3, 4], [1], [4], [3]] == world.leads()
     assert 1 == len([ids for name, ids in world.store.calls if name == "claim"])
 
 
@@ -348,6 +248,27 @@ async def test_what_waits_is_not_kept_waiting_by_the_innocent_either() -> None:
     while not late.done():
         await world.writers[0].run_once()
     assert Led() == late.result()
+
+
+async def test_what_was_claimed_and_put_back_is_not_told_that_nothing_was_done() -> None:
+    """A newcomer takes its place; its attempt stays pending, as its client learns."""
+    world = World(share_of=lambda each: each.new_group.owner)
+    world.store.lead_seconds = APART_SECONDS_MAX * 0.6
+    world.store.failing_together = HookError("too long together")
+    asked = [world.mailbox.ask(write(HOT, number)) for number in range(1, 6)]
+    world.writers[0]._batch_max = 5
+    asked.append(world.mailbox.ask(write(HOT, 6)))
+    await world.writers[0].run_once()
+    assert [True, True, False, False, False, False] == [each.done() for each in asked]
+    world.mailbox.messages_max = len(world.mailbox)
+    for number in (7, 8):
+        world.mailbox.ask(write(UserId(f"newcomer {number}"), number))
+    rejected = {each.exception(): each for each in asked[2:] if each.done()}
+    kinds = {type(error): error for error in rejected if isinstance(error, StrettoError)}
+    # Of the owner with the longest queue: the newest, which was not claimed, and the one before it.
+    assert {Overloaded, AttemptPending} == set(kinds)
+    assert rejected[kinds[Overloaded]] is asked[5]
+    assert 1 == kinds[AttemptPending].retry_after_seconds
 
 
 async def test_what_a_bug_leaves_untried_is_answered_and_not_put_back() -> None:
@@ -400,6 +321,7 @@ async def test_where_all_are_slow_no_owner_is_paused() -> None:
 async def test_owners_whose_writes_go_through_come_first() -> None:
     """Ten owners whose hook hangs keep out none that has been led before."""
     world = World()
+    world.store.lead_seconds = 0.001
     hanging = [UserId(f"x{number}") for number in range(10)]
     assert [Led()] == await world.answers(write(COLD, 1))
     error = HookEnded("hang")
@@ -436,6 +358,22 @@ async def test_a_slow_success_alone_is_charged_where_others_wait_and_go_through(
     world.store.lead = slowly  # type: ignore[method-assign]
     assert [Led()] == await world.answers(write(HOT, 1))
     assert others_led == (HOT in world.breakers)
+
+
+async def test_a_success_alone_that_takes_as_long_as_others_is_not_charged() -> None:
+    """The host's hook takes long for all, and another writer leads meanwhile."""
+    world = World()
+    lead = world.store.lead
+
+    async def slowly(writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        world.clock.now += OWNER_SECONDS_MAX
+        world.mailbox.ask(write(COLD, 8))
+        world.breakers.note_led([OTHER], OWNER_SECONDS_MAX)
+        return await lead(writes, is_hasty=is_hasty)
+
+    world.store.lead = slowly  # type: ignore[method-assign]
+    assert [Led()] == await world.answers(write(HOT, 1))
+    assert [] == world.pauses()
 
 
 async def test_after_the_pause_one_request_is_a_probe_after_the_others() -> None:

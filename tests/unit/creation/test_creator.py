@@ -20,6 +20,7 @@ from stretto.creation.attempt import AnswerStatus, AttemptStatus
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import GroupCreator
+from stretto.creation.deletion import Deletion
 from stretto.creation.lookup import AttemptLookup
 from stretto.creation.settings import CreatorSettings
 from stretto.creation.writer import GroupWriter
@@ -30,6 +31,7 @@ from stretto.errors import (
     DatabaseUnavailable,
     Failure,
     FirstSentOutOfRange,
+    GroupDeleted,
     KeyInvalid,
     KeyReused,
     NotFound,
@@ -43,7 +45,11 @@ from stretto.runtime.runner import Run
 from stretto.store_errors import OutcomeUnknown, Unreachable
 from support.loop_turns import counted_turns
 from support.memory_store.database import MemoryDatabase
-from support.memory_store.stores import MemoryAttemptStore, MemoryWriteStore
+from support.memory_store.stores import (
+    MemoryAttemptStore,
+    MemoryDeletionStore,
+    MemoryWriteStore,
+)
 from support.memory_store.tables import AttemptRow
 from support.waiting import until
 
@@ -427,6 +433,50 @@ async def test_what_was_found_before_the_last_loss_is_not_remembered_after_it(
     assert creator.outcomes == 0
     assert first.group == (await creator.create(KEY, TEAM)).group
     assert creator.outcomes == 1
+
+
+async def test_what_was_found_before_its_deletion_is_not_remembered_after_it(
+    world: World, creator: GroupCreator
+) -> None:
+    """The flight may have met the group; one of another key is remembered."""
+    with world.leads_held_up():
+        creating = asyncio.ensure_future(creator.create(KEY, TEAM))
+        await world.lead_waits()
+        creator.forget_group(group_id(ALICE, KEY).bytes)
+        creator.forget_group(group_id(ALICE, "another").bytes)
+    first = await creating
+    assert creator.outcomes == 0
+    assert first.group == (await creator.create(KEY, TEAM)).group
+    assert creator.outcomes == 1
+    creator.forget_group(group_id(ALICE, KEY).bytes)
+    assert creator.outcomes == 0
+
+
+async def test_a_flight_is_joined_by_no_request_that_comes_after_the_deletion(
+    world: World, creator: GroupCreator
+) -> None:
+    """It has met the group, which its own request began before; the others find the tombstone."""
+    await creator.create(KEY, TEAM)
+    world.database.put_attempt(ID, None)
+    creator.forget()
+    with world.database.holding(ID, "new attempt"):
+        healing = asyncio.ensure_future(creator.create_from(ALICE, KEY, BODY))
+        await world.lead_waits()
+        joined = asyncio.ensure_future(creator.create(KEY, TEAM))
+        await asyncio.sleep(0)
+        store = MemoryDeletionStore(world.database)
+        async with store.deleting() as delete:
+            assert await delete(Deletion(ID, ALICE, None), is_hasty=False)
+        creator.forget_group(ID.bytes)
+        later = [asyncio.ensure_future(creator.create(KEY, TEAM)) for _ in range(2)]
+        fast = creator.begin(ALICE, KEY, BODY, wait_seconds=1, may_start=True, then=print)
+        assert fast is None
+    assert AnswerStatus.HEALED is (await healing).status
+    assert AnswerStatus.REPLAYED is (await joined).status
+    for each in later:
+        with pytest.raises(GroupDeleted):
+            await each
+    assert 0 == creator.outcomes
 
 
 async def create_late(creator: GroupCreator, body: bytes = BODY) -> Answer:

@@ -9,11 +9,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting
+from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting, Tombstone
 from stretto.creation.follower import POLL
 from stretto.creation.lookup import AttemptLookup, AttemptReport
 from stretto.domain import CreatedGroup, IdempotencyKey, UserId, group_id
-from stretto.errors import Failure, NotFound
+from stretto.errors import Failure, GroupDeleted, NotFound
 
 ALICE, KEY = UserId("alice"), IdempotencyKey("k")
 ID = group_id(ALICE, KEY)
@@ -42,7 +42,7 @@ class Store:
         self._after_healing = healed
         self.looks = 0
 
-    async def look(self, group_id: UUID, lease_seconds: float) -> Sighting:
+    async def look(self, group_id: UUID, lease_seconds: float, owner: UserId, /) -> Sighting:
         assert ID == group_id
         self.looks += 1
         return self.sighting
@@ -99,6 +99,26 @@ async def test_a_failure_is_reported_with_its_reason() -> None:
         reported.failure,
         reported.settled_at,
     )
+
+
+async def test_a_failed_attempt_that_was_swept_is_reported_from_its_tombstone() -> None:
+    """With what is left: the code, and when it was settled."""
+    failure = Failure("full", "gone")
+    reported = await report(Store(Sighting(None, None, Tombstone(SETTLED, failure))))
+    assert (AttemptStatus.FAILED, failure, SETTLED, None, False) == (
+        reported.status,
+        reported.failure,
+        reported.settled_at,
+        reported.created_at,
+        reported.is_recorded,
+    )
+
+
+async def test_an_attempt_whose_group_was_deleted_has_no_state() -> None:
+    """Also where a row of it is left: nothing is healed."""
+    for attempt in (None, PENDING, SUCCEEDED):
+        with pytest.raises(GroupDeleted):
+            await report(Store(Sighting(attempt, None, Tombstone(CREATED, None))))
 
 
 async def test_what_never_was_is_not_found() -> None:

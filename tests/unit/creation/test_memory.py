@@ -8,9 +8,15 @@ from uuid import UUID
 import pytest
 
 from stretto.creation.limiter import OWNERS_MAX, OwnerLimiter
-from stretto.creation.outcomes import OutcomeMemory, document_for, document_of_repeat
+from stretto.creation.outcomes import (
+    UNCONFIRMED_SECONDS_MAX,
+    OutcomeMemory,
+    document_for,
+    document_of_repeat,
+)
 from stretto.domain import UserId, digest
 from stretto.errors import KeyReused, RateLimited
+from support.clock import Clock
 
 GROUP = UUID(int=1).bytes
 CREATED = b"{}"
@@ -73,6 +79,58 @@ def test_forgetting_forgets_all() -> None:
     memory.forget()
     assert not list(memory)
     assert memory.find(UUID(int=0).bytes) is None
+
+
+def test_what_was_not_confirmed_for_long_is_unknown_until_it_is() -> None:
+    """A process that was stopped answers before it learns what was deleted meanwhile."""
+    clock = Clock()
+    memory = OutcomeMemory(4, clock)
+    memory.remember(GROUP, OURS, CREATED, digest(BODY))
+    memory.confirm(clock.now)
+    clock.now += UNCONFIRMED_SECONDS_MAX
+    assert memory.find(GROUP)
+    clock.now += 0.001
+    assert memory.find(GROUP) is None
+    # Not by a look that began before.
+    memory.confirm(clock.now - UNCONFIRMED_SECONDS_MAX - 0.001)
+    assert memory.find(GROUP) is None
+    memory.confirm(clock.now)
+    assert memory.find(GROUP)
+
+
+def test_what_is_remembered_after_forgetting_counts_from_then_on() -> None:
+    """It was read since: while looks fail, and forget, new outcomes are remembered as ever."""
+    clock = Clock()
+    memory = OutcomeMemory(4, clock)
+    memory.confirm(clock.now)
+    clock.now += 2 * UNCONFIRMED_SECONDS_MAX
+    memory.forget()
+    memory.remember(GROUP, OURS, CREATED, digest(BODY))
+    assert memory.find(GROUP)
+    clock.now += UNCONFIRMED_SECONDS_MAX + 0.001
+    assert memory.find(GROUP) is None
+
+
+def test_without_a_watch_what_is_remembered_stays_known() -> None:
+    """Where nothing confirms, nothing is deleted; forgetting does not change that."""
+    clock = Clock()
+    memory = OutcomeMemory(4, clock)
+    memory.forget()
+    memory.remember(GROUP, OURS, CREATED, digest(BODY))
+    clock.now += 1000 * UNCONFIRMED_SECONDS_MAX
+    assert memory.find(GROUP)
+
+
+def test_one_outcome_is_dropped_alone() -> None:
+    """Whichever generation it is in; one that is not there is no error."""
+    memory = OutcomeMemory(4)
+    groups = [UUID(int=number).bytes for number in range(4)]
+    for group in groups:
+        memory.remember(group, OURS, CREATED, digest(BODY))
+    for group in (groups[0], groups[3], UUID(int=9).bytes):
+        memory.drop(group)
+        assert memory.find(group) is None
+    assert groups[1:3] == [id_ for id_, _ in memory]
 
 
 def test_a_limit_admits_a_burst_and_then_its_rate() -> None:

@@ -37,8 +37,9 @@ Call = tuple[str, list[int]]
 
 
 def write(number: int, *, is_claimed: bool = False) -> Write:
-    """Return a write whose group id is that number."""
-    return Write(UUID(int=number), uuid4(), uuid4(), TEAM, b"f" * 16, is_claimed)
+    """Return a write whose group id is that number; a higher one is newer."""
+    group_id = conversation_id = UUID(int=number)
+    return Write(group_id, uuid4(), conversation_id, TEAM, b"f" * 16, is_claimed)
 
 
 class Attempts:

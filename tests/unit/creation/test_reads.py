@@ -8,14 +8,26 @@ from uuid import UUID
 
 import pytest
 
-from stretto.creation.reads import PAGE_ROWS_READ_MAX, PAGES_READ_MAX, GroupReads
+from stretto.creation import reads as reads_module
+from stretto.creation.reads import (
+    PAGE_ITEMS_DEFAULT,
+    PAGE_ITEMS_MAX,
+    PAGE_ROWS_READ_MAX,
+    PAGES_READ_MAX,
+    ROWS_READ_MAX,
+    GroupReads,
+    Reads,
+)
 from stretto.domain import UserId
-from stretto.http.requests import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
+from stretto.errors import Overloaded
+from stretto.runtime.batch_reader import WAITING_BATCHES_MAX
+from stretto.store_errors import ReadCancelled, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from stretto.creation.ports import BatchGroupStore
+    from stretto.creation.ports import BatchAttemptStore, BatchGroupStore
+    from stretto.creation.trail import BatchTrailStore
     from stretto.runtime.batch_reader import BatchReader
 
 ALICE = UserId("alice")
@@ -63,3 +75,55 @@ async def test_the_pages_of_a_statement_are_bounded_by_their_rows(
     assert [expected] == store.batches
     reader.stop()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# More than may wait of any other read.
+PINGS = WAITING_BATCHES_MAX * ROWS_READ_MAX + 1
+
+
+async def ping_at_once(check: Callable[[], Awaitable[None]]) -> list[object]:
+    """Return how so many health checks end that ask in the same moment."""
+    stores = (cast("BatchAttemptStore", object()), cast("BatchTrailStore", object()))
+    reads = Reads(*stores, cast("BatchGroupStore", Store()), check)
+    tasks = [asyncio.ensure_future(reads.ping()) for _ in range(PINGS)]
+    await asyncio.sleep(0)
+    reader = reads.readers[-1]
+    await reader.run_once()
+    reader.stop()
+    return list(await asyncio.gather(*tasks, return_exceptions=True))
+
+
+async def test_any_number_of_health_checks_share_one_look_at_the_database() -> None:
+    """A load balancer's must not be rejected for those that any other client sends."""
+    checks: list[int] = []
+
+    async def check() -> None:
+        checks.append(1)
+
+    assert [None] * PINGS == await ping_at_once(check)
+    assert [1] == checks
+
+
+async def test_as_many_as_other_reads_would_have_one_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The twin."""
+    monkeypatch.setattr(reads_module, "PINGS_MAX", ROWS_READ_MAX)
+
+    async def check() -> None:
+        """Find nothing wrong."""
+
+    assert any(isinstance(each, Overloaded) for each in await ping_at_once(check))
+
+
+async def test_a_health_check_that_is_cancelled_is_not_repeated_for_each_who_asked() -> None:
+    """Each would take as long again, and a load balancer waits for a second or two."""
+    checks: list[int] = []
+
+    async def check() -> None:
+        checks.append(1)
+        raise ReadCancelled("QueryCanceledError")
+
+    outcomes = await ping_at_once(check)
+    assert [1] == checks
+    assert {Unreachable} == {type(each) for each in outcomes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from stretto.creation.apart import APART_SECONDS_MAX
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OWNER_SECONDS_MAX, OwnerBreakers
 from stretto.creation.leads import TRIES_MAX
@@ -53,9 +55,10 @@ Call = tuple[str, list[int]]
 
 
 def write(number: int, *, is_claimed: bool = False, owner: str = "alice") -> Write:
-    """Return a write whose group id is that number."""
+    """Return a write with this number as the id of its group, and of its conversation: its age."""
     new_group = NewGroup.parse(UserId(owner), {"name": "Team"})
-    return Write(UUID(int=number), uuid4(), uuid4(), new_group, b"f" * 16, is_claimed)
+    ids = UUID(int=number), uuid4(), UUID(int=number)
+    return Write(*ids, new_group, b"f" * 16, is_claimed)
 
 
 class ScriptedStore:
@@ -189,6 +192,57 @@ async def test_a_refused_request_costs_its_neighbours_a_few_statements() -> None
     assert [Led()] * 63 == results
     # Both halves of the batch, and of each half with the refused one, down to that one.
     assert 1 + 2 * 6 == sum(name == "lead" for name, _ in store.calls)
+
+
+async def test_a_refused_batch_makes_room_for_others_that_wait() -> None:
+    """After a second and one answer; the rest stays claimed, and is led with those that waited."""
+    clock = Clock()
+
+    def error_of(call: Call) -> StoreError | None:
+        if call[0] != "lead":
+            return None
+        clock.now += 0.3
+        return Refused(FAILURE) if any(number % 4 == 1 for number in call[1]) else None
+
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100, lambda write: write.new_group.owner)
+    store, breakers = ScriptedStore(error_of), OwnerBreakers(lambda _: None, clock)
+    writer = writer_of(mailbox, store, batch_max=32, breakers=breakers)
+    asked = [mailbox.ask(write(number, owner=f"u{number}")) for number in range(1, 33)]
+    late = mailbox.ask(write(0, owner="late"))
+    began = clock.now
+    await writer.run_once()
+    # The whole batch, and its halves down to one request.
+    assert clock.now - began <= 6 * 0.3 + APART_SECONDS_MAX
+    assert 0 < sum(each.done() for each in asked) < 32
+    await writer.run_once()
+    assert Led() == late.result()
+    while len(mailbox):
+        await writer.run_once()
+    results = await asyncio.gather(*asked)
+    assert {Led: 24, SettledAsFailed: 8} == Counter(map(type, results))
+    claimed = [number for name, numbers in store.calls if name == "claim" for number in numbers]
+    assert sorted(claimed) == [*range(33)]
+
+
+async def test_a_refused_batch_that_takes_long_comes_to_its_end() -> None:
+    """Although others wait after each statement, some of it is answered in each turn."""
+    clock = Clock()
+
+    def error_of(call: Call) -> StoreError | None:
+        if call[0] != "lead":
+            return None
+        clock.now += APART_SECONDS_MAX
+        return Refused(FAILURE) if 1 in call[1] else None
+
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
+    breakers = OwnerBreakers(lambda _: None, clock)
+    writer = writer_of(mailbox, ScriptedStore(error_of), batch_max=8, breakers=breakers)
+    asked = [mailbox.ask(write(number)) for number in range(1, 9)]
+    for turn in range(3):
+        for number in range(9):
+            mailbox.ask(write(100 * turn + 100 + number))
+        await writer.run_once()
+    assert all(each.done() for each in asked)
 
 
 async def test_a_database_that_goes_away_while_parts_are_led_ends_the_batch() -> None:
@@ -354,6 +408,23 @@ async def test_a_database_that_goes_away_meanwhile_is_not_asked_for_every_reques
     assert [("lead", [1]), ("lead", [2, 3]), ("lead", [2])] == store.calls[-3:]
 
 
+async def test_what_was_led_before_the_database_went_away_wakes_the_readers() -> None:
+    """Its events are in the log."""
+    away, refused = Unreachable("away"), Refused(FAILURE)
+
+    def error_of(call: Call) -> StoreError | None:
+        if call[0] != "lead" or call[1] == [1]:
+            return None
+        return refused if len(call[1]) > 1 else away
+
+    events, woken = list[Observation](), list[bool]()
+    store, wakes = ScriptedStore(error_of), [lambda: woken.append(True)]
+    got = await answers(store, write(1), write(2), write(3), events=events, wakes=wakes)
+    assert [Led(), away, away] == got
+    assert [True] == woken
+    assert [1] == [each.led for each in events if isinstance(each, BatchWritten)]
+
+
 async def test_a_failure_that_cannot_be_written_is_its_own_requests_failure() -> None:
     """The neighbours behind it are led; its key stays pending."""
     doubt = InDoubt("XX000")
@@ -506,7 +577,7 @@ async def test_a_stopped_writer_answers_what_it_held_and_closes_its_store() -> N
     asked = mailbox.ask(write(1))
     await reached.wait()
     task.cancel()
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown, match="the writer was stopped"):
         await asked
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -536,7 +607,11 @@ async def test_a_bug_costs_its_batch_and_not_the_writer() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
+class Fault(BaseException):
+    """No `Exception`, and none that ends a process."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError, Fault])
 async def test_what_ends_a_batch_before_it_is_written_answers_it(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,11 +12,12 @@ from stretto.domain import UserId
 from stretto.errors import InternalError
 from stretto.events import history_reader
 from stretto.events.catch_up import CatchUp
-from stretto.events.history_reader import Ask, HistoryReader, Stretch
-from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.history_reader import Ask, HistoryReader, Stretch, _Waiting
+from stretto.events.hub import SessionHub
 from stretto.events.log import LogPage
-from stretto.events.place import History, Place, PositionLost
+from stretto.events.place import RUNNING_MAX, History, Place, PositionLost
 from stretto.events.session import Session
+from stretto.events.settings import HubSettings
 from stretto.observations import ActorCrashed, UpkeepFailed
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.mailbox import Mailbox
@@ -361,8 +362,8 @@ async def test_sessions_at_any_places_cost_about_one_scan_of_the_log(
     world: World, monkeypatch: pytest.MonkeyPatch, is_kept: bool
 ) -> None:
     """While the log has no events for them; if each was answered page by page, they cost far more."""
+    monkeypatch.setattr(history_reader, "ANSWER_SECONDS_MAX", 60.0 if is_kept else 0.0)
     if not is_kept:
-        monkeypatch.setattr(history_reader, "ANSWER_SECONDS_MAX", 0.0)
         monkeypatch.setattr(CatchUp, "_ask", _slow_ask)
     pages, sessions = 60, 20
     world.log.events = [logged(n, BOB) for n in range(1, pages * PAGE_EVENTS)]
@@ -419,3 +420,63 @@ async def test_newcomers_at_the_beginning_of_the_log_hold_back_no_other(world: W
         world.reader.stop()
         reading.cancel()
         await asyncio.gather(*newcomers, reading, return_exceptions=True)
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+@pytest.mark.parametrize("number", [0, 2])
+async def test_positions_that_are_none_of_this_log_hold_back_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch, number: int, is_guarded: bool
+) -> None:
+    """Any client may send them, again and again; a page that begins there is of no use to others."""
+    if not is_guarded:
+        monkeypatch.setattr(
+            HistoryReader,
+            "_waiting",
+            lambda _, ask, page, at: _Waiting(ask, ask.message.place, page, at, is_known=True),
+        )
+    monkeypatch.setattr(history_reader, "ANSWER_SECONDS_MAX", 60.0)
+    world.log.events = [logged(n, BOB) for n in range(1, 20 * PAGE_EVENTS)]
+    foreign = Ask(BOB, place(1, history=History(number, "00000000")))
+    newcomers = [world.mailbox.ask(foreign)]
+    world.log.after_page = lambda: newcomers.append(world.mailbox.ask(foreign))
+    with world.hub.session(ALICE, 1e12) as old:
+        reading = asyncio.create_task(Run(world.reader, world.observed.append).turns())
+        async with asyncio.timeout(10):
+            await world.catch_up(old, place(1)).begin()
+        pages = len(world.log.scans)
+        world.reader.stop()
+        reading.cancel()
+    lost = await asyncio.gather(*newcomers, return_exceptions=True)
+    assert any(isinstance(each, PositionLost) for each in lost)
+    assert is_guarded == (pages <= 20 + 2), pages
+
+
+async def test_a_position_that_was_ahead_of_the_last_page_is_read_from(world: World) -> None:
+    """The log has grown since: it is known with the next page, wherever that begins."""
+    world.log.events = [logged(n, BOB) for n in range(1, PAGE_EVENTS)]
+    with world.hub.session(ALICE, 1e12) as old, world.hub.session(BOB, 1e12) as recent:
+        assert [[]] == await world.all_of(world.catch_up(old, place(1)))
+        world.log.events = [logged(n, BOB) for n in range(1, 100 * PAGE_EVENTS)]
+        near = world.catch_up(recent, place(100 * PAGE_EVENTS - 2))
+
+        async def pages_of_near() -> int:
+            before = len(world.log.scans)
+            await near.begin()
+            return len(world.log.scans) - before
+
+        _, pages = await asyncio.gather(
+            world.all_of(world.catch_up(old, place(1))), pages_of_near()
+        )
+    assert pages <= 2 * 4, pages
+
+
+async def test_sessions_that_name_many_transactions_share_pages_that_name_few(
+    world: World,
+) -> None:
+    """Clients choose what they name; each gets exactly what it lacks nevertheless."""
+    world.log.events = [logged(n) for n in range(1, 61)]
+    named = range(1, RUNNING_MAX + 10)
+    with world.hub.session(ALICE, 1e12) as session:
+        found = await world.all_of(*(world.catch_up(session, place(50, n)) for n in named))
+    assert [[n, *range(50, 61)] for n in named] == found
+    assert RUNNING_MAX >= max(len(begin.running) for begin, _ in world.log.scans)

@@ -12,7 +12,8 @@ import pytest
 from stretto.domain import UserId
 from stretto.errors import Overloaded, RateLimited
 from stretto.events.close_codes import CloseCode
-from stretto.events.hub import SESSION_SECONDS_MAX, HubSettings, SessionHub
+from stretto.events.hub import SESSION_SECONDS_MAX, SessionHub
+from stretto.events.settings import HubSettings
 from stretto.observations import EventDelivered, SessionEnded
 from stretto.runtime.runner import Runner
 from stretto.store_errors import Unreachable

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from stretto.domain import UserId
-from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.hub import SessionHub
+from stretto.events.settings import HubSettings
 from stretto.runtime.runner import Runner
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stretto.events.log import LogPage
-from stretto.events.place import RUNNING_MAX, History, Place, PositionLost, Present
+from stretto.events.place import RUNNING_MAX, History, Place, PositionLost, Present, lowest
 from support.log_events import HISTORY, logged, place, present
 
 NEXT = History(2, "11111111")
@@ -40,6 +40,20 @@ def test_or_covers_what_either_covers_and_and_what_both_cover(one: Place, other:
     """Exactly."""
     assert covered(one) | covered(other) == covered(one | other)
     assert covered(one) & covered(other) == covered(one & other)
+
+
+@given(several=st.lists(places(), min_size=1, max_size=5))
+def test_the_lowest_of_several_covers_what_all_of_them_cover(several: list[Place]) -> None:
+    """Where they name few transactions, exactly that."""
+    assert set.intersection(*map(covered, several)) == covered(lowest(several))
+
+
+@given(named=st.sets(st.integers(0, 199), max_size=60))
+def test_the_lowest_of_many_names_few_transactions(named: set[int]) -> None:
+    """Where they name more, it covers less."""
+    several = [place(200), *(place(200, n) for n in named)]
+    assert len(lowest(several).running) <= RUNNING_MAX
+    assert not any(n for n in named if lowest(several).covers(1, n))
 
 
 @given(where=places())

@@ -8,7 +8,8 @@ import pytest
 
 from stretto.domain import UserId
 from stretto.events.close_codes import CloseCode
-from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.hub import SessionHub
+from stretto.events.settings import HubSettings
 from stretto.telemetry.tracing import Tracing
 from support.log_events import deliver, logged, place
 from support.traces import SAMPLED, UNSAMPLED, Spans

@@ -13,7 +13,7 @@ from stretto.events.session import Session
 from support.log_events import logged, numbers, place
 
 EVENTS_MAX = 2
-DEADLINE_SECONDS = 20
+DEADLINE_SECONDS = 60
 
 
 def event(number: int) -> OutgoingEvent:

@@ -12,9 +12,10 @@ import pytest
 from stretto.domain import UserId
 from stretto.events import tail as tail_module
 from stretto.events.close_codes import CloseCode
-from stretto.events.hub import HubSettings, SessionHub
+from stretto.events.hub import SessionHub
 from stretto.events.log import PAGE_EVENTS, LogPage
 from stretto.events.place import Place
+from stretto.events.settings import HubSettings
 from stretto.events.tail import TURN_EVENTS, Announcer, LogTail
 from stretto.observations import PlaceLost
 from stretto.runtime.runner import Run

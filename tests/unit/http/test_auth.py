@@ -20,17 +20,23 @@ from stretto.http.tokens.authenticator import (
     TOKEN_CHARACTERS_MAX,
     VERIFIED_SECONDS_MAX,
     Authenticator,
-    TokenSettings,
-    make_token,
 )
 from stretto.http.tokens.keys import TokenKey
+from stretto.http.tokens.making import make_token
+from stretto.http.tokens.settings import TokenSettings
 from stretto.http.tokens.times import LEEWAY_SECONDS
 from stretto.start_errors import ConfigurationError
 from support.issuer import EC_KEY, RSA_KEY, owner_of
 
 SECRET = "a secret for tests that is long enough"
+NEW_SECRET = SECRET.replace("a secret", "another secret")
 NOW = 1_800_000_000
 ED_KEY = ed25519.Ed25519PrivateKey.generate()
+SSH_KEY = (
+    ED_KEY.public_key()
+    .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    .decode()
+)
 VERIFIES_NOTHING = TokenKey("HS256", b"a key that verifies nothing any more")
 
 
@@ -72,6 +78,15 @@ def authenticator(**settings: Any) -> Authenticator:
         ({"jwt_public_key": pem(RSA_KEY)}, bearer(RSA_KEY, "RS256")),
         ({"jwt_public_key": pem(EC_KEY)}, bearer(EC_KEY, "ES256")),
         ({"jwt_public_key": pem(ED_KEY)}, bearer(ED_KEY, "EdDSA")),
+        ({"jwt_secret": f"{NEW_SECRET} \n\n{SECRET}\n"}, bearer()),
+        ({"jwt_secret": f"{NEW_SECRET} \n\n{SECRET}\n"}, bearer(NEW_SECRET)),
+        ({"jwt_secret": f"{SECRET}\n"}, bearer(f"{SECRET}\n")),
+        ({"jwt_secret": f"{NEW_SECRET}\n\ufeff{SECRET}\n"}, bearer()),
+        ({"jwt_secret": f"\ufeff{NEW_SECRET}\r\n\ufeff{SECRET}"}, bearer(NEW_SECRET)),
+        # An only one is all the text, as it was before there could be several.
+        ({"jwt_secret": f"\ufeff{SECRET}"}, bearer(f"\ufeff{SECRET}")),
+        ({"jwt_public_key": pem(EC_KEY) + pem(RSA_KEY)}, bearer(EC_KEY, "ES256")),
+        ({"jwt_public_key": pem(EC_KEY) + pem(RSA_KEY)}, bearer(RSA_KEY, "RS256")),
     ],
 )
 async def test_a_valid_token_names_its_owner(settings: dict[str, str], authorization: str) -> None:
@@ -129,12 +144,15 @@ def tampered(place: int) -> str:
         ({"jwt_public_key": pem(RSA_KEY)}, signed(pem(RSA_KEY))),
         ({"jwt_public_key": pem(RSA_KEY)}, bearer()),
         ({"jwt_public_key": pem(RSA_KEY)}, bearer(ED_KEY, "EdDSA")),
+        ({"jwt_public_key": pem(RSA_KEY) + pem(EC_KEY)}, bearer(ED_KEY, "EdDSA")),
+        ({"jwt_secret": f"{SECRET}\n{NEW_SECRET}"}, bearer(f"{SECRET}\n{NEW_SECRET}")),
         ({}, bearer(exp=NOW)),
         ({}, bearer(exp=NOW - 1)),
         ({}, bearer(exp="soon")),
         ({}, bearer(exp=str(NOW + 60))),
         ({}, bearer(exp=None)),
         ({}, bearer(nbf=True)),
+        ({}, bearer(scope={"stretto:read": 1})),
         ({}, bearer(exp=10**400)),
         ({}, bearer(exp=float("nan"))),
         ({}, bearer(exp=float("inf"))),
@@ -224,6 +242,12 @@ async def test_a_token_that_we_made_is_accepted_while_it_lives(
             await owner_of(known, f"Bearer {token}")
 
 
+async def test_the_first_of_several_secrets_signs() -> None:
+    """So that a rotation is over once the tokens of the other one have ended."""
+    token = make_token(f"{NEW_SECRET}\n{SECRET}", UserId("alice"), lifetime_seconds=60)
+    assert "alice" == jwt.decode(token, NEW_SECRET, ["HS256"])["sub"]
+
+
 async def test_a_token_that_is_verified_anew_takes_no_other_ones_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -246,7 +270,7 @@ async def test_a_verified_token_is_remembered_until_it_expires() -> None:
     known = Authenticator(TokenSettings(jwt_secret=SECRET), clock_seconds=lambda: now)
     authorization = bearer(exp=NOW + 60)
     assert await owner_of(known, authorization) == UserId("alice")
-    known._key = VERIFIES_NOTHING
+    known._keys = (VERIFIES_NOTHING,)
     assert await owner_of(known, authorization) == UserId("alice")
     now += 60
     with pytest.raises(Unauthenticated):
@@ -301,7 +325,7 @@ async def test_a_token_is_verified_again_after_a_while(claims: dict[str, Any]) -
     known = Authenticator(TokenSettings(jwt_secret=SECRET), lambda: NOW, lambda: now)
     authorization = bearer(**claims)
     await owner_of(known, authorization)
-    known._key = VERIFIES_NOTHING
+    known._keys = (VERIFIES_NOTHING,)
     now += VERIFIED_SECONDS_MAX - 1
     assert await owner_of(known, authorization) == UserId("alice")
     now += 1
@@ -340,8 +364,16 @@ async def test_refused_tokens_are_not_remembered_and_verified_ones_are_bounded(
         {"jwt_secret": SECRET, "jwks_url": "http://127.0.0.1/keys"},
         {"jwt_secret": "x" * 31},
         {"jwt_secret": pem(RSA_KEY)},
+        {"jwt_secret": SSH_KEY},
+        {"jwt_secret": f"{SECRET}\n{SSH_KEY}"},
         {"jwt_secret": "\udcff" * 32},
+        {"jwt_secret": f"{SECRET}\n{'x' * 31}"},
+        {"jwt_secret": "\n".join(SECRET + str(number) for number in range(9))},
         {"jwt_public_key": "no PEM"},
+        {"jwt_public_key": pem(RSA_KEY) * 9},
+        # A key that is left out would have its tokens refused, and a comment can be guessed.
+        {"jwt_public_key": pem(RSA_KEY) + pem(EC_KEY).replace("PUBLIC KEY", "CERTIFICATE")},
+        {"jwt_secret": f"{SECRET}\n# The new one, since the tenth of November"},
         {"jwt_public_key": pem(rsa.generate_private_key(public_exponent=65537, key_size=1024))},
         {"jwt_public_key": pem(ec.generate_private_key(ec.SECP384R1()))},
     ],
@@ -363,5 +395,34 @@ async def test_a_tokens_claims_are_kept_where_the_hosts_code_is_to_see_them() ->
     remembered = keeping.recall(header)
     assert remembered is not None
     assert claims is remembered.claims
-    with pytest.raises(TypeError):
-        claims["sub"] = "bob"  # type: ignore[index]
+
+
+async def test_nothing_in_a_tokens_claims_can_be_changed() -> None:
+    """At any depth: the next request with the token would say it, too."""
+    settings = TokenSettings(jwt_secret=SECRET)
+    keeping = Authenticator(settings, clock_seconds=lambda: NOW, keeps_claims=True)
+    said: dict[str, Any] = {
+        "realm": {"roles": ["user", {"of": ["a"]}]},
+        "groups": [[1], "x", None, True],
+    }
+    claims = (await keeping.verify(bearer(**said))).claims
+    assert claims is not None
+    roles, groups = ("user", {"of": ("a",)}), ((1,), "x", None, True)
+    assert {"sub": "alice", "realm": {"roles": roles}, "groups": groups} == claims
+    mappings: tuple[Any, ...] = (claims, claims["realm"], claims["realm"]["roles"][1])
+    for mapping in mappings:
+        with pytest.raises(TypeError):
+            mapping["of"] = "another"
+
+
+async def test_claims_that_are_nested_too_deeply_are_not_kept() -> None:
+    """Nor is such a token good; the twin is, where nothing has to be kept of it."""
+    nested: dict[str, Any] = {}
+    for _ in range(480):
+        nested = {"a": nested}
+    header = bearer(nested=nested)
+    settings = TokenSettings(jwt_secret=SECRET)
+    keeping = Authenticator(settings, clock_seconds=lambda: NOW, keeps_claims=True)
+    assert "alice" == (await authenticator().verify(header)).owner
+    with pytest.raises(Unauthenticated):
+        await keeping.verify(header)

@@ -14,7 +14,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from stretto.errors import OriginRefused
 from stretto.http.routes import console
-from stretto.http.tokens.authenticator import TokenSettings
+from stretto.http.tokens.settings import TokenSettings
 
 SECRET = "a secret for tests that is long enough"
 TOKENS = TokenSettings(jwt_secret=SECRET, jwt_audience="chat", jwt_issuer="stretto")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from stretto.config import read_settings
+from stretto.environment import read_settings
 from stretto.events.close_codes import CloseCode
 from stretto.events.outgoing import OutgoingEvent
 from stretto.http.event_streams import (

@@ -87,3 +87,19 @@ async def test_metrics_that_failed_are_made_again() -> None:
         with pytest.raises(TimeoutError):
             await shared.get(fail)
     assert b"metrics" == await shared.get(succeed)
+
+
+async def test_metrics_whose_task_a_host_has_cancelled_are_made_again() -> None:
+    """Also where it had not begun; who waited then is cancelled as well."""
+
+    async def succeed() -> bytes:
+        return b"metrics"
+
+    shared: Shared[bytes] = Shared()
+    waiting = asyncio.create_task(shared.get(succeed))
+    await asyncio.sleep(0)
+    (making,) = (task for task in asyncio.all_tasks() if task.get_name() == "shared result")
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert b"metrics" == await shared.get(succeed)

@@ -158,7 +158,7 @@ async def test_a_failed_fetch_is_logged_once_and_shows_no_token(
         for _ in range(20):
             with pytest.raises(Overloaded):
                 await owner_of(known, token)
-        assert ["issuer.keys_not_fetched"] == [record.getMessage() for record in caplog.records]
+        assert ["issuer.keys_not_fetched"] == [record.msg for record in caplog.records]
         assert ("the issuer answered 500", 0) == (
             vars(caplog.records[0])["cause"],
             vars(caplog.records[0])["known_keys"],

@@ -13,6 +13,7 @@ from openapi.document import PATH, REMOVED, canonical, changed, operations, read
 from openapi.problems_and_examples import validator
 from openapi.routes import ROUTES
 from stretto.http.openapi import DOCUMENT
+from stretto.http.routes import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,7 +70,7 @@ WRONG: dict[str, list[tuple[str, object]]] = {
         (f"{PENDING}/schema/properties/type/enum/0", "urn:stretto:problem:attempt_failed"),
         (f"{PENDING}/schema/properties/retry/enum/0", "new-key"),
         (f"{PENDING}/schema/properties/retry", REMOVED),
-        (f"/components/responses/AttemptFailed/{PROBLEM}/schema/required", REMOVED),
+        (f"/components/responses/KeySpent/{PROBLEM}/schema/required", REMOVED),
         (f"{PENDING}/schema/required", ["failure"]),
         ("/components/schemas/Problem/required/0", REMOVED),
     ],
@@ -194,7 +195,11 @@ def test_a_problem_of_another_status_does_not_fit() -> None:
 @pytest.mark.parametrize("character", [chr(code) for code in range(0x21, 0x7F)])
 async def test_every_key_reaches_its_route(character: str) -> None:
     """Whatever a key may contain, its attempt can be asked for, percent-encoded."""
-    request = make_mocked_request("GET", f"/v1/attempts/{quote(f'a{character}b', safe='')}")
-    match = await proofs.app().router.resolve(request)
-    assert match.http_exception is None
-    assert match["key"] == f"a{character}b"
+    path = f"/v1/attempts/{quote(f'a{character}b', safe='')}"
+    for target, handler in (
+        (path, attempts.read_attempt),
+        (f"{path}/history", attempts.read_history),
+    ):
+        match = await proofs.app().router.resolve(make_mocked_request("GET", target))
+        assert (None, handler) == (match.http_exception, match.handler)
+        assert match["key"] == f"a{character}b"

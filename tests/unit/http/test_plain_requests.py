@@ -30,6 +30,7 @@ INNER = b"POST /v1/groups HTTP/1.1\r\nHost: inner\r\nContent-Length: 0\r\n\r\n"
 
 OTHERS = {
     "another version": PLAIN.replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "a preflight of all": b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
     "another method": PLAIN.replace(b"POST", b"PATCH"),
     "a tunnel": b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
     "whole URL": PLAIN.replace(b"/v1/groups", b"http://x/v1/groups"),
@@ -150,7 +151,8 @@ ODD_NAMES = b"""Connection Content-Encoding Content-Length Expect Host HTTP2-Set
 HOSTS = [b"x", b"x:80", b"[::1]:80", b"a.example", b"", b"x y", b"a@x", b"x/y", b"x, y", b"x:y"]
 ODD_VALUES = b"x 0 5 16 +5 05 5,5 chunked identity gzip keep-alive close upgrade".split()
 ODD_VALUES += [b"keep-alive, x", b"Keep-Alive", b"100-continue", b"", b"a\nb", b"a\rb", b"\x80"]
-STARTS = [b"POST /v1/groups", b"GET /", b"HEAD /x?y", b"PATCH /", b"post /", b"POST x", b"GET //"]
+STARTS = [b"POST /v1/groups", b"GET /", b"HEAD /x?y", b"OPTIONS /", b"OPTIONS *", b"PATCH /"]
+STARTS += [b"post /", b"POST x", b"GET //"]
 BODIES = [b"", BODY, INNER, PLAIN, b"0\r\n\r\n", b"5\r\nabcde\r\n0\r\n\r\n", b"\r\n"]
 
 
@@ -163,7 +165,7 @@ def mostly(usual: bytes, *odd: bytes) -> st.SearchStrategy[bytes]:
 def requests(draw: st.DrawFn) -> bytes:
     """A request as a client or an attacker writes it."""
     body = draw(st.sampled_from(BODIES))
-    lines = [b"%b HTTP/1.1" % draw(st.sampled_from(STARTS[:3]) | mostly(*STARTS))]
+    lines = [b"%b HTTP/1.1" % draw(st.sampled_from(STARTS[:4]) | mostly(*STARTS))]
     hosts = st.just(HOSTS[:1]) | st.lists(st.sampled_from(HOSTS), max_size=2)
     lines += [b"Host: %b" % host for host in draw(hosts)]
     if body:

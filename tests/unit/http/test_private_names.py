@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import web, web_protocol
+from aiohttp import StreamReader, web, web_protocol, web_urldispatcher
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 
 import stretto
+from stretto.http.front.chunks import ChunkCount
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.fast_path import FastPathConnection
 from stretto.http.front.queueing import BoundedQueue
@@ -101,3 +102,18 @@ def test_what_a_websocket_stands_on_is_there() -> None:
     """It puts itself between a connection and aiohttp's reader of frames."""
     assert "_post_start" in vars(web.WebSocketResponse)
     assert {"_message_tail", "_payload_parser"} <= set(RequestHandler.__slots__)
+
+
+def test_what_asks_for_a_body_is_there() -> None:
+    """A route's own handler of `Expect` calls aiohttp's."""
+    names = private_names((HTTP / "routes" / "groups.py").read_text())
+    assert "_default_expect_handler" in names & {*dir(web_urldispatcher)}
+
+
+def test_the_ends_of_chunks_are_where_they_are_counted() -> None:
+    """`front/chunks.py` counts them; a body without them would have none."""
+    assert {"_http_chunk_splits"} == private_names((HTTP / "front/chunks.py").read_text()) - {
+        *ChunkCount.__slots__,
+        "_unread_now",
+    }
+    assert "_http_chunk_splits" in StreamReader.__slots__

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from stretto import errors
 from stretto.codec import PROBLEM_CONTENT_TYPE, STATUS, TYPE_PREFIX, problem
+from stretto.creation.flight import public_error
 from stretto.errors import (
     AttemptFailed,
     AttemptPending,
@@ -25,7 +26,8 @@ from stretto.errors import (
     Unauthenticated,
 )
 from stretto.http.app import build_app
-from stretto.http.problems import problem_of_exception, problem_response
+from stretto.http.cors import Cors
+from stretto.http.problems import problem_of, problem_of_exception, problem_response
 from stretto.http.service import SERVICE, answer_problems
 from stretto.store_errors import Unreachable
 from stretto.telemetry.metrics import Metrics
@@ -160,10 +162,15 @@ def test_a_redirect_stays_what_it_is() -> None:
     assert redirect is problem_of_exception(redirect)
 
 
+def _idle() -> Service:
+    parts = SimpleNamespace(metrics=Metrics(), tracing=None, cors=Cors(frozenset()))
+    return cast("Service", parts)
+
+
 @asynccontextmanager
 async def idle_service() -> AsyncIterator[Service]:
     """Open a service that counts, and can do nothing else."""
-    yield cast("Service", SimpleNamespace(metrics=Metrics(), tracing=None))
+    yield _idle()
 
 
 async def test_an_unknown_path_is_a_problem() -> None:
@@ -195,13 +202,13 @@ async def test_an_unknown_method_is_a_problem_with_the_known_ones() -> None:
 async def test_whatever_a_handler_raises_is_a_problem(
     expected: tuple[int, str, str | None], raised: Exception
 ) -> None:
-    """And an unforeseen error shows nothing of its insides."""
+    """And an unforeseen error shows nothing of its insides; a host has the same answer for it."""
 
     async def handler(_: web.Request) -> web.Response:
         raise raised
 
     app = web.Application(middlewares=[answer_problems])
-    app[SERVICE] = cast("Service", SimpleNamespace(metrics=Metrics(), tracing=None))
+    app[SERVICE] = _idle()
     app.router.add_get("/", handler)
     async with TestClient(TestServer(app)) as client:
         response = await client.get("/")
@@ -209,3 +216,27 @@ async def test_whatever_a_handler_raises_is_a_problem(
         code = orjson.loads(body)["code"]
         assert expected == (response.status, code, response.headers.get("Retry-After"))
         assert b"password" not in body
+        own = problem_of(raised)
+        assert (own.status, own.body) == (response.status, body)
+        assert own.headers.items() <= dict(response.headers).items()
+
+
+@pytest.mark.parametrize("raised", [Unreachable("gone"), public_error(Unreachable("gone"))])
+async def test_the_log_says_why_the_database_could_not_do_it(
+    raised: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a read, and of a creation, whose flight has made the error for its client."""
+    app = web.Application(middlewares=[answer_problems])
+    app[SERVICE] = _idle()
+
+    async def handler(_: web.Request) -> web.Response:
+        raise raised
+
+    app.router.add_get("/", handler)
+    async with TestClient(TestServer(app)) as client:
+        assert 503 == (await client.get("/")).status
+    (record,) = [each for each in caplog.records if each.name == "stretto"]
+    assert ("request.database_unavailable", "gone") == (
+        record.__dict__["event"],
+        record.__dict__["cause"],
+    )

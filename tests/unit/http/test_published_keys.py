@@ -27,7 +27,22 @@ P384_DROPPED = "key 'p384': it is not a P-256 public key"
 def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
     """Return the fields of each line of that event."""
     flush_log()
-    return [vars(record) for record in caplog.records if record.getMessage() == event]
+    return [vars(record) for record in caplog.records if record.msg == event]
+
+
+async def test_a_fetch_that_a_host_has_cancelled_is_made_again() -> None:
+    """Also where its task had not begun: no other one would ever be fetched."""
+    issuer = Issuer("k")
+    async with issuer.authenticator() as known:
+        key_set = known._key_set
+        assert key_set is not None
+        issuer.now += KEPT_SECONDS + 1
+        fetching = key_set._fetch_unless_just_tried()
+        assert fetching is not None
+        fetching.cancel()
+        await asyncio.wait((fetching,))
+        assert "alice" == await owner_of(known, bearer(OLD, "k"))
+    assert 2 == issuer.asked
 
 
 @pytest.mark.parametrize("member", ["alg", "use", "key_ops", "x5c"])

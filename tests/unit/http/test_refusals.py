@@ -7,8 +7,10 @@ import pytest
 
 from stretto.domain import UserId
 from stretto.errors import Unauthenticated
-from stretto.http.tokens.authenticator import Authenticator, TokenSettings, make_token
+from stretto.http.tokens.authenticator import Authenticator
+from stretto.http.tokens.making import make_token
 from stretto.http.tokens.refusals import REFUSED_MAX, REFUSED_SECONDS, Refusals
+from stretto.http.tokens.settings import TokenSettings
 
 SECRET = "a secret for tests that is long enough"
 
@@ -35,6 +37,14 @@ async def test_a_token_that_our_secret_has_not_signed_is_known_at_once() -> None
         f"{head}.{claims}x.{signature}",
     ):
         assert tokens.is_refused(authorization)
+
+
+async def test_a_token_of_either_of_two_secrets_is_not_known_to_be_refused() -> None:
+    """During a rotation."""
+    tokens = Authenticator(TokenSettings(jwt_secret=f"{SECRET}!\n{SECRET}"))
+    assert [False, False, True] == [
+        tokens.is_refused(bearer(secret)) for secret in (SECRET, SECRET + "!", SECRET + "?")
+    ]
 
 
 async def test_a_refused_token_is_remembered_for_a_while_and_no_other_with_it() -> None:

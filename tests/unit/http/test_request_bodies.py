@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler, Middleware
 
 JSON = "application/json"
-ANSWER_SECONDS = 10
+ANSWER_SECONDS = 30
 
 
 @asynccontextmanager

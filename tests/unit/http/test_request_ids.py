@@ -76,8 +76,11 @@ def test_two_made_ids_differ() -> None:
         ("/v1/events", {ID_FIELD: TOKEN[-20:], "Sec-WebSocket-Protocol": f"x.{TOKEN}"}, False),
         (f"/v1/attempts/{KEY}", {ID_FIELD: KEY}, False),
         (f"/v1/attempts/%38{KEY[1:]}", {ID_FIELD: KEY}, False),
-        (f"/v1/attempts/{KEY}%2Fx", {ID_FIELD: KEY}, False),
+        (f"/v1/attempts/{KEY}%2Fx%2Fy", {ID_FIELD: KEY}, False),
         (f"/v1/attempts/x/{KEY}", {ID_FIELD: KEY}, False),
+        (f"/v1/attempts/{KEY}/history", {ID_FIELD: KEY}, False),
+        (f"/v1/attempts/{KEY}/history", {ID_FIELD: f"x-{KEY}"}, False),
+        (f"/v1/attempts/{KEY}/history", {ID_FIELD: "r1"}, True),
         (f"/v1/groups/{KEY}", {ID_FIELD: KEY}, True),
     ],
     ids=[
@@ -89,6 +92,9 @@ def test_two_made_ids_differ() -> None:
         "escaped",
         "slash in it",
         "no route",
+        "before the last word",
+        "inside the id",
+        "beside a key",
         "group's id",
     ],
 )

@@ -10,11 +10,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from stretto.codec import parse_json
 from stretto.creation.creator import WAIT_SECONDS_MAX
+from stretto.creation.reads import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 from stretto.domain import NewGroup, UserId
 from stretto.errors import FieldError, KeyInvalid, KeyMissing, ParameterError, RequestInvalid
 from stretto.http.requests import (
-    PAGE_ITEMS_DEFAULT,
-    PAGE_ITEMS_MAX,
     read_first_sent,
     read_key,
     read_limit,

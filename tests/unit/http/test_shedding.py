@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stretto.client import RETRY_AFTER_SECONDS_MAX
+from stretto.client.replies import RETRY_AFTER_SECONDS_MAX
 from stretto.domain import UserId
 from stretto.http.admission import (
     ANSWERS_PER_TURN,
@@ -102,10 +102,12 @@ async def test_owners_who_are_not_known_take_no_place_of_a_known_one(kind: Unkno
 async def test_false_tokens_take_no_place_of_a_new_owner(kind: UnknownOwner) -> None:
     """Nor a place of those whose connection had a refused token, or the other way round."""
     other = REFUSED if kind is DOUBTED else DOUBTED
+    # More than new owners have in a full one: beyond those they find places as in one with room.
+    places = UNKNOWN_OWNERS_MAX + 10
     for make in (Mailbox, full_mailbox):
-        alone = LoadShedder(make(10), lambda: None)
+        alone = LoadShedder(make(places), lambda: None)
         counts = [admit_all(alone, each) for each in (NEW, other)]
-        shedder = LoadShedder(make(10), lambda: None)
+        shedder = LoadShedder(make(places), lambda: None)
         admit_all(shedder, kind)
         assert counts == [admit_all(shedder, each) for each in (NEW, other)]
 
@@ -137,6 +139,33 @@ async def test_no_more_are_on_their_way_than_an_empty_mailbox_takes() -> None:
     assert (0, {}) == (shedder._coming, shedder._coming_of)
 
 
+async def test_an_owner_with_hundreds_of_connections_leaves_places_to_others() -> None:
+    """Whether the mailbox is empty or full; in one turn of the loop, before any handler begins."""
+    for mailbox in (Mailbox[Any, Any](40), full_mailbox(40)):
+        shedder = LoadShedder(mailbox, lambda: None)
+        for _ in range(40):
+            shedder.admit(ALICE)
+        expected: dict[UserId | UnknownOwner, int] = {
+            BOB: 1,
+            NEW: UNKNOWN_OWNERS_MAX,
+            DOUBTED: REFUSED_BEFORE_MAX,
+            REFUSED: 0,
+        }
+        assert not shedder.has_room(ALICE)
+        assert expected == {owner: admit_all(shedder, owner) for owner in expected}
+
+
+class Client:
+    """A connection that adds the rejections that it gets to a list."""
+
+    def __init__(self, sent: list[bytes]) -> None:
+        self._sent = sent
+
+    def send_rejection(self, answer: bytes) -> None:
+        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        self._sent.append(answer)
+
+
 class Pauses:
     """Shows how the pause changes, with a clock of its own."""
 
@@ -144,9 +173,6 @@ class Pauses:
         self.now = 0.0
         self.shedder = LoadShedder(Mailbox(10), lambda: None, lambda: self.now)
         self._sent: list[bytes] = []
-
-    def send_rejection(self, answer: bytes) -> None:
-        self._sent.append(answer)
 
     async def after(
         self,
@@ -161,7 +187,7 @@ class Pauses:
             self.shedder.admit(owner)
             self.shedder.arrived(owner)
         for _ in range(rejected):
-            self.shedder.reject(self, owner)
+            self.shedder.reject(Client(self._sent), owner)
         await until(lambda: len(self._sent) >= rejected)
         found = re.search(rb"\r\nRetry-After: (\d+)\r\n", self._sent[-1])
         assert found is not None
@@ -204,19 +230,40 @@ async def test_false_tokens_change_the_pause_of_no_other(kind: UnknownOwner) -> 
 
 async def test_rejections_are_sent_in_turns_that_leave_room_for_others() -> None:
     """However many they are, the loop goes round in between."""
-    sent: list[int] = []
+    sent: list[bytes] = []
     counted: list[int] = []
-
-    class Client:
-        def send_rejection(self, answer: bytes) -> None:
-            assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-            sent.append(1)
-
     shedder = LoadShedder(Mailbox(0), lambda: counted.append(1))
     for _ in range(2 * ANSWERS_PER_TURN + 1):
-        shedder.reject(Client(), ALICE)
+        shedder.reject(Client(sent), ALICE)
     turns = []
     while len(sent) < len(counted):
         await asyncio.sleep(0)
         turns.append(len(sent))
     assert [ANSWERS_PER_TURN, 2 * ANSWERS_PER_TURN, 2 * ANSWERS_PER_TURN + 1] == turns[-3:]
+
+
+async def test_a_client_that_sends_on_takes_one_place_among_those_that_wait() -> None:
+    """It gets its rejection when it sends the next creation; others do not wait for those."""
+    shedder = LoadShedder(Mailbox(0), lambda: None)
+    sent: list[bytes] = []
+    impatient, patient = Client([]), Client(sent)
+    for _ in range(3 * ANSWERS_PER_TURN):
+        shedder.reject(impatient, ALICE)
+    shedder.reject(patient, BOB)
+    await asyncio.sleep(0)
+    assert 1 == len(sent)
+
+
+async def test_a_client_that_has_gone_is_not_kept() -> None:
+    """Nor does it make the loop send more of the others' rejections in a turn."""
+    sent: list[bytes] = []
+    shedder = LoadShedder(Mailbox(0), lambda: None)
+    for _ in range(3):
+        gone = Client(sent)
+        shedder.reject(gone, ALICE)
+        shedder.forget(gone)
+    assert not shedder._pending
+    for _ in range(2 * ANSWERS_PER_TURN):
+        shedder.reject(Client(sent), ALICE)
+    await asyncio.sleep(0)
+    assert ANSWERS_PER_TURN == len(sent)

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from stretto.config import read_settings
+from stretto.environment import read_settings
 from stretto.nats.access import Credentials, NatsSettings
 from stretto.start_errors import ConfigurationError
 from support.certificate import make_certificate

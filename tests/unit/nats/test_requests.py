@@ -17,7 +17,7 @@ from stretto.nats.requests import Unsent, acknowledged, answered
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-DEADLINE_SECONDS = 5
+DEADLINE_SECONDS = 20
 NO_LEADER = ServiceUnavailableError(code=503, err_code=10008)
 NOT_LEADER = APIError(code=500, err_code=10009)
 LOST = [NatsTimeout(), NoStreamResponseError(), NO_LEADER, NOT_LEADER]
@@ -123,11 +123,14 @@ async def test_each_message_has_its_own_answer() -> None:
     assert {asyncio.current_task()} == asyncio.all_tasks()
 
 
-async def test_a_slow_server_is_waited_for_while_it_acknowledges_something() -> None:
+async def test_a_slow_server_is_waited_for_while_it_acknowledges_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One of them in the time after which silence would be the end."""
+    monkeypatch.setattr(requests, "QUIET_SECONDS", 0.5)
 
     async def publish(subject: str, *_: object, **__: object) -> PubAck:
-        await asyncio.sleep(int(subject) * 0.06)
+        await asyncio.sleep(int(subject) * 0.15)
         return ACK
 
     messages = [Unsent(str(number), b"", {}) for number in range(5)]

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec
 
 import pytest
 
+from races.stepped_loop import SteppedLoop
+from stretto.creation.suspects import HANG_RATIO
 from stretto.domain import UserId
 from stretto.postgres import hook_patience
-from stretto.postgres.hook_patience import ENDED_MAX, HookPatience
+from stretto.postgres.hook_patience import ALONE_RATIO, ENDED_MAX, HookPatience
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+Arguments = ParamSpec("Arguments")
 
 ALICE, BOB = UserId("alice"), UserId("bob")
 MAX_SECONDS, STALL_SECONDS, ALONE_SECONDS = 0.3, 0.1, 0.05
@@ -20,6 +29,18 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook_patience, "STALL_SECONDS", STALL_SECONDS)
     monkeypatch.setattr(hook_patience, "ALONE_SECONDS", ALONE_SECONDS)
     monkeypatch.setattr(hook_patience, "LOOK_SECONDS", 0.05)
+
+
+def without_waiting(
+    play: Callable[Arguments, Coroutine[object, object, None]],
+) -> Callable[Arguments, None]:
+    """Run the test on a clock that jumps to the next timer: it takes no time, and none is late."""
+
+    @wraps(play)
+    def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> None:
+        SteppedLoop().run(play(*arguments, **options)).result()
+
+    return run
 
 
 async def waited(
@@ -42,6 +63,7 @@ async def waited(
         ((ALICE, ALICE), True, True, STALL_SECONDS),
     ],
 )
+@without_waiting
 async def test_a_hook_is_ended_early_where_others_wait(
     owners: tuple[UserId, ...], is_hasty: bool, others_wait: bool, longest: float
 ) -> None:
@@ -51,6 +73,7 @@ async def test_a_hook_is_ended_early_where_others_wait(
 
 
 @pytest.mark.parametrize(("owners", "is_hasty"), [((ALICE,), False), ((ALICE, ALICE), True)])
+@without_waiting
 async def test_a_hook_that_keeps_no_other_waiting_has_all_of_its_time(
     owners: tuple[UserId, ...], is_hasty: bool
 ) -> None:
@@ -61,6 +84,7 @@ async def test_a_hook_that_keeps_no_other_waiting_has_all_of_its_time(
     assert (MAX_SECONDS, True) == await waited(patience, *owners, is_hasty=is_hasty, seconds=0.15)
 
 
+@without_waiting
 async def test_a_hook_may_take_several_times_as_long_as_of_late() -> None:
     """Where it is slow for all, it is not ended for that; quick ones make that be forgotten."""
     patience = HookPatience(lambda: False)
@@ -71,6 +95,19 @@ async def test_a_hook_may_take_several_times_as_long_as_of_late() -> None:
     assert (STALL_SECONDS, False) == await waited(patience, ALICE, BOB)
 
 
+@without_waiting
+async def test_a_request_alone_has_less_of_that_time_and_enough_to_tell_a_hang() -> None:
+    """Each that hangs keeps the next from being tried; a shorter hang would say nothing."""
+    patience = HookPatience(lambda: False)
+    await waited(patience, ALICE, seconds=0.06, is_hasty=False)
+    longest, is_done = await waited(patience, BOB)
+    assert pytest.approx(ALONE_RATIO * 0.06) == longest
+    assert not is_done
+    assert (MAX_SECONDS, False) == await waited(patience, ALICE, BOB)
+    assert HANG_RATIO < ALONE_RATIO
+
+
+@without_waiting
 async def test_a_hook_that_is_ended_again_and_again_counts_as_slow_for_all() -> None:
     """Without a success in between; one success ends that."""
     patience = HookPatience(lambda: False)
@@ -82,3 +119,14 @@ async def test_a_hook_that_is_ended_again_and_again_counts_as_slow_for_all() -> 
     for _ in range(ENDED_MAX):
         await waited(patience, ALICE)
     assert (MAX_SECONDS, False) == await waited(patience, ALICE)
+
+
+@without_waiting
+async def test_a_series_of_ends_earns_one_long_trial() -> None:
+    """Of a request alone: a flood of hangs must not cost all of a write's time for each."""
+    patience = HookPatience(lambda: False)
+    for _ in range(ENDED_MAX):
+        await waited(patience, ALICE)
+    assert (STALL_SECONDS, False) == await waited(patience, ALICE, BOB)
+    assert (MAX_SECONDS, False) == await waited(patience, BOB)
+    assert (ALONE_SECONDS, False) == await waited(patience, ALICE)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stretto.observations import Observation
 
-DEADLINE_SECONDS = 10
+DEADLINE_SECONDS = 30
 
 
 class ScriptedSweep:

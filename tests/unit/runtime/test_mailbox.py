@@ -41,8 +41,8 @@ async def test_a_batch_is_bounded_by_weight_and_keeps_the_order() -> None:
     assert [5] == [envelope.message for envelope in await mailbox.take(10, int, 5)]
 
 
-async def test_what_is_put_back_is_taken_next_in_its_order() -> None:
-    """Before what its shares have queued since, also where it was of several rounds."""
+async def test_what_is_put_back_comes_before_the_other_messages_of_its_shares() -> None:
+    """In its order, also where it was of several rounds; what has come since has its own turn."""
     mailbox = shared_mailbox(10)
     for message in ("a1", "b1", "a2", "a3"):
         mailbox.ask(message)
@@ -51,9 +51,27 @@ async def test_what_is_put_back_is_taken_next_in_its_order() -> None:
     assert 4 == len(mailbox)
     for message in ("a4", "c1"):
         mailbox.ask(message)
-    assert "a1 b1 a2" == await taken(mailbox, 3)
-    assert ["a3", "a4", "c1"] == sorted((await taken(mailbox)).split())
+    assert "a1 b1 c1" == await taken(mailbox, 3)
+    assert "a2 a3 a4" == await taken(mailbox)
     assert 0 == len(mailbox)
+
+
+async def test_what_is_put_back_again_and_again_keeps_no_newcomer_out() -> None:
+    """Although it would fill each batch: others that have come meanwhile go first."""
+    mailbox = shared_mailbox(100)
+    for share in "abcdefgh":
+        for number in (1, 2):
+            mailbox.ask(f"{share}{number}")
+    mailbox.put_back(await mailbox.take(8))
+    for newcomer in "stuvwxyz":
+        batch = await mailbox.take(8)
+        assert len({each.message[0] for each in batch}) == 8
+        mailbox.ask(newcomer)
+        mailbox.put_back(batch)
+        batch = await mailbox.take(8)
+        assert newcomer in [each.message for each in batch]
+        mailbox.put_back([each for each in batch if each.message != newcomer])
+    assert 16 == len(mailbox)
 
 
 async def test_a_request_that_waits_gets_what_another_has_left() -> None:
@@ -188,6 +206,17 @@ async def test_a_full_mailbox_fails_the_newest_message_of_the_longest_queue() ->
         assert isinstance(error, Overloaded)
         assert 1 == error.retry_after_seconds
     assert "a1 b1 a2 b2" == await taken(mailbox)
+
+
+async def test_each_message_without_a_place_gets_a_rejection_of_its_own() -> None:
+    """Whether it comes too late, or is displaced by another."""
+    mailbox: Mailbox[str, str] = Mailbox(2, lambda message: message[0], Overloaded)
+    mailbox.ask("a1")
+    displaced = mailbox.ask("a2")
+    mailbox.ask("b1")
+    assert "a2" == str(displaced.exception())
+    with pytest.raises(Overloaded, match="c1"):
+        mailbox.ask("c1")
 
 
 async def test_of_two_longest_queues_the_one_that_grew_last_is_cut() -> None:

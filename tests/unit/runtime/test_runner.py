@@ -17,7 +17,7 @@ from support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DEADLINE_SECONDS = 10
+DEADLINE_SECONDS = 30
 HOUR = 3600.0
 
 
@@ -445,6 +445,45 @@ async def test_a_stop_that_is_cancelled_again_and_again_closes_all(world: World)
     assert (True, 0) == (task.cancelled(), never_started.turns)
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+async def test_an_actor_that_is_cancelled_before_its_first_step_is_not_forgotten(
+    is_over: bool, world: World
+) -> None:
+    """It goes on in another task; where its owner has ended too, that task closes it."""
+    actor = Scripted()
+
+    async def own() -> None:
+        world.runner.start(actor)
+        world.runner._runs[actor][1].cancel()
+        await asyncio.sleep(0 if is_over else HOUR)
+
+    owner = asyncio.create_task(own())
+    if is_over:
+        await owner
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await until(lambda: actor.closed)
+        assert ([], 0) == (world.kinds, actor.turns)
+    else:
+        await until_idle(actor)
+        assert [ActorCrashed, ActorRestarted] == world.kinds
+    await world.runner.stop(actor)
+    assert (1, int(not is_over)) == (actor.closed, actor.turns)
+    owner.cancel()
+
+
+async def test_a_stop_closes_actors_whose_tasks_were_cancelled_before_their_first_step(
+    world: World,
+) -> None:
+    """A loop that closes cancels all tasks, that of the stop as well."""
+    actor = Scripted()
+    world.runner.start(actor)
+    task = world.runner._runs[actor][1]
+    task.cancel()
+    await world.runner.stop(actor)
+    assert (True, 1, 0) == (task.cancelled(), actor.closed, actor.turns)
+    assert {} == world.runner.up
+
+
 async def test_a_stop_may_come_twice_and_side_by_side(world: World) -> None:
     """Whichever stops first, both wait for the end."""
     actor = Scripted()
@@ -482,7 +521,7 @@ async def test_a_stop_that_hangs_is_bounded(
     world: World, swallowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It cancels again where that is swallowed; in the end it goes on without the actor, and says so."""
-    monkeypatch.setattr(runner_module, "CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr(runner_module, "CANCEL_SECONDS", 1.0)
     release = asyncio.Event()
 
     class Stubborn(Scripted):

@@ -15,6 +15,10 @@ OWNED = {
     ("runtime/shared.py", "create_task"): "one result for all who wait for it; its end",
     ("creation/flights.py", "create_task"): "a flight that has to follow; the flights' stop",
     ("creation/authorization.py", "create_task"): "a host's say about one request; that request",
+    (
+        "events/subscriptions.py",
+        "create_task",
+    ): "a call of on_event, its subscriber's turn; an end within such a call, the subscriber's stop",
     ("embedded/watch.py", "create_task"): "the watch of a server; its own end",
     ("postgres/race.py", "create_task"): "a try of one host; the search's end",
     ("postgres/race.py", "TaskGroup"): "the tries of a search",
@@ -29,6 +33,7 @@ OWNED = {
         "create_task",
     ): "one download for all who wait for keys; the key set's end",
     ("commands/running.py", "create_task"): "the watch of a command's commits; its connection",
+    ("postgres/hosts_pool.py", "create_task"): "a release to a host's pool; its time-out",
     ("postgres/hook.py", "create_task"): "a host's hook in one write; that write",
     ("postgres/stalls.py", "create_task"): "the server is asked to end one write; that write",
     ("server.py", "create_task"): "the wait for the database at the start; that wait",

@@ -51,6 +51,14 @@ async def test_owners_are_served_in_rotation(work: Work) -> None:
     assert "aabcaa" == await work.do_all("aaaabc")
 
 
+async def test_several_may_share_a_turn(work: Work) -> None:
+    """As many as are allowed; owners are served in rotation then, too."""
+    work.turns = Turns(2)
+    assert "aaabaa" == await work.do_all("aaaaab")
+    numbers = [number for _, number in work.done]
+    assert [2, 2, 2] == [numbers.count(number) for number in sorted(set(numbers))]
+
+
 async def test_a_free_turn_is_taken_without_waiting(work: Work) -> None:
     """The usual case: no request waits for another."""
     with pytest.raises(StopIteration):
@@ -72,5 +80,5 @@ async def test_turns_are_free_again_when_no_caller_waits(work: Work) -> None:
     """Twin: a flag that is never cleared would have every later one wait for ever."""
     assert "ab" == await work.do_all("ab")
     await asyncio.sleep(0)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         assert "abc" == await work.do_all("c")

@@ -15,6 +15,8 @@ from stretto.observations import (
     EventDeadLettered,
     EventsRelayed,
     PlaceLost,
+    TargetFailed,
+    TargetRecovered,
     UpkeepFailed,
 )
 from stretto.runtime.runner import Run, wait_until
@@ -22,7 +24,8 @@ from stretto.store_errors import Unreachable
 from stretto.targets.bus import BusUnavailable
 from stretto.targets.delivery import Delivery, PutOff
 from stretto.targets.lag import LOOK_SECONDS
-from stretto.targets.relay import PAUSE, RENEWALS, TRIES_MAX, OutboxRelay, RelaySettings
+from stretto.targets.relay import PAUSE, RENEWALS, TRIES_MAX, OutboxRelay
+from stretto.targets.settings import RelaySettings
 from support.clock import Clock
 from support.log_events import logged, place, present
 from support.waiting import until
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 ONE, TWO = logged(1), logged(2)
 # Never in a test's time: what happens is due to a wake-up.
 NO_POLL = RelaySettings(poll_seconds=3600)
-DEADLINE_SECONDS = 10
+DEADLINE_SECONDS = 30
 
 
 class ScriptedStore:
@@ -242,6 +245,34 @@ async def test_an_event_that_is_refused_holds_up_no_other_one() -> None:
     await world.relay.run_once()
     assert [ONE.event.event_id] == world.store.sent
     assert [1, 2, 1] == world.bus.published
+
+
+async def test_the_first_refusal_is_reported_with_its_cause_and_so_is_the_recovery() -> None:
+    """Not only the dead letter, twelve tries later."""
+    world = World()
+    world.bus.reasons = {ONE.event.event_id: "too large"}
+    world.store.events = [ONE]
+    await world.relay.run_once()
+    world.bus.reasons = {}
+    world.store.events = [ONE, TWO]
+    await world.relay.run_once()
+    targets = (TargetFailed, TargetRecovered)
+    assert [TargetFailed("relay", "too large"), TargetRecovered("relay")] == [
+        each for each in world.observed if isinstance(each, targets)
+    ]
+
+
+async def test_a_bus_that_comes_back_is_reported() -> None:
+    """That it was away, is the failure of a turn, which the runner reports."""
+    world = World()
+    world.store.events = [ONE]
+    world.bus.error = BusUnavailable()
+    with pytest.raises(BusUnavailable):
+        await world.relay.run_once()
+    world.bus.error = None
+    await world.relay.run_once()
+    assert TargetRecovered("relay") in world.observed
+    assert not [each for each in world.observed if isinstance(each, TargetFailed)]
 
 
 async def test_an_event_that_is_refused_too_often_is_a_dead_letter() -> None:

@@ -156,15 +156,20 @@ def work_traced(tracing: Tracing, trace: Trace | None) -> list[str]:
     return worked
 
 
+class Fault(BaseException):
+    """No `Exception`, and none that ends a process."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError, Fault])
 @pytest.mark.parametrize("place", RAISING_PLACES)
-def test_what_a_hosts_code_raises_ends_no_work(place: str) -> None:
+def test_what_a_hosts_code_raises_ends_no_work(place: str, error: type[BaseException]) -> None:
     """The work goes on; each failure is reported."""
-    reports: list[Exception] = []
-    tracing = Tracing(raising_spans(place, ZeroDivisionError()).provider, reports.append)
+    reports: list[BaseException] = []
+    tracing = Tracing(raising_spans(place, error()).provider, reports.append)
     trace = tracing.begin("request", SAMPLED, "")
     assert (trace is not None) == (place == "on_end")
     assert ["batch", "follow"] == work_traced(tracing, trace)
-    assert {ZeroDivisionError} == {type(each) for each in reports}
+    assert {error} == {type(each) for each in reports}
 
 
 @pytest.mark.parametrize("place", RAISING_PLACES)
@@ -191,10 +196,10 @@ def test_a_span_that_cannot_be_described_ends(
     assert (method != "end") == bool(spans.ended)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("place", RAISING_PLACES)
 def test_the_guard_lets_an_interruption_pass(place: str, error: type[BaseException]) -> None:
-    """It is meant for the process, or for the task."""
+    """It is meant for the process."""
     tracing = Tracing(raising_spans(place, error()).provider)
     with pytest.raises(error):
         work_traced(tracing, tracing.begin("request", SAMPLED, ""))

@@ -13,6 +13,8 @@ from stretto.events.log import CommittedEvent
 from stretto.observations import (
     ActorCrashed,
     ActorRestarted,
+    TargetFailed,
+    TargetRecovered,
     UpkeepFailed,
     WebhookBlocked,
     WebhookTried,
@@ -21,7 +23,7 @@ from stretto.runtime.runner import Run
 from stretto.store_errors import Unreachable
 from stretto.targets.delivery import Delivery
 from stretto.telemetry.tracing import Tracing
-from stretto.webhook.rules import Answered, NotCalled
+from stretto.webhook.rules import Answered, NotCalled, Unanswered
 from stretto.webhook.sender import UNDER_WAY_MAX, WebhookSender
 from support.traces import PARENT_ID, SAMPLED, TRACE_ID, Spans
 
@@ -39,7 +41,7 @@ def delivery_of(number: int) -> Delivery:
 
 
 ONE = delivery_of(1)
-DEADLINE_SECONDS = 10
+DEADLINE_SECONDS = 30
 
 
 class ScriptedStore:
@@ -126,6 +128,20 @@ async def test_no_error_of_the_store_ends_the_sending(
     assert [*expected, WebhookTried] == [type(event) for event in observed]
 
 
+async def test_a_request_whose_task_a_host_has_cancelled_has_failed() -> None:
+    """It is tried again; without that, no turn would ever end well."""
+    store, observed = ScriptedStore(), list["Observation"]()
+    sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), observed.append)
+    await sender.run_once()
+    (task,) = sender._under_way
+    task.cancel()
+    await sender.answered()
+    await sender.run_once()
+    (put,) = store.others
+    assert (ONE.event.event_id, True, None) == (put.event_id, put.is_try, put.dead_reason)
+    assert [WebhookTried, TargetFailed] == [type(event) for event in observed]
+
+
 async def test_a_bug_in_the_sending_fails_the_delivery_alone() -> None:
     """It is reported, and counts as a try: it must not come again and again."""
     store, observed = ScriptedStore(), list["Observation"]()
@@ -135,7 +151,28 @@ async def test_a_bug_in_the_sending_fails_the_delivery_alone() -> None:
     await sender.run_once()
     (put,) = store.others
     assert (ONE.event.event_id, True) == (put.event_id, put.is_try)
-    assert [ActorCrashed, WebhookTried] == [type(event) for event in observed]
+    assert [ActorCrashed, WebhookTried, TargetFailed] == [type(event) for event in observed]
+
+
+async def test_the_first_failure_is_reported_with_its_cause_and_so_is_the_recovery() -> None:
+    """Not only the dead letter, ten tries later."""
+    store, observed = ScriptedStore(), list["Observation"]()
+    endpoint = ScriptedEndpoint(Answered(204))
+    sender = WebhookSender(store, endpoint, observed.append)
+    refused = Unanswered("connection refused")
+    answers: list[Answer] = [Answered(500), refused, Answered(429, 7.0), Answered(204)]
+    with patch.object(store, "pause", FullStore().pause):
+        for answer in answers:
+            store.due, endpoint.answer = [ONE], answer
+            await sender.run_once()
+            await sender.answered()
+            await sender.run_once()
+    assert [
+        TargetFailed("webhook", "answered 500"),
+        TargetFailed("webhook", "connection refused"),
+        TargetFailed("webhook", "asked for a pause of 7 s"),
+        TargetRecovered("webhook"),
+    ] == [each for each in observed if isinstance(each, (TargetFailed, TargetRecovered))]
 
 
 class FullStore(ScriptedStore):
@@ -268,7 +305,8 @@ async def test_an_address_that_is_not_called_is_reported_once_until_it_is_called
         await sender.run_once()
         await asyncio.sleep(0)
     blocked, tried = WebhookBlocked(), WebhookTried("blocked")
-    assert [blocked, tried, tried, tried, WebhookTried("sent"), tried, blocked] == observed
+    sent = WebhookTried("sent"), TargetRecovered("webhook")
+    assert [blocked, tried, tried, tried, *sent, tried, blocked] == observed
     assert [True] * 4 == [each.is_try for each in store.others]
     sender.stop()
     with patch("stretto.webhook.sender.STOP_SECONDS", 0):

@@ -9,6 +9,14 @@ const MANY = 50;
 const EVENTS_MAX = 50;
 const NAME_CHARACTERS_MAX = 64;
 const TYPED_MILLISECONDS = 400;
+const STRAYED = {
+  reclaimed: "taken over after its lease",
+  healed: "settled, because its group exists",
+  failed: "settled as failed",
+  claimed_again: "claimed again, because nothing was left of it",
+  unknown: "the outcome of a write was unknown",
+  other_body: "its key came with another body",
+};
 
 const at = (id) => document.getElementById(id);
 const groups = new Groups(at("groups"));
@@ -159,7 +167,7 @@ function showEvent(event, isMissed) {
   time.dateTime = event.time;
   const what = ` of ${owner}, ${members} members`;
   head.append(time, " ", element("code", "", event.type), " ", element("b", "", name), what);
-  const sentAt = firstSent.get(id);
+  const sentAt = event.type === "group.created" ? firstSent.get(id) : undefined;
   if (isMissed) head.append(" ", element("span", "chip lost", "missed, caught up"));
   else if (sentAt !== undefined) {
     const seconds = (performance.now() - sentAt) / 1000;
@@ -178,12 +186,17 @@ at("lookup").addEventListener("submit", async (event) => {
   const key = at("lookup-key").value;
   const headers = { Authorization: `Bearer ${at("token").value.trim()}` };
   const path = `v1/attempts/${encodeURIComponent(key)}`;
-  const { document: found, problem } = await fetched(path, { headers });
-  const shown = found ? attempt(key, found) : [element("p", "problem", problem)];
+  const [{ document: found, problem }, { document: trail, problem: gap }] = await Promise.all(
+    [path, `${path}/history`].map((each) => fetched(each, { headers })),
+  );
+  const shown = [found ? stateOf(found) : element("p", "problem", problem)];
+  // Entries may be all that is left of an attempt.
+  if (found || trail) shown.push(...historyOf(key, found, trail?.history ?? []));
+  if (found && gap) shown.push(element("p", "problem", `Its trail: ${gap}`));
   at("found").replaceChildren(...shown);
 });
 
-function attempt(key, found) {
+function stateOf(found) {
   const facts = element("dl");
   const fact = (name, value, kind = "") =>
     facts.append(element("dt", "", name), element("dd", kind, value));
@@ -191,20 +204,31 @@ function attempt(key, found) {
   fact("Group", found.group_id, "id");
   fact("Conversation", found.conversation_id ?? "none", "id");
   if (found.failure) fact("Failure", `${found.failure.code}: ${found.failure.detail}`);
-  const history = element("ol", "history");
-  const add = (text) => history.append(element("li", "", text));
-  // A record that was swept has no times; its group is still found.
-  if (found.claimed_at) add(`${moment(found.claimed_at)} claimed`);
-  if (found.settled_at) add(`${moment(found.settled_at)} settled`);
+  return facts;
+}
+
+function historyOf(key, found, trail) {
+  const steps = trail.map(({ happened_at: time, what, code, trace_id: trace }) => {
+    const more = [code, trace && `trace ${trace}`].filter(Boolean).join(", ");
+    return { time, text: (STRAYED[what] ?? what) + (more && ` (${more})`) };
+  });
+  if (found) steps.unshift({ time: found.claimed_at, text: "claimed" });
+  if (found?.settled_at) steps.push({ time: found.settled_at, text: "settled" });
+  steps.sort((one, other) => new Date(one.time) - new Date(other.time));
+  const list = element("ol", "history");
+  const add = (text) => list.append(element("li", "", text));
+  for (const { time, text } of steps) add(`${moment(time)} ${text}`);
   const answers = groups.answersTo(key);
   if (answers.length) add(`This page got: ${counted(answers)}`);
-  const trail = element("p", "note", "What has left the normal way is in its trail: ");
-  trail.append(element("code", "", `stretto attempt --history ${claims?.sub} ${key}`));
-  return [facts, element("h3", "", "History"), history, trail];
+  const command = element("p", "note", "Instances and claims are shown to an operator: ");
+  command.append(element("code", "", `stretto attempt --history ${claims?.sub} ${key}`));
+  return [element("h3", "", "History"), list, command];
 }
 
 function moment(text) {
   const two = "2-digit";
   const parts = { hour: two, minute: two, second: two, fractionalSecondDigits: 3 };
-  return new Date(text).toLocaleTimeString([], parts);
+  const time = new Date(text);
+  const isToday = time.toDateString() === new Date().toDateString();
+  return `${isToday ? "" : `${time.toLocaleDateString()} `}${time.toLocaleTimeString([], parts)}`;
 }

@@ -15,12 +15,13 @@ from http import HTTPStatus
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from stretto.codec import BODY_BYTES_MAX
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+
 from stretto.errors import HeadTooLarge, InternalError, RequestInvalid, RequestTooSlow, StrettoError
 from stretto.http.front.fast_path import CREATION, FastPathConnection
 from stretto.http.front.heads import HEAD_BYTES_MAX
 from stretto.http.front.plain_requests import PlainRequests
-from stretto.http.front.writing import DROPPED_BYTES_MAX
 from stretto.http.problems import COMMON_FIELDS, drop_frames, problem_response
 from stretto.http.request_ids import context_of
 from stretto.telemetry.logs import logger
@@ -28,25 +29,24 @@ from stretto.telemetry.request_context import ID_FIELD
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Mapping
 
-    from aiohttp import web
     from aiohttp.web_request import BaseRequest
 
     from stretto.http.front.limits import LimitedServer
 
 UNREADABLE: Final = "This is not a request that can be read."
+LINE_TOO_LARGE: Final = "A line of the request's head is too large."
+FIELDS_TOO_MANY: Final = "The request's head has too many fields."
+# aiohttp has no class of its own for it: with another text it would be answered 400, as any bytes
+# that cannot be parsed.
+_TOO_MANY: Final = "Too many headers received"
 
 
 class ClientConnection(FastPathConnection):
     """aiohttp's side of a connection, with bounds."""
 
-    __slots__ = (
-        "_body_bytes",
-        "_head_bytes",
-        "_plain_requests",
-        "_read_seconds",
-        "_read_timer",
-    )
+    __slots__ = ("_head_bytes", "_plain_requests", "_read_seconds", "_read_timer")
 
     def __init__(self, manager: LimitedServer, **options: Any) -> None:
         # The rest of a request that was answered early has the same time as any request.
@@ -59,7 +59,6 @@ class ClientConnection(FastPathConnection):
         self._read_timer: asyncio.TimerHandle | None = None
         """Runs while a request has begun to arrive and is not complete."""
         self._head_bytes = 0
-        self._body_bytes = 0
         """Of the newest request, with what arrived together with it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -102,6 +101,11 @@ class ClientConnection(FastPathConnection):
         )
 
     @property
+    def fields_of_unread(self) -> Mapping[str, str]:
+        """What the answer to a request that cannot be read says to browsers."""
+        return {} if self._service is None else self._service.cors.unread
+
+    @property
     def answering(self) -> asyncio.Task[None] | None:
         """The task that answers one request after the other, until the connection's last one."""
         return self._task_handler
@@ -135,25 +139,20 @@ class ClientConnection(FastPathConnection):
         was_in_body = self._is_in_body
         self._read_requests(data, is_one=is_one)
         is_new = self._request_count > count
-        if is_new:
-            if request is not None and self._service is not None:
-                self._admit(self._service, request)
-            self._body_bytes = 0
+        if is_new and request is not None and self._service is not None:
+            self._admit(self._service, request)
         if self._is_in_body:
             self._head_bytes = 0
-            self._body_bytes += len(data)
             if not self._owes_answers:
                 self._start_read_timer()
-            if self._body_bytes > BODY_BYTES_MAX + DROPPED_BYTES_MAX:
-                self._cut_off("body_too_large")
             return
         is_behind = is_new or was_in_body
         if is_behind:
             self._head_bytes = 0
             self._stop_read_timer()
         if self._ends_in_head:
-            # How many bytes belong to a head behind a request is not known.
-            self._count_head(1 if is_behind else len(data))
+            # How many bytes belong to a head behind a request is not known, or behind a full queue.
+            self._count_head(len(data) if data and not is_behind else 1)
 
     def _count_head(self, count: int) -> None:
         """Count bytes of a head that is not complete."""
@@ -193,12 +192,16 @@ class ClientConnection(FastPathConnection):
         """Send an answer, and return when the client has taken it: only then begin the next."""
         if not resp.prepared:
             resp.headers.update(COMMON_FIELDS)
-            if not request.content.is_eof() and (self._is_chunked or not self._lingering_time):
-                # Its rest, in chunks of a byte, could cost as much as many requests.
+            if not request.content.is_eof():
+                # A proxy may never send the rest, and send another client's request in its place: that
+                # would be read as the body. And a rest in chunks of a byte could cost as much as many
+                # requests.
                 resp.force_close()
         if resp.status == HTTPStatus.UNAUTHORIZED:
             self._was_refused = True
         self._decline_upgrade(request, resp)
+        if isinstance(resp, web.Response) and isinstance(resp.body, bytes):
+            self._answer_bytes = len(resp.body)
         resp, is_lost = await super().finish_response(request, resp, start_time)
         if is_lost:
             return resp, True
@@ -206,6 +209,11 @@ class ClientConnection(FastPathConnection):
             await self._drain_helper()
         except ConnectionError:
             return resp, True
+        # aiohttp keeps both until the connection's next request: a page of groups may have 2 MB.
+        request._read_bytes = None  # noqa: SLF001 where aiohttp keeps a body that was read
+        if isinstance(resp, web.Response):
+            resp.body = None
+        self._answer_bytes = 0
         if self._close or not resp.keep_alive or self._is_at_last:
             self.close()
             self._stop_read_timer()
@@ -217,6 +225,15 @@ class ClientConnection(FastPathConnection):
             if not self._owes_answers and (self._head_bytes or self._is_in_body):
                 self._start_read_timer()
         return resp, False
+
+    def _decline_upgrade(self, request: BaseRequest, response: web.StreamResponse) -> None:
+        """Make the answer to a failed handshake the connection's last, also before its body's end."""
+        # Of an odd one, the message is what stands for it (`runner.py`). Nothing behind it is parsed.
+        is_handshake = request._message.upgrade or (self._upgraded and not self._messages)  # noqa: SLF001
+        if is_handshake and response.status != HTTPStatus.SWITCHING_PROTOCOLS:
+            self._message_tail = b""
+            self._has_all = True
+            response.force_close()
 
     def _start_read_timer(self) -> None:
         if self._read_timer is None:
@@ -250,6 +267,12 @@ class ClientConnection(FastPathConnection):
         if isinstance(exc, StrettoError):
             # It is logged as cut off.
             return closing_response(request, exc)
+        # aiohttp bounds each line of a head by itself.
+        too_large = LINE_TOO_LARGE if isinstance(exc, LineTooLong) else None
+        if isinstance(exc, BadHttpMessage) and exc.message == _TOO_MANY:
+            too_large = FIELDS_TOO_MANY
+        if too_large:
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         with context_of(request):
             logger.info("request.unreadable", kind=type(exc).__name__, status=status)
         drop_frames(exc)
@@ -257,7 +280,7 @@ class ClientConnection(FastPathConnection):
             raise ConnectionError("another answer to this request has begun")
         error: StrettoError = InternalError()
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            error = RequestInvalid([], UNREADABLE)
+            error = HeadTooLarge(too_large) if too_large else RequestInvalid([], UNREADABLE)
         return closing_response(request, error)
 
 
@@ -268,5 +291,8 @@ def closing_response(request: BaseRequest, error: StrettoError) -> web.Response:
     """
     response = problem_response(error)
     response.headers[ID_FIELD] = context_of(request).id
+    client = request.protocol
+    assert isinstance(client, ClientConnection)
+    response.headers.update(client.fields_of_unread)
     response.force_close()
     return response

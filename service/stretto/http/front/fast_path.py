@@ -55,13 +55,17 @@ CREATION: Final = f"{hdrs.METH_POST} {CREATE_PATH}".encode()
 # The last header field of an answer, where aiohttp writes it too.
 CLOSE_LINE: Final = b"\r\nConnection: close\r\n\r\n"
 _SPAN: Final = CREATION.decode()
+# Members of enumerations: Python 3.11 takes 0.2 µs to look one up, and a repeat 12 µs in all.
+_CREATED: Final = HTTPStatus.CREATED
+_REPLAYED: Final = AnswerStatus.REPLAYED
+_CREATE: Final = Scope.CREATE
 
 
 class FastPathConnection(BoundedQueue):
     """aiohttp's side of a connection, with creations that are answered unparsed, or admitted."""
 
     __slots__ = (
-        *("_admitted_owner", "_began", "_held", "_in_flight", "_is_admitted"),
+        *("_admitted_owner", "_began", "_cors", "_held", "_in_flight", "_is_admitted"),
         *("_is_rejected", "_request", "_server", "_service", "_was_refused"),
     )
 
@@ -83,12 +87,16 @@ class FastPathConnection(BoundedQueue):
         """When the creation came that is in flight, or was rejected."""
         self._request = RequestContext()
         """Of the same creation."""
+        self._cors = b""
+        """What its answer says to browsers."""
         self._held = b""
         """What has come behind it."""
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the client."""
         self._end_admission()
+        if self._is_rejected and self._service is not None:
+            self._service.shedder.forget(self)
         if self._in_flight is not None:
             self._in_flight.cancel()
             self._in_flight = None
@@ -125,6 +133,7 @@ class FastPathConnection(BoundedQueue):
             # It need not wait for its turn. With data behind it, it is not the last answer.
             self._held = data
             self.send_rejection(self._service.shedder.answer)
+            self._service.shedder.forget(self)
             self._held = b""
         if self._in_flight is None:
             return self.is_ending
@@ -147,13 +156,14 @@ class FastPathConnection(BoundedQueue):
         ):
             return False
         self._request = RequestContext(taken_id_of(creation))
+        self._cors = service.cors.lines(creation.fields.get(b"origin"))
         token = recall_token(service, creation)
-        owner = self._owner_of(service, creation, token)
+        owner = self._unknown_owner(service, creation) if token is None else token.owner
         has_room = service.shedder.has_room(owner)
         self._began = began
         if token is not None:
             self._was_refused = False
-            if Scope.CREATE in token.scopes and self._begin_unparsed(
+            if _CREATE in token.scopes and self._begin_unparsed(
                 service, token, creation, may_start=has_room
             ):
                 return True
@@ -163,12 +173,8 @@ class FastPathConnection(BoundedQueue):
         self._is_rejected = True
         return True
 
-    def _owner_of(
-        self, service: Service, creation: PlainRequest, token: Verified | None
-    ) -> UserId | UnknownOwner:
-        """Return the owner of a creation, or what is known against its token."""
-        if token is not None:
-            return token.owner
+    def _unknown_owner(self, service: Service, creation: PlainRequest) -> UnknownOwner:
+        """Return what is known against the token of a creation whose owner is not known."""
         authorization = creation.fields.get(b"authorization")
         if authorization is None or service.authenticator.is_refused(authorization.decode()):
             return UnknownOwner.REFUSED
@@ -204,11 +210,11 @@ class FastPathConnection(BoundedQueue):
         if begun is None:
             return False
         if isinstance(begun, Answer):
-            service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, HTTPStatus.CREATED, None)
+            service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, _CREATED, None)
             # No line of the log names it: an id that only the answer has would lead nowhere.
             self._send(created_answer(begun, self._request.known_id))
-            self._end_span(HTTPStatus.CREATED)
-            service.metrics.time_fast_path(AnswerStatus.REPLAYED, perf_counter() - self._began)
+            self._end_span(_CREATED)
+            service.metrics.time_fast_path(_REPLAYED, perf_counter() - self._began)
             return True
         service.shedder.count_admitted()
         self._in_flight = begun
@@ -221,7 +227,7 @@ class FastPathConnection(BoundedQueue):
         service = self._service
         assert service is not None
         self._in_flight = None
-        status: int = HTTPStatus.CREATED
+        status: int = _CREATED
         if isinstance(outcome, Answer):
             answer = created_answer(outcome, self._request.id)
         else:
@@ -248,7 +254,9 @@ class FastPathConnection(BoundedQueue):
         message = self._messages[-1][0]
         if not isinstance(message, _ErrInfo) and self._request_count == self._answered + 1:
             token = recall_token(service, creation)
-            self._admitted_owner = self._owner_of(service, creation, token)
+            self._admitted_owner = (
+                self._unknown_owner(service, creation) if token is None else token.owner
+            )
             service.shedder.admit(self._admitted_owner)
             self._is_admitted = True
 
@@ -263,6 +271,8 @@ class FastPathConnection(BoundedQueue):
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self.transport is None:
             return
+        if self._cors:
+            answer = answer.replace(HEAD_END, self._cors, 1)
         # What is held was read, so it is answered before the connection ends.
         if self._held or not (self._server.is_draining or self._has_all):
             self.transport.write(answer)

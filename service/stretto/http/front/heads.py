@@ -1,11 +1,14 @@
-"""What the head of a request says about its connection: whether it is too large, or the last."""
+"""What the head of a request says: whether it is too large or odd, or its connection's last."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import hdrs
 from aiohttp.web_protocol import _ErrInfo
+
+from stretto.http.front.plain_requests import HOST
 
 if TYPE_CHECKING:
     from aiohttp.http import RawRequestMessage
@@ -14,6 +17,9 @@ EVENTS_PATH: Final = "/v1/events"
 # A token of 8 KiB, and three times as much for the rest. aiohttp bounds each field and their
 # number; together these would still allow a megabyte per connection.
 HEAD_BYTES_MAX: Final = 32 * 1024
+# Of the largest length that the parser takes.
+_LENGTH_DIGITS_MAX: Final = 20
+_HOST: Final = re.compile(HOST.decode())
 
 
 def head_bytes(message: RawRequestMessage) -> int:
@@ -23,6 +29,31 @@ def head_bytes(message: RawRequestMessage) -> int:
     """
     line = len(message.method) + len(message.path) + len("  HTTP/1.1\r\n\r\n")
     return line + sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+
+
+def body_bytes(message: RawRequestMessage) -> int:
+    """Return how long a body is, by its head; 0 if that does not say it, or is odd."""
+    return 0 if _is_length_odd(message) else int(message.headers.get(hdrs.CONTENT_LENGTH, 0))
+
+
+def is_odd(message: RawRequestMessage) -> bool:
+    """Return whether a head that was parsed is answered 400."""
+    # A fragment is no part of any target (RFC 9112, 3.2). The parser cuts it off.
+    return _is_host_odd(message) or _is_length_odd(message) or "#" in message.path
+
+
+def _is_host_odd(message: RawRequestMessage) -> bool:
+    """Return whether `Host` names no host: who reads it in another way serves another one.
+
+    RFC 9112, 3.2, which lets it be empty. The parser refuses two of them, and none in HTTP/1.1.
+    """
+    host = message.headers.get(hdrs.HOST, "")
+    return bool(host) and _HOST.fullmatch(host) is None
+
+
+def _is_length_odd(message: RawRequestMessage) -> bool:
+    """Return whether `Content-Length` has more digits than any: `int` raises for thousands of zeros."""
+    return len(message.headers.get(hdrs.CONTENT_LENGTH, "")) > _LENGTH_DIGITS_MAX
 
 
 def is_last(message: RawRequestMessage | _ErrInfo) -> bool:

@@ -5,35 +5,15 @@ A connection knows its server by this module alone: the server (`runner.py`) mak
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from stretto.setting import setting
+from stretto.http.front.unread import UNREAD_BYTES_MAX, UnreadAnswers
 
 if TYPE_CHECKING:
     from stretto.http.service import Service
-
-# Read of one connection in one turn of the loop. The 256 KiB that asyncio and uvloop would read
-# hold 43,000 chunks of a byte each, or 130,000 frames of a WebSocket: too much work for one turn.
-READ_BYTES_MAX: Final = 32 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """How many connections a server has, and how long its clients may take."""
-
-    connections_max: int = setting(
-        10_000, "clients' connections to one process", ge=10, le=1_000_000
-    )
-    """An idle one costs about 15 KiB."""
-    read_timeout_seconds: float = setting(
-        30.0, "after this long a request must have arrived in full", ge=0.1, le=3600
-    )
-    """A request that takes longer to arrive is cut off; one of 256 KiB needs 70 kbit/s."""
-    write_seconds: float = 30.0
-    """A client that needs longer to read what waits for it is cut off: 64 KiB need 18 kbit/s."""
+    from stretto.http.settings import ConnectionLimits
 
 
 class LimitedServer(web.Server):
@@ -45,8 +25,7 @@ class LimitedServer(web.Server):
         super().__init__(handle, **options)
         self.limits = limits
         self.service = service
-        self.arriving = memoryview(bytearray(READ_BYTES_MAX))
-        """The buffer into which each connection reads, one after the other."""
+        self.unread = UnreadAnswers(UNREAD_BYTES_MAX)
         self._is_stopping = False
 
     @property

@@ -17,7 +17,8 @@ from typing import Final
 # Narrower than RFC 9112 throughout: one space behind each colon, printable ASCII, 1 to 64 fields.
 _FIELD: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++: [ -~]*+"
 _HEAD: Final = re.compile(
-    rb"((?:GET|HEAD|POST) /[!-~]*) HTTP/1\.1\r\n(%b(?:\r\n%b){0,63}+)\r\n\r\n" % (_FIELD, _FIELD)
+    rb"((?:GET|HEAD|OPTIONS|POST) /[!-~]*) HTTP/1\.1\r\n(%b(?:\r\n%b){0,63}+)\r\n\r\n"
+    % (_FIELD, _FIELD)
 )
 # What the parser accepts of a single line.
 _HEAD_BYTES_MAX: Final = 8_190
@@ -37,7 +38,9 @@ _UNUSUAL: Final = frozenset(
         b"upgrade",
     }
 )
-_HOST: Final = re.compile(rb"[0-9A-Za-z._-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?")
+# A name or an address, and a port. Off the fast path as well, an odd one is refused (`heads.py`).
+HOST: Final = rb"[0-9A-Za-z._-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?"
+_HOST: Final = re.compile(HOST)
 # Proxies add lines of their own to these; any other field stands at most once.
 _REPEATED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for"})
 

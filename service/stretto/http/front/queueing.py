@@ -4,7 +4,9 @@ aiohttp queues 32 requests behind the one in progress, with 512 KiB of each body
 client that does not read. Here that is about half a megabyte.
 
 The parser reads one request at a time. So every request before bytes that cannot be parsed is
-answered, however TCP has cut them. A head that is refused is answered in its turn, too.
+answered, however TCP has cut them. A head that is refused is answered in its turn, too. What comes
+behind a full queue, or behind a part of a body that is not read yet, is kept as it came: the parser
+would copy all of it with each part that it gets.
 
 The connection of a client that closes its half, or whose newest request cannot go on, closes only
 after every complete request is answered; a stream of events ends then, as its client may have gone.
@@ -15,8 +17,7 @@ client speaks another protocol there.
 
 from __future__ import annotations
 
-import asyncio
-from http import HTTPStatus
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp.http import HttpRequestParser
@@ -25,15 +26,16 @@ from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
 
 from stretto.codec import STATUS
 from stretto.errors import HeadTooLarge
-from stretto.http.front.heads import HEAD_BYTES_MAX, head_bytes, is_last
+from stretto.http.front.chunks import ChunkCount, in_parts
+from stretto.http.front.heads import HEAD_BYTES_MAX, body_bytes, head_bytes, is_last
 from stretto.http.front.writing import BoundedWriting
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
-    from aiohttp import StreamReader, web
-    from aiohttp.web_request import BaseRequest
+    from aiohttp import StreamReader
 
     from stretto.errors import StrettoError
     from stretto.http.front.limits import LimitedServer
@@ -44,23 +46,19 @@ QUEUED_MAX: Final = 4
 BODY_BUFFER_BYTES: Final = 32 * 1024
 # Of all queued bodies; one read of the socket may add its bytes on top.
 QUEUED_BYTES_MAX: Final = 128 * 1024
-# Of a chunked body, behind what arrived with its head: two for each chunk, and those of its
-# content. A chunk costs 1.5 µs however small it is. 256 KiB in chunks of 100 bytes have 5,300.
-BODY_LINES_MAX: Final = 8 * 1024
 
 
-class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
+class BoundedQueue(BoundedWriting):
     """aiohttp's side of a connection whose client may send requests before it is answered."""
 
     __slots__ = (
         "_answered",
-        "_arriving",
-        "_body_lines",
+        "_chunks",
         "_ends_in_head",
         "_has_all",
         "_is_at_end",
-        "_is_chunked",
         "_is_last",
+        "_length",
         "_newest",
         "_on_end",
         "_unparsed",
@@ -68,7 +66,6 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
         super().__init__(manager, write_seconds, read_bufsize=BODY_BUFFER_BYTES, **options)
-        self._arriving = manager.arriving
         # In place of aiohttp's own parser, whose bound is a constant.
         self._parser = HttpRequestParser(
             self,
@@ -97,27 +94,36 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
         """Called then, by an answer that would go on for as long as the client is there."""
         self._is_last = False
         """Whether nothing can follow the newest message."""
-        self._is_chunked = False
-        """Whether the body of the newest message comes in chunks."""
-        self._body_lines = 0
-        """Of the newest message's body, if it is chunked, after what arrived with its head."""
+        self._chunks: ChunkCount | None = None
+        """Of the newest message's body, if it comes in chunks."""
+        self._length = 0
+        """Of that body, if it has a length and did not come with its head."""
         self._unparsed = b""
-        """The last byte that has arrived, while the parser may not have come to it."""
+        """The last byte that has arrived, or more, while the parser may not have come to it."""
         self._ends_in_head = False
         """Whether the last byte that was parsed belongs to a head that is not complete."""
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 the protocol's
-        """Return where to read: the loop reads at most its length in one turn."""
-        return self._arriving
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Take a copy of what was read: another connection reads into the same buffer next."""
-        self.data_received(bytes(self._arriving[:nbytes]))
 
     @property
     def _is_in_body(self) -> bool:
         """Whether the body of the newest message is not complete."""
         return self._newest is not None and not self._newest.is_eof()
+
+    @property
+    def _is_held_up(self) -> bool:
+        """Whether nothing can be parsed now: nothing more is read, or something waits for a reader.
+
+        Bytes behind a handshake are not parsed here: aiohttp keeps them for the session.
+        """
+        is_waiting = self._reading_paused or len(self._messages) >= QUEUED_MAX
+        return self._has_all or (is_waiting and not self._upgraded)
+
+    def _whole_bytes(self) -> int:
+        """How many of the next bytes hold no chunks that would be parsed now, whatever their lines."""
+        if self._is_held_up or self._upgraded:
+            return sys.maxsize
+        if self._newest is None or self._newest.is_eof() or self._chunks is not None:
+            return 0
+        return self._length - self._newest.total_bytes
 
     @property
     def _owes_answers(self) -> bool:
@@ -134,12 +140,6 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
 
         `is_one` says that the bytes are known to be exactly one complete request.
         """
-        if self._is_chunked and self._is_in_body:
-            self._body_lines += data.count(b"\n")
-            if self._body_lines > BODY_LINES_MAX:
-                logger.info("request.cut_off", reason="many_chunks")
-                self._refuse_body(RequestPayloadError("the body comes in too many chunks"))
-                return
         if (is_one or self._upgraded) and not self._unparsed:
             self._read_request(data)
             self._ends_in_head = False
@@ -150,22 +150,25 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
             self._pause_reading_for_buffer()
 
     def _read_unknown(self, data: bytes) -> None:
-        """Parse bytes that may end anywhere; note whether they end in a head.
+        """Parse bytes that may end anywhere, part by part; note whether they end in a head.
 
         The parser does not say whether it holds a part of a head. So it gets the last byte by itself:
         if no request is complete with that byte, and no body goes on, a head has begun.
         """
-        data = self._unparsed + data
-        data, self._unparsed = data[:-1], data[-1:]
-        while self._read_request(data):
-            self._ends_in_head = False
-            # Bytes behind a handshake are not parsed here: aiohttp keeps them for the session.
-            if self._has_all or (len(self._messages) >= QUEUED_MAX and not self._upgraded):
-                return
-            # The parser keeps the rest.
-            data = b""
-        # While a body is not read, the parser keeps what is behind it.
-        if self._unparsed and not self._reading_paused:
+        if self._unparsed or not data:
+            # The parser may hold the rest of a part: with another one it would hold more and more.
+            self._parse(b"")
+            data = self._unparsed + data
+        self._unparsed = data[-1:]
+        for part in in_parts(data[:-1], self._whole_bytes):
+            if self._is_held_up:
+                # All that is left.
+                self._unparsed = part + self._unparsed
+            else:
+                self._parse(part)
+        if self._has_all:
+            self._unparsed = b""
+        elif self._unparsed and not self._is_held_up:
             last, self._unparsed = self._unparsed, b""
             is_complete = self._read_request(last)
             self._ends_in_head = not (is_complete or self._is_in_body)
@@ -173,12 +176,21 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
                 # Behind a handshake, the parser changes the protocol only when it is called again.
                 self._read_request(b"")
 
+    def _parse(self, data: bytes) -> None:
+        """Parse what the parser holds, and these bytes, until they end or something is held up."""
+        while not self._is_held_up and self._read_request(data):
+            self._ends_in_head = False
+            # The parser holds the rest.
+            data = b""
+
     def _read_request(self, data: bytes) -> bool:
         """Parse up to the end of one request at most; return whether it is complete."""
         if self._parser is None:
             return False
         count = self._request_count
         was_in_body = self._is_in_body
+        if self._chunks is not None:
+            self._chunks.begin()
         # Let the parser take one more; `_read_requests` bounds how many there are.
         self._parser.message_consumed()
         super().data_received(data)
@@ -191,12 +203,19 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
                 self._refuse_head(HeadTooLarge())
                 return True
             self._is_last = is_last(message)
-            self._is_chunked = not isinstance(message, _ErrInfo) and message.chunked
-            self._body_lines = 0
+            is_chunked = not isinstance(message, _ErrInfo) and message.chunked
+            self._chunks = ChunkCount(body) if is_chunked else None
             if self._is_in_body:
                 self._break_off()
             else:
                 self._newest = body
+                if self._is_in_body and not isinstance(message, _ErrInfo):
+                    self._length = body_bytes(message)
+        if self._chunks is not None and self._chunks.are_too_many():
+            # One that is complete has cost as much: not again on this connection.
+            logger.info("request.cut_off", reason="many_chunks")
+            self._refuse_body(RequestPayloadError("the body comes in too many small chunks"))
+            return False
         if self._is_in_body:
             return False
         if self._is_last:
@@ -273,13 +292,3 @@ class BoundedQueue(BoundedWriting, asyncio.BufferedProtocol):
     def half_close(self) -> asyncio.Future[None] | None:
         """Half-close, unless the client has closed its own half: then no more can arrive."""
         return None if self._is_at_end else super().half_close()
-
-    def _decline_upgrade(self, request: BaseRequest, response: web.StreamResponse) -> None:
-        """Make the answer to a failed handshake the connection's last, also before its body's end.
-
-        The parser reads no request behind it.
-        """
-        if request._message.upgrade and response.status != HTTPStatus.SWITCHING_PROTOCOLS:  # noqa: SLF001
-            self._message_tail = b""
-            self._has_all = True
-            response.force_close()

@@ -17,22 +17,26 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
 from aiohttp.web_protocol import ERROR
 from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from stretto.errors import RequestInvalid
 from stretto.http.front.connection import UNREADABLE, ClientConnection, closing_response
+from stretto.http.front.heads import is_odd
 from stretto.http.front.limits import LimitedServer
 from stretto.http.problems import problem_of_exception, problem_response
 from stretto.http.service import SERVICE
+from stretto.runtime.turns import Turns
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
 
     from aiohttp import StreamReader
     from aiohttp.web_protocol import RequestHandler
     from aiohttp.web_request import BaseRequest
 
-    from stretto.http.front.limits import ConnectionLimits
+    from stretto.http.service import Service
+    from stretto.http.settings import ConnectionLimits
 
 # The parser also accepts 0.9 and 2.0, which are not served here.
 VERSIONS: Final = (HttpVersion10, HttpVersion11)
@@ -40,6 +44,14 @@ VERSIONS: Final = (HttpVersion10, HttpVersion11)
 # and proxies would take the service for one that is too old for chunks. Its header fields are a
 # plain dict.
 _UNREADABLE: Final = ERROR._replace(version=HttpVersion11, headers=CIMultiDictProxy(CIMultiDict()))
+# Of a path. No route has as many, and aiohttp looks a path up once for each of them: 4,000 would cost
+# as much as fifty creations.
+SEGMENTS_MAX: Final = 16
+_NOWHERE: Final = URL("/-")
+# Handlers that begin in one turn of the loop, about 20 ms of work. A creation takes several turns: if
+# each of them began with all that thousands of connections have sent, it would wait for all of those
+# several times.
+REQUESTS_PER_TURN: Final = 64
 # A share of all, so that one search through thousands of connections makes room for many new ones.
 CLOSED_AT_ONCE_SHARE: Final = 100
 
@@ -59,12 +71,17 @@ class ContractRunner(web.AppRunner):
         server = await super()._make_server()
         handle = server.request_handler
         make_request = server.request_factory
+        turns = Turns(REQUESTS_PER_TURN)
+        # None where a host mounts the application in a server of its own: no fast path.
+        service = self.app.get(SERVICE)
 
         def take_request(
             message: Any, body: StreamReader, client: ClientConnection, *others: Any
         ) -> BaseRequest:
-            if message is ERROR or message.version not in VERSIONS:
+            if message is ERROR or message.version not in VERSIONS or is_odd(message):
                 message = _UNREADABLE
+            elif message.url.raw_path.count("/") > SEGMENTS_MAX:
+                message = message._replace(url=_NOWHERE)
             try:
                 return make_request(message, body, client, *others)
             except ValueError:
@@ -75,6 +92,7 @@ class ContractRunner(web.AppRunner):
             client = request.protocol
             assert isinstance(client, ClientConnection)
             client.begin()
+            await turns.take(_share_of(request, client, service))
             if request.method == _UNREADABLE.method:
                 return client.handle_error(request, HTTPStatus.BAD_REQUEST, ValueError())
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
@@ -92,12 +110,24 @@ class ContractRunner(web.AppRunner):
         return ContractServer(
             answer,
             self._limits,
-            # None where a host mounts the application in a server of its own: no fast path.
-            self.app.get(SERVICE),
+            service,
             request_factory=take_request,
             handler_cancellation=server.handler_cancellation,
             **server._kwargs,  # noqa: SLF001 aiohttp offers no other way
         )
+
+
+def _share_of(request: BaseRequest, client: ClientConnection, service: Service | None) -> Hashable:
+    """Return what takes turns: a user whose token is known, or else the connection.
+
+    A header that was not verified is no client: each request may have one of its own. And those
+    without one, such as health checks and sessions of browsers, are not one client together.
+    """
+    authorization = request.headers.get(hdrs.AUTHORIZATION)
+    if service is None or authorization is None:
+        return client
+    known = service.authenticator.recall(authorization)
+    return client if known is None else known.owner
 
 
 async def _close_at_last(request: BaseRequest, response: web.StreamResponse) -> None:

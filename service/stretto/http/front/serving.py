@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from stretto.http.front.accepting import accepting, listening_sockets
-from stretto.http.front.limits import ConnectionLimits
 from stretto.http.front.runner import ContractRunner
+from stretto.http.settings import ConnectionLimits
 from stretto.start_errors import ListenError
 
 if TYPE_CHECKING:

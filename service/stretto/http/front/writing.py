@@ -1,7 +1,8 @@
 """The side of a connection on which answers are written: how long a client may take to read them.
 
 aiohttp waits for ever for a client that does not read its answer. A socket that is closed while
-bytes wait for the client stays open until the client has taken them. Both are bounded in time here.
+bytes wait for the client stays open until the client has taken them. Both are bounded in time here,
+and what waits for all clients is bounded in `unread.py`.
 
 The last answer of a connection is followed by a half-close. Closing a socket with unread bytes
 would reset the connection, which could destroy the answer on its way (RFC 9112, 9.6).
@@ -18,7 +19,7 @@ from stretto.telemetry.logs import logger
 if TYPE_CHECKING:
     import asyncio
 
-    from aiohttp import web
+    from stretto.http.front.limits import LimitedServer
 
 # Read and dropped of a request that is answered already, so that a client that reads only after it
 # has sent everything sees its answer. It costs about 10 ms.
@@ -31,15 +32,18 @@ class BoundedWriting(RequestHandler):
     """aiohttp's side of a connection whose client has to read."""
 
     __slots__ = (
+        "_answer_bytes",
         "_dropped_bytes",
         "_left",
         "_linger_timer",
+        "_unread",
         "_write_seconds",
         "_write_timer",
     )
 
-    def __init__(self, manager: web.Server, write_seconds: float, **options: Any) -> None:
+    def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
         super().__init__(manager, **options)
+        self._unread = manager.unread
         self._write_seconds = write_seconds
         self._write_timer: asyncio.TimerHandle | None = None
         """Runs while bytes wait that the client does not take."""
@@ -49,6 +53,8 @@ class BoundedWriting(RequestHandler):
         """Set when the client has closed after the last answer, or its time to close is over."""
         self._dropped_bytes = 0
         """Read after the last answer."""
+        self._answer_bytes = 0
+        """Of the answer that is being written, if it is in memory as a whole."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new client; asyncio calls `pause_writing` once it does not take everything."""
@@ -58,6 +64,7 @@ class BoundedWriting(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the client."""
         self._stop_write_timer()
+        self._unread.forget(self)
         self._leave()
         super().connection_lost(exc)
 
@@ -71,6 +78,17 @@ class BoundedWriting(RequestHandler):
         return None
 
     @property
+    def unread_bytes(self) -> int:
+        """What waits in the process for the client to read."""
+        transport = self.transport
+        return 0 if transport is None else transport.get_write_buffer_size()
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept in memory for that: the whole answer, until its last byte is taken."""
+        return max(self._answer_bytes, self.unread_bytes)
+
+    @property
     def is_ending(self) -> bool:
         """Whether the last answer has been sent."""
         return self._left is not None
@@ -82,10 +100,12 @@ class BoundedWriting(RequestHandler):
         self._write_timer = self._loop.call_later(
             self._write_seconds, self._abandon, self.transport
         )
+        self._unread.note(self)
 
     def resume_writing(self) -> None:
         """Go on: the client has taken everything."""
         self._stop_write_timer()
+        self._unread.forget(self)
         super().resume_writing()
 
     def close_at_once(self) -> None:

@@ -1,9 +1,11 @@
-"""Route of attempts: an owner reads the state of an attempt."""
+"""Routes of attempts: an owner reads the state of an attempt, and how it came there."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stretto.domain import group_id
+from stretto.errors import NotFound
 from stretto.http.requests import read_key_of_path, read_query, read_wait_seconds
 from stretto.http.service import SERVICE, authenticate, json_response
 from stretto.http.tokens.scopes import Scope
@@ -30,3 +32,24 @@ async def read_attempt(request: web.Request) -> web.Response:
             "failure": failure and {"code": failure.code, "detail": failure.detail},
         }
     )
+
+
+async def read_history(request: web.Request) -> web.Response:
+    """`GET /v1/attempts/{key}/history`: what has happened to it beside the normal way."""
+    token = await authenticate(request, Scope.READ)
+    read_query(request)
+    key = read_key_of_path(request)
+    service = request.app[SERVICE]
+    # The trail before the attempt: where it has an outcome, the look at the attempt returns once a
+    # standby has that.
+    trail = await service.reads.trail(token.owner, group_id(token.owner, key))
+    try:
+        await service.lookup.look(token.owner, key)
+    except NotFound:
+        # Its trail may be all that is left, such as after a crash that has lost its claim.
+        if not trail:
+            raise
+    # Instances and claim tokens are the operator's matter.
+    names = ("happened_at", "what", "code", "trace_id")
+    entries = [{name: getattr(entry, name) for name in names} for entry in trail]
+    return json_response({"history": entries})

@@ -19,7 +19,8 @@ from stretto.domain import UserId
 from stretto.errors import NotFound, OriginRefused
 from stretto.http.problems import COMMON_FIELDS
 from stretto.http.service import json_response
-from stretto.http.tokens.authenticator import TokenSettings, make_token
+from stretto.http.tokens.making import make_token
+from stretto.http.tokens.settings import TokenSettings
 
 # The user of `stretto serve`'s own example; an hour is enough to look around.
 TRIAL_USER: Final = UserId("alice")

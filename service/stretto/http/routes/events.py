@@ -36,10 +36,13 @@ if TYPE_CHECKING:
     from stretto.events.hub import SessionHub
     from stretto.events.outgoing import OutgoingEvent
     from stretto.events.session import Session
-    from stretto.http.event_streams import EventStream, StreamSettings
+    from stretto.http.event_streams import EventStream
+    from stretto.http.settings import StreamSettings
 
 # A client that catches up sets the pace itself; one that reads no event for so long is too slow.
 READ_ON_SECONDS: Final = 10.0
+# Of Accept, that are looked at: clients of events name one or two, and thousands cost a millisecond.
+RANGES_MAX: Final = 16
 TOKEN_SUBPROTOCOL: Final = "stretto.token."  # noqa: S105 a prefix, no token
 _EVENT_STREAM: Final = "text/event-stream"
 # 16 bytes in base64.
@@ -131,8 +134,12 @@ def _stream(request: web.Request, settings: StreamSettings) -> EventStream:
 
     Raises `RequestInvalid`, `OriginRefused` or `UpgradeRequired`.
     """
+    if request.body_exists:
+        # It might never come in full, and a client's end shows only behind it.
+        raise RequestInvalid([], "A request for events has no body.")
     if _wants_websocket(request):
-        # A script of any page may open a WebSocket and read it; browsers guard all other requests.
+        # A script of any page may open a WebSocket and read it; browsers guard all other requests, and
+        # let pages read those by what `cors.py` says.
         _require_origin(request, settings.origins)
         _require_subprotocol(request)
         if request.headers.getall(hdrs.SEC_WEBSOCKET_VERSION, []) != ["13"]:
@@ -148,8 +155,8 @@ def _stream(request: web.Request, settings: StreamSettings) -> EventStream:
 
 def _accepts_events(request: web.Request) -> bool:
     """Whether Accept names our stream with a weight above 0 (RFC 9110, 12.4.2)."""
-    ranges = ",".join(request.headers.getall(hdrs.ACCEPT, [])).lower().split(",")
-    for media_type, _, parameters in (each.partition(";") for each in ranges):
+    ranges = ",".join(request.headers.getall(hdrs.ACCEPT, [])).lower().split(",", RANGES_MAX)
+    for media_type, _, parameters in (each.partition(";") for each in ranges[:RANGES_MAX]):
         if media_type.strip() == _EVENT_STREAM:
             return _WEIGHT_OF_ZERO.search(parameters) is None
     return False
@@ -160,11 +167,10 @@ def _wants_websocket(request: web.Request) -> bool:
 
 
 def _is_handshake(stream: WebSocketStream, request: web.Request) -> bool:
-    """Whether RFC 6455, 4.2.1 holds. aiohttp also takes HTTP/1.0, a body, and most keys."""
+    """Whether RFC 6455, 4.2.1 holds. aiohttp also takes HTTP/1.0, and most keys."""
     keys = request.headers.getall(hdrs.SEC_WEBSOCKET_KEY, [])
     if (
         request.version != HttpVersion11
-        or request.body_exists
         or len(keys) != 1
         or _WEBSOCKET_KEY.fullmatch(keys[0]) is None
     ):

@@ -1,4 +1,4 @@
-"""Routes of groups: create one, read one, list mine, list the members of one."""
+"""Routes of groups: create one, read one, delete one, list mine, list the members of one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import orjson
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.web_urldispatcher import _default_expect_handler
 
+from stretto.codec import BODY_BYTES_MAX
 from stretto.creation.creator import WAIT_SECONDS_DEFAULT
 from stretto.domain import USER_ID_CHARACTERS_MAX
-from stretto.errors import NotFound, ParameterError, RequestInvalid
+from stretto.errors import NotFound, ParameterError, RequestInvalid, StrettoError, Unauthenticated
 from stretto.http.answers import created_fields
 from stretto.http.requests import (
     read_body,
@@ -32,10 +34,18 @@ if TYPE_CHECKING:
 _CURSOR_INVALID: Final = ParameterError("cursor", "is not a cursor of this service")
 # Any user id that was ever accepted: some old ones begin or end with a blank.
 _MEMBER_CURSOR: Final = re.compile(rf"[ -~]{{1,{USER_ID_CHARACTERS_MAX}}}")
+# The header fields that `expect_creation` has found refused, and why.
+_REFUSED: Final[web.RequestKey[tuple[list[str], Unauthenticated]]] = web.RequestKey(
+    "stretto.refused"
+)
 
 
 async def create_group(request: web.Request) -> web.Response:
     """`POST /v1/groups`: create the group, or return the one that this key has created."""
+    fields, refusal = request.get(_REFUSED, (None, None))
+    # A host's middleware may have replaced the token.
+    if refusal is not None and fields == request.headers.getall(hdrs.AUTHORIZATION, []):
+        raise refusal
     token = await authenticate(request, Scope.CREATE)
     read_query(request)
     key = read_key(request.headers)
@@ -55,10 +65,23 @@ async def create_group(request: web.Request) -> web.Response:
     return web.Response(
         status=201,
         body=answer.document,
-        content_type="application/json",
         # Built on the request's path, so that it is right under a host's prefix as well.
         headers=created_fields(request.path, answer),
     )
+
+
+async def expect_creation(request: web.Request) -> None:
+    """Ask for the body with `100 Continue`, unless the handler will refuse the head alone."""
+    try:
+        await authenticate(request, Scope.CREATE)
+    except Unauthenticated as error:
+        # Not verified twice: a signature costs more than all else of such a request.
+        request[_REFUSED] = request.headers.getall(hdrs.AUTHORIZATION, []), error
+    except StrettoError:
+        return
+    else:
+        if (request.content_length or 0) <= BODY_BYTES_MAX:
+            await _default_expect_handler(request)
 
 
 async def read_group(request: web.Request) -> web.Response:
@@ -66,6 +89,17 @@ async def read_group(request: web.Request) -> web.Response:
     token = await authenticate(request, Scope.READ)
     read_query(request)
     return json_response(_group_document(await _group_of(request, token)))
+
+
+async def delete_group(request: web.Request) -> web.Response:
+    """`DELETE /v1/groups/{group_id}`: delete a group for good, as one of its owners."""
+    token = await authenticate(request, Scope.DELETE)
+    read_query(request)
+    group_id = _uuid(request.match_info["group_id"])
+    if group_id is None:
+        raise NotFound
+    await request.app[SERVICE].deleter.delete(group_id, token.owner)
+    return web.Response(status=204)
 
 
 async def list_groups(request: web.Request) -> web.Response:
@@ -138,7 +172,7 @@ def _group_document(group: Group) -> dict[str, object]:
         "name": group.name,
         "description": group.description,
         "kind": group.kind,
-        "metadata": None if group.metadata is None else orjson.Fragment(group.metadata),
+        "metadata": None if group.metadata_text is None else orjson.Fragment(group.metadata_text),
         "created_at": group.created_at,
         "members_count": group.members_count,
     }

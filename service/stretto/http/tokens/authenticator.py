@@ -9,27 +9,24 @@ import re
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
-
-import jwt
 
 from stretto.domain import USER_ID_CHARACTERS_MAX, UserId
 from stretto.errors import InsufficientScope, Unauthenticated
-from stretto.http.tokens.claims import ClaimsReader, is_of_another_key, key_named_by
+from stretto.http.tokens.claims import ClaimsReader, is_of_another_key, key_named_by, read_only
 from stretto.http.tokens.jwks import KeySet
-from stretto.http.tokens.keys import TokenKey, public_key, secret_key
+from stretto.http.tokens.keys import TokenKey, public_keys, secret_keys
 from stretto.http.tokens.refusals import Refusals
-from stretto.http.tokens.scopes import OWN, Scope, scopes_in
+from stretto.http.tokens.scopes import Scope, scopes_in
+from stretto.http.tokens.settings import TOKEN_WAYS
 from stretto.http.tokens.times import end_of
-from stretto.setting import setting
 from stretto.start_errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
-# The ways to verify tokens: with two of them it would be open which one counts.
-TOKEN_WAYS: Final = ("jwt_secret", "jwt_public_key", "jwks_url")
+    from stretto.http.tokens.settings import TokenSettings
+
 TOKEN_CHARACTERS_MAX: Final = 8192
 # A token may have no end, or its key may be withdrawn: it is verified again after so long.
 VERIFIED_SECONDS_MAX: Final = 300.0
@@ -37,32 +34,6 @@ VERIFIED_MAX: Final = 10_000
 
 # The characters of RFC 6750, 2.1; a token with any other is not parsed.
 _BEARER = re.compile(r"bearer ([A-Za-z0-9._~+/-]+=*)", re.ASCII | re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenSettings:
-    """How tokens are verified: with exactly one of `TOKEN_WAYS`."""
-
-    jwt_secret: str = setting("", "HS256 secret, 32 bytes or more", is_secret=True)
-    jwt_public_key: str = setting("", "PEM key for RS256, ES256 or EdDSA")
-    jwks_url: str = setting("", "where the token issuer publishes its keys")
-    jwt_audience: str = setting("", "required `aud`")
-    jwt_issuer: str = setting("", "required `iss`")
-    jwt_require_scopes: bool = setting(
-        default=False,
-        description="whether tokens must name in `scope` what they allow: stretto:create,"
-        " stretto:read, stretto:events; else one that names none of these allows all three",
-    )
-
-    @property
-    def ways(self) -> list[str]:
-        """Those of `TOKEN_WAYS` that are set."""
-        return [way for way in TOKEN_WAYS if getattr(self, way)]
-
-    @property
-    def trial_scopes(self) -> Collection[Scope]:
-        """What a token for trying out must name."""
-        return sorted(OWN) if self.jwt_require_scopes else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +50,7 @@ class Verified:
     scopes: frozenset[Scope]
     """What it allows."""
     claims: Mapping[str, Any] | None = None
-    """All that it says, where the host's code is to see that."""
+    """All that it says, where the host's code is to see that: read-only at every depth."""
 
     def require(self, scope: Scope) -> None:
         """Raise `InsufficientScope` unless the token allows this."""
@@ -110,7 +81,7 @@ class Authenticator:
         self._clock_seconds = clock_seconds
         self._monotonic_seconds = monotonic_seconds
         self._claims = ClaimsReader(settings.jwt_audience, settings.jwt_issuer)
-        self._key = _fixed_key(settings)
+        self._keys = _fixed_keys(settings)
         self._key_set: KeySet | None = None
         self.on_withdrawn: Callable[[tuple[TokenKey, ...]], None] = lambda _: None
         """Is called with the keys that the issuer publishes no longer."""
@@ -180,7 +151,9 @@ class Authenticator:
     def is_refused(self, authorization: str) -> bool:
         """Return whether this header's token is known not to be valid, at little cost."""
         token = authorization.partition(" ")[2].strip()
-        return token in self._refusals or (self._key is not None and self._key.is_forged(token))
+        if token in self._refusals:
+            return True
+        return bool(self._keys) and all(key.is_forged(token) for key in self._keys)
 
     async def _verify(self, token: str) -> Verified:
         # No await after this until it is remembered: no change of the keys can come in between.
@@ -195,13 +168,13 @@ class Authenticator:
         ends_at = end_of(claims, self._clock_seconds())
         until = self._monotonic_seconds() + VERIFIED_SECONDS_MAX
         scopes = scopes_in(claims, are_required=self._settings.jwt_require_scopes)
-        kept = MappingProxyType(claims) if self._keeps_claims else None
+        kept = read_only(claims) if self._keeps_claims else None
         return Verified(owner, key, until, ends_at, scopes, kept)
 
     async def _verified_claims(self, token: str) -> tuple[dict[str, Any], TokenKey]:
         """Return a token's claims, and the key that has signed it: ours, or one of the issuer's."""
-        if self._key is not None:
-            return self._claims.read(token, self._key), self._key
+        if self._keys:
+            return self._claims.read_by_any(token, self._keys)
         assert self._key_set is not None, "a key set is opened by `async with`"
         kid, algorithm = key_named_by(token)
         keys = await self._key_set.keys(kid, algorithm)
@@ -219,28 +192,6 @@ class Authenticator:
         return self._claims.read_by_any(token, replacements)
 
 
-def make_token(  # noqa: PLR0913 each is a claim
-    secret: str,
-    user: UserId,
-    *,
-    lifetime_seconds: int,
-    audience: str = "",
-    issuer: str = "",
-    scopes: Collection[Scope] = (),
-    clock_seconds: Callable[[], float] = time.time,
-) -> str:
-    """Return a token (HS256) for a user, for trials and tests."""
-    now = int(clock_seconds())
-    claims: dict[str, Any] = {"sub": str(user), "iat": now, "exp": now + lifetime_seconds}
-    if audience:
-        claims["aud"] = audience
-    if issuer:
-        claims["iss"] = issuer
-    if scopes:
-        claims["scope"] = " ".join(scopes)
-    return jwt.encode(claims, secret, algorithm="HS256")
-
-
 def _bearer(authorization: str) -> str:
     scheme_characters = len("Bearer ")
     if len(authorization) > scheme_characters + TOKEN_CHARACTERS_MAX:
@@ -256,12 +207,12 @@ def _signed(token: str) -> str:
     return token.rpartition(".")[0]
 
 
-def _fixed_key(settings: TokenSettings) -> TokenKey | None:
-    """Return the key of the settings; None if the issuer publishes the keys."""
+def _fixed_keys(settings: TokenSettings) -> tuple[TokenKey, ...]:
+    """Return the keys of the settings; none if the issuer publishes the keys."""
     if len(settings.ways) != 1:
         raise ConfigurationError(f"tokens need exactly one of {', '.join(TOKEN_WAYS)}")
     if settings.jwks_url:
-        return None
+        return ()
     if settings.jwt_secret:
-        return secret_key(settings.jwt_secret)
-    return public_key(settings.jwt_public_key)
+        return secret_keys(settings.jwt_secret)
+    return public_keys(settings.jwt_public_key)

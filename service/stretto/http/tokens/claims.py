@@ -6,6 +6,7 @@ The times of a token are not read here (`times.py`), nor is what its owner may b
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import jwt
@@ -13,6 +14,8 @@ import jwt
 from stretto.errors import Unauthenticated
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stretto.http.tokens.keys import TokenKey
 
 _REFUSALS: Final[dict[type[Exception], str]] = {
@@ -76,6 +79,27 @@ class ClaimsReader:
         if "aud" in claims and not self._audience:
             raise Unauthenticated(_REFUSALS[jwt.InvalidAudienceError])
         return claims
+
+
+def read_only(claims: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the claims so that nothing in them can be changed; arrays become tuples.
+
+    They are remembered with their token: what a host changed would be said by its next request.
+    """
+    try:
+        return MappingProxyType({name: _frozen(value) for name, value in claims.items()})
+    except RecursionError as error:
+        raise Unauthenticated("The token is not valid.") from error
+
+
+def _frozen(value: Any) -> Any:
+    match value:
+        case dict():
+            return read_only(value)
+        case list():
+            return tuple(map(_frozen, value))
+        case _:
+            return value
 
 
 def is_of_another_key(error: Unauthenticated) -> bool:

@@ -171,7 +171,9 @@ class KeySet:
 
     def _fetch_unless_just_tried(self) -> asyncio.Task[None] | None:
         """Return the fetch in progress, if any; it belongs to the set, not to its first caller."""
-        if self._fetching is None and self._cool_down_seconds <= 0:
+        # One that is done was cancelled before it began (`runtime/shared.py`).
+        is_fetching = self._fetching is not None and not self._fetching.done()
+        if not is_fetching and self._cool_down_seconds <= 0:
             self._fetches += 1
             self._fetching = asyncio.create_task(
                 self._fetch(), name="fetch the token issuer's keys"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +21,13 @@ from stretto.start_errors import ConfigurationError
 
 # RFC 7518, 3.3.
 RSA_BITS_MIN: Final = 2048
+# Keys of one setting: two during a rotation. A wrong token costs one verification for each.
+KEYS_MAX: Final = 8
+_BYTE_ORDER_MARK: Final = "\ufeff"
+# A public key up to what follows it: the next key, a certificate.
+_PUBLIC_KEY: Final = re.compile(
+    r"-----BEGIN (?:RSA )?PUBLIC KEY-----.*?(?=-----BEGIN |\Z)", re.DOTALL
+)
 
 # The algorithm of each kind of published key, and which keys of that kind verify it. A shared
 # secret ("oct") is never published.
@@ -64,23 +72,59 @@ class _DroppedError(Exception):
     """A published key is not used; says why."""
 
 
-def secret_key(secret: str) -> TokenKey:
-    """Return the key of a shared secret; raise `ConfigurationError` if it is weak or no secret."""
+def secrets_in(text: str) -> tuple[str, ...]:
+    """Return the shared secrets of a setting, of which each has a line; an only one is all the text.
+
+    Files that were put together may each begin with a byte order mark, as some editors write it.
+    """
+    lines = tuple(
+        line.rstrip().removeprefix(_BYTE_ORDER_MARK) for line in text.split("\n") if line.strip()
+    )
+    return lines if len(lines) > 1 else (text,)
+
+
+def secret_keys(text: str) -> tuple[TokenKey, ...]:
+    """Return the keys of shared secrets; raise `ConfigurationError` if one is weak or no secret."""
     try:
-        material = secret.encode()
-        jwt.get_algorithm_by_name("HS256").prepare_key(material)
+        materials = [secret.encode() for secret in secrets_in(text)]
+        for each in (text.encode(), *materials):
+            jwt.get_algorithm_by_name("HS256").prepare_key(each)
     except UnicodeEncodeError as error:
         raise ConfigurationError("jwt_secret must be UTF-8") from error
     except jwt.InvalidKeyError as error:
         # Anyone may know a public key: used as a secret, it would verify tokens of anyone's making.
         raise ConfigurationError("jwt_secret is a PEM or SSH key") from error
-    if len(material) < TOKEN_SECRET_BYTES_MIN:
-        raise ConfigurationError(f"jwt_secret needs at least {TOKEN_SECRET_BYTES_MIN} bytes")
-    return TokenKey("HS256", material)
+    if not text.strip():
+        raise ConfigurationError("jwt_secret has nothing but blanks")
+    if min(map(len, materials)) < TOKEN_SECRET_BYTES_MIN:
+        message = f"jwt_secret needs at least {TOKEN_SECRET_BYTES_MIN} bytes"
+        if len(materials) > 1:
+            message += (
+                " in each line, which is a secret of its own: write one without line ends, and have"
+                " the token issuer sign with it"
+            )
+        raise ConfigurationError(message)
+    if len(materials) > 1 and any(each.startswith(b"#") for each in materials):
+        # It would be a secret that can be guessed.
+        raise ConfigurationError("jwt_secret takes no comments: each line is a secret")
+    if len(materials) > KEYS_MAX:
+        raise ConfigurationError(f"jwt_secret has more than {KEYS_MAX} lines, each a secret")
+    return tuple(TokenKey("HS256", material) for material in materials)
 
 
-def public_key(pem: str) -> TokenKey:
-    """Return the key of a PEM text; raise `ConfigurationError` if it is none that we can use."""
+def public_keys(text: str) -> tuple[TokenKey, ...]:
+    """Return the keys of PEM texts; raise `ConfigurationError` if we cannot use one of them."""
+    # A text without any is read all the same, for its error.
+    pems = _PUBLIC_KEY.findall(text) or [text]
+    if len(pems) > KEYS_MAX:
+        raise ConfigurationError(f"jwt_public_key has more than {KEYS_MAX} keys")
+    if text.count("-----BEGIN ") > len(pems):
+        # Tokens that the left-out key has signed would be refused, by a service that has started.
+        raise ConfigurationError("jwt_public_key has more than public keys, such as a certificate")
+    return tuple(map(_public_key, pems))
+
+
+def _public_key(pem: str) -> TokenKey:
     try:
         material = load_pem_public_key(pem.encode())
     except (ValueError, UnsupportedAlgorithm) as error:

@@ -1,0 +1,393 @@
+// Creates groups exactly once from a browser, and follows their events. README.md says how to use
+// it, stretto.d.ts what each part does; here is why.
+
+const NAMESPACE_URL = "6ba7b811-9dad-11d1-80b4-00c04fd430c8"; // RFC 9562, 6.6
+const ADVICE = ["same-key", "new-key", "never"];
+// "Later", also from a proxy.
+const PASSING = [408, 409, 425, 429];
+// The service answers within 10 s; a large body may arrive at 64 kbit/s.
+const TRY_MS = 15_000;
+const CHARACTERS_PER_MS = 8;
+const BACKOFF_MS = [500, 30_000];
+const RETRY_AFTER_SECONDS_MAX = 3600;
+// A clock that is wrong by less is not why a first sending is out of range.
+const SKEW_MS_MIN = 60_000;
+// Two heartbeats of the service, and some.
+const SILENCE_MS = 60_000;
+const EVENTS_KNOWN_MAX = 1024;
+const TOKEN_ENDED = 4401;
+const HISTORY_LOST = 4410;
+
+export class StrettoError extends Error {
+  constructor(code, detail, retry, status = 0, problem = {}) {
+    super(`${code}: ${detail}`);
+    Object.assign(this, { name: "StrettoError", code, detail, retry, status, problem });
+  }
+}
+
+export async function groupId(owner, key) {
+  const namespace = await uuid5(NAMESPACE_URL, "urn:stretto:create_group");
+  return uuid5(await uuid5(namespace, owner), key);
+}
+
+export class Stretto {
+  #url;
+  #token;
+  #owner;
+  #store;
+  #intentions = new Map();
+
+  constructor({ url = "/", token, owner, store }) {
+    if (!globalThis.crypto?.subtle) throw new Error("stretto-client needs https or localhost");
+    this.#url = new URL(url, globalThis.location?.href).href.replace(/\/?$/, "/v1/");
+    this.#token = token;
+    this.#owner = owner;
+    this.#store = store ?? indexedStore(`stretto ${this.#url}`);
+  }
+
+  /** Stores what is to be created, before anything is sent. */
+  async intend(group, { key } = {}) {
+    const own = key ?? crypto.randomUUID();
+    if (!/^[#-~!][!-~]{0,254}$/.test(own)) throw new TypeError("a key has 1 to 255 of ! to ~");
+    const owner = await this.#whose();
+    const body = JSON.stringify(group);
+    const record = await this.#store.keep(
+      { groupId: await groupId(owner, own), owner, key: own, body, at: Date.now() },
+      (other) => key === undefined && other.owner === owner && other.body === body,
+    );
+    if (record.body !== body) {
+      throw new StrettoError("key_reused", "The key stands for another body.", "new-key");
+    }
+    return this.#intention(record);
+  }
+
+  /** Sends what is not done, of this page and of earlier ones. */
+  async resume() {
+    const owner = await this.#whose();
+    const records = (await this.#store.all()).filter((record) => record.owner === owner);
+    const intentions = records.map((record) => this.#intention(record));
+    for (const intention of intentions) intention.send().catch(() => {});
+    return intentions;
+  }
+
+  /** The user's events from a position on, or from now on. */
+  events(options = {}) {
+    return new Events(options, (...request) => this.#request("events", ...request));
+  }
+
+  async #whose() {
+    const owner = this.#owner ?? subjectOf(await this.#token(false));
+    if (!owner) throw new TypeError("give `owner`: the token does not name it");
+    return owner;
+  }
+
+  // One object of a page sends for all that ask.
+  #intention(record) {
+    const id = record.groupId;
+    if (!this.#intentions.has(id)) {
+      const request = (...options) => this.#request("groups", ...options);
+      const drop = () => {
+        this.#intentions.delete(id);
+        return this.#store.drop(id);
+      };
+      this.#intentions.set(id, new Intention(record, request, drop));
+    }
+    return this.#intentions.get(id);
+  }
+
+  async #request(path, options, isRefused, owner) {
+    const token = await this.#token(isRefused);
+    // With another user's token the key would make another group.
+    if (owner && owner !== (subjectOf(token) ?? owner)) {
+      throw new StrettoError("other_owner", "The token is of another user.", "same-key");
+    }
+    const headers = { ...options.headers, Authorization: `Bearer ${token}` };
+    // What can never be sent throws here: later errors are of the network.
+    return new Request(this.#url + path, { redirect: "error", ...options, headers });
+  }
+}
+
+class Intention {
+  #record;
+  #request;
+  #drop;
+  #sending;
+  #isSettled = false;
+  #isDropped = false;
+
+  constructor(record, request, drop) {
+    this.#record = record;
+    this.#request = request;
+    this.#drop = drop;
+    this.key = record.key;
+    this.groupId = record.groupId;
+    this.body = JSON.parse(record.body);
+  }
+
+  /** Sends until the outcome is known: the group, or a `StrettoError`. */
+  send() {
+    this.#sending ??= this.#outcome().catch((error) => {
+      this.#sending = undefined;
+      throw error;
+    });
+    return this.#sending;
+  }
+
+  /** Forgets an outcome that the page has used; false while there is none. */
+  async done() {
+    if (this.#isSettled) await this.#drop();
+    return this.#isSettled;
+  }
+
+  /** Gives up. There may be a group all the same. */
+  forget() {
+    this.#isDropped = true;
+    return this.#drop();
+  }
+
+  async #outcome() {
+    const { at, body, owner, key, groupId: id } = this.#record;
+    let isRefused = false;
+    let skew = 0;
+    for (let failures = 0; !this.#isDropped; ) {
+      const headers = {
+        "Content-Type": "application/json",
+        "Idempotency-Key": key,
+        "Idempotency-First-Sent": `@${Math.floor((at + skew) / 1000)}`,
+      };
+      const request = await this.#request({ method: "POST", headers, body }, isRefused, owner);
+      // Tabs take turns; the service itself needs no lock.
+      const { response, document } = await locked(`stretto ${id}`, () =>
+        answerTo(request, TRY_MS + Math.ceil(body.length / CHARACTERS_PER_MS)),
+      );
+      if (response?.status === 201 && document.group_id) {
+        this.#isSettled = true;
+        const isReplay = response.headers.has("Idempotent-Replayed");
+        return { groupId: document.group_id, conversationId: document.conversation_id, isReplay };
+      }
+      const error = errorOf(response, document);
+      const wasRefused = isRefused;
+      isRefused = error.status === 401;
+      if (isRefused && !wasRefused) continue;
+      if (error.code === "first_sent_out_of_range" && !skew) {
+        skew = Date.parse(response.headers.get("Date")) - Date.now();
+        if (Math.abs(skew) > SKEW_MS_MIN) continue;
+      }
+      if (error.retry !== "same-key") {
+        // Another token may be allowed what this one is not.
+        this.#isSettled = !isRefused && error.code !== "insufficient_scope";
+        throw error;
+      }
+      await pause(response, failures++);
+    }
+    throw new DOMException("given up", "AbortError");
+  }
+}
+
+class Events {
+  #request;
+  #signal;
+  #silence;
+  #begin;
+
+  constructor({ lastEventId, signal, silence = SILENCE_MS }, request) {
+    this.lastEventId = lastEventId;
+    this.ready = new Promise((resolve) => (this.#begin = resolve));
+    this.#request = request;
+    this.#signal = signal;
+    this.#silence = silence;
+  }
+
+  async *[Symbol.asyncIterator]() {
+    const known = new Set();
+    const signal = this.#signal;
+    let isRefused = false;
+    let least = 0;
+    for (let failures = 0; !signal?.aborted; ) {
+      const headers = { Accept: "text/event-stream" };
+      if (this.lastEventId) headers["Last-Event-ID"] = this.lastEventId;
+      const request = await this.#request({ headers, cache: "no-store" }, isRefused);
+      const cut = new AbortController();
+      const end = () => cut.abort();
+      let timer;
+      const beat = () => {
+        clearTimeout(timer);
+        timer = setTimeout(end, this.#silence);
+      };
+      signal?.addEventListener("abort", end);
+      let response;
+      try {
+        beat();
+        response = await fetch(request, { signal: cut.signal });
+        const wasRefused = isRefused;
+        isRefused = response.status === 401;
+        if (!response.ok) {
+          const error = errorOf(response, parsed(await response.text()));
+          if (error.retry !== "same-key" && (wasRefused || !isRefused)) throw error;
+        } else {
+          for await (const { id, event, data, retry } of blocksOf(response.body, beat)) {
+            if (retry) least = Number(retry);
+            if (id !== undefined) this.lastEventId = id;
+            if (id) {
+              failures = 0;
+              this.#begin();
+            }
+            if (!data) continue;
+            const document = JSON.parse(data);
+            if (event === "close") {
+              const { code, reason } = document;
+              if (code === HISTORY_LOST) throw new StrettoError("history_lost", reason, "never");
+              isRefused = code === TOKEN_ENDED;
+              break;
+            }
+            // What was sent when a connection broke may come again.
+            if (known.has(document.id)) continue;
+            known.add(document.id);
+            if (known.size > EVENTS_KNOWN_MAX) known.delete(known.values().next().value);
+            yield document;
+          }
+        }
+      } catch (error) {
+        if (error instanceof StrettoError) throw error;
+      } finally {
+        clearTimeout(timer);
+        end();
+        signal?.removeEventListener("abort", end);
+      }
+      if (!signal?.aborted) await pause(response, failures++, least, signal);
+    }
+  }
+}
+
+async function answerTo(request, milliseconds) {
+  const signal = AbortSignal.timeout(milliseconds);
+  try {
+    const response = await fetch(request, { signal });
+    return { response, document: parsed(await response.text()) };
+  } catch {
+    return { document: {} };
+  }
+}
+
+// The blocks of an event stream, as their fields; our data has one line.
+async function* blocksOf(stream, beat) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let block = {};
+  for (let part; !(part = await reader.read()).done; ) {
+    beat();
+    const lines = (rest + part.value).split(/\r?\n/);
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line) {
+        const [, name, value] = line.match(/^([^:]*):? ?([^]*)$/);
+        block[name] = value;
+      } else {
+        yield block;
+        block = {};
+      }
+    }
+  }
+}
+
+function parsed(text) {
+  try {
+    return Object(JSON.parse(text));
+  } catch {
+    return {};
+  }
+}
+
+// A proxy's page is judged by its status.
+function errorOf(response, problem) {
+  const status = response?.status ?? 0;
+  const isPassing = status < 400 || status >= 500 || PASSING.includes(status);
+  const retry = isPassing ? "same-key" : "never";
+  const { code = `http_${status}`, detail = "no problem document" } = problem;
+  const advice = ADVICE.includes(problem.retry) ? problem.retry : retry;
+  return new StrettoError(code, detail, advice, status, problem);
+}
+
+// As long as the service asks, else until the network is back.
+function pause(response, failures, least = 0, signal) {
+  const [first, most] = BACKOFF_MS;
+  const field = Number(response?.headers.get("Retry-After")) || 0;
+  const asked = Math.min(field, RETRY_AFTER_SECONDS_MAX);
+  const spread = Math.random() * (asked ? first : Math.min(most, first * 2 ** failures));
+  return new Promise((resolve) => {
+    const end = () => {
+      clearTimeout(timer);
+      globalThis.removeEventListener?.("online", end);
+      signal?.removeEventListener("abort", end);
+      resolve();
+    };
+    const timer = setTimeout(end, Math.max(asked * 1000, least) + spread);
+    if (!asked) globalThis.addEventListener?.("online", end);
+    signal?.addEventListener("abort", end);
+  });
+}
+
+function locked(name, work) {
+  return globalThis.navigator?.locks ? navigator.locks.request(name, work) : work();
+}
+
+// Not verified here.
+function subjectOf(token) {
+  try {
+    return JSON.parse(atob(token.split(".")[1].replaceAll("-", "+").replaceAll("_", "/"))).sub;
+  } catch {
+    return undefined;
+  }
+}
+
+async function uuid5(namespace, name) {
+  const space = namespace.match(/[^-]{2}/g).map((pair) => parseInt(pair, 16));
+  const text = Uint8Array.from([...space, ...new TextEncoder().encode(name)]);
+  const bytes = new Uint8Array(await crypto.subtle.digest("SHA-1", text), 0, 16);
+  bytes[6] = (bytes[6] & 0x0f) | 0x50;
+  bytes[8] = (bytes[8] & 0x3f) | 0x80;
+  const hex = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
+}
+
+// Opened for each use: a connection that stays open can be closed under a page. Transactions of all
+// tabs come one after the other; "strict" is on the disk.
+function indexedStore(name) {
+  const use = (mode, work) =>
+    new Promise((resolve, reject) => {
+      const opening = indexedDB.open(name, 1);
+      opening.onupgradeneeded = () =>
+        opening.result.createObjectStore("intentions", { keyPath: "groupId" });
+      opening.onerror = () => reject(opening.error);
+      opening.onsuccess = () => {
+        const database = opening.result;
+        const transaction = database.transaction("intentions", mode, { durability: "strict" });
+        let result;
+        transaction.oncomplete = () => {
+          database.close();
+          resolve(result);
+        };
+        transaction.onabort = () => {
+          database.close();
+          reject(transaction.error);
+        };
+        work(transaction.objectStore("intentions"), (found) => (result = found));
+      };
+    });
+  const all = (intentions, then) => {
+    intentions.getAll().onsuccess = ({ target }) => then(target.result);
+  };
+  return {
+    keep: (record, isSame) =>
+      use("readwrite", (intentions, give) =>
+        all(intentions, (records) => {
+          const isThis = (other) => other.groupId === record.groupId || isSame(other);
+          const found = records.find(isThis);
+          if (!found) intentions.add(record);
+          give(found ?? record);
+        }),
+      ),
+    all: () => use("readonly", all),
+    drop: (groupId) => use("readwrite", (intentions) => intentions.delete(groupId)),
+  };
+}

@@ -1,0 +1,147 @@
+"""Requests to one service as one user, tried again while that may help."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from asyncio import sleep
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Final, TypeVar
+
+import aiohttp
+
+from stretto.client.replies import BACKOFF_SECONDS_FIRST, Reply, TryAgainError
+from stretto.network import network_failure
+
+BACKOFF_SECONDS_MAX: Final = 2.0
+# The service answers within its own wait of 10 s: without an answer in 15 s the connection is lost.
+TRY_SECONDS_MAX: Final = 15.0
+
+# Below the host's usual level: a retry is the normal way, and stdout is the host's own.
+_LOGGER: Final = logging.getLogger("stretto")
+
+Token = str | Callable[[], Awaitable[str]]
+T = TypeVar("T")
+
+
+class Calls:
+    """Sends the requests of one user over the given session.
+
+    A token that is an async function is asked for before each try. Raises `aiohttp.InvalidURL` for a
+    `base_url` that is neither http nor https. One that is empty or begins with a slash is relative to
+    the session's own.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, base_url: str, token: Token) -> None:
+        if base_url and not base_url.lower().startswith(("http://", "https://", "/")):
+            raise aiohttp.InvalidURL(base_url, "base_url must begin with http:// or https://")
+        self._session = session
+        self._url = base_url.rstrip("/") + "/v1/"
+        self._token = token
+
+    async def call(  # noqa: PLR0913 the fields of a request
+        self,
+        method: str,
+        path: str,
+        read: Callable[[Reply], T],
+        *,
+        timeout_seconds: float,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str | int] | None = None,
+        body: bytes | None = None,
+        warning: str = "",
+    ) -> T:
+        """Return what `read` makes of a reply; try again for as long as it says so.
+
+        Raises what `read` raises, and `TimeoutError`, with the last reason and a warning.
+        """
+        tries = Tries()
+
+        async def send() -> T:
+            async with self.opened(
+                method,
+                path,
+                headers=headers or {},
+                params=params or {},
+                body=body,
+                times=aiohttp.ClientTimeout(total=TRY_SECONDS_MAX),
+            ) as response:
+                return read(Reply(response.status, response.headers, await response.read()))
+
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await tries.until_it_answers(send)
+        except (TimeoutError, TryAgainError):
+            message = f"no outcome within {timeout_seconds} s ({tries.last_error or 'no answer'})"
+            raise TimeoutError(message + warning) from tries.last_error
+
+    @asynccontextmanager
+    async def opened(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        params: Mapping[str, str | int],
+        times: aiohttp.ClientTimeout,
+        body: bytes | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request once; where the network fails, also in the block, raise `TryAgainError`.
+
+        A token that is refused is asked for once again: it may have ended on the way.
+        """
+        for is_last in (True,) if isinstance(self._token, str) else (False, True):
+            token = await self._current_token()
+            try:
+                async with self._session.request(
+                    method,
+                    self._url + path,
+                    data=body,
+                    params=params,
+                    headers={**headers, "Authorization": f"Bearer {token}"},
+                    # A redirected POST would go on as a GET.
+                    allow_redirects=False,
+                    # Replies are judged here, whatever the caller's session does with its own.
+                    raise_for_status=False,
+                    timeout=times,
+                ) as response:
+                    if response.status != HTTPStatus.UNAUTHORIZED or is_last:
+                        yield response
+                        return
+            except aiohttp.InvalidURL:
+                raise
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise TryAgainError(network_failure(error)) from error
+
+    async def _current_token(self) -> str:
+        return self._token if isinstance(self._token, str) else await self._token()
+
+
+class Tries:
+    """Calls a function until it does not raise `TryAgainError`, with pauses between the tries."""
+
+    def __init__(self) -> None:
+        self.last_error: TryAgainError | None = None
+
+    async def until_it_answers(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Return what the function returns, and raise what else it raises."""
+        for failures in itertools.count():
+            try:
+                return await function()
+            except TryAgainError as error:
+                self.last_error = error
+                seconds = error.retry_after_seconds or _backoff_seconds(failures)
+                _LOGGER.debug("client.retried cause=%r pause_seconds=%.1f", str(error), seconds)
+            await sleep(seconds)
+        raise AssertionError  # the loop returns or raises
+
+
+def _backoff_seconds(failures: int) -> float:
+    """Return a pause that doubles, with jitter: clients that failed together come back apart."""
+    # The exponent is bounded too: a float has no 2**1024.
+    longer = BACKOFF_SECONDS_FIRST * 2.0 ** min(failures, 16)
+    return min(BACKOFF_SECONDS_MAX, longer + random.uniform(0, BACKOFF_SECONDS_FIRST))

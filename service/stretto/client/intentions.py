@@ -1,0 +1,176 @@
+"""Wishes that outlive the program: stored before they are sent, with their key.
+
+A program that creates a group and crashes before it knows the outcome must send the same key again.
+One file per intention says which, in a folder of the program's own.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import orjson
+
+from stretto.client.replies import ClientError
+from stretto.domain import group_id
+from stretto.errors import KeyInvalid, Retry
+from stretto.identifiers import IdempotencyKey, UserId
+from stretto.metadata import Metadata
+
+_SUFFIX: Final = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class Intention:
+    """One group that a user wants: the same key and body for every try.
+
+    `first_sent` is when the user wanted it, in seconds since the epoch; None leaves the group's age
+    unbounded.
+    """
+
+    key: str
+    body: bytes
+    first_sent: float | None = None
+
+    @classmethod
+    def of(  # noqa: PLR0913 the fields of a request
+        cls,
+        name: str,
+        members: Sequence[str | Mapping[str, str]] = (),
+        *,
+        description: str | None = None,
+        kind: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        first_sent: float | None = None,
+    ) -> Intention:
+        """Return the intention with these fields, with a new key unless one is given.
+
+        Raises `ClientError` for a key that the service refuses, `TypeError` for members that are one
+        text: each of its characters would be a member; and `ValueError` for metadata that no request
+        can carry.
+        """
+        if isinstance(members, (str, bytes, bytearray, Mapping)):
+            message = f"members must be a list of user ids, such as ['bob'], not {members!r}"
+            raise TypeError(message)
+        # An empty key is one that the caller has lost: it is refused. A new one could create a
+        # second group.
+        if key is None:
+            key = str(uuid4())
+            first_sent = time.time() if first_sent is None else first_sent
+        document: dict[str, object] = {
+            "name": name,
+            "description": description,
+            "members": list(members),
+        }
+        if kind is not None:
+            document["kind"] = kind
+        if metadata is not None:
+            # Not by orjson, which writes null for a number that is none.
+            document["metadata"] = orjson.Fragment(Metadata(dict(metadata)).encode())
+        return cls(str(_checked(key)), orjson.dumps(document), first_sent)
+
+    def headers(self) -> dict[str, str]:
+        """Return the header fields that go with the body.
+
+        The key is not sent as it is: blanks at its ends would be lost, and quotes would be taken off.
+        """
+        headers = {
+            "Idempotency-Key": _checked(self.key).header_field(),
+            "Content-Type": "application/json",
+        }
+        if self.first_sent is not None:
+            headers["Idempotency-First-Sent"] = f"@{self.first_sent:.0f}"
+        return headers
+
+    def group_id(self, owner_id: str) -> UUID:
+        """Return the id that the owner's group will have: the token's `sub` says who that is."""
+        return group_id(UserId(owner_id), _checked(self.key))
+
+
+class Intentions:
+    """The intentions in a folder that nothing else writes in; it is made at the first `add`.
+
+    `add` and `remove` return when the disk has what they did. Several processes may share the folder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+
+    def add(self, intention: Intention) -> Intention:
+        """Store an intention before it is sent; return the one that is stored under its key.
+
+        That is the older one if this wish was stored before. Raises `ClientError` (`key_reused`) if the
+        key is stored with another body.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(intention.key)
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".") as file:
+            file.write(
+                orjson.dumps(
+                    {
+                        "key": intention.key,
+                        "first_sent": intention.first_sent,
+                        "body": intention.body.decode(),
+                    }
+                )
+            )
+            file.flush()
+            os.fsync(file.fileno())
+            try:
+                # Unlike a renaming, this never replaces what another process has just stored.
+                os.link(file.name, path)
+            except FileExistsError:
+                stored = _read(path)
+                if stored.body != intention.body:
+                    raise ClientError(
+                        "key_reused", "The key is stored with another body.", Retry.NEW_KEY
+                    ) from None
+                return stored
+        self._flush()
+        return intention
+
+    def remove(self, intention: Intention) -> None:
+        """Forget an intention once the program has made use of its outcome."""
+        self._path(intention.key).unlink(missing_ok=True)
+        self._flush()
+
+    def __iter__(self) -> Iterator[Intention]:
+        """Yield what is stored, the oldest first; raises `ValueError` for a file that is none."""
+        paths = [path for path in self._folder.glob("*" + _SUFFIX) if path.name[0] != "."]
+        yield from (_read(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns))
+
+    def _path(self, key: str) -> Path:
+        # A key may hold slashes and be longer than a file's name.
+        return self._folder / (sha256(key.encode()).hexdigest() + _SUFFIX)
+
+    def _flush(self) -> None:
+        """Have the disk know of the folder's names, not only of the files' content."""
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _checked(key: str) -> IdempotencyKey:
+    try:
+        return IdempotencyKey(key)
+    except KeyInvalid as error:
+        raise ClientError(error.code, error.detail, error.retry) from error
+
+
+def _read(path: Path) -> Intention:
+    try:
+        stored = orjson.loads(path.read_bytes())
+        return Intention(stored["key"], stored["body"].encode(), stored["first_sent"])
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        message = f"{path} holds no intention: move it away"
+        raise ValueError(message) from error

@@ -1,0 +1,119 @@
+"""Live events over server-sent events, resumed for as long as the service has what was missed."""
+
+from __future__ import annotations
+
+from asyncio import sleep
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import orjson
+
+from stretto.client.calls import Tries
+from stretto.client.replies import ClientError, Reply, refuse
+from stretto.errors import Retry
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+
+    from stretto.client.calls import Calls
+
+# The service sends a sign of life every 25 s, unless its operator has chosen otherwise.
+SILENCE_SECONDS: Final = 90.0
+# Until the service says how long its clients wait.
+RECONNECT_SECONDS: Final = 2.0
+_POSITION_LOST: Final = 4410
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An event, and the position to resume from after it; without an event, the position alone."""
+
+    position: str
+    event: Mapping[str, Any] | None
+
+
+@dataclass(slots=True)
+class _Block:
+    """The fields of one server-sent event (WHATWG HTML, 9.2.6)."""
+
+    kind: str = "message"
+    position: str | None = None
+    data: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any] | None:
+        """Return the data, if there is any."""
+        return orjson.loads("\n".join(self.data)) if self.data else None
+
+
+class Session:
+    """Receives the events of one user, from a position on or from now on."""
+
+    def __init__(self, calls: Calls, position: str | None, silence_seconds: float) -> None:
+        self._calls = calls
+        self._position = position
+        self._pause_seconds = RECONNECT_SECONDS
+        self._times = aiohttp.ClientTimeout(total=None, sock_read=silence_seconds)
+
+    async def received(self) -> AsyncGenerator[Received, None]:
+        """Yield events until the caller stops; connect again and resume after each end.
+
+        Raises `ClientError` where that does not help: the history at the position is lost
+        (`position_lost`), or the token is refused.
+        """
+        while True:
+            async with AsyncExitStack() as connection:
+                opening = partial(self._open, connection)
+                response = await Tries().until_it_answers(opening)
+                # One that ends without a word is resumed as well.
+                with suppress(aiohttp.ClientError, TimeoutError):
+                    async for block in self._blocks(response):
+                        if block.kind == "close":
+                            self._judge(block)
+                        elif block.position is not None:
+                            self._position = block.position
+                            yield Received(block.position, block.document())
+            await sleep(self._pause_seconds)
+
+    async def _open(self, connection: AsyncExitStack) -> aiohttp.ClientResponse:
+        headers = {"Accept": "text/event-stream"}
+        if self._position is not None:
+            headers["Last-Event-ID"] = self._position
+        opened = self._calls.opened("GET", "events", headers=headers, params={}, times=self._times)
+        async with AsyncExitStack() as stack:
+            response = await stack.enter_async_context(opened)
+            if response.status != HTTPStatus.OK:
+                refuse(Reply(response.status, response.headers, await response.read()))
+            # From here on the session closes it.
+            connection.push_async_exit(stack.pop_all())
+        return response
+
+    async def _blocks(self, response: aiohttp.ClientResponse) -> AsyncIterator[_Block]:
+        """Yield the blocks that have ended; the connection may break inside the last one."""
+        block = _Block()
+        async for line in response.content:
+            text = line.decode().rstrip("\r\n")
+            name, _, value = text.partition(":")
+            value = value.removeprefix(" ")
+            if not text:
+                yield block
+                block = _Block()
+            elif name == "data":
+                block.data.append(value)
+            elif name == "id":
+                block.position = value
+            elif name == "event":
+                block.kind = value
+            elif name == "retry" and value.isascii() and value.isdigit():
+                # The service spreads its clients with it.
+                self._pause_seconds = int(value[:6]) / 1000
+
+    @staticmethod
+    def _judge(end: _Block) -> None:
+        """Raise `ClientError` if the service's reason to end the session will last."""
+        why = end.document() or {}
+        if why.get("code") == _POSITION_LOST:
+            raise ClientError("position_lost", str(why.get("reason")), Retry.NEVER)

@@ -1,0 +1,117 @@
+"""Suspects: owners whose writes are led after those of the others, each alone.
+
+A hook or a trigger that hangs for many owners costs a time-out for each batch that has one of them,
+and another to find each. Newcomers in these batches would wait until all are found. While none goes
+through, no hang is charged (`apart.py`), so no owner is paused, and the hangs begin anew.
+
+An owner becomes a suspect when its write has hung alone, or was in a batch that hung and had no time
+to be tried alone. It stays one until a write of it goes through or is refused, or for
+`SUSPECT_SECONDS`. Where all writes are slow, no hang says anything: so a slow success ends what has
+been suspected since the last quick one, unless the hang was much longer (`HANG_RATIO`). The host's
+hook may take long for all, and hang for some.
+
+Shared by the writers of a process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.domain import UserId
+    from stretto.store_errors import StoreError
+
+# A suspect who sends nothing is forgotten. One who is innocent is cleared by its next write, or shares
+# the batches again after this time: it may have waited behind many who hang.
+SUSPECT_SECONDS: Final = 60.0
+# A hang that took so many times as long as a success was none of the server's. Below `ALONE_RATIO`
+# (`postgres/hook_patience.py`): what hangs is ended after so many times as long as the others take.
+HANG_RATIO: Final = 2.0
+# As many as several batches hold; each costs some 500 bytes.
+SUSPECTS_MAX: Final = 4096
+
+
+@dataclass(slots=True)
+class _Suspect:
+    since: float
+    """When its write has hung, or its batch."""
+    seconds: float
+    """How long that has hung."""
+    error: StoreError | None
+    """That its write has met alone; None if it was not tried since its batch hung."""
+
+
+class Suspects:
+    """Owners, for a bounded time and number; true while there is any."""
+
+    def __init__(self, clock_seconds: Callable[[], float]) -> None:
+        self._clock_seconds = clock_seconds
+        self._suspects: dict[UserId, _Suspect] = {}
+        """The latest at the end."""
+        self._age_sign = 1
+
+    def __len__(self) -> int:
+        return len(self._suspects)
+
+    def __contains__(self, owner: object) -> bool:
+        return owner in self._suspects
+
+    def note_hang(self, owner: UserId, error: StoreError, seconds: float) -> None:
+        """Suspect an owner whose write has hung alone for so long, with this error."""
+        self._suspects.pop(owner, None)
+        self._note(owner, _Suspect(self._clock_seconds(), seconds, copy_of(error)))
+
+    def note_untried(self, owner: UserId, seconds: float) -> None:
+        """Suspect an owner whose write had no time after a batch that hung for so long.
+
+        A suspect stays one, and for no longer than before.
+        """
+        if owner not in self._suspects:
+            self._note(owner, _Suspect(self._clock_seconds(), seconds, None))
+
+    def error_of(self, owner: UserId) -> StoreError | None:
+        """Return the error that a write of the owner has met alone."""
+        suspect = self._suspects.get(owner)
+        return None if suspect is None or suspect.error is None else copy_of(suspect.error)
+
+    def discard(self, owner: UserId) -> None:
+        """Suspect the owner no more: its write has come to an end. Idempotent."""
+        self._suspects.pop(owner, None)
+
+    def discard_since(self, time: float, seconds: float) -> None:
+        """Suspect none for a hang after this time that took little longer than a success."""
+        longest = HANG_RATIO * seconds
+        suspects = self._suspects.items()
+        for owner in [o for o, each in suspects if each.since > time and each.seconds < longest]:
+            del self._suspects[owner]
+
+    def next_age_sign(self) -> int:
+        """Return -1 and 1 in turns: the youngest requests are tried first, then the oldest.
+
+        Newcomers have come after those who hang. But while more come who hang, the first of those who
+        are innocent would never be tried.
+        """
+        self._age_sign = -self._age_sign
+        return self._age_sign
+
+    def drop_stale(self) -> None:
+        """Forget those who have been suspects for `SUSPECT_SECONDS`."""
+        latest = self._clock_seconds() - SUSPECT_SECONDS
+        while self._suspects:
+            owner = next(iter(self._suspects))
+            if self._suspects[owner].since > latest:
+                return
+            del self._suspects[owner]
+
+    def _note(self, owner: UserId, suspect: _Suspect) -> None:
+        self._suspects[owner] = suspect
+        if len(self._suspects) > SUSPECTS_MAX:
+            del self._suspects[next(iter(self._suspects))]
+
+
+def copy_of(error: StoreError) -> StoreError:
+    """Return an error of the same type and text; traceback and cause would keep frames alive."""
+    return type(error).__new__(type(error), *error.args)

@@ -1,0 +1,63 @@
+"""Deletes groups for their owners; what is left of one is a tombstone."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+from uuid_utils.compat import uuid7
+
+from stretto.creation.deletion import SLOW_SECONDS
+from stretto.postgres.connecting import LOCK_SECONDS
+from stretto.postgres.driver_errors import in_words, is_of_its_rows
+from stretto.postgres.lanes import Lane
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.write_columns import milliseconds
+from stretto.store_errors import ReadCancelled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from stretto.creation.deletion import Delete, Deletion
+    from stretto.postgres.connections import Database
+    from stretto.postgres.driver_connection import Connection
+
+
+# The type of a deletion's event, which `delete_group_1` writes.
+DELETED: Final = "group.deleted"
+# While others wait, for each lock. A change of a group, or another deletion of it, commits by then.
+HASTY_LOCK_SECONDS: Final = SLOW_SECONDS
+
+
+class PostgresDeletionStore:
+    """A `DeletionStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @asynccontextmanager
+    async def deleting(self) -> AsyncIterator[Delete]:
+        """Yield what deletes, on one connection."""
+        async with self._database.connection(Lane.FOLLOWERS) as connection:
+            yield partial(_delete, connection)
+
+
+async def _delete(connection: Connection, wanted: Deletion, /, *, is_hasty: bool) -> bool | None:
+    """Delete a group in a commit of its own; return what the statement does.
+
+    Raises `ReadCancelled` where a lock, a constraint, a trigger or its time prevents it; the
+    connection lives.
+    """
+    try:
+        is_deleted: bool | None = await connection.fetchval(
+            QUERIES["delete_group_of_owner"],
+            *(wanted.group_id, wanted.owner, uuid7(), wanted.trace_context),
+            milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
+        )
+    except asyncpg.PostgresError as error:
+        if is_of_its_rows(error) or isinstance(error, asyncpg.QueryCanceledError):
+            raise ReadCancelled(in_words(error)) from error
+        raise
+    return is_deleted

@@ -1,0 +1,7 @@
+-- Groups that their owners delete.
+
+-- name: delete_group_of_owner
+-- Delete the group $1 for its owner $2; the event's id is $3, the request's trace $4. Return true; false
+-- if it was deleted before; null where this owner has no such group. Wait at most $5 for each lock: the
+-- call in FROM comes first.
+SELECT delete_group_1($1, $2, $3, $4) AS is_deleted FROM set_config('lock_timeout', $5, true);

@@ -1,0 +1,49 @@
+"""Lanes: which work shares connections, and how many there are."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Lane(StrEnum):
+    """A kind of work with connections of its own."""
+
+    LOOKS = "looks"
+    """What became of attempts."""
+    FOLLOWERS = "followers"
+    """Heal and reclaim, key by key; delete, group by group."""
+    GROUPS = "groups"
+    """What members read."""
+    HISTORY = "history"
+    """What sessions catch up on."""
+    PROBE = "probe"
+    """Health checks."""
+    TRAILS = "trails"
+    """What owners read of their attempts' trails."""
+    UPKEEP = "upkeep"
+    """Relay, sweeper, webhook, announcer and deletion watch: each does one thing at a time."""
+
+
+# One for each actor. Two of GROUPS, so that a large page does not delay single groups; two of
+# FOLLOWERS, so that a row lock does not delay every other key.
+CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
+    Lane.LOOKS: 1,
+    Lane.FOLLOWERS: 2,
+    Lane.GROUPS: 2,
+    Lane.HISTORY: 1,
+    Lane.PROBE: 1,
+    Lane.TRAILS: 1,
+    Lane.UPKEEP: 5,
+}
+
+
+def connections(instances: int, workers: int, writers: int) -> int:
+    """Return how many connections to the database the instances hold, at most.
+
+    Of each worker: its writers, every lane, and one that follows the log for live sessions.
+    """
+    return instances * workers * (writers + sum(CONNECTIONS_MAX.values()) + 1)

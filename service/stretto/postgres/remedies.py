@@ -1,0 +1,76 @@
+"""What an operator can do about a database that takes no connection, or no write."""
+
+from __future__ import annotations
+
+import os
+import ssl
+
+import asyncpg
+from asyncpg.exceptions import TargetServerAttributeNotMatched
+
+from stretto.postgres.driver_errors import READ_ONLY_STATE, is_without_tls
+
+TAKE_WRITES = (
+    "name the primary in STRETTO_DATABASE_URL, or have this database take writes again"
+    " (default_transaction_read_only)"
+)
+FREE_CONNECTIONS = (
+    "end sessions that are not needed (pg_stat_activity), or raise max_connections or the limit of"
+    " the role or the database"
+)
+# Too many connections; of a role or a database with a limit of its own too.
+_NO_CONNECTION_LEFT = "53300"
+
+
+def remedy_of_waiting(cause: BaseException | None) -> str:
+    """Return what to do about a connection that was waited for in vain."""
+    if isinstance(cause, TargetServerAttributeNotMatched):
+        return TAKE_WRITES
+    known = isinstance(cause, asyncpg.PostgresError) and remedy_of_state(cause.sqlstate or "")
+    return known or "is it started, and is STRETTO_DATABASE_URL right?"
+
+
+def remedy_of_state(state: str) -> str:
+    """Return what to do about a database that takes no writes, or no connection more; else nothing."""
+    return {READ_ONLY_STATE: TAKE_WRITES, _NO_CONNECTION_LEFT: FREE_CONNECTIONS}.get(state, "")
+
+
+def remedy(cause: BaseException | None) -> str:
+    """Return what to do about a connection that no waiting will bring."""
+    state = (isinstance(cause, asyncpg.PostgresError) and cause.sqlstate) or ""
+    if state.startswith("28"):
+        return "give STRETTO_DATABASE_URL a user and a password that the server takes"
+    if state.startswith("3D"):
+        return "create the database, or name another one in STRETTO_DATABASE_URL"
+    if state == "42501":
+        return (
+            "have the database's owner GRANT CONNECT to this user, and leave parameters that only a"
+            " superuser may set out of STRETTO_DATABASE_URL"
+        )
+    if state.startswith(("22", "42")):
+        return (
+            "correct the parameters of STRETTO_DATABASE_URL: the server takes them as its settings"
+        )
+    if isinstance(cause, ssl.SSLError):
+        return "correct sslmode, sslrootcert, sslcert or sslkey of STRETTO_DATABASE_URL"
+    if is_without_tls(cause):
+        return (
+            "turn TLS on at the server (PostgreSQL's setting ssl), or correct sslmode of"
+            " STRETTO_DATABASE_URL: the server takes connections without TLS alone"
+        )
+    if isinstance(cause, asyncpg.InterfaceError):
+        # The driver's own message names the part.
+        return "correct it in STRETTO_DATABASE_URL"
+    return _address_remedy()
+
+
+def _address_remedy() -> str:
+    """Return what to do about an address that the driver cannot use."""
+    # The driver reads it whatever the URL says, except where it is empty.
+    ports = os.environ.get("PGPORT") or "0"
+    if not all(port.strip().isdecimal() for port in ports.split(",")):
+        return "correct or unset the environment's PGPORT: it is no port"
+    return (
+        "correct STRETTO_DATABASE_URL: postgresql://user:password@host:5432/database, with %40 for"
+        " an @ and %2F for a / of the password"
+    )

@@ -1,0 +1,91 @@
+"""Whether commits wait for a synchronous standby that is away: why a statement had no answer.
+
+The server goes on waiting after our connection was cut, and reads that commit nothing are answered,
+so nothing else shows the cause. Once a statement was cut for its time, another connection asks
+whether commits have been waiting for a standby. If so, that is the cause in the log and in the
+answer. It is reported once, and its end once, with the first group that is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from stretto.observations import StandbyAwaited, StandbyReached
+from stretto.postgres.queries import QUERIES
+from stretto.store_errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from stretto.observations import Observer
+    from stretto.postgres.driver_connection import Connection
+
+# A standby that is there is waited for less (`waits_for_standby`), and a server that goes down
+# breaks connections at once.
+LATE_SECONDS: Final = 1.0
+# On top of the time after which a statement was cut: a server that has frozen does not say it.
+ASK_SECONDS: Final = 0.5
+# A commit waits some milliseconds for a standby that is there. A part of `ASK_SECONDS`.
+WAIT_SECONDS: Final = 0.2
+# For clients, whose error is `database_unavailable` in any case.
+DETAIL: Final = (
+    "The database answers reads, but its commits wait for a standby server;"
+    " the same request finds out what became of it."
+)
+
+
+async def waits_for_standby(
+    connection: Connection, pause: Callable[[float], Awaitable[object]] = asyncio.sleep
+) -> bool:
+    """Whether a commit waits for a synchronous standby, of a session that this role may see.
+
+    One that waits in both of two looks; the pause between them is for tests.
+    """
+    waiting = await connection.fetch(QUERIES["commits_waiting"])
+    if not waiting:
+        return False
+    await pause(WAIT_SECONDS)
+    return not {*waiting}.isdisjoint(await connection.fetch(QUERIES["commits_waiting"]))
+
+
+class StandbyWatch:
+    """What is known of the standby; `connection` acquires one that waits for no commit."""
+
+    def __init__(
+        self,
+        connection: Callable[[], AbstractAsyncContextManager[Connection]],
+        observe: Observer,
+        clock_seconds: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection = connection
+        self._observe = observe
+        self.clock_seconds = clock_seconds
+        self._awaited_since: float | None = None
+
+    async def explained(self, error: StoreError, began: float) -> StoreError:
+        """Return the error of a statement that `began` then and had no answer, with its cause."""
+        if self.clock_seconds() - began < LATE_SECONDS or not await self._is_awaited():
+            return error
+        if self._awaited_since is None:
+            self._awaited_since = began
+            self._observe(StandbyAwaited())
+        explained = type(error)(StandbyAwaited.cause)
+        explained.detail = DETAIL
+        return explained
+
+    def note_commit(self) -> None:
+        """Note that a commit went through which waits for the standby where there is one."""
+        if self._awaited_since is not None:
+            seconds = self.clock_seconds() - self._awaited_since
+            self._awaited_since = None
+            self._observe(StandbyReached(seconds))
+
+    async def _is_awaited(self) -> bool:
+        try:
+            async with asyncio.timeout(ASK_SECONDS), self._connection() as connection:
+                return await waits_for_standby(connection)
+        except (StoreError, TimeoutError):
+            return False

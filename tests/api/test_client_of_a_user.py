@@ -1,0 +1,293 @@
+"""StrettoClient beyond creation: reading, tokens that end, and sessions that are resumed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from stretto import ClientError, Intention, StrettoClient, group_id
+from stretto.client import sessions, stretto_client
+from stretto.errors import Retry
+from stretto.http.front.serving import serving
+from support.api_client import api_for, token_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from stretto import Received
+
+LONG_SECONDS = 60.0
+
+
+@pytest.fixture
+async def url(database_url: str) -> AsyncIterator[str]:
+    """A running service."""
+    async with api_for(database_url) as api:
+        yield api.url
+
+
+@asynccontextmanager
+async def client_of(url: str, token: Any = None) -> AsyncIterator[StrettoClient]:
+    """Open a client, of alice unless it has another token."""
+    async with aiohttp.ClientSession() as session:
+        yield StrettoClient(session, url, token or token_of("alice"))
+
+
+async def test_a_user_reads_what_was_created(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One group, all groups over several pages, members, and what became of a key."""
+    monkeypatch.setattr(stretto_client, "PAGE_ITEMS", 2)
+    async with client_of(url) as client:
+        for n in range(5):
+            await client.create_group(f"Team {n}", ["bob", "carol"], key=f"a/b?{n}%2F")
+        names = [group["name"] async for group in client.groups()]
+        assert [f"Team {n}" for n in reversed(range(5))] == names
+        id_ = group_id("alice", "a/b?3%2F")
+        group = await client.read_group(id_)
+        assert (str(id_), "Team 3", 3) == (
+            group["group_id"],
+            group["name"],
+            group["members_count"],
+        )
+        members = {member["user_id"]: member["role"] async for member in client.members(id_)}
+        assert {"alice": "owner", "bob": "member", "carol": "member"} == members
+        attempt = await client.read_attempt("a/b?3%2F")
+        assert ("succeeded", str(id_)) == (attempt["status"], attempt["group_id"])
+
+
+async def test_what_is_not_there_is_refused_at_once(url: str) -> None:
+    """With the service's code; a path in an id is no path."""
+    async with client_of(url) as client:
+        for id_ in (group_id("bob", "k"), "../groups", "a/members"):
+            with pytest.raises(ClientError) as refusal:
+                await client.read_group(id_)
+            assert Retry.NEVER is refusal.value.retry
+        with pytest.raises(ClientError) as refusal:
+            await client.read_attempt("never sent")
+        assert refusal.value.code in ("not_found", "key_invalid")
+
+
+@dataclass
+class Front:
+    """Answers each request by the next step of its script, and counts them."""
+
+    url: str = ""
+    script: list[Callable[[web.Request], web.StreamResponse]] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+async def front() -> AsyncIterator[Front]:
+    """A server in the service's place."""
+    front = Front()
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        front.tokens.append(request.headers["Authorization"].removeprefix("Bearer "))
+        return front.script.pop(0)(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", play)
+    async with serving(app, host="127.0.0.1", port=0) as port:
+        front.url = f"http://127.0.0.1:{port}"
+        yield front
+
+
+def refused(_: web.Request) -> web.StreamResponse:
+    """Refuse the token."""
+    return web.json_response({"code": "unauthenticated", "retry": "never"}, status=401)
+
+
+def group(_: web.Request) -> web.StreamResponse:
+    """Return a group."""
+    return web.json_response({"name": "Team"})
+
+
+def busy(_: web.Request) -> web.StreamResponse:
+    """Ask for another try."""
+    return web.json_response({"code": "overloaded", "retry": "same-key"}, status=503)
+
+
+def nothing(_: web.Request) -> web.StreamResponse:
+    """Return 200 and no document, as a captive portal does."""
+    return web.Response(text="<html>")
+
+
+async def test_reading_is_tried_again(front: Front) -> None:
+    """While the service asks for it, and while what comes is no document."""
+    front.script = [busy, nothing, group]
+    async with client_of(front.url) as client:
+        assert {"name": "Team"} == await client.read_group("g")
+    assert [] == front.script
+
+
+async def test_a_token_that_ended_is_asked_for_once_again(front: Front) -> None:
+    """Whether or not the function returns another one; a second refusal is final."""
+    tokens = iter("abcd")
+
+    async def current() -> str:
+        return next(tokens)
+
+    async with client_of(front.url, current) as client:
+        front.script = [refused, group]
+        assert {"name": "Team"} == await client.read_group("g")
+        front.script = [refused, refused, group]
+        with pytest.raises(ClientError, match="unauthenticated"):
+            await client.read_group("g")
+    assert [*"abcd"] == front.tokens
+    assert [group] == front.script
+
+
+async def test_a_fixed_token_is_refused_once(front: Front) -> None:
+    """There is no other one to send."""
+    front.script = [refused, group]
+    async with client_of(front.url, "a") as client:
+        with pytest.raises(ClientError, match="unauthenticated"):
+            await client.read_group("g")
+    assert ["a"] == front.tokens
+
+
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Reconnect at once; return the pauses that would have been made."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def at_once(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(sessions, "sleep", at_once)
+    return pauses
+
+
+async def test_a_session_gets_what_comes_and_resumes(url: str, without_pauses: list[float]) -> None:
+    """First a position, then events; another session goes on behind the last of them."""
+    async with asyncio.timeout(LONG_SECONDS), client_of(url) as client:
+        async with aclosing(client.events()) as events:
+            start = await anext(events)
+            assert start.event is None
+            made = await client.send(Intention.of("One", key="one"))
+            first = await next_event(events)
+            assert str(made.group.group_id) == first.event["subject"]
+        await client.send(Intention.of("Two", key="two"))
+        async with aclosing(client.events(first.position)) as events:
+            second = await next_event(events)
+            assert str(group_id("alice", "two")) == second.event["subject"]
+        async with aclosing(client.events(start.position)) as events:
+            subjects = [(await next_event(events)).event["subject"] for _ in range(2)]
+        assert [str(group_id("alice", key)) for key in ("one", "two")] == subjects
+    assert [] == without_pauses
+
+
+async def next_event(events: AsyncIterator[Received]) -> Any:
+    """Return the next thing that is more than a position."""
+    async for received in events:
+        if received.event is not None:
+            return received
+    raise AssertionError
+
+
+class Stream:
+    """Server-sent events by a script: what each connection sends before it ends."""
+
+    def __init__(self, *connections: bytes) -> None:
+        self.connections = list(connections)
+        self.resumed: list[str | None] = []
+
+    def app(self) -> web.Application:
+        """Return the application that plays it."""
+        app = web.Application()
+        app.router.add_get("/v1/events", self._play)
+        return app
+
+    async def _play(self, request: web.Request) -> web.StreamResponse:
+        self.resumed.append(request.headers.get("Last-Event-ID"))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(self.connections.pop(0))
+        assert request.transport is not None
+        if self.connections:
+            request.transport.abort()
+        return response
+
+
+async def take(events: AsyncIterator[Received], into: list[int | None]) -> None:
+    """Take all events; keep what they say, and None for a position alone."""
+    async for received in events:
+        # One by one: an error does not undo them.
+        into += [None if received.event is None else received.event.get("n")]
+
+
+LOST = b'event: close\nid\ndata: {"code":4410,"reason":"gone"}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("connections", "resumed", "subjects"),
+    [
+        # A block that was not ended is not an event.
+        ([b'id: 1\ndata: {"n":1}\n\nid: 2\ndata: {"n":2}', LOST], [None, "1"], [1]),
+        # A position without an event counts, and so do comments and line ends of all kinds.
+        ([b'id: 1\n:\ndata: {"n":1}\n\n:\n\nid: 5\n\n', LOST], [None, "5"], [1, None]),
+        ([b'id: 1\r\ndata: {"n":\r\ndata: 1}\r\n\r\n', LOST], [None, "1"], [1]),
+        ([b'event: close\ndata: {"code":1013,"reason":"later"}\n\n', LOST], [None, None], []),
+        ([b"event: close\n\n", b"event: new\n\n", LOST], [None, None, None], []),
+    ],
+)
+async def test_a_session_that_ends_is_resumed_behind_what_was_received(
+    connections: list[bytes],
+    resumed: list[str | None],
+    subjects: list[int | None],
+    without_pauses: list[float],
+) -> None:
+    """Until its history is lost, which no other connection brings back."""
+    stream = Stream(*connections)
+    received: list[int | None] = []
+    async with (
+        serving(stream.app(), host="127.0.0.1", port=0) as port,
+        client_of(f"http://127.0.0.1:{port}") as client,
+    ):
+        with pytest.raises(ClientError, match="position_lost: gone"):
+            await take(client.events(), received)
+    assert (resumed, subjects) == (stream.resumed, received)
+    assert [sessions.RECONNECT_SECONDS] * (len(connections) - 1) == without_pauses
+
+
+async def test_the_service_says_how_long_its_clients_wait(without_pauses: list[float]) -> None:
+    """So that they do not all come back at once."""
+    stream = Stream(b"retry: 700\nid: 1\n\n", LOST)
+    async with (
+        serving(stream.app(), host="127.0.0.1", port=0) as port,
+        client_of(f"http://127.0.0.1:{port}") as client,
+    ):
+        with pytest.raises(ClientError, match="position_lost"):
+            await take(client.events("0"), [])
+    assert (["0", "1"], [0.7]) == (stream.resumed, without_pauses)
+
+
+async def test_a_silent_session_is_given_up(without_pauses: list[float]) -> None:
+    """A connection that a network has forgotten looks like one without events."""
+    silent = asyncio.Event()
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        if silent.is_set():
+            return refused(request)
+        silent.set()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        return await asyncio.Future()
+
+    app = web.Application()
+    app.router.add_get("/v1/events", play)
+    async with (
+        asyncio.timeout(LONG_SECONDS),
+        serving(app, host="127.0.0.1", port=0) as port,
+        client_of(f"http://127.0.0.1:{port}") as client,
+    ):
+        with pytest.raises(ClientError, match="unauthenticated"):
+            await take(client.events(silence_seconds=0.05), [])
+    assert 1 == len(without_pauses)

@@ -1,0 +1,90 @@
+"""Thousands of requests at once: some begin in each turn of the loop, and clients take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stretto.http.front.runner import REQUESTS_PER_TURN
+from stretto.http.tokens.authenticator import Authenticator
+from support.api_client import api_for, token_of
+from support.raw_client import PING, raw_clients
+
+if TYPE_CHECKING:
+    from stretto.http.tokens.authenticator import Verified
+
+DEADLINE_SECONDS = 60
+FLOOD = 20
+
+
+UNKNOWN = b"GET /v1/groups HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def listing(authorization: str) -> bytes:
+    """Return a request for a user's groups."""
+    head = f"GET /v1/groups HTTP/1.1\r\nHost: x\r\nAuthorization: {authorization}\r\n\r\n"
+    return head.encode()
+
+
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Note which headers are verified, in their order."""
+    begun: list[str | None] = []
+    verify = Authenticator.verify
+
+    async def note(authenticator: Authenticator, authorization: str | None) -> Verified:
+        begun.append(authorization)
+        return await verify(authenticator, authorization)
+
+    monkeypatch.setattr(Authenticator, "verify", note)
+    return begun
+
+
+@pytest.mark.parametrize(("is_guarded", "per_turn"), [(True, 1), (False, REQUESTS_PER_TURN)])
+async def test_a_client_waits_for_few_requests_of_another(
+    is_guarded: bool, per_turn: int, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes last of all is among the first; where all begin in one turn, it is not."""
+    monkeypatch.setattr("stretto.http.front.runner.REQUESTS_PER_TURN", per_turn)
+    begun = noted(monkeypatch)
+    alice, bob = (f"Bearer {token_of(user)}" for user in ("alice", "bob"))
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as api,
+        raw_clients(api.url) as raw,
+    ):
+        clients = [await raw.connect(listing(token)) for token in [*[alice] * FLOOD, bob]]
+        for client in clients:
+            assert (await client.answer())[0] == 200
+        begun.clear()
+        for client, token in zip(clients, [*[alice] * FLOOD, bob], strict=True):
+            client.send(listing(token))
+        for client in clients:
+            assert (await client.answer())[0] == 200
+    assert is_guarded == (begun.index(bob) <= FLOOD // 4), begun.index(bob)
+
+
+async def test_who_shows_no_token_waits_for_one_request_of_each_connection(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Health checks, and sessions of browsers, whose token is elsewhere, are not one client together.
+
+    Headers that were not verified are none: each request may have one of its own.
+    """
+    monkeypatch.setattr("stretto.http.front.runner.REQUESTS_PER_TURN", 1)
+    begun = noted(monkeypatch)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as api,
+        raw_clients(api.url) as raw,
+    ):
+        clients = [await raw.connect(PING) for _ in range(2 * FLOOD)]
+        for client in clients:
+            assert (await client.answer())[0] == 200
+        for number, client in enumerate(clients):
+            client.send(UNKNOWN if number < FLOOD else listing(f"Bearer false-{number}"))
+        for client in clients:
+            assert (await client.answer())[0] == 401
+    # In one turn together they would begin one by one, after all others.
+    assert begun[:FLOOD].count(None) >= FLOOD // 4, begun

@@ -1,0 +1,572 @@
+"""`clients/js` in the system's browser: what it sends, how it retries, how a session goes on."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from contextlib import AsyncExitStack
+from email.utils import formatdate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import pytest_asyncio
+
+from stretto.domain import group_id
+from stretto.events.close_codes import CloseCode
+from stretto.http.settings import StreamSettings
+from support.api_client import TEAM, api_for, token_of
+from support.chromium import chromium, origin_with
+from support.live_service import live_service
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from playwright.async_api import Browser, Page, Request, Route
+
+# One browser for all scripts: it takes longer to start than any of them.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CLIENT: Final = Path(__file__).parents[2] / "clients/js"
+# No host has this name: what is sent there, the tests answer.
+SERVICE: Final = "https://chat.invalid"
+GROUP: Final = {"group_id": "g", "conversation_id": "c"}
+CREATED: Final = (201, {"Idempotency-Status": "created"}, GROUP)
+PAGE: Final = b"""<!doctype html><script type="module">
+import * as client from "/stretto.js";
+Object.assign(window, client);
+window.isReady = true;
+</script>"""
+FILES: Final = {"/": PAGE, "/stretto.js": (CLIENT / "stretto.js").read_bytes()}
+# A client whose token function counts; `outcome` says how a promise has ended.
+START: Final = """([url, token, owner]) => {
+    window.asked = [];
+    window.client = new Stretto({
+        url, owner, token: isRefused => { asked.push(isRefused); return token }});
+    window.outcome = promise => promise.then(
+        group => group, ({name, code, retry}) => ({name, code, retry}));
+    window.stored = async () => {
+        const database = await new Promise(then => {
+            const opening = indexedDB.open(`stretto ${url}/v1/`, 1);
+            opening.onsuccess = () => then(opening.result);
+        });
+        const intentions = database.transaction("intentions").objectStore("intentions");
+        const all = await new Promise(then => {
+            intentions.getAll().onsuccess = event => then(event.target.result);
+        });
+        database.close();
+        return all;
+    };
+}"""
+SEND: Final = """async ({group, key}) => {
+    window.intention = await client.intend(group, {key});
+    const ended = await outcome(intention.send());
+    return [ended, await intention.done(), (await stored()).length];
+}"""
+EVENTS: Final = """async ({options, count}) => {
+    const events = client.events(options), got = [];
+    window.events = events;
+    try {
+        for await (const event of events) {
+            got.push(event.id);
+            if (got.length === count) break;
+        }
+    } catch (error) {
+        got.push(error.code);
+    }
+    return [got, events.lastEventId ?? null];
+}"""
+
+Answer = tuple[int, dict[str, str], Any]
+
+
+class Script:
+    """Answers a page's requests one after the other, and keeps them."""
+
+    def __init__(self, *answers: Answer | None) -> None:
+        self.answers = [*answers]
+        self.requests: list[Request] = []
+        self.at: list[float] = []
+
+    async def answer(self, route: Route) -> None:
+        """Give the next answer; None is none. Behind the last one, a request is refused."""
+        self.requests.append(route.request)
+        self.at.append(time.monotonic())
+        answer = self.answers.pop(0) if self.answers else problem(400, "unexpected", "never")
+        if answer is None:
+            await route.abort("connectionreset")
+            return
+        status, headers, body = answer
+        exposed = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": "*"}
+        text = body if isinstance(body, str) else json.dumps(body)
+        await route.fulfill(status=status, headers=exposed | headers, body=text)
+
+
+def problem(status: int, code: str, retry: str, **headers: str) -> Answer:
+    """Return a problem document of the service."""
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    return status, fields, {"code": code, "detail": "why", "retry": retry}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def origin() -> AsyncIterator[str]:
+    """Where the page comes from."""
+    async with origin_with(FILES) as origin:
+        yield origin
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """The system's browser."""
+    async with chromium() as browser:
+        yield browser
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(browser: Browser, origin: str) -> AsyncIterator[Page]:
+    """A page of another origin than the service's, with alice's client and an empty store."""
+    page = await opened(browser, origin)
+    await page.evaluate(START, [SERVICE, token_of("alice"), None])
+    yield page
+    await page.close()
+
+
+async def opened(browser: Browser, origin: str) -> Page:
+    """Open a page that has the client, in a profile of its own."""
+    page = await browser.new_page()
+    await page.goto(origin)
+    await page.wait_for_function("window.isReady")
+    return page
+
+
+async def scripted(page: Page, *answers: Answer | None) -> Script:
+    """Have the page's requests answered by a script."""
+    script = Script(*answers)
+    await page.unroute_all()
+    await page.route(f"{SERVICE}/**", script.answer)
+    return script
+
+
+async def sent(page: Page, group: Any = TEAM, key: str | None = None) -> Any:
+    """Send a creation; return its outcome, whether it was done, and how many are stored then."""
+    return await page.evaluate(SEND, {"group": group, **({"key": key} if key else {})})
+
+
+async def test_ids_are_those_of_the_service(page: Page) -> None:
+    """Whatever owner and key are."""
+    dice = random.Random(1)
+    visible = [*map(chr, range(0x21, 0x7F))]
+    pairs = [
+        [
+            f"x{''.join(dice.choices([' ', *visible], k=size))}x",
+            "".join(dice.choices(visible, k=255)),
+        ]
+        for size in range(100)
+    ]
+    found = await page.evaluate("pairs => Promise.all(pairs.map(each => groupId(...each)))", pairs)
+    assert [str(group_id(owner, key)) for owner, key in pairs] == found
+
+
+async def test_a_creation_is_stored_before_it_is_sent_and_dropped_when_it_is_done(
+    page: Page,
+) -> None:
+    """What is sent is what is stored, byte for byte."""
+    script = await scripted(page, CREATED)
+    group = {"name": "Té\u2028am", "members": ["bob"]}
+    key, foretold, stored = await page.evaluate(
+        """async group => {
+            window.intention = await client.intend(group);
+            return [intention.key, intention.groupId, await stored()];
+        }""",
+        group,
+    )
+    assert [] == script.requests
+    assert str(group_id("alice", key)) == foretold
+    ((record),) = stored
+    assert (foretold, "alice", key) == (record["groupId"], record["owner"], record["key"])
+    assert group == json.loads(record["body"])
+    ended = await page.evaluate(
+        """async () => {
+            const group = await intention.send();
+            const left = (await stored()).length;
+            return [group, left, await intention.done(), (await stored()).length];
+        }"""
+    )
+    assert [{"groupId": "g", "conversationId": "c", "isReplay": False}, 1, True, 0] == ended
+    (request,) = script.requests
+    headers = request.headers
+    assert record["body"] == request.post_data
+    assert (key, f"@{record['at'] // 1000}", f"Bearer {token_of('alice')}"[:20]) == (
+        headers["idempotency-key"],
+        headers["idempotency-first-sent"],
+        headers["authorization"][:20],
+    )
+
+
+async def test_an_equal_body_is_the_same_intention_until_it_is_done(page: Page) -> None:
+    """Two clicks are one creation; a group that is wanted again later is another."""
+    script = await scripted(page, CREATED, CREATED)
+    keys = await page.evaluate(
+        """async group => {
+            const two = await Promise.all([client.intend(group), client.intend(group)]);
+            await Promise.all(two.map(each => each.send()));
+            const third = await client.intend(group);
+            await third.send();
+            await third.done();
+            const later = await client.intend(group);
+            await later.send();
+            return [...two, third, later].map(each => each.key);
+        }""",
+        TEAM,
+    )
+    assert 1 == len({*keys[:3]})
+    assert keys[3] not in keys[:3]
+    assert [keys[0], keys[3]] == [request.headers["idempotency-key"] for request in script.requests]
+
+
+async def test_a_key_of_the_application_is_the_same_intention_for_ever(page: Page) -> None:
+    """Also after it is done; with another body it is refused before anything is sent."""
+    script = await scripted(page, CREATED, CREATED, CREATED)
+    for _ in range(2):
+        ended, is_done, left = await sent(page, key="draft-1")
+        assert ("g", True, 0) == (ended["groupId"], is_done, left)
+    assert ["draft-1"] * 2 == [request.headers["idempotency-key"] for request in script.requests]
+    refused = await page.evaluate(
+        """async group => {
+            await client.intend(group, {key: "draft-2"});
+            return outcome(client.intend({name: "Other"}, {key: "draft-2"}));
+        }""",
+        TEAM,
+    )
+    assert {"name": "StrettoError", "code": "key_reused", "retry": "new-key"} == refused
+    for key in ('"quoted"', "two words", "", "ü", "x" * 256):
+        refused = await page.evaluate(
+            "([group, key]) => outcome(client.intend(group, {key}))", [TEAM, key]
+        )
+        assert refused["name"] == "TypeError", key
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        None,
+        problem(503, "overloaded", "same-key"),
+        problem(409, "attempt_pending", "same-key"),
+        problem(500, "internal_error", "same-key"),
+        (502, {}, "<html>Bad gateway</html>"),
+        (429, {}, ""),
+        (201, {}, "<html>Sign in to this network</html>"),
+        (200, {}, "<html>Sign in to this network</html>"),
+        (302, {"Location": "https://portal.invalid/"}, ""),
+    ],
+    ids=["reset", "503", "409", "500", "502", "429", "201", "200", "302"],
+)
+async def test_what_is_not_certain_is_sent_again_with_the_same_key(
+    passing: Answer | None, page: Page
+) -> None:
+    """And the same time of the first sending, and the same body."""
+    script = await scripted(page, passing, CREATED)
+    ended, is_done, left = await sent(page)
+    assert ("g", True, 0) == (ended["groupId"], is_done, left)
+    names = ("idempotency-key", "idempotency-first-sent")
+    first, second = [request.headers for request in script.requests]
+    assert [first[name] for name in names] == [second[name] for name in names]
+    assert script.requests[0].post_data == script.requests[1].post_data
+
+
+async def test_it_waits_as_long_as_the_service_asks(page: Page) -> None:
+    """The twin asks for nothing."""
+    script = await scripted(page, problem(503, "overloaded", "same-key", Retry_After="2"), CREATED)
+    await sent(page)
+    assert 2.0 <= script.at[1] - script.at[0]
+    script = await scripted(page, problem(503, "overloaded", "same-key"), CREATED)
+    await sent(page)
+    assert script.at[1] - script.at[0] < 2.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "retry"),
+    [
+        (problem(410, "attempt_failed", "new-key"), "attempt_failed", "new-key"),
+        (problem(400, "request_invalid", "never"), "request_invalid", "never"),
+        (problem(403, "creation_refused", "never"), "creation_refused", "never"),
+        ((404, {}, "<html>Not found</html>"), "http_404", "never"),
+    ],
+)
+async def test_a_refusal_is_final_and_the_page_learns_why(
+    answer: Answer, code: str, retry: str, page: Page
+) -> None:
+    """It is not sent again, and is stored until the page has used it."""
+    script = await scripted(page, answer)
+    ended, is_done, left = await sent(page)
+    assert {"name": "StrettoError", "code": code, "retry": retry} == ended
+    assert (1, True, 0) == (len(script.requests), is_done, left)
+
+
+async def test_a_refused_token_is_asked_for_again_once(page: Page) -> None:
+    """A second one in a row ends the sending; the intention stays, for the next token."""
+    refused = problem(401, "unauthenticated", "never")
+    script = await scripted(page, refused, CREATED, refused, refused, CREATED)
+    ended, is_done, left = await sent(page, key="a")
+    assert ("g", [False, False, True]) == (ended["groupId"], await page.evaluate("asked"))
+    ended, is_done, left = await sent(page, key="b")
+    assert ("unauthenticated", False, 1) == (ended["code"], is_done, left)
+    ended = await page.evaluate("outcome(intention.send())")
+    assert ("g", 5) == (ended["groupId"], len(script.requests))
+
+
+async def test_a_token_of_another_user_sends_nothing(page: Page) -> None:
+    """The key would make another group; nor does another user's client send what is stored."""
+    script = await scripted(page, CREATED)
+    await page.evaluate("async group => { await client.intend(group) }", TEAM)
+    await page.evaluate(START, [SERVICE, token_of("bob"), "alice"])
+    ended = await page.evaluate(
+        "async () => { const [one] = await client.resume(); return outcome(one.send()) }"
+    )
+    assert ("other_owner", []) == (ended["code"], script.requests)
+    await page.evaluate(START, [SERVICE, token_of("bob"), None])
+    assert 0 == await page.evaluate("async () => (await client.resume()).length")
+    await page.evaluate(START, [SERVICE, token_of("alice"), None])
+    ended = await page.evaluate(
+        "async () => { const [one] = await client.resume(); return outcome(one.send()) }"
+    )
+    assert ("g", 1) == (ended["groupId"], len(script.requests))
+
+
+async def test_what_the_token_function_throws_ends_the_sending_and_nothing_else(page: Page) -> None:
+    """As for a user who is signed out."""
+    script = await scripted(page, CREATED)
+    ended = await page.evaluate(
+        """async ([url, group]) => {
+            const token = () => { throw new RangeError("signed out") };
+            const other = new Stretto({url, owner: "alice", token});
+            const intention = await other.intend(group);
+            return [await outcome(intention.send()), await intention.done()];
+        }""",
+        [SERVICE, TEAM],
+    )
+    assert ("RangeError", False) == (ended[0]["name"], ended[1])
+    assert 1 == await page.evaluate("async () => (await client.resume()).length")
+    await until(lambda: script.requests)
+
+
+@pytest.mark.parametrize("hours_ahead", [-48, 48])
+async def test_a_wrong_clock_keeps_no_group_from_being_created(
+    hours_ahead: int, page: Page
+) -> None:
+    """The answer's date says how wrong it is; a request that is really old stays refused."""
+    now = time.time()
+    refusal = problem(
+        422,
+        "first_sent_out_of_range",
+        "new-key",
+        Date=formatdate(now - hours_ahead * 3600, usegmt=True),
+    )
+    script = await scripted(page, refusal, CREATED)
+    ended, *_ = await sent(page)
+    assert ended["groupId"] == "g"
+    times = [int(request.headers["idempotency-first-sent"][1:]) for request in script.requests]
+    assert abs(times[0] - now) < 60
+    assert abs(times[1] - (now - hours_ahead * 3600)) < 60
+    truly_old = problem(
+        422, "first_sent_out_of_range", "new-key", Date=formatdate(now, usegmt=True)
+    )
+    script = await scripted(page, truly_old)
+    ended, is_done, _ = await sent(page, key="old")
+    assert ("first_sent_out_of_range", True) == (ended["code"], is_done)
+
+
+async def test_an_intention_that_is_forgotten_is_sent_no_more(page: Page) -> None:
+    """Its promise ends, so that nothing waits for it."""
+    await scripted(page, *[problem(503, "overloaded", "same-key")] * 50)
+    ended = await page.evaluate(
+        """async group => {
+            const intention = await client.intend(group);
+            const ended = outcome(intention.send());
+            await intention.forget();
+            return [(await ended).name, (await stored()).length];
+        }""",
+        TEAM,
+    )
+    assert ["AbortError", 0] == ended
+
+
+def stream(*blocks: str) -> Answer:
+    """Return a session that ends after these blocks."""
+    text = "".join(f"{block}\n\n" for block in blocks)
+    return 200, {"Content-Type": "text/event-stream"}, text
+
+
+def event(position: str, name: str) -> str:
+    """Return an event as the service writes it."""
+    return f'id: {position}\ndata: {{"id":"{name}","note":"\u2028 {{}} \u00e9"}}'
+
+
+async def test_a_session_resumes_where_it_was_and_gives_each_event_once(page: Page) -> None:
+    """However it ends: cut, refused for a while, told to come again, with an old token."""
+    refused = problem(401, "unauthenticated", "never")
+    ended = 'event: close\ndata: {"code":4401,"reason":"over"}'
+    script = await scripted(
+        page,
+        stream("retry: 10\nid: p0", event("p1", "a"), ":", "id: p2"),
+        problem(503, "overloaded", "same-key"),
+        stream(event("p1", "a"), event("p3", "b"), ended),
+        refused,
+        None,
+        stream('event: close\ndata: {"code":1012,"reason":"again"}'),
+        stream("id: p3", event("p4", "b"), event("p5", "c")),
+    )
+    # The service refuses once, after the token that was asked for anew.
+    script.answers.insert(3, stream("id: p3"))
+    got, position = await page.evaluate(EVENTS, {"options": {}, "count": 3})
+    assert (["a", "b", "c"], "p5") == (got, position)
+    positions = [request.headers.get("last-event-id") for request in script.requests]
+    assert [None, "p2", "p2", "p3", "p3", "p3", "p3", "p3"] == positions
+    # After a refusal another token is asked for, until one was answered.
+    assert [False, False, False, True, False, True, True, False] == await page.evaluate("asked")
+
+
+async def test_a_session_whose_history_is_lost_says_so(page: Page) -> None:
+    """It does not go on by itself: the page has to read its groups first."""
+    lost = 'event: close\nid\ndata: {"code":4410,"reason":"gone"}'
+    script = await scripted(page, stream(lost), stream("id: p9", event("p10", "a")))
+    options = {"lastEventId": "old"}
+    got, position = await page.evaluate(EVENTS, {"options": options, "count": 1})
+    assert (["history_lost"], "") == (got, position)
+    got, position = await page.evaluate(EVENTS, {"options": {}, "count": 1})
+    assert (["a"], "p10") == (got, position)
+    await page.evaluate("events.ready")
+    assert 2 == len(script.requests)
+
+
+@pytest.mark.parametrize(
+    ("answers", "code"),
+    [
+        ([problem(400, "request_invalid", "never")], "request_invalid"),
+        ([problem(401, "unauthenticated", "never")] * 2, "unauthenticated"),
+        ([problem(403, "insufficient_scope", "never")], "insufficient_scope"),
+    ],
+)
+async def test_a_session_that_is_refused_for_good_ends(
+    answers: list[Answer], code: str, page: Page
+) -> None:
+    """Else it would ask for ever."""
+    script = await scripted(page, *answers)
+    assert [[code], "p"] == await page.evaluate(
+        EVENTS, {"options": {"lastEventId": "p"}, "count": 1}
+    )
+    assert len(answers) == len(script.requests)
+
+
+async def test_a_session_ends_with_its_signal(page: Page) -> None:
+    """Also while it waits for the service to come back."""
+    await scripted(page, *[problem(503, "overloaded", "same-key", Retry_After="60")] * 2)
+    assert [] == await page.evaluate(
+        """async () => {
+            const got = [], stop = new AbortController();
+            setTimeout(() => stop.abort(), 200);
+            for await (const event of client.events({signal: stop.signal})) got.push(event);
+            return got;
+        }"""
+    )
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_a_live_session_survives_its_ends_and_its_silence(database_url: str) -> None:
+    """With the real service, from a page of another origin."""
+    async with AsyncExitStack() as stack:
+        origin = await stack.enter_async_context(origin_with(FILES))
+        streams = StreamSettings(origins=frozenset({origin}))
+        live = await stack.enter_async_context(live_service(database_url, streams=streams))
+        page = await opened(await stack.enter_async_context(chromium()), origin)
+        await page.evaluate(START, [live.api.url, token_of("bob"), None])
+        await page.evaluate(
+            """() => {
+                window.got = [], window.stop = new AbortController();
+                window.events = client.events({signal: stop.signal, silence: 3000});
+                (async () => {
+                    for await (const event of events) got.push(event.subject);
+                    window.isOver = true;
+                })();
+            }"""
+        )
+        await page.evaluate("events.ready")
+        expected = [await live.create("first")]
+        await live.tail_once()
+        await page.wait_for_function("got.length === 1")
+        for code in (CloseCode.EVENTS_MISSED, CloseCode.TOKEN_ENDED):
+            for session in live.hub._all():
+                session.close(code)
+            expected.append(await live.create(f"behind-{int(code)}"))
+            await until(lambda: len(live.hub) == 1)
+            await live.tail_once()
+            await page.wait_for_function("count => got.length === count", arg=len(expected))
+        # Nothing is heard for longer than the page waits: it connects again by itself.
+        (silent,) = live.hub._all()
+        await until(lambda: silent not in live.hub._all())
+        expected.append(await live.create("last"))
+        await until(lambda: len(live.hub) == 1)
+        await live.tail_once()
+        await page.wait_for_function("count => got.length === count", arg=len(expected))
+        assert expected == await page.evaluate("got")
+        await page.evaluate("stop.abort()")
+        await page.wait_for_function("window.isOver")
+        await live.emptied()
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_every_snippet_of_its_readme_runs(database_url: str) -> None:
+    """One after the other, as an application has them."""
+    text = (CLIENT / "README.md").read_text()
+    snippets = re.findall(r"```js\n(.*?)```", text, flags=re.DOTALL)
+    assert len(snippets) >= 3
+    async with AsyncExitStack() as stack:
+        origin = await stack.enter_async_context(origin_with(FILES))
+        streams = StreamSettings(origins=frozenset({origin}))
+        api = await stack.enter_async_context(api_for(database_url, streams=streams))
+        script = "\n".join(snippets)
+        for said, meant in {
+            '"stretto-client"': '"/stretto.js"',
+            "https://chat.example": api.url,
+        }.items():
+            assert said in script
+            script = script.replace(said, meant)
+        page = await opened(await stack.enter_async_context(chromium()), origin)
+        failed: list[str] = []
+        page.on("pageerror", lambda error: failed.append(str(error)))
+        await page.evaluate(
+            """token => {
+                Object.assign(window, {
+                    session: {userId: "alice", token: async () => token},
+                    draft: {id: "6f1c", name: "Team", members: ["bob"]},
+                    button: document.createElement("button"),
+                    seen: {shown: [], pending: [], applied: [], read: 0, explained: []},
+                });
+                Object.assign(window, {
+                    show: group => seen.shown.push(group.groupId),
+                    showPending: id => seen.pending.push(id),
+                    explain: error => seen.explained.push(String(error)),
+                    apply: event => seen.applied.push(event.subject),
+                    readGroups: () => { seen.read += 1 },
+                });
+            }""",
+            token_of("alice"),
+        )
+        await page.add_script_tag(content=script, type="module")
+        await page.wait_for_function("seen.read === 1")
+        await page.evaluate("button.click(); button.click()")
+        await page.wait_for_function("seen.applied.length === 1 && seen.shown.length === 2")
+        seen = await page.evaluate("seen")
+        id_ = str(group_id("alice", "6f1c"))
+        assert {
+            "shown": [id_] * 2,
+            "pending": [id_] * 2,
+            "applied": [id_],
+            "read": 1,
+            "explained": [],
+        } == seen
+        assert await page.evaluate("localStorage.position")
+        assert [] == failed

@@ -1,0 +1,84 @@
+"""A service whose commits wait for a synchronous standby that is away: it says so."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from stretto.observations import StandbyAwaited
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.standby import DETAIL, waits_for_standby
+from support.api_client import TEAM, settled_create
+from support.embedded_servers import ask
+from support.service_process import ServiceProcess, apis
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from chaos.server import OwnServer
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+async def test_a_statement_that_has_run_for_long_and_only_begun_to_wait_names_no_standby(
+    server: OwnServer, *, is_awaited: bool
+) -> None:
+    """Its commit goes on a moment later; the twin is one that does not."""
+    beside, long = await server.connect(), await server.connect()
+    await ask(server.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
+    await ask(server.dsn, "SELECT pg_reload_conf()")
+    statement = "SELECT pg_sleep(1.1), pg_logical_emit_message(true, 'test', '')"
+    running = asyncio.create_task(long.fetch(statement))
+    await until(lambda: beside.fetch(QUERIES["commits_waiting"]))
+
+    async def go_on(_: float = 0) -> None:
+        await ask(server.dsn, "ALTER SYSTEM RESET synchronous_standby_names")
+        await ask(server.dsn, "SELECT pg_reload_conf()")
+        await running
+
+    async def wait(_: float) -> None:
+        assert not running.done()
+
+    assert is_awaited == await waits_for_standby(beside, wait if is_awaited else go_on)
+    await go_on()
+    for connection in (beside, long):
+        await connection.close()
+
+
+async def test_answers_and_log_name_a_standby_that_is_away(server: OwnServer) -> None:
+    """A retry reads an outcome, whose commit waits; the log says it once, and for how long."""
+    async with AsyncExitStack() as stack:
+        settings = {"DATABASE_URL": server.dsn}
+        async with ServiceProcess(settings) as first, apis(first) as (api,):
+            assert (await settled_create(api, "before")).status == 201
+        service = await stack.enter_async_context(ServiceProcess(settings))
+        (api,) = await stack.enter_async_context(apis(service))
+        await ask(server.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
+        await ask(server.dsn, "SELECT pg_reload_conf()")
+        pending = await api.create("new", TEAM, wait=1)
+        assert (409, "attempt_pending") == (pending.status, pending.json["code"])
+        for _ in range(2):
+            lookup = await api.get("/v1/attempts/before")
+            assert (503, "database_unavailable", DETAIL) == (
+                *(lookup.status, lookup.json["code"]),
+                lookup.json["detail"],
+            )
+        retry = await api.create("before", TEAM, wait=30)
+        assert (503, DETAIL) == (retry.status, retry.json["detail"])
+        assert 200 == (await api.get("/readyz")).status
+        await ask(server.dsn, "ALTER SYSTEM RESET synchronous_standby_names")
+        await ask(server.dsn, "SELECT pg_reload_conf()")
+        for key in ("after", "before", "new"):
+            assert (await settled_create(api, key)).status == 201
+    lines = [orjson.loads(line) for line in service.log]
+    waits = [each for each in lines if each["event"].startswith("standby.")]
+    assert ["standby.awaited", "standby.reached"] == [each["event"] for each in waits]
+    # Two lookups and a retry.
+    assert 18 <= waits[1]["seconds"] <= 60
+    causes = {each["cause"] for each in lines if each["event"] == "request.database_unavailable"}
+    assert {StandbyAwaited.cause} == causes
+    # The lead that was cut; the one after it met its lock.
+    unknown = [each for each in lines if each.get("kind") == "OutcomeUnknown"]
+    assert {StandbyAwaited.cause} == {each["cause"] for each in unknown}

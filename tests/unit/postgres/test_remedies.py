@@ -1,0 +1,26 @@
+"""What an operator is told of a database that takes no connection, or no write."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+from asyncpg.exceptions import TargetServerAttributeNotMatched
+
+from stretto.postgres.remedies import remedy_of_waiting
+
+
+@pytest.mark.parametrize(
+    ("expected", "cause"),
+    [
+        ("have this database take writes again", TargetServerAttributeNotMatched("no")),
+        ("raise max_connections", asyncpg.TooManyConnectionsError("no")),
+        ("is it started, and is STRETTO_DATABASE_URL right?", asyncpg.CannotConnectNowError("no")),
+        ("is it started, and is STRETTO_DATABASE_URL right?", ConnectionRefusedError()),
+        ("is it started, and is STRETTO_DATABASE_URL right?", None),
+    ],
+)
+def test_what_was_waited_for_in_vain_has_its_remedy(
+    expected: str, cause: BaseException | None
+) -> None:
+    """By the kind of the failure: a database that runs need not be started."""
+    assert expected in remedy_of_waiting(cause)

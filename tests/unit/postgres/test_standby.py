@@ -1,0 +1,131 @@
+"""The cause of a statement without an answer, where commits wait for a synchronous standby."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from stretto.creation.flight import public_error
+from stretto.observations import Observation, StandbyAwaited, StandbyReached
+from stretto.postgres import standby
+from stretto.postgres.standby import DETAIL, LATE_SECONDS, StandbyWatch, waits_for_standby
+from stretto.store_errors import OutcomeUnknown, StoreError, Unreachable
+from support.clock import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from stretto.postgres.driver_connection import Connection
+
+DEADLINE_SECONDS = 30
+
+
+class Server:
+    """Says whether a commit waits; may be gone, or frozen."""
+
+    def __init__(self) -> None:
+        self.is_waiting = True
+        self.error: StoreError | None = None
+        self.is_frozen = False
+        self.asked = 0
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        self.asked += 1
+        if self.error:
+            raise self.error
+        if self.is_frozen:
+            await asyncio.Event().wait()
+        yield cast("Connection", self)
+
+    async def fetch(self, _: str) -> list[int]:
+        return [7] if self.is_waiting else []
+
+
+class World:
+    """A watch, its server and clock, and what was observed."""
+
+    def __init__(self) -> None:
+        self.server = Server()
+        self.clock = Clock()
+        self.observed: list[Observation] = []
+        self.watch = StandbyWatch(self.server.connection, self.observed.append, self.clock)
+
+    async def explained(self, error: StoreError, seconds: float) -> StoreError:
+        """Have a statement begin now, and end so much later with the error."""
+        began = self.clock.now
+        self.clock.now += seconds
+        return await self.watch.explained(error, began)
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two looks at the server without a pause between them."""
+    monkeypatch.setattr(standby, "WAIT_SECONDS", 0)
+
+
+@pytest.mark.parametrize(
+    ("expected", "looks"),
+    [
+        (True, [[1, 2], [2, 3]]),
+        # Each commit waits for a standby that is there, and goes on.
+        (False, [[1, 2], [3]]),
+        (False, [[1], []]),
+        (False, [[]]),
+    ],
+)
+async def test_a_commit_that_has_only_begun_to_wait_says_nothing(
+    expected: bool, looks: list[list[int]]
+) -> None:
+    """Its statement may have run for long; the same commit still waits a moment later, or does not."""
+
+    class Looked:
+        async def fetch(self, _: str) -> list[int]:
+            return looks.pop(0)
+
+    assert expected == await waits_for_standby(cast("Connection", Looked()))
+    assert [] == looks
+
+
+@pytest.mark.parametrize("kind", [Unreachable, OutcomeUnknown])
+async def test_the_error_and_the_answer_name_the_standby(kind: type[StoreError]) -> None:
+    """What is known of the write stays the same; clients learn that reads are answered."""
+    world = World()
+    explained = await world.explained(kind("the connection broke"), 5.0)
+    assert (kind, StandbyAwaited.cause) == (type(explained), str(explained))
+    answer = public_error(explained)
+    assert ("database_unavailable", DETAIL) == (answer.code, answer.detail)
+    assert "The database did not answer" in public_error(kind("the connection broke")).detail
+
+
+async def test_the_wait_is_reported_once_and_its_end_with_its_length() -> None:
+    """From the statement that met it first to the first commit; the next wait is another one."""
+    world = World()
+    world.watch.note_commit()
+    for _ in range(3):
+        await world.explained(Unreachable(""), 6.0)
+    world.watch.note_commit()
+    world.watch.note_commit()
+    assert [StandbyAwaited(), StandbyReached(18.0)] == world.observed
+    await world.explained(Unreachable(""), 6.0)
+    assert [StandbyAwaited()] == world.observed[2:]
+
+
+async def test_another_cause_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the server does not say it: one that is gone, or frozen, is asked for a moment."""
+    monkeypatch.setattr(standby, "ASK_SECONDS", 0.01)
+    world = World()
+    error = Unreachable("the connection broke")
+    assert error is await world.explained(error, LATE_SECONDS / 2)
+    assert 0 == world.server.asked
+    world.server.is_waiting = False
+    assert error is await world.explained(error, 5.0)
+    world.server.is_frozen = True
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        assert error is await world.explained(error, 5.0)
+    world.server.error = Unreachable("connection refused")
+    assert error is await world.explained(error, 5.0)
+    assert [] == world.observed
