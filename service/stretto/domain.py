@@ -28,6 +28,7 @@ from stretto.identifiers import (
 from stretto.kinds import require_kind
 from stretto.members import FIELD_ERRORS_MAX, MEMBERS_MAX, parse_members, unknown_fields
 from stretto.metadata import Metadata, MetadataInvalid
+from stretto.visible import HAS_VISIBLE
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -63,26 +64,7 @@ _PARSED: Final = (
 
 # The OpenAPI document has these rules as patterns of JSON Schema; a test compares them. Names and
 # descriptions are shown to people: they have no control characters and no lone surrogates.
-#
-# Characters that show nothing; a name needs another one. By the properties of Unicode 16 (UCD:
-# DerivedGeneralCategory, DerivedCoreProperties, PropList, NamesList) they are: the separators
-# (category Z); format characters (Cf), but those with a glyph (Prepended_Concatenation_Mark) and
-# those that arrange hieroglyphs; Default_Ignorable_Code_Point with all that is reserved for it;
-# noncharacters; and what the code charts call blank: of Braille, the null notehead, the Khitan
-# filler and two hieroglyphs. The list does not depend on the Unicode of the Python that runs.
-_INVISIBLE: Final = (
-    r"\u0020\u00a0\u00ad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f"
-    r"\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ufdd0-\ufdef\ufe00-\ufe0f\ufeff\uffa0"
-    r"\ufff0-\ufffb\ufffe-\uffff\U00013441\U00013442\U00016fe4"
-    r"\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U0001fffe-\U0001ffff"
-    r"\U0002fffe-\U0002ffff\U0003fffe-\U0003ffff\U0004fffe-\U0004ffff\U0005fffe-\U0005ffff"
-    r"\U0006fffe-\U0006ffff\U0007fffe-\U0007ffff\U0008fffe-\U0008ffff\U0009fffe-\U0009ffff"
-    r"\U000afffe-\U000affff\U000bfffe-\U000bffff\U000cfffe-\U000cffff\U000dfffe-\U000dffff"
-    r"\U000efffe-\U000effff\U000ffffe-\U000fffff\U0010fffe-\U0010ffff\U000e0000-\U000e0fff"
-)
-_HAS_VISIBLE: Final = rf"(?=[{_INVISIBLE}]*[^{_INVISIBLE}])"
-
-_NAME = re.compile(_HAS_VISIBLE + r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}")
+_NAME = re.compile(HAS_VISIBLE + r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,64}")
 _DESCRIPTION = re.compile(r"[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]{0,1024}")
 # A name for programs: such as Matrix's, with dots between the parts of a namespace.
 _KIND = re.compile(rf"[a-z][a-z0-9._-]{{0,{KIND_CHARACTERS_MAX - 1}}}")

@@ -14,7 +14,7 @@ import stretto
 
 IDS = {
     *("stretto", "stretto.domain", "stretto.errors", "stretto.kinds"),
-    *("stretto.identifiers", "stretto.members", "stretto.metadata"),
+    *("stretto.identifiers", "stretto.members", "stretto.metadata", "stretto.visible"),
 }
 CLIENT = {
     *IDS,
