@@ -15,7 +15,6 @@ from uuid import NAMESPACE_URL, UUID
 
 import orjson
 import uuid_utils
-from uuid_utils.compat import uuid5
 
 from stretto.errors import FieldError, RequestInvalid
 from stretto.identifiers import (
@@ -28,6 +27,7 @@ from stretto.identifiers import (
 from stretto.kinds import require_kind
 from stretto.members import FIELD_ERRORS_MAX, MEMBERS_MAX, parse_members, unknown_fields
 from stretto.metadata import Metadata, MetadataInvalid
+from stretto.uuids import uuid5, uuid_of
 from stretto.visible import HAS_VISIBLE
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def group_id(owner: str, key: str) -> UUID:
     """
     require_kind("owner", owner, str)
     require_kind("key", key, str)
-    return UUID(bytes=group_id_bytes(owner, key))
+    return uuid_of(group_id_bytes(owner, key))
 
 
 def group_id_bytes(owner: str, key: str) -> bytes:

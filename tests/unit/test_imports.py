@@ -14,7 +14,8 @@ import stretto
 
 IDS = {
     *("stretto", "stretto.domain", "stretto.errors", "stretto.kinds"),
-    *("stretto.identifiers", "stretto.members", "stretto.metadata", "stretto.visible"),
+    *("stretto.identifiers", "stretto.members", "stretto.metadata", "stretto.uuids"),
+    "stretto.visible",
 }
 CLIENT = {
     *IDS,

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
-from uuid import UUID
 
 from stretto.creation.attempt import Sighting
 from stretto.creation.flight import RETRY_AFTER_SECONDS, public_error
@@ -23,8 +22,11 @@ from stretto.misuse import CreatedInHook
 from stretto.observations import AuthorizationFailed
 from stretto.runtime.exits import ExitAsError
 from stretto.store_errors import StoreError
+from stretto.uuids import uuid_of
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from stretto.creation.hook_calls import HookCalls
     from stretto.creation.ports import AttemptStore
     from stretto.domain import UserId
@@ -75,7 +77,7 @@ class Authorization:
         try:
             await self._ask(new_group)
         except (CreationRefused, AuthorizeFailed):
-            if not await self._is_known(UUID(bytes=group_id), new_group.owner):
+            if not await self._is_known(uuid_of(group_id), new_group.owner):
                 raise
 
     async def _is_known(self, group_id: UUID, owner: UserId) -> bool:

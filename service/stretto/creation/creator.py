@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
-from uuid import UUID
 
 from stretto.codec import LARGE_BODY_BYTES, parse_json
 from stretto.creation.attempt import AnswerStatus
@@ -26,6 +25,7 @@ from stretto.misuse import CreatedInHook, WrongEventLoop
 from stretto.observations import AttemptAnswered, AttemptStrayed
 from stretto.runtime.turns import Turns
 from stretto.telemetry.request_context import CURRENT_REQUEST, trace_id_of
+from stretto.uuids import uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -253,7 +253,7 @@ class GroupCreator:
                     return self._observed(document_for(known, fingerprint), _REPLAYED)
                 flight = self._flights.find(id_)
                 if flight is None and not may_claim:
-                    group_id, owner = UUID(bytes=id_), new_group.owner
+                    group_id, owner = uuid_of(id_), new_group.owner
                     await self._follower.require_attempt(group_id, owner, fingerprint)
                     # There is something to follow, or another request was quicker.
                     may_claim, known = True, self._memory.find(id_)
@@ -283,9 +283,7 @@ class GroupCreator:
             if isinstance(error, KeyReused) and known is not None:
                 # A follower has reported its own.
                 owner, trace_id = new_group.owner, trace_id_of(CURRENT_REQUEST.get())
-                self._observe(
-                    AttemptStrayed("other_body", UUID(bytes=id_), owner, trace_id=trace_id)
-                )
+                self._observe(AttemptStrayed("other_body", uuid_of(id_), owner, trace_id=trace_id))
             self._observe(AttemptAnswered(error.code))
             raise
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, assert_never
 
-from uuid_utils.compat import uuid4, uuid7
-
 from stretto.codec import read_created
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write
@@ -32,6 +30,7 @@ from stretto.errors import (
 from stretto.observations import AttemptStrayed
 from stretto.store_errors import HookError, StoreError
 from stretto.telemetry.request_context import trace_id_of
+from stretto.uuids import uuid4, uuid7
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

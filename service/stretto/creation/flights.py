@@ -10,7 +10,6 @@ import asyncio
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from stretto.codec import created_document
 from stretto.creation.flight import NEVER, Flight, by_age, public_error
@@ -20,6 +19,7 @@ from stretto.errors import InternalError, Overloaded, StrettoError
 from stretto.store_errors import StoreError
 from stretto.telemetry.request_context import CURRENT_REQUEST
 from stretto.telemetry.tracing import span_of
+from stretto.uuids import uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,7 +104,7 @@ class Flights:
         Raises `RateLimited` or `Overloaded`; nothing was claimed then.
         """
         flight = Flight(
-            UUID(bytes=id_),
+            uuid_of(id_),
             new_group,
             fingerprint,
             body_digest,

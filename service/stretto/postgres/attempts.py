@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from uuid_utils.compat import uuid4
-
 from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting, Tombstone
 from stretto.domain import CreatedGroup
 from stretto.errors import Failure
@@ -14,6 +12,7 @@ from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.trail import instance
 from stretto.telemetry.request_context import CURRENT_REQUEST, trace_id_of
+from stretto.uuids import uuid4
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

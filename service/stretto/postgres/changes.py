@@ -18,14 +18,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from uuid import UUID
 
-from uuid_utils.compat import uuid7
-
 from stretto.domain import NewGroup, UserId
 from stretto.errors import Failure, FieldError, NotFound, Picklable, RequestInvalid
 from stretto.kinds import require_kind
 from stretto.members import FIELD_ERRORS_MAX, MEMBERS_MAX, ROLES
 from stretto.postgres.queries import QUERIES
 from stretto.start_errors import ConfigurationError
+from stretto.uuids import uuid7
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

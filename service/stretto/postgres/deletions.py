@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
-from uuid_utils.compat import uuid7
 
 from stretto.creation.deletion import SLOW_SECONDS
 from stretto.postgres.connecting import LOCK_SECONDS
@@ -16,6 +15,7 @@ from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.write_columns import milliseconds
 from stretto.store_errors import ReadCancelled
+from stretto.uuids import uuid7
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
