@@ -65,8 +65,11 @@ BEGIN
         SELECT conversation_id, user_id,
                CASE WHEN user_id = owner_id THEN 'owner'
                     WHEN place <= admins + 1 THEN 'admin' ELSE 'member' END
-        -- Admins stand right behind the owner.
-        FROM settled, unnest(recipients) WITH ORDINALITY AS recipient (user_id, place)
+        -- Admins stand right behind the owner. Both columns are made row by row: a function in FROM
+        -- would first write all of its rows to a store.
+        FROM (SELECT conversation_id, owner_id, admins, unnest(recipients) AS user_id,
+                     generate_series(1, cardinality(recipients)) AS place
+              FROM settled) AS recipient
         RETURNING true
     ), new_event AS (
         INSERT INTO outbox (slot, history, event_id, subject, conversation_id, recipients,
