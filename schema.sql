@@ -338,8 +338,9 @@ CREATE TABLE outbox_reader (
     -- When a process has last served it: a reader that no process serves keeps no event from being
     -- swept.
     served_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- SHA-256 of the webhook's URL, which may contain a secret: what another endpoint has asked
-    -- for, a pause or no more events, ends when the URL changes.
+    -- SHA-256 of the webhook's URL, which may contain a secret; of the instance that started last, if
+    -- they differ. What another endpoint has asked for, a pause or no more events, ends when the URL
+    -- changes, and a sender to another one changes nothing here.
     target_digest bytea       CHECK (length(target_digest) = 32),
     -- The end of a pause that the endpoint has asked for.
     paused_until  timestamptz NOT NULL DEFAULT '-infinity',

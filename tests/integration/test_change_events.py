@@ -80,8 +80,8 @@ async def test_the_webhook_gets_changes_with_the_content_that_sessions_get(
     group: UUID, database: Database, connection: Connection
 ) -> None:
     """Each event becomes one delivery."""
-    store = PostgresWebhookStore(database)
-    await store.open(URL_DIGEST)
+    store = PostgresWebhookStore(database, URL_DIGEST)
+    await store.open()
     place = await store.present()
     await changed(connection, stretto.rename_group, group, name="Crew")
     await changed(connection, stretto.remove_members, group, ["bob"])

@@ -71,7 +71,7 @@ class Webhook:
     """A webhook's store, with a clock that the test sets."""
 
     def __init__(self, database: Database, connection: Connection) -> None:
-        self.store = PostgresWebhookStore(database, lambda: self.now)
+        self.store = PostgresWebhookStore(database, URL_DIGEST, lambda: self.now)
         self.now = NOW
         self._connection = connection
 
@@ -91,7 +91,7 @@ class Webhook:
 async def webhook(database: Database, connection: Connection) -> Webhook:
     """A webhook that is served, with one event, which is leased."""
     webhook = Webhook(database, connection)
-    await webhook.store.open(URL_DIGEST)
+    await webhook.store.open()
     event = await commit_event(connection)
     assert [event] == await webhook.take()
     return webhook

@@ -37,6 +37,7 @@ async def dead_letter(database_url: str, connection: Connection, keys: Sequence[
         page = await store.page(place, len(keys))
         await store.refuse(dict.fromkeys(page.events, "larger than 7 bytes"))
         reason = "larger than 7 bytes"
+        await store.open()
         await store.settle([], [PutOff(id_, is_try=True, dead_reason=reason) for id_ in ids])
     return ids
 

@@ -163,8 +163,8 @@ async def test_deliveries_wait_in_as_much_space_as_is_told(
     """Every event waits for an endpoint that has failed some tries; as seldom vacuumed as by itself."""
     now = datetime.now(UTC)
     async with Database(server_url) as database:
-        store = PostgresWebhookStore(database, lambda: now)
-        await store.open(URL_DIGEST)
+        store = PostgresWebhookStore(database, URL_DIGEST, lambda: now)
+        await store.open()
         await fill(component, range(FEW_GROUPS))
         while await store.enrol(ENROLLED_MAX):
             pass

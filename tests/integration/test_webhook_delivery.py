@@ -91,11 +91,12 @@ async def opened(
     database: Database, receiver: Receiver, clock: Clock, *, lease_seconds: float = 60.0
 ) -> AsyncIterator[tuple[WebhookSender, list[Observation]]]:
     """Open a sender that takes its turns when the test says so; yields what it reports, too."""
-    store = PostgresWebhookStore(database, clock)
     events: list[Observation] = []
     async with WebhookEndpoint(settings_of(receiver)) as endpoint:
-        await store.open(endpoint.url_digest)
-        yield WebhookSender(store, endpoint, events.append, lease_seconds=lease_seconds), events
+        store = PostgresWebhookStore(database, endpoint.url_digest, clock)
+        sender = WebhookSender(store, endpoint, events.append, lease_seconds=lease_seconds)
+        await sender.open()
+        yield sender, events
 
 
 @pytest.fixture
@@ -236,7 +237,7 @@ class SlowStore(PostgresWebhookStore):
     """A store of a process that stands still between its page and its enrolment."""
 
     def __init__(self, database: Database) -> None:
-        super().__init__(database)
+        super().__init__(database, URL_DIGEST)
         self.has_read, self.may_go_on = asyncio.Event(), asyncio.Event()
 
     async def page(
@@ -265,8 +266,8 @@ async def test_a_turn_that_was_overtaken_sends_nothing_twice(
     if not is_guarded:
         unguarded = QUERIES["enrol"].replace(guard, "$4::integer >= 0 AND $5::text <> ''")
         monkeypatch.setattr(webhook_store, "QUERIES", {**QUERIES, "enrol": unguarded})
-    store, slow = PostgresWebhookStore(database), SlowStore(database)
-    await store.open(URL_DIGEST)
+    store, slow = PostgresWebhookStore(database, URL_DIGEST), SlowStore(database)
+    await store.open()
     late = await connect(database_url)
     transaction = late.transaction()
     await transaction.start()
@@ -435,8 +436,8 @@ async def test_a_shorter_pause_does_not_end_a_longer_one(
     database: Database, clock: Clock, connection: Connection
 ) -> None:
     """Two replicas were asked for one, and the endpoint meant both."""
-    store = PostgresWebhookStore(database, clock)
-    await store.open(URL_DIGEST)
+    store = PostgresWebhookStore(database, URL_DIGEST, clock)
+    await store.open()
     await store.pause(100)
     clock.move(10)
     await store.pause(5)
@@ -684,14 +685,14 @@ async def test_another_url_ends_what_the_old_one_has_asked_for(
     connection: Connection,
 ) -> None:
     """Twin: the same endpoint, opened again, stays paused or disabled."""
-    store = PostgresWebhookStore(database, clock)
     receiver.answers.append(asked_for)
     old = settings_of(receiver)
     committed: list[uuid.UUID] = []
     moved = replace(old, webhook_url=f"{old.webhook_url}?moved")
     for settings, tries in ((old, 1), (old, 1), (moved, 2)):
         async with WebhookEndpoint(settings) as endpoint:
-            await store.open(endpoint.url_digest)
+            store = PostgresWebhookStore(database, endpoint.url_digest, clock)
+            await store.open()
             committed = committed or await commit_events(connection)
             await work(WebhookSender(store, endpoint, lambda _: None))
         assert committed * tries == receiver.ids

@@ -255,7 +255,7 @@ def _reads(database: Database, write_stores: Sequence[PostgresWriteStore]) -> Re
 def _webhook(inputs: Inputs) -> WebhookSender | None:
     if inputs.endpoint is None:
         return None
-    store = PostgresWebhookStore(inputs.database)
+    store = PostgresWebhookStore(inputs.database, inputs.endpoint.url_digest)
     return WebhookSender(store, inputs.endpoint, inputs.observe, tracing=inputs.tracing)
 
 

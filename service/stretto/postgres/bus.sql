@@ -22,7 +22,8 @@ WITH clock AS MATERIALIZED (
     FROM outbox_reader, clock
     WHERE name = 'bus'
       AND (token IS NULL OR token = $1 OR leased_until <= now OR leased_until > now + 2 * lease)
-    FOR UPDATE OF outbox_reader SKIP LOCKED
+    -- Beside a relay that settles.
+    FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
 ), moved AS (
     UPDATE outbox_delivery SET due_at = due_at - set_back
     FROM free WHERE reader = name AND set_back > '0'

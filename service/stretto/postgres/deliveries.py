@@ -24,14 +24,20 @@ class PostgresDeliveryStore:
     """A `DeliveryStore`. Commits without a flush: what a crash undoes is done again."""
 
     def __init__(
-        self, database: Database, reader: str, now: Callable[[], datetime | None] = lambda: None
+        self,
+        database: Database,
+        reader: str,
+        now: Callable[[], datetime | None],
+        target_digest: bytes | None = None,
     ) -> None:
+        """Take the digest of the target that is called; None for the bus, which has no address."""
         self._database = database
         self._reader = reader
         self._now = now
+        self._target_digest = target_digest
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
-        """Lease due deliveries; none while the target is paused or disabled."""
+        """Lease due deliveries; none while the target is paused, disabled, or another one."""
         async with self._database.upkeep() as connection:
             rows = await connection.fetch(
                 QUERIES["take_deliveries"],
@@ -40,13 +46,17 @@ class PostgresDeliveryStore:
                 lease_seconds,
                 self._now(),
                 MEMBER_IDS_MAX,
+                self._target_digest,
             )
         return [Delivery(committed_event(row), row["tries"]) for row in rows]
 
-    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
-        """Delete the deliveries that were sent; put off the others."""
+    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> frozenset[UUID]:
+        """Delete the deliveries that were sent; put off the others. Return the new dead letters.
+
+        If the reader has another target by now, the others stay as they are.
+        """
         async with self._database.upkeep() as connection:
-            await connection.execute(
+            rows = await connection.fetch(
                 QUERIES["settle_deliveries"],
                 self._reader,
                 list(sent),
@@ -55,7 +65,9 @@ class PostgresDeliveryStore:
                 [each.is_try for each in put_off],
                 [each.dead_reason and _storable(each.dead_reason) for each in put_off],
                 self._now(),
+                self._target_digest,
             )
+        return frozenset(row["event_id"] for row in rows if row["is_dead"])
 
     async def oldest_seconds(self) -> float | None:
         """Return the age of the oldest event that the target has not got yet, if there is one."""

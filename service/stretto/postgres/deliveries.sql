@@ -1,10 +1,12 @@
 -- Events that wait for a reader's target one by one, and dead letters.
 
 -- name: take_deliveries
--- Lease up to $2 due deliveries of the reader $1 for $3 seconds, if its target may be called. $4 is
--- now; members are named where a group was created with $5 at most. Needs no durability: a lease that
--- is lost in a crash only makes its deliveries due sooner. But where there is a synchronous standby,
--- the commit waits for it: no event is sent that a failover loses.
+-- Lease up to $2 due deliveries of the reader $1 for $3 seconds, if its target is $6 (null for the
+-- bus) and may be called. $4 is now; members are named where a group was created with $5 at most.
+-- Needs no durability: a lease that is lost in a crash only makes its deliveries due sooner. But
+-- where there is a synchronous standby, the commit waits for it: no event is sent that a failover
+-- loses. A sender whose slots are all taken enrols nothing, so this says, too, that the reader is
+-- served: once a minute, and without waiting for anyone who holds it.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($4::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit',
@@ -15,10 +17,18 @@ WITH clock AS MATERIALIZED (
     FROM outbox_delivery AS delivery
     WHERE reader = $1 AND dead_reason IS NULL AND due_at <= (SELECT now FROM clock)
       AND (SELECT disabled_at IS NULL AND paused_until <= now FROM outbox_reader, clock
-           WHERE name = $1)
+           WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $6::bytea)
     ORDER BY due_at
     LIMIT $2
     FOR UPDATE OF delivery SKIP LOCKED
+), unnoted AS MATERIALIZED (
+    SELECT name FROM outbox_reader, clock
+    WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $6::bytea
+      AND served_at < now - interval '1 minute' AND EXISTS (SELECT FROM due)
+    FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
+), noted AS (
+    UPDATE outbox_reader SET served_at = now
+    FROM unnoted, clock WHERE outbox_reader.name = unnoted.name
 )
 UPDATE outbox_delivery AS delivery
 SET due_at = clock.now + make_interval(secs => $3)
@@ -32,18 +42,26 @@ RETURNING delivery.event_id, subject, conversation_id, recipients[1] AS owner_id
 
 -- name: settle_deliveries
 -- Delete the deliveries of the reader $1 that were sent ($2). Put the others ($3) off by $4
--- seconds, count those that were tries ($5), and dead-letter those that have a reason ($6). $7 is
--- now. Needs no durability: what a crash undoes is sent again.
+-- seconds, count those that were tries ($5), and dead-letter those that have a reason ($6); return
+-- those. $7 is now. What the target $8 has refused (null for the bus) says nothing about another one:
+-- if the reader has another target by now, the others stay as that one has them. Needs no
+-- durability: what a crash undoes is sent again.
 WITH sent AS (
     DELETE FROM outbox_delivery WHERE reader = $1 AND event_id = ANY ($2::uuid[])
+), target AS MATERIALIZED (
+    SELECT name FROM outbox_reader
+    WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $8::bytea
+    -- It does not change before this commit. Where it is just changed, this waits and looks again.
+    FOR KEY SHARE
 )
 UPDATE outbox_delivery AS delivery
 SET due_at = coalesce($7::timestamptz, clock_timestamp()) + make_interval(secs => seconds),
     tries = tries + is_try::integer, dead_reason = left(reason, 1024)
-FROM set_config('synchronous_commit', 'off', true),
+FROM target, set_config('synchronous_commit', 'off', true),
      unnest($3::uuid[], $4::float8[], $5::boolean[], $6::text[])
          AS answer (event_id, seconds, is_try, reason)
-WHERE reader = $1 AND delivery.event_id = answer.event_id AND dead_reason IS NULL;
+WHERE reader = name AND delivery.event_id = answer.event_id AND dead_reason IS NULL
+RETURNING delivery.event_id, dead_reason IS NOT NULL AS is_dead;
 
 -- name: oldest_owed
 -- Read the age in seconds of the oldest event that the target of the reader $1 has not got yet,

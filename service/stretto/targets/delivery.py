@@ -41,10 +41,16 @@ class DeliveryStore(Protocol):
     """Short statements, each a transaction of its own; each raises `Unreachable`."""
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> Sequence[Delivery]:
-        """Lease due deliveries, the longest due first; a synchronous standby has their events."""
+        """Lease due deliveries, the longest due first; a synchronous standby has their events.
 
-    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
-        """Delete the deliveries that were sent; put off the others."""
+        None if the reader has another target by now.
+        """
+
+    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> Collection[UUID]:
+        """Delete the deliveries that were sent; put off the others. Return the new dead letters.
+
+        If the reader has another target by now, the others stay as they are: that one decides.
+        """
 
     async def oldest_seconds(self) -> float | None:
         """Return the age of the oldest event that the target has not got yet, if there is one."""

@@ -165,9 +165,9 @@ class OutboxRelay(Actor):
             if delivery.event.event_id in reasons
         ]
         sent = [each.event.event_id for each in deliveries if each.event.event_id not in reasons]
-        await self._store.settle(sent, put_off)
+        dead = await self._store.settle(sent, put_off)
         for each in put_off:
-            if each.dead_reason is not None:
+            if each.event_id in dead and each.dead_reason is not None:
                 self._observe(EventDeadLettered(each.event_id, each.dead_reason))
         self._observe(EventsRelayed(len(sent), len(put_off), time.perf_counter() - started))
 

@@ -230,20 +230,25 @@ class Endpoint(Protocol):
 class WebhookStore(DeliveryStore, Protocol):
     """Short statements, each a transaction of its own; each raises `Unreachable`.
 
-    No delivery is taken while the endpoint is paused or disabled.
+    A store is of one URL. It takes, enrols, puts off, pauses and disables only while that is the
+    target of the webhook's reader. No delivery is taken while the endpoint is paused or disabled.
     """
 
-    async def open(self, url_digest: bytes) -> None:
-        """Begin at the present, unless a process has begun before.
+    async def open(self) -> None:
+        """Make our URL the target; begin at the present, unless a process has begun before.
 
-        Another URL than before ends a pause, enables the webhook, and makes waiting events due.
+        Another URL than before ends a pause, enables the webhook, and makes waiting events due and
+        untried.
         """
 
     async def enrol(self, events_max: int) -> int:
-        """Create deliveries for the next events, whole transactions only; return how many."""
+        """Create deliveries for the next events, whole transactions only; return how many.
+
+        If another URL is the target and no sender serves it any more, ours becomes the target.
+        """
 
     async def pause(self, seconds: float) -> None:
         """Send nothing for `seconds`, from any replica."""
 
     async def disable(self) -> bool:
-        """Send nothing from any replica until it is enabled; return whether it was enabled."""
+        """Send nothing from any replica until it is enabled; return whether that is news."""

@@ -79,7 +79,7 @@ class WebhookSender(Actor):
 
     async def open(self) -> None:
         """Begin at the present, unless a process has begun before."""
-        await self._store.open(self._endpoint.url_digest)
+        await self._store.open()
 
     async def run_once(self) -> int:
         """Settle what was answered, send what is due, enrol; return how many events were enrolled.
@@ -143,14 +143,14 @@ class WebhookSender(Actor):
             delivery.event.event_id for _, delivery, verdict in done if isinstance(verdict, Sent)
         ]
         others = [put_off(each, why) for _, each, why in done if not isinstance(why, Sent)]
-        await self._store.settle(sent, others)
+        dead = await self._store.settle(sent, others)
         for task, _, verdict in done:
             del self._under_way[task]
             self._observe(WebhookTried(type(verdict).__name__.lower()))
         self._note_blocked(is_blocked=any(isinstance(why, Blocked) for *_, why in done))
         self._note_health([verdict for *_, verdict in done])
         for each in others:
-            if each.dead_reason is not None:
+            if each.event_id in dead:
                 self._observe(EventDeadLettered(each.event_id, f"webhook: {each.dead_reason}"))
 
     def _note_blocked(self, *, is_blocked: bool) -> None:

@@ -16,30 +16,43 @@ if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection
 
 READER: Final = "webhook"
+# A sender of another URL takes over from a target that no sender has served for so long. One that
+# serves it says so once a minute; it stops saying so, too, when the target has answered 410.
+UNSERVED_SECONDS: Final = 180.0
 
 
 class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
-    """A sender's statements. They commit without a flush: what a crash undoes is done again."""
+    """The statements of a sender to one URL, whose SHA-256 it takes.
+
+    They commit without a flush: what a crash undoes is done again.
+    """
 
     def __init__(
-        self, database: Database, now: Callable[[], datetime | None] = lambda: None
+        self,
+        database: Database,
+        url_digest: bytes,
+        now: Callable[[], datetime | None] = lambda: None,
     ) -> None:
         PostgresLogStore.__init__(self, database.upkeep)
-        PostgresDeliveryStore.__init__(self, database, READER, now)
+        PostgresDeliveryStore.__init__(self, database, READER, now, url_digest)
 
-    async def open(self, url_digest: bytes) -> None:
-        """Begin at the present, unless a process has begun before.
+    async def open(self) -> None:
+        """Make our URL the target; begin at the present, unless a process has begun before.
 
-        Another URL than before ends a pause, enables the webhook, and makes waiting events due.
+        Another URL than before ends a pause, enables the webhook, and makes waiting events due and
+        untried.
         """
-        async with self._database.upkeep() as connection:
-            await connection.execute(QUERIES["open_webhook"], url_digest, self._now())
+        await self._become_target(unserved_seconds=None)
 
     async def enrol(self, events_max: int) -> int:
-        """Create deliveries for the next events, whole transactions only; return how many."""
+        """Create deliveries for the next events, whole transactions only; return how many.
+
+        If another URL is the target and no sender serves it any more, ours becomes the target.
+        """
         async with self._database.upkeep() as connection:
-            row = await connection.fetchrow(QUERIES["webhook_place"])
+            row = await connection.fetchrow(QUERIES["webhook_place"], self._target_digest)
         if row is None:
+            await self._become_target(UNSERVED_SECONDS)
             return 0
         page = await self.page(reader_place(row), events_max)
         async with self._database.upkeep() as connection:
@@ -51,18 +64,27 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
                 page.place.history.number,
                 snapshot(page.place),
                 self._now(),
+                self._target_digest,
             )
         return count or 0
+
+    async def _become_target(self, unserved_seconds: float | None) -> None:
+        async with self._database.upkeep() as connection:
+            await connection.execute(
+                QUERIES["open_webhook"], self._target_digest, unserved_seconds, self._now()
+            )
 
     async def pause(self, seconds: float) -> None:
         """Send nothing for `seconds`, from any replica."""
         async with self._database.upkeep() as connection:
-            await connection.execute(QUERIES["pause_webhook"], seconds, self._now())
+            await connection.execute(
+                QUERIES["pause_webhook"], seconds, self._now(), self._target_digest
+            )
 
     async def disable(self) -> bool:
-        """Send nothing from any replica until it is enabled; return whether it was enabled."""
+        """Send nothing from any replica until it is enabled; return whether that is news."""
         async with self._database.upkeep() as connection:
-            return bool(await connection.fetchval(QUERIES["disable_webhook"]))
+            return bool(await connection.fetchval(QUERIES["disable_webhook"], self._target_digest))
 
 
 async def disabled_at(connection: Connection) -> datetime | None:

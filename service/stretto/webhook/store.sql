@@ -1,37 +1,48 @@
--- The webhook's place in the log, and whether its endpoint may be called.
+-- The webhook's place in the log, and whether its endpoint may be called. While an endpoint is
+-- replaced, senders of two URLs run side by side. The reader's target is the URL of the instance that
+-- has started last; each statement of a sender has the digest of its own URL, and does nothing for a
+-- reader whose target is another one.
 
 -- name: open_webhook
 -- Begin at the present, unless the webhook has begun before. $1 is the digest of the endpoint's
--- URL: a new endpoint gets waiting events at once, whatever the old one has asked for. $2 is now.
+-- URL: a new endpoint gets waiting events at once and untried, whatever the old one has asked for and
+-- however often it has failed. It becomes the target if no sender has served the one before for $2
+-- seconds, or whatever that one does if null. $3 is now.
 WITH clock AS (
-    SELECT coalesce($2::timestamptz, clock_timestamp()) AS now
+    SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
 ), opened AS (
     INSERT INTO outbox_reader (name, history, seen, target_digest)
     SELECT 'webhook', history, seen, $1 FROM outbox_present
     WHERE NOT EXISTS (SELECT FROM outbox_reader WHERE name = 'webhook')
     ON CONFLICT DO NOTHING
+), moved AS MATERIALIZED (
+    SELECT name FROM outbox_reader, clock
+    WHERE name = 'webhook' AND target_digest IS DISTINCT FROM $1
+      AND ($2::float8 IS NULL OR served_at < now - make_interval(secs => $2))
+    -- A sender of the target before may be settling: this waits for it, and a later one for this.
+    FOR UPDATE OF outbox_reader
 ), hastened AS (
-    UPDATE outbox_delivery SET due_at = now
-    FROM outbox_reader, clock
-    WHERE reader = 'webhook' AND name = 'webhook' AND target_digest <> $1
-      AND dead_reason IS NULL AND due_at > now
+    UPDATE outbox_delivery SET due_at = least(due_at, now), tries = 0
+    FROM moved, clock
+    WHERE reader = name AND dead_reason IS NULL AND (due_at > now OR tries > 0)
 )
 UPDATE outbox_reader
-SET target_digest = $1, paused_until = '-infinity', disabled_at = NULL
-WHERE name = 'webhook' AND target_digest <> $1;
+SET target_digest = $1, paused_until = '-infinity', disabled_at = NULL, served_at = now
+FROM moved, clock
+WHERE outbox_reader.name = moved.name;
 
 -- name: webhook_place
--- Read the webhook's place in the log; no row while it is disabled.
+-- Read the webhook's place in the log; no row while it is disabled, or while its target is not $1.
 SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
        seen::text AS seen
 FROM outbox_reader
-WHERE name = 'webhook' AND disabled_at IS NULL;
+WHERE name = 'webhook' AND target_digest = $1 AND disabled_at IS NULL;
 
 -- name: enrol
 -- Create deliveries for the events of a page (their histories $1, positions $2 and ids $3), and move
 -- the place from history $4 and snapshot $5 to history $6 and snapshot $7. Another process may have
 -- moved it since the page was read: then the place would go back, and events would be sent twice; so
--- nothing is done. $8 is now. Needs no durability: a crash loses deliveries and place together. If
+-- nothing is done, as where the target is not $9. $8 is now. Needs no durability: a crash loses deliveries and place together. If
 -- the clock has gone back, as after a failover, due times go back by the same amount: by how far
 -- `served_at` lies in the future, which is known to a minute.
 WITH clock AS MATERIALIZED (
@@ -41,9 +52,10 @@ WITH clock AS MATERIALIZED (
     SELECT CASE WHEN served_at > now + interval '1 minute' THEN served_at - now
                 ELSE '0' END AS set_back
     FROM outbox_reader, clock
-    WHERE name = 'webhook' AND disabled_at IS NULL
+    WHERE name = 'webhook' AND target_digest = $9 AND disabled_at IS NULL
       AND history = $4::integer AND seen::text = $5::text
-    FOR UPDATE OF outbox_reader SKIP LOCKED
+    -- Beside a sender that settles.
+    FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
 ), moved AS (
     UPDATE outbox_delivery SET due_at = due_at - set_back
     FROM turn WHERE reader = 'webhook' AND set_back > '0'
@@ -69,20 +81,21 @@ WHERE name = 'webhook'
 RETURNING cardinality($1);
 
 -- name: pause_webhook
--- Send nothing for $1 seconds, and no less than an earlier pause lasts. $2 is now.
+-- Send nothing to the target $3 for $1 seconds, and no less than an earlier pause lasts. $2 is now.
 UPDATE outbox_reader
 SET paused_until = greatest(
     paused_until, coalesce($2::timestamptz, clock_timestamp()) + make_interval(secs => $1))
-WHERE name = 'webhook';
+WHERE name = 'webhook' AND target_digest = $3;
 
 -- name: disable_webhook
--- Send nothing any more; returns no row if the webhook was disabled already.
+-- Send nothing to the target $1 any more; returns no row if it was disabled already, or if the
+-- target is another one.
 UPDATE outbox_reader SET disabled_at = clock_timestamp()
-WHERE name = 'webhook' AND disabled_at IS NULL
+WHERE name = 'webhook' AND target_digest = $1 AND disabled_at IS NULL
 RETURNING true;
 
 -- name: enable_webhook
--- Send again at once, also what a pause or a failure has put off. Returns no row if the webhook was
+-- Send to the target again at once, also what a pause or a failure has put off. Returns no row if the webhook was
 -- neither disabled nor paused.
 WITH enabled AS (
     UPDATE outbox_reader

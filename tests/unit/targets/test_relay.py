@@ -104,9 +104,10 @@ class ScriptedStore:
     async def refuse(self, reasons: Mapping[LoggedEvent, str]) -> None:
         self.refused += [(each.event.event_id, reason) for each, reason in reasons.items()]
 
-    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
+    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> list[UUID]:
         self.sent += sent
         self.put_off += put_off
+        return [each.event_id for each in put_off if each.dead_reason is not None]
 
 
 class Bus:

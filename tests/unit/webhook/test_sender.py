@@ -58,7 +58,7 @@ class ScriptedStore:
         if error := self.errors.pop(name, None):
             raise error
 
-    async def open(self, url_digest: bytes) -> None:
+    async def open(self) -> None:
         raise AssertionError
 
     async def enrol(self, events_max: int) -> int:
@@ -72,11 +72,12 @@ class ScriptedStore:
     async def oldest_seconds(self) -> float | None:
         return None
 
-    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> None:
+    async def settle(self, sent: Collection[UUID], put_off: Collection[PutOff]) -> list[UUID]:
         self._fail("settle")
         self.sent += sent
         self.others += put_off
         self.settled.set()
+        return [each.event_id for each in put_off if each.dead_reason is not None]
 
     async def pause(self, seconds: float) -> None:
         raise AssertionError
