@@ -251,7 +251,8 @@ CREATE TABLE outbox_7 PARTITION OF outbox FOR VALUES IN (7)
 CREATE INDEX outbox_by_position ON outbox (history, position);
 
 -- outbox_slot: which partition is written to, and since when: the one with the greatest number. An
--- empty one has the number 0. Times do not decide: a clock may go back.
+-- empty one has the number 0. Times do not decide: a clock may go back. Each truncation makes one
+-- partition less that is not empty, so there have been as many as the greatest number exceeds them by.
 CREATE TABLE outbox_slot (
     slot     smallint    PRIMARY KEY,
     number   bigint      NOT NULL DEFAULT 0 CHECK (number >= 0),
@@ -287,9 +288,16 @@ SELECT pg_postmaster_start_time() AS started_at,
 -- history_start: where the log begins: no event from here on was truncated. A client that asks for
 -- an older one is refused.
 CREATE TABLE history_start (
-    is_only  boolean PRIMARY KEY DEFAULT true CHECK (is_only),
-    history  integer NOT NULL DEFAULT 0,
-    position xid8    NOT NULL DEFAULT '0'
+    is_only     boolean PRIMARY KEY DEFAULT true CHECK (is_only),
+    history     integer NOT NULL DEFAULT 0,
+    position    xid8    NOT NULL DEFAULT '0',
+    -- The transactions below it that were running at the last truncation: what is truncated has
+    -- committed, so nothing of theirs was. What they commit later comes below the start. There are no
+    -- more of them than the server has connections and prepared transactions.
+    running     xid8[]  NOT NULL DEFAULT '{}',
+    -- How many truncations there had been with that one. Instances of older versions truncate without
+    -- a word of what is running: then the count of outbox_slot is another one, and `running` is void.
+    truncations bigint  NOT NULL DEFAULT 0
 );
 INSERT INTO history_start DEFAULT VALUES;
 
@@ -305,7 +313,10 @@ SELECT newest.number AS history, bound.next_position, below.running,
        newest.server_started_at <> pg_postmaster_start_time() AS is_ended,
        (SELECT json_object_agg(number, id) FROM outbox_history) AS histories,
        history_start.history AS start_history,
-       history_start.position::text::bigint AS start_position
+       history_start.position::text::bigint AS start_position,
+       CASE WHEN history_start.truncations = (SELECT max(number) - count(nullif(number, 0))
+                                              FROM outbox_slot)
+            THEN history_start.running::text::bigint[] ELSE '{}' END AS start_running
 FROM (SELECT * FROM outbox_history ORDER BY number DESC LIMIT 1) AS newest
 CROSS JOIN history_start
 -- OFFSET has each of them computed once.

@@ -57,9 +57,10 @@ class Reader:
         try:
             page.present.require(self.place)
         except PositionLost:
-            assert is_lost(log, self.place)
+            assert is_lost(log, self.place), "what is not lost counts as lost"
             self.is_lost = True
             return False
+        assert not is_swept(log, self.place), "a gap is passed over in silence"
         for event, position in page.numbered():
             assert event.event.event_id not in self.had, "an event came twice"
             self.had.add(event.event.event_id)
@@ -69,17 +70,26 @@ class Reader:
         return page.is_full
 
 
-def is_lost(log: MemoryLog, place: Place) -> bool:
-    """Whether something that the place stands for is gone: events, or its whole history."""
-    is_swept = any(
-        (event.history.number, event.position) < log.start
-        and not place.covers(event.history.number, event.position)
+def is_swept(log: MemoryLog, place: Place) -> bool:
+    """Whether events that the place does not cover were truncated."""
+    gone = log.truncation.gone
+    return bool(gone) and any(
+        event.event.event_id in gone and not place.covers(event.history.number, event.position)
         for event in log.events
     )
-    lowest = min((*place.running, place.xmax))
-    is_old = (place.history.number, lowest) < log.start
+
+
+def is_lost(log: MemoryLog, place: Place) -> bool:
+    """Whether something that the place stands for is gone, or may be: events, or its whole history.
+
+    A transaction that was running when the log was truncated last has lost nothing, and none that
+    still runs.
+    """
+    start, number = log.truncation.start, place.history.number
+    over = {*place.running} - {*log.running, *log.truncation.running}
+    is_old = (number, min(over, default=place.xmax)) < start
     is_unknown = place.history not in [each.history for each in log.begun]
-    return is_swept or is_old or is_unknown
+    return is_swept(log, place) or is_old or is_unknown
 
 
 class Machine(RuleBasedStateMachine):
@@ -126,9 +136,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(events=st.integers(1, 3))
     def truncate(self, events: int) -> None:
-        kept = [e for e in self.log.events if (e.history.number, e.position) >= self.log.start]
-        if len(kept) > events:
-            self.log.truncate(len(self.log.events) - len(kept) + events)
+        """Also beside transactions that are older than what goes."""
+        if len(self.log.kept) > events:
+            self.log.truncate(events)
 
     @rule()
     def read_afresh(self) -> None:
@@ -147,11 +157,7 @@ class Machine(RuleBasedStateMachine):
         """All that runs ends, and every reader reads to the end."""
         for position in tuple(self.log.running):
             self.log.commit(position)
-        there = {
-            event.event.event_id
-            for event in self.log.events
-            if (event.history.number, event.position) >= self.log.start
-        }
+        there = {event.event.event_id for event in self.log.kept}
         for reader in self.readers:
             while not reader.is_lost and reader.read(self.log, 2):
                 pass
@@ -160,6 +166,33 @@ class Machine(RuleBasedStateMachine):
                 resumed = Reader(Place.parse(text), set())
                 resumed.read(self.log, MANY)
                 assert resumed.is_lost or there <= had | resumed.had, f"{text} misses an event"
+
+
+class LateWriters(Machine):
+    """Transactions write long after they have begun, and after truncations of what is younger."""
+
+    @rule(which=st.integers(0, RUNNING_MAX))
+    def write(self, which: int) -> None:
+        running = sorted(self.log.running)
+        if running:
+            self.log.write(running[which % len(running)], "alice")
+
+    @rule()
+    def read_from_the_first(self) -> None:
+        """A reader that has lost its place begins with the first event that is kept."""
+        if len(self.readers) < READERS_MAX:
+            first = self.log.look().first
+            had = {
+                event.event.event_id
+                for event in self.log.events
+                if first.covers(event.history.number, event.position)
+            }
+            self.readers.append(Reader(first, had))
+
+
+def test_no_reader_misses_what_an_old_transaction_writes() -> None:
+    """Nor loses its place to one that has outlasted a truncation."""
+    run_state_machine_as_test(LateWriters, settings=PROFILE)
 
 
 def test_no_reader_misses_an_event_whatever_happens() -> None:
@@ -257,6 +290,7 @@ def resume_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         number_every_event,
         cut_transactions,
         skip_to_the_present,
+        resume_anywhere,
     ],
     ids=lambda forget: forget.__name__,
 )

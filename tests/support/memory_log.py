@@ -5,7 +5,8 @@
   first, and gives its id out again. Events are committed durably, which makes all before it durable.
 - A crash ends all that is running and begins no history. A promotion may also undo durable commits,
   the last ones first; the first event after it begins a history.
-- Slots are truncated whole: here, a prefix of the log.
+- Slots are truncated whole: what was written first goes, by whichever transaction. One that runs and
+  has written to a slot keeps it; one that has not may be older than all that is truncated.
 """
 
 from __future__ import annotations
@@ -36,6 +37,18 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class Truncation:
+    """What a truncation has left, together with those before it."""
+
+    start: tuple[int, int] = (0, 0)
+    """What was truncated lies before it."""
+    running: frozenset[int] = frozenset()
+    """What was running then, and lies before it as well."""
+    gone: frozenset[UUID] = frozenset()
+    """The events that were truncated, ever."""
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """An entry of the write-ahead log."""
 
@@ -43,8 +56,7 @@ class Commit:
     is_durable: bool
     events: tuple[LoggedEvent, ...] = ()
     begun: Begun | None = None
-    start: tuple[int, int] = (0, 0)
-    """What was truncated lies before it."""
+    truncation: Truncation | None = None
 
 
 @dataclass(slots=True)
@@ -74,9 +86,16 @@ class MemoryLog:
         return sorted(events, key=_place_of)
 
     @property
-    def start(self) -> tuple[int, int]:
-        """No event from here on was truncated."""
-        return max(commit.start for commit in self.commits)
+    def truncation(self) -> Truncation:
+        """The last one."""
+        found = (each.truncation for each in reversed(self.commits) if each.truncation is not None)
+        return next(found, Truncation())
+
+    @property
+    def kept(self) -> list[LoggedEvent]:
+        """Every event that can be read, in the order of the log."""
+        gone = self.truncation.gone
+        return [event for event in self.events if event.event.event_id not in gone]
 
     def begin(self) -> int:
         """Begin a transaction; return its id."""
@@ -117,13 +136,20 @@ class MemoryLog:
         self.timeline += 1
 
     def truncate(self, events: int) -> None:
-        """Drop the first so many events, with the rest of the last one's transaction."""
-        dropped = self.events[:events]
-        if dropped:
-            number, position = _place_of(dropped[-1])
-            start = number, position + 1
-            self.commits.append(Commit(self.next_id, is_durable=True, start=start))
-            self.next_id += 1
+        """Drop the first so many events that were written, unless what runs has written among them."""
+        dropped = sorted(self.kept, key=lambda each: each.event.event_id)[:events]
+        unfinished = [event.event_id for written in self.running.values() for event in written]
+        if not dropped or any(id_ < dropped[-1].event.event_id for id_ in unfinished):
+            return
+        last, newest = self.truncation, self.begun[-1]
+        number, position = max(_place_of(event) for event in dropped)
+        start = max(last.start, (number, position + 1))
+        goes_on = start[0] == newest.history.number and newest.timeline == self.timeline
+        running = frozenset(each for each in self.running if goes_on and each < start[1])
+        gone = last.gone.union(event.event.event_id for event in dropped)
+        truncation = Truncation(start, running, gone)
+        self.commits.append(Commit(self.next_id, is_durable=True, truncation=truncation))
+        self.next_id += 1
 
     def _fall_back(self, kept: int) -> None:
         self.commits = self.commits[:kept]
@@ -135,15 +161,17 @@ class MemoryLog:
         """Return what a statement sees now."""
         newest = self.begun[-1]
         ends = [event.position + 1 for event in self.events if event.history == newest.history]
-        if self.start[0] == newest.history.number:
-            ends.append(self.start[1])
+        truncation = self.truncation
+        if truncation.start[0] == newest.history.number:
+            ends.append(truncation.start[1])
         return Present(
             newest.history,
             max(ends, default=newest.position),
             tuple(sorted(self.running)),
             {each.history.number: each.history.id for each in self.begun},
-            self.start,
+            truncation.start,
             is_ended=newest.timeline != self.timeline,
+            start_running=truncation.running,
         )
 
 
@@ -169,11 +197,7 @@ def page_of(
 ) -> LogPage:
     """Return the page that a statement reads."""
     present = log.look()
-    found = [
-        event
-        for event in log.events
-        if _place_of(event) >= log.start and not begin.covers(*_place_of(event))
-    ]
+    found = [event for event in log.kept if not begin.covers(*_place_of(event))]
     is_full = len(found) >= events_max
     if is_full:
         last = _place_of(found[events_max - 1])

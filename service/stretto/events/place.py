@@ -15,7 +15,7 @@ This module does no I/O.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -117,6 +117,9 @@ class Present:
     """History's number and position from which on no event was swept."""
     is_ended: bool = False
     """Whether the server would begin another history with its next event: it was promoted."""
+    start_running: frozenset[int] = frozenset()
+    """Positions below `start`, of its history, of which nothing was swept: their transactions were
+    running at the last sweep. What these commit later comes into the log below its start."""
 
     @property
     def place(self) -> Place:
@@ -127,7 +130,9 @@ class Present:
     def first(self) -> Place:
         """Where a reader is that has had nothing of what is kept."""
         number, position = max(self.start, (min(self.histories), 0))
-        return Place(History(number, self.histories[number]), position)
+        first = Place(History(number, self.histories[number]), position)
+        below = _below(position, {*self.running, *self.start_running})
+        return replace(first, running=tuple(n for n in below if self._is_whole(first.history, n)))
 
     def after(self, begin: Place, history: History, position: int) -> Place:
         """Return where a reader is that began at `begin` and has had all up to this transaction."""
@@ -143,16 +148,36 @@ class Present:
     def require(self, place: Place) -> None:
         """Raise `PositionLost` unless the log has all that the place does not cover.
 
+        A transaction below the start that was running when the log was swept does not make a place
+        lost, however old it is: what was swept had committed.
+
         A place may lie beyond the end of a history that has ended: the events up to it were lost,
         and none is added there. Beyond the end of one that goes on, ids have gone back unnoticed:
         new events may get positions that the place covers.
         """
-        is_known = self.histories.get(place.history.number) == place.history.id
-        lowest = place.history.number, min(place.running, default=place.xmax)
-        is_newest = place.history == self.history and not self.is_ended
-        is_ahead = is_newest and place.xmax > self.end
-        if not is_known or lowest < self.start or is_ahead:
+        history, number = place.history, place.history.number
+        is_known = self.histories.get(number) == history.id
+        is_swept = (number, place.xmax) < self.start or not all(
+            self._is_whole(history, position) for position in place.running
+        )
+        is_ahead = self._goes_on(history) and place.xmax > self.end
+        if not is_known or is_swept or is_ahead:
             raise PositionLost
+
+    def _is_whole(self, history: History, position: int) -> bool:
+        """Whether nothing of a transaction was swept.
+
+        One that still runs was running at every sweep: also at one of an instance of an older
+        version, which does not keep what was running.
+        """
+        if (history.number, position) >= self.start:
+            return True
+        if history.number == self.start[0] and position in self.start_running:
+            return True
+        return self._goes_on(history) and position in self.running
+
+    def _goes_on(self, history: History) -> bool:
+        return history == self.history and not self.is_ended
 
 
 def lowest(places: Collection[Place]) -> Place:

@@ -203,4 +203,5 @@ def _present(row: dict[str, Any]) -> Present:
         histories,
         (row["start_history"], row["start_position"]),
         row["is_ended"],
+        frozenset(row["start_running"]),
     )

@@ -142,11 +142,13 @@ async def _truncate(
         if not await connection.fetchval(QUERIES["begin_truncation"], timeout):
             return False
         await connection.execute(slot["lock"])
-        # Once more, now that nothing can be written to it.
+        # Once more, now that nothing can be written to it. The start is kept with the snapshot of this
+        # very statement: a reader that waits for what ends behind it has not had a chance to look.
         left = await connection.fetch(QUERIES["sweepable_slots"], days, now)
-        if slot["slot"] not in {each["slot"] for each in left}:
+        running = {each["slot"]: each["running"] for each in left}.get(slot["slot"])
+        if running is None:
             return False
-        await connection.execute(QUERIES["empty_slot"], slot["slot"])
+        await connection.execute(QUERIES["empty_slot"], slot["slot"], running)
         await connection.execute(slot["truncate"])
     return True
 

@@ -99,8 +99,12 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- which the index finds. One would not do: the last by position may be of a transaction that began long
 -- before, or of the clock that was behind. A time of the future is that of a clock that was ahead: it
 -- keeps nothing.
+-- A reader may still wait for a transaction that is older than the partition's last event. While that
+-- runs, nothing of it is in a partition that is locked for truncation (`running`: the snapshot that
+-- says so): it keeps no partition, however old it is. Once it has ended, the reader has to look first.
 SELECT slot.slot::integer AS slot, format('LOCK TABLE %I', 'outbox_' || slot.slot) AS lock,
-       format('TRUNCATE %I', 'outbox_' || slot.slot) AS truncate
+       format('TRUNCATE %I', 'outbox_' || slot.slot) AS truncate,
+       pg_current_snapshot()::text AS running
 FROM (SELECT now, now - make_interval(days => $1) AS before
       FROM (SELECT coalesce($2::timestamptz, clock_timestamp()) AS now) AS clock) AS bound,
      (SELECT *, lead(began_at) OVER (ORDER BY number) AS ended_at FROM outbox_slot
@@ -119,7 +123,11 @@ WHERE ended_at < before
           ORDER BY history DESC, position DESC LIMIT 1
       ) AS last
       WHERE disabled_at IS NULL AND served_at >= before
-        AND (last.history, last.position) >= (reader.history, pg_snapshot_xmin(reader.seen)))
+        AND ((last.history, last.position) >= (reader.history, pg_snapshot_xmax(reader.seen))
+             OR last.history = reader.history AND EXISTS (
+                 SELECT FROM pg_snapshot_xip(reader.seen) AS waited
+                 WHERE waited <= last.position
+                   AND waited NOT IN (SELECT pg_snapshot_xip(pg_current_snapshot())))))
 ORDER BY number;
 
 -- name: begin_truncation
@@ -129,14 +137,25 @@ SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_sc
        set_config('lock_timeout', $1, true);
 
 -- name: empty_slot
--- Have the log begin behind the last event of a partition $1, which is truncated next, and mark the
--- partition as empty. Histories of which nothing is kept are forgotten.
+-- Have the log begin behind the last event of a partition $1, which is truncated next, unless it
+-- begins later already, and mark the partition as empty. Of the transactions that a snapshot $2 lists
+-- as running, taken since the partition is locked, keep those below that start. They are of the newest
+-- history; on a server that would begin another one, their ids are of none yet. Histories of which
+-- nothing is kept are forgotten.
 WITH last AS (
     SELECT history, (position::text::bigint + 1)::text::xid8 AS position FROM outbox
     WHERE slot = $1::integer ORDER BY outbox.history DESC, outbox.position DESC LIMIT 1
+), start AS (
+    SELECT history, position FROM last UNION ALL SELECT history, position FROM history_start
+    ORDER BY history DESC, position DESC LIMIT 1
 ), started AS (
-    UPDATE history_start SET history = last.history, position = last.position
-    FROM last WHERE (last.history, last.position) > (history_start.history, history_start.position)
+    UPDATE history_start
+    SET history = start.history, position = start.position,
+        running = ARRAY(SELECT xip FROM pg_snapshot_xip($2::text::pg_snapshot) AS xip, outbox_present
+                        WHERE xip < start.position AND outbox_present.history = start.history
+                          AND NOT is_ended),
+        truncations = (SELECT max(number) - count(nullif(number, 0)) + 1 FROM outbox_slot)
+    FROM start
 ), forgotten AS (
     DELETE FROM outbox_history WHERE number < (SELECT history FROM last)
       AND NOT EXISTS (SELECT FROM outbox WHERE history <= number AND slot <> $1::integer)

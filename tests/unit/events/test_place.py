@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -107,6 +109,33 @@ def test_a_place_is_lost_if_the_log_cannot_go_on_from_there(is_lost: bool, where
         assert is_lost
     else:
         assert not is_lost
+
+
+@pytest.mark.parametrize(
+    ("is_lost", "where", "change"),
+    [
+        (False, place(9, 3, 4), {}),
+        (True, place(9, 2, 3), {}),
+        (True, place(4, 3), {}),
+        (True, place(9, 4), {"is_ended": True}),
+        (True, place(9, 4), {"running": ()}),
+        (False, place(9, 3), {"is_ended": True}),
+        # Numbers of one history say nothing of another one's.
+        (True, place(9, 3), {"start": (2, 5)}),
+    ],
+)
+def test_what_outlasts_a_sweep_takes_no_place(
+    is_lost: bool, where: Place, change: dict[str, Any]
+) -> None:
+    """It was running at the last sweep (3), or runs now (4): what was swept had committed."""
+    seen = replace(present(10, 4, start=5), start_running=frozenset({3}))
+    try:
+        replace(seen, **change).require(where)
+    except PositionLost:
+        assert is_lost
+    else:
+        assert not is_lost
+    assert place(5, 3, 4) == seen.first
 
 
 @pytest.mark.parametrize("is_ended", [True, False])

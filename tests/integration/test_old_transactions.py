@@ -1,0 +1,263 @@
+"""A transaction older than all that is kept of the log holds no reader up, and takes no place."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from stretto.events.deletion_watch import DeletionWatch
+from stretto.events.place import Place, PositionLost
+from stretto.events.subscriptions import Subscriber
+from stretto.observations import PlaceLost
+from stretto.postgres.bus import PostgresBusStore
+from stretto.postgres.log import PostgresLogStore
+from stretto.postgres.queries import QUERIES
+from stretto.targets.relay import OutboxRelay
+from stretto.targets.settings import RelaySettings
+from stretto.webhook.store import PostgresWebhookStore
+from support.clock import Clock
+from support.database import commit_event, connect
+from support.retention import START, swept, truncated_log
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from stretto.events.log import CommittedEvent
+    from stretto.observations import Observation
+    from stretto.postgres.connections import Database
+    from support.database import Connection
+
+
+SERVER: Final = "TEST_POSTGRES_URL"
+
+
+@asynccontextmanager
+async def old_transaction(url: str) -> AsyncIterator[Connection]:
+    """Open a transaction that has an id and has written nothing; it commits in the end."""
+    connection = await (asyncpg.connect(url) if url == os.environ[SERVER] else connect(url))
+    async with connection.transaction():
+        await connection.execute("SELECT pg_current_xact_id()")
+        yield connection
+    await connection.close()
+
+
+@dataclass(slots=True)
+class Readers:
+    """Every kind of reader that keeps a place of its own, each driven by its turns."""
+
+    database: Database
+    had: list[UUID] = field(default_factory=list)
+    published: list[UUID] = field(default_factory=list)
+    forgotten: list[bytes] = field(default_factory=list)
+    lost: list[Observation] = field(default_factory=list)
+    subscriber: Subscriber = field(init=False)
+    watch: DeletionWatch = field(init=False)
+    relay: OutboxRelay = field(init=False)
+
+    def observe(self, observation: Observation) -> None:
+        if isinstance(observation, PlaceLost):
+            self.lost.append(observation)
+
+    def forget_all(self) -> None:
+        self.forgotten.append(b"all")
+
+    async def on_event(self, event: CommittedEvent) -> None:
+        self.had.append(event.event_id)
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
+        self.published += [event.event_id for event in events]
+        return {}
+
+    async def open(self) -> None:
+        """Begin at the present."""
+        log = PostgresLogStore(self.database.upkeep)
+        place = await log.present()
+        self.subscriber = Subscriber(self.on_event, log, place, self.observe, lambda *_: None)
+        self.watch = DeletionWatch(log, self.forgotten.append, self.forget_all, lambda _: None)
+        await self.watch.open()
+        self.relay = self.another_relay()
+        await self.relay.open()
+
+    def another_relay(self) -> OutboxRelay:
+        """Return one that has begun nothing yet; it renews its lease with every turn."""
+        clock = Clock(0.0)
+        store = PostgresBusStore(self.database)
+        return OutboxRelay(store, self, self.observe, RelaySettings(), clock)
+
+    async def look(self) -> None:
+        """Have each of them read to the end."""
+        for reader in (self.subscriber, self.watch, self.relay):
+            for _ in range(3):
+                await reader.run_once()
+
+
+@pytest_asyncio.fixture(autouse=True)
+async def history(connection: Connection) -> None:
+    """A history of this server's, as a service begins one."""
+    await connection.execute(QUERIES["begin_history"], 0)
+
+
+@pytest.fixture
+def readers(database: Database) -> Readers:
+    """Readers that have not begun."""
+    return Readers(database)
+
+
+async def test_every_reader_goes_on_beside_a_transaction_older_than_the_log(
+    readers: Readers, connection: Connection, database_url: str
+) -> None:
+    """Whatever it is in: here in another database of the server, and in ours. Nothing is lost."""
+    async with old_transaction(os.environ[SERVER]), old_transaction(database_url) as hosts:
+        await commit_event(connection)
+        await readers.open()
+        before = await position_of(connection)
+        truncated = await commit_event(connection)
+        await readers.look()
+        await swept(connection, 1.1)
+        kept = await commit_event(connection)
+        await readers.look()
+        assert 1 == await swept(connection, 9)
+        await readers.look()
+        assert [truncated, kept] == readers.had
+        young = [await commit_event(connection), await commit_event(connection)]
+        deleted = await commit_event(connection, event_type="group.deleted")
+        await readers.look()
+        assert [truncated, kept, *young, deleted] == readers.had
+        # The host's transaction of a week writes after all, below the start of the log.
+        late = await commit_event(hosts)
+        late_deleted = await commit_event(hosts, event_type="group.deleted")
+    await readers.look()
+    await readers.look()
+    assert [truncated, kept, *young, deleted, late, late_deleted] == readers.had
+    assert [deleted.bytes, late_deleted.bytes] == readers.forgotten
+    assert readers.had == readers.published
+    assert [] == readers.lost
+    # What a client keeps from before the truncation has lost the events that were truncated.
+    with pytest.raises(PositionLost):
+        await resumed(connection, before)
+
+
+async def resumed(connection: Connection, position: str) -> list[UUID]:
+    """Return the events that a position does not cover; raises `PositionLost`."""
+    place = Place.parse(position)
+    page = await PostgresLogStore(lambda: nullcontext(connection)).page(place, 100)
+    page.present.require(place)
+    return [logged.event.event_id for logged in page.events]
+
+
+async def position_of(connection: Connection) -> str:
+    """Return the position of a client that has had everything."""
+    return str(await PostgresLogStore(lambda: nullcontext(connection)).present())
+
+
+async def test_a_client_resumes_until_what_it_waits_for_is_truncated(
+    connection: Connection, database_url: str
+) -> None:
+    """Its position names the old transaction, which has committed an event by then."""
+    async with old_transaction(database_url) as hosts:
+        await truncated_log(connection)
+        position = await position_of(connection)
+        assert [] == await resumed(connection, position)
+        late = await commit_event(hosts)
+    assert [late] == await resumed(connection, position)
+    # The next truncation takes it along.
+    await swept(connection, 18)
+    await commit_event(connection)
+    assert 1 == await swept(connection, 27)
+    with pytest.raises(PositionLost):
+        await resumed(connection, position)
+
+
+async def test_a_truncation_by_an_older_version_voids_what_was_kept(
+    connection: Connection, database_url: str
+) -> None:
+    """It writes what that version writes. Only what still runs is known to have lost nothing."""
+    async with old_transaction(database_url):
+        await truncated_log(connection)
+        position = await position_of(connection)
+        assert await kept_running(connection)
+        await connection.execute("UPDATE outbox_slot SET number = 0 WHERE number = 2")
+        assert not await kept_running(connection)
+        assert [] == await resumed(connection, position)
+    with pytest.raises(PositionLost):
+        await resumed(connection, position)
+
+
+async def kept_running(connection: Connection) -> Sequence[int]:
+    """Return the transactions below its start that the log keeps."""
+    running: Sequence[int] = await connection.fetchval("SELECT start_running FROM outbox_present")
+    return running
+
+
+async def test_what_ends_during_a_truncation_takes_no_place(
+    connection: Connection, database_url: str
+) -> None:
+    """The snapshot that lets the partition go is the one that the start keeps."""
+    hosts = await connect(database_url)
+    await hosts.execute("BEGIN; SELECT pg_current_xact_id()")
+    await commit_event(connection)
+    position = await position_of(connection)
+    await swept(connection, 1.1)
+    await commit_event(connection)
+    sweeper = await connect(database_url)
+    async with sweeper.transaction():
+        (slot,) = await sweeper.fetch(QUERIES["sweepable_slots"], 7, later(9))
+        await sweeper.execute(slot["lock"])
+        late = await commit_event(hosts)
+        await hosts.execute("COMMIT")
+        await sweeper.execute(QUERIES["empty_slot"], slot["slot"], slot["running"])
+        await sweeper.execute(slot["truncate"])
+    assert late in await resumed(connection, position)
+    await sweeper.close()
+    await hosts.close()
+
+
+def later(days: float) -> datetime:
+    """Return the time so many days after the start."""
+    return START + timedelta(days=days)
+
+
+async def test_a_bus_that_begins_beside_an_old_transaction_publishes_what_comes(
+    readers: Readers, connection: Connection, database_url: str
+) -> None:
+    """Each event once; also one whose place was lost, which begins with the first that is kept."""
+    async with old_transaction(database_url) as hosts:
+        kept = await truncated_log(connection)
+        relay = readers.another_relay()
+        for _ in range(3):
+            await relay.run_once()
+        assert [] == readers.published
+        assert [] == readers.lost
+        await relay.close()
+        await connection.execute("UPDATE outbox_reader SET history = 0, seen = '1:1:'")
+        relay = readers.another_relay()
+        for _ in range(5):
+            await relay.run_once()
+        assert [kept] == readers.published
+        late = await commit_event(hosts)
+    for _ in range(3):
+        await relay.run_once()
+    assert [kept, late] == readers.published
+    assert 1 == len(readers.lost)
+
+
+async def test_a_webhook_gets_what_an_old_transaction_commits(
+    database: Database, connection: Connection, database_url: str
+) -> None:
+    """Its place names the transaction as well."""
+    webhook = PostgresWebhookStore(database)
+    async with old_transaction(database_url) as hosts:
+        await truncated_log(connection)
+        await webhook.open(b"0" * 32)
+        assert [0, 0] == [await webhook.enrol(10), await webhook.enrol(10)]
+        await commit_event(hosts)
+    assert [1, 0] == [await webhook.enrol(10), await webhook.enrol(10)]
