@@ -7,18 +7,21 @@ import time
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
 import pytest
 
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.creation.attempt import AnswerStatus
-from stretto.creation.breakers import PAUSE, OwnerBreakers
+from stretto.creation.breakers import PAUSE, VICTIM_PAUSE_SECONDS_MAX, OwnerBreakers
 from stretto.creation.flight import Answer
+from stretto.creation.ports import Write
 from stretto.creation.settings import CreatorSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import DatabaseUnavailable, HookFailed
 from stretto.observations import Observation, OwnerPaused, OwnerResumed, WriteFailed
+from stretto.store_errors import HookError, HookInterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,3 +145,71 @@ async def test_an_owner_who_costs_the_others_their_time_is_paused(
         assert [OwnerResumed] == [
             type(event) for event in events if isinstance(event, OwnerPaused | OwnerResumed)
         ]
+
+
+async def test_a_hook_that_waits_for_a_lock_meets_it_and_is_not_ended_before(
+    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner is known for a victim: ended as one that hangs, it would be paused for longer each time."""
+    clock, events = Clock(), list[Observation]()
+    monkeypatch.setattr(
+        "stretto.assembly.parts.OwnerBreakers", partial(OwnerBreakers, clock_seconds=clock)
+    )
+    await connection.execute(
+        """CREATE TABLE app_count (user_id text PRIMARY KEY, groups int);
+           INSERT INTO app_count VALUES ('alice', 0), ('mallory', 0)"""
+    )
+
+    async def hook(inner: InnerConnection, made: Sequence[tuple[CreatedGroup, NewGroup]]) -> None:
+        for _, group in made:
+            await inner.execute(
+                "UPDATE app_count SET groups = groups + 1 WHERE user_id = $1", group.owner
+            )
+
+    async with open_component(
+        database_url, settings=ONE_WRITER, on_create=hook, observe=events.append
+    ) as component:
+
+        async def created(owner: UserId, name: str) -> object:
+            key = IdempotencyKey(f"{owner}{name}")
+            results = await asyncio.gather(
+                component.creator.create(key, NewGroup.parse(owner, {"name": "Team"})),
+                return_exceptions=True,
+            )
+            return statuses(list(results)).pop()
+
+        async with connection.transaction():
+            await connection.execute("SELECT FROM app_count WHERE user_id = 'mallory' FOR UPDATE")
+            for name in ("first", "second", "third"):
+                results = await asyncio.gather(created(MALLORY, name), created(ALICE, name))
+                assert [HookFailed, AnswerStatus.CREATED] == list(results)
+                # A hook that failed late has taught that hooks take long; those that are quick forget it.
+                for number in range(20):
+                    await created(ALICE, f"{name}{number}")
+                clock.now = clock() + VICTIM_PAUSE_SECONDS_MAX + 1
+                assert HookFailed is await created(MALLORY, f"probe-{name}")
+                clock.now += VICTIM_PAUSE_SECONDS_MAX
+        assert AnswerStatus.CREATED == await created(MALLORY, "last")
+    errors = [each.error for each in events if isinstance(each, OwnerPaused | WriteFailed)]
+    assert {HookInterrupted} == {type(error) for error in errors}
+
+
+async def test_a_components_hook_is_ended_for_a_victim_whose_client_comes_back(
+    database_url: str,
+) -> None:
+    """While a culprit is probed: all of its stores ask those who know of both."""
+    async with open_component(database_url, settings=ONE_WRITER) as component:
+        breakers = component.writers[0]._breakers
+        culprit, victim = (
+            Write(uuid4(), uuid4(), uuid4(), NewGroup.parse(owner, {"name": "T"}), b"f" * 16, False)
+            for owner in (MALLORY, ALICE)
+        )
+        breakers.charge(culprit, 1.0, HookError("hang"))
+        breakers.keep(culprit, 0.0, HookError("hang"))
+        breakers.charge(victim, 1.0, HookInterrupted("lock"))
+        others_wait = component.write_stores[0]._stalls._others_wait
+        breakers._open[MALLORY].until = 0.0
+        assert breakers.begin_probe(MALLORY)
+        assert not others_wait()
+        breakers.error_of(ALICE)
+        assert others_wait()

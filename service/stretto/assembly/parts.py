@@ -97,10 +97,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     )
     breakers, hooks = OwnerBreakers(observe), HookCalls()
 
-    def others_wait() -> bool:
-        # The requests of paused owners wait in any case, such as for a probe of their own.
-        return mailbox.has_besides(breakers)
-
+    others_wait = partial(breakers.others_wait, mailbox)
     write_stores = [
         PostgresWriteStore(database, on_lost, inputs.on_create, others_wait, hooks)
         for _ in range(settings.writers)

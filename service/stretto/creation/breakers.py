@@ -4,11 +4,12 @@ A tenant's row that stays locked, or a hook or trigger that hangs for one tenant
 in each batch that has a write of that tenant, however often it is repeated. So failures are charged
 to their owner. An owner who has cost too much is paused: its requests are answered with the error
 of its last write, before anything is claimed. After the pause one of them is a probe: tried alone,
-after the others. If the probe goes through, the owner shares batches again; if not, the next pause
-is longer.
+after the others (`probes.py`). If the probe goes through, the owner shares batches again; if not, the
+next pause is longer.
 
 After a lock or another passing conflict the pause stays short: the owner may be the one that waits
-for a lock, and not the one that holds it.
+for a lock, and not the one that holds it. So is the first pause after a write that was ended, or was
+slow: it may have waited for a lock. Its probe shows which.
 
 Shared by the writers of a process. The writer decides which failures are an owner's own.
 """
@@ -22,17 +23,19 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
+from stretto.creation.probes import ProbeTurns, Standing
 from stretto.creation.suspects import Suspects, copy_of
 from stretto.observations import Observer, OwnerPaused, OwnerResumed
 from stretto.runtime.backoff import Backoff
-from stretto.store_errors import Transient
+from stretto.store_errors import HookEnded, Stalled, Transient
 from stretto.telemetry.request_context import request_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from stretto.creation.ports import Write
+    from stretto.creation.ports import Write, WriteResult
     from stretto.domain import UserId
+    from stretto.runtime.mailbox import Mailbox
     from stretto.store_errors import StoreError
 
 # What one owner's failures may cost the batches of others at once: less than one hasty lock
@@ -42,12 +45,11 @@ OWNER_SECONDS_MAX: Final = 0.2
 PAUSE_RATIO: Final = 10.0
 # Between probes that fail. A client that was asked to wait half a minute still has its user.
 PAUSE: Final = Backoff(1.0, 30.0)
-# The longest pause after a passing conflict: what one hasty lock time-out costs, at `PAUSE_RATIO`.
-# The owner may be the victim of a lock that another owner holds.
-CONFLICT_PAUSE_SECONDS_MAX: Final = 2.5
-# After a probe that failed, no owner is probed for so many times as long as it took: however many
-# owners are paused, most of the time is left for the others.
-PROBE_RATIO: Final = 4.0
+# The longest pause of an owner who may be the victim of a lock that another owner holds: what a hasty
+# lock time-out costs, at `PAUSE_RATIO`.
+VICTIM_PAUSE_SECONDS_MAX: Final = 2.5
+# A client that obeys `Retry-After` is back so long after that time at the latest.
+RETURN_SECONDS: Final = 1.0
 # A paused owner who sends nothing is forgotten this long after the pause.
 STALE_SECONDS: Final = 60.0
 # In a refused batch, owners of whom a write was refused so lately are led after the others. So is an
@@ -67,6 +69,15 @@ class _Breaker:
     """What its pause follows, in seconds."""
     failures: int = 0
     """Probes that have failed in a row since it opened, without conflicts."""
+    awaited_until: float = -math.inf
+    """By then its clients are back that were asked to wait."""
+
+    @property
+    def standing(self) -> Standing:
+        """What is known of its owner."""
+        if isinstance(self.error, Transient):
+            return Standing.IN_CONFLICT
+        return Standing.CULPRIT if self.failures else Standing.UNPROBED
 
 
 class OwnerBreakers:
@@ -83,8 +94,7 @@ class OwnerBreakers:
         self._open: OrderedDict[UserId, _Breaker] = OrderedDict()
         self._costs: OrderedDict[UserId, tuple[float, float]] = OrderedDict()
         """What failures have cost and is not forgiven yet, in seconds, and the time of that sum."""
-        self._is_probing = False
-        self._no_probe_before = 0.0
+        self._turns = ProbeTurns(clock_seconds)
         self._led_at = self._led_quickly_at = -math.inf
         self._proven: dict[UserId, tuple[float, float]] = {}
         """Owners whose last write has gone through, when, and in which time; the latest at the end."""
@@ -102,17 +112,23 @@ class OwnerBreakers:
     def charge(self, write: Write, seconds: float, error: StoreError) -> None:
         """Add to what the owner of this write has cost others; pause the owner if it is too much.
 
-        The sum is forgiven over time: one second of it every `PAUSE_RATIO` seconds.
+        The sum is forgiven over time: one second of it every `PAUSE_RATIO` seconds. A pause that is
+        short, as the owner may be a victim, leaves a debt: with that, the next one is long.
         """
         now, owner = self.clock_seconds(), write.new_group.owner
-        cost, at = self._costs.pop(owner, (0.0, now))
-        cost = max(0.0, cost - (now - at) / PAUSE_RATIO) + seconds
-        if cost < OWNER_SECONDS_MAX:
+        debt, at = self._costs.pop(owner, (0.0, now))
+        debt = max(0.0, debt - (now - at) / PAUSE_RATIO)
+        cost, breaker = debt + seconds, self._open.get(owner)
+        may_be_victim = isinstance(error, HookEnded | Stalled) and (
+            debt < OWNER_SECONDS_MAX or breaker is not None
+        )
+        if cost < OWNER_SECONDS_MAX or may_be_victim:
             self._costs[owner] = cost, now
             if len(self._costs) > OWNERS_MAX:
                 self._costs.popitem(last=False)
-            return
-        self._pause(write, cost, error)
+        if cost >= OWNER_SECONDS_MAX:
+            failures = 0 if breaker is None else breaker.failures
+            self._pause(write, cost, error, failures, may_be_victim=may_be_victim)
 
     def note_led(self, owners: Iterable[UserId], seconds: float = 0.0) -> None:
         """Note that writes of these owners have gone through together, in so many seconds."""
@@ -161,35 +177,62 @@ class OwnerBreakers:
 
     def error_of(self, owner: UserId) -> StoreError:
         """Return the error that answers a paused owner; it says how long to wait."""
-        breaker = self._open[owner]
-        error = copy_of(breaker.error)
-        error.retry_after_seconds = max(1, math.ceil(breaker.until - self.clock_seconds()))
+        error = copy_of(self._open[owner].error)
+        error.retry_after_seconds = self.retry_after_seconds(owner)
         return error
 
-    def is_in_conflict(self, owner: UserId) -> bool:
-        """Whether a paused owner has met a lock or another passing conflict."""
-        return isinstance(self._open[owner].error, Transient)
+    def retry_after_seconds(self, owner: UserId) -> int:
+        """Return how long a client of a paused owner has to wait: until a probe may be tried.
+
+        From now on it is awaited.
+        """
+        now, breaker = self.clock_seconds(), self._open[owner]
+        earliest = max(breaker.until, self._turns.earliest(breaker.standing))
+        seconds = max(1, math.ceil(earliest - now))
+        breaker.awaited_until = now + seconds + RETURN_SECONDS
+        return seconds
+
+    def is_culprit(self, owner: UserId) -> bool:
+        """Whether a probe of a paused owner has failed, and not by a conflict."""
+        return self._open[owner].standing is Standing.CULPRIT
+
+    def turn(self, owner: UserId) -> tuple[int, int]:
+        """Return what an owner has least of who is probed first."""
+        breaker = self._open.get(owner)
+        return (0, 0) if breaker is None else (breaker.standing, breaker.failures)
+
+    def others_wait(self, mailbox: Mailbox[Write, WriteResult]) -> bool:
+        """Whether requests wait for a write that is under way, in the mailbox or at their clients.
+
+        Those of a paused owner would wait in any case. But a culprit's probe makes room for owners
+        who may be victims: for those that may be probed, and those whose clients come back soon.
+        """
+        return self._awaits_victims() or mailbox.has_any(self._is_kept_waiting)
 
     def may_probe(self, owner: UserId) -> bool:
-        """Whether a write of the owner may be tried now: one probe at a time, over all writers."""
-        earliest = max(self._open[owner].until, self._no_probe_before)
-        return not self._is_probing and self.clock_seconds() >= earliest
+        """Whether a write of the owner may be tried now."""
+        breaker = self._open[owner]
+        is_over = self.clock_seconds() >= breaker.until
+        return is_over and self._turns.may_begin(owner, breaker.standing)
 
     def begin_probe(self, owner: UserId) -> bool:
         """Begin a probe, if one may be tried now; return whether the caller has it."""
         if not self.may_probe(owner):
             return False
-        self._is_probing = True
+        self._turns.begin(owner, self._open[owner].standing)
         return True
 
-    def end_probe(self) -> None:
+    def end_probe(self, owner: UserId) -> None:
         """Allow the next probe, also after one that has shown nothing."""
-        self._is_probing = False
+        self._turns.end(owner)
 
     def keep(self, write: Write, seconds: float, error: StoreError) -> None:
         """Pause the owner for longer: a probe has failed after so many seconds."""
-        self._no_probe_before = self.clock_seconds() + PROBE_RATIO * seconds
-        self._pause(write, seconds, error)
+        breaker = self._open.get(write.new_group.owner)
+        standing = Standing.IN_CONFLICT if breaker is None else breaker.standing
+        self._turns.note_failed(standing, seconds)
+        failures = 0 if breaker is None else breaker.failures + 1
+        self._pause(write, seconds, error, failures, may_be_victim=False)
 
     def close(self, owner: UserId) -> None:
         """End the pause: the owner shares batches again."""
@@ -207,14 +250,30 @@ class OwnerBreakers:
                 return
             self._forget(owner)
 
-    def _pause(self, write: Write, cost: float, error: StoreError) -> None:
+    def _awaits_victims(self) -> bool:
+        now = self.clock_seconds()
+        return self._turns.is_culprit_tried() and any(
+            now < each.awaited_until and each.standing is not Standing.CULPRIT
+            for each in self._open.values()
+        )
+
+    def _is_kept_waiting(self, owner: UserId) -> bool:
+        if owner not in self._open:
+            return True
+        is_tried = self._turns.is_culprit_tried()
+        return is_tried and not self.is_culprit(owner) and self.may_probe(owner)
+
+    def _pause(
+        self, write: Write, cost: float, error: StoreError, failures: int, *, may_be_victim: bool
+    ) -> None:
         owner = write.new_group.owner
         breaker = self._open.pop(owner, None)
-        is_conflict = isinstance(error, Transient)
-        failures = 0 if breaker is None or is_conflict else breaker.failures + 1
+        if isinstance(error, Transient):
+            failures, may_be_victim = 0, True
+            self._costs.pop(owner, None)
         pause = max(PAUSE.seconds(failures), PAUSE_RATIO * cost)
-        if is_conflict:
-            pause = min(pause, CONFLICT_PAUSE_SECONDS_MAX)
+        if may_be_victim:
+            pause = min(pause, VICTIM_PAUSE_SECONDS_MAX)
         self._open[owner] = _Breaker(copy_of(error), self.clock_seconds() + pause, cost, failures)
         if breaker is None:
             ids = request_ids([write.request])

@@ -205,8 +205,10 @@ class GroupWriter(Actor):
         A probe that is refused, or goes through slowly, keeps no other from its turn.
         """
         began, led = self._breakers.clock_seconds(), 0
-        # The order of a batch is that of the groups' ids: a high one would never have its turn.
-        for owner in sorted(paused, key=lambda each: min(map(age_order, paused[each]))):
+        # Those first that stand best, then the oldest. The order of a batch is that of the groups'
+        # ids: a high one would never have its turn.
+        ages = {owner: min(map(age_order, requests)) for owner, requests in paused.items()}
+        for owner in sorted(paused, key=lambda each: (*self._breakers.turn(each), ages[each])):
             is_over = self._breakers.clock_seconds() - began >= APART_SECONDS_MAX
             if is_over and self._baton.mailbox.has_besides(self._breakers):
                 self._batches.put_back(paused[owner])
@@ -225,7 +227,7 @@ class GroupWriter(Actor):
             try:
                 led = await self._try_alone(requests[0])
             finally:
-                self._breakers.end_probe()
+                self._breakers.end_probe(owner)
         if owner not in self._breakers:
             rest = [request for request in requests if not request.answered.done()]
             if led or not len(self._baton.mailbox):
@@ -241,19 +243,20 @@ class GroupWriter(Actor):
         started, led = self._breakers.clock_seconds(), 0
         owner = request.message.new_group.owner
         try:
-            # A hook may take long while no other request waits for it. A lock need not be waited
-            # for: the next probe finds it free as well.
-            others_wait = self._baton.mailbox.has_besides(self._breakers)
-            is_hasty = others_wait or self._breakers.is_in_conflict(owner)
+            # A culprit's hook may take long while no other waits for it. A victim needs no time: the
+            # next probe finds a lock free as well.
+            is_culprit = self._breakers.is_culprit(owner)
+            is_hasty = not is_culprit or self._breakers.others_wait(self._baton.mailbox)
             led = await self._batches.write_probe(request, is_hasty=is_hasty)
         except StoreError as error:
+            # A locked table says nothing about the owner.
+            if not is_away(error) and type(error) is not Locked:
+                seconds = self._breakers.clock_seconds() - started
+                self._breakers.keep(request.message, seconds, error)
+                error.retry_after_seconds = self._breakers.retry_after_seconds(owner)
             request.fail(error)
             if is_away(error):
                 raise
-            # A locked table says nothing about the owner.
-            if type(error) is not Locked:
-                seconds = self._breakers.clock_seconds() - started
-                self._breakers.keep(request.message, seconds, error)
             return 0
         # Neither does `NotLed`: the attempt is another's. A veto ends the pause as a success does:
         # the write has come as far.

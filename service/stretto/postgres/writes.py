@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 CLAIM_LOCK_SECONDS: Final = 0.1
 CLAIM_ALONE_LOCK_SECONDS: Final = 0.02
 # While other requests wait. A row that another lead holds is free in a few milliseconds; a row of
-# the host's may be held for any time.
-HASTY_LOCK_SECONDS: Final = 0.25
+# the host's may be held for any time. Less than `ALONE_SECONDS`: a hook that waits for a lock meets it.
+HASTY_LOCK_SECONDS: Final = 0.22
 
 
 class PostgresWriteStore:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stretto.errors import Overloaded
 from stretto.misuse import WrongEventLoop
@@ -126,8 +126,12 @@ class Mailbox(Generic[Message, Reply]):
 
     def has_besides(self, shares: Container[Hashable]) -> bool:
         """Return whether a message of any other share is queued."""
+        return self.has_any(lambda share: share not in shares)
+
+    def has_any(self, is_wanted: Callable[[Any], bool]) -> bool:
+        """Return whether a message of any such share is queued."""
         queued = chain(self._last_rounds, (self._share_of(each.message) for each in self._taking))
-        return any(share not in shares for share in queued)
+        return any(map(is_wanted, queued))
 
     def would_displace(self, share: Hashable, ahead: int = 0) -> bool:
         """Return whether another message would be taken after the next one of this share.

@@ -9,16 +9,16 @@ import pytest
 
 from stretto.creation.apart import APART_SECONDS_MAX
 from stretto.creation.breakers import (
-    CONFLICT_PAUSE_SECONDS_MAX,
     OWNER_SECONDS_MAX,
     OWNERS_MAX,
     PAUSE,
     PAUSE_RATIO,
-    PROBE_RATIO,
     STALE_SECONDS,
+    VICTIM_PAUSE_SECONDS_MAX,
     OwnerBreakers,
 )
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write
+from stretto.creation.probes import PROBE_RATIO
 from stretto.domain import UserId
 from stretto.errors import AttemptPending, Failure, Overloaded, StrettoError
 from stretto.observations import Observation, OwnerPaused, OwnerResumed
@@ -88,7 +88,7 @@ async def test_a_paused_owner_is_answered_before_anything_is_claimed(error: Stor
         assert isinstance(answer, type(error))
         pause = PAUSE_RATIO * HANG_SECONDS
         if isinstance(error, Transient):
-            pause = CONFLICT_PAUSE_SECONDS_MAX
+            pause = VICTIM_PAUSE_SECONDS_MAX
         assert pause <= (answer.retry_after_seconds or 0) < pause + 1
 
 
@@ -203,12 +203,13 @@ async def test_a_claim_that_the_server_has_ended_is_charged_as_well() -> None:
 
 
 async def test_the_pause_after_a_hang_in_the_server_grows() -> None:
-    """It is no conflict: no other owner holds what this one waits for."""
+    """Once a probe has shown that no other owner holds what this one waits for."""
     world = await paused_world(Stalled("hang"), 1.0)
-    assert world.breakers._open[HOT].until >= world.clock.now + PAUSE_RATIO
+    assert world.breakers._open[HOT].until == world.clock.now + VICTIM_PAUSE_SECONDS_MAX
     world.clock.now += PAUSE_RATIO + 1
     await world.answers(write(HOT, 3))
     assert 1 == world.breakers._open[HOT].failures
+    assert world.breakers._open[HOT].until >= world.clock.now + PAUSE_RATIO
 
 
 @pytest.mark.parametrize("error", [Transient("disk full"), Stalled("slow")])
@@ -399,12 +400,12 @@ async def test_the_pause_after_a_passing_conflict_stays_short(
     """The owner may wait for a lock that another holds: that cannot be seen; probes keep their ratio."""
     breakers = OwnerBreakers(lambda _: None, clock := Clock())
     breakers.charge(write(HOT, 1), OWNER_SECONDS_MAX, error)
-    longest = min(max(PAUSE.seconds_first, PAUSE_RATIO * seconds), CONFLICT_PAUSE_SECONDS_MAX)
+    longest = min(max(PAUSE.seconds_first, PAUSE_RATIO * seconds), VICTIM_PAUSE_SECONDS_MAX)
     for _ in range(8):
-        clock.now += CONFLICT_PAUSE_SECONDS_MAX + PROBE_RATIO * seconds
+        clock.now += VICTIM_PAUSE_SECONDS_MAX + PROBE_RATIO * seconds
         assert breakers.begin_probe(HOT)
         breakers.keep(write(HOT, 1), seconds, error)
-        breakers.end_probe()
+        breakers.end_probe(HOT)
         assert breakers._open[HOT].until <= clock.now + longest
         clock.now += PROBE_RATIO * seconds * 0.99
         assert not breakers.may_probe(HOT)
@@ -474,7 +475,7 @@ def test_one_probe_at_a_time_over_all_writers() -> None:
     assert breakers.begin_probe(HOT)
     assert not breakers.begin_probe(COLD)
     breakers.keep(write(HOT, 1), 1.0, HookError("hang"))
-    breakers.end_probe()
+    breakers.end_probe(HOT)
     assert not breakers.begin_probe(COLD)
     clock.now += PROBE_RATIO
     assert breakers.begin_probe(COLD)
