@@ -100,6 +100,18 @@ def test_a_victims_probe_keeps_all_others_waiting() -> None:
     assert breakers.may_probe(OTHER)
 
 
+def test_who_is_in_conflict_waits_for_no_probe_of_one_that_is_not() -> None:
+    """Nor for the first probe of each of many owners whose hook hangs."""
+    breakers = breakers_with([], [COLD])
+    breakers.charge(write(HOT, 1), OWNER_SECONDS_MAX, HANG)
+    clock_of(breakers).now += 100
+    assert breakers.begin_probe(HOT)
+    assert breakers.may_probe(COLD)
+    breakers.keep(write(HOT, 1), HANG_SECONDS, HANG)
+    breakers.end_probe(HOT)
+    assert breakers.may_probe(COLD)
+
+
 def test_a_victims_short_probe_ends_no_wait_after_a_culprits_long_one() -> None:
     """Victims would have the time of the culprits shortened."""
     breakers = breakers_with([HOT, OTHER], [COLD])
