@@ -62,7 +62,11 @@ export interface Store {
     isSame: (other: StoredIntention) => boolean,
   ): Promise<StoredIntention>;
   all(): Promise<StoredIntention[]>;
-  drop(groupId: string): Promise<unknown>;
+  /**
+   * Forgets the record with this `groupId` if it has this `body`: else another tab has stored another
+   * one under its key since. Both in one step.
+   */
+  drop(groupId: string, body: string): Promise<unknown>;
 }
 
 /** What the user wants created, under one key until it is done. */

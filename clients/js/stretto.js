@@ -81,14 +81,15 @@ export class Stretto {
     return owner;
   }
 
-  // One object of a page sends for all that ask.
+  // One object of a page sends for all that ask. With another body it is another intention.
   #intention(record) {
-    const id = record.groupId;
+    const { groupId, body } = record;
+    const id = groupId + body;
     if (!this.#intentions.has(id)) {
       const request = (...options) => this.#request("groups", ...options);
       const drop = () => {
         this.#intentions.delete(id);
-        return this.#store.drop(id);
+        return this.#store.drop(groupId, body);
       };
       this.#intentions.set(id, new Intention(record, request, drop));
     }
@@ -353,27 +354,27 @@ async function uuid5(namespace, name) {
 // Opened for each use: a connection that stays open can be closed under a page. Transactions of all
 // tabs come one after the other; "strict" is on the disk.
 function indexedStore(name) {
-  const use = (mode, work) =>
-    new Promise((resolve, reject) => {
+  const use = async (mode, work) => {
+    const database = await new Promise((resolve, reject) => {
       const opening = indexedDB.open(name, 1);
       opening.onupgradeneeded = () =>
         opening.result.createObjectStore("intentions", { keyPath: "groupId" });
       opening.onerror = () => reject(opening.error);
-      opening.onsuccess = () => {
-        const database = opening.result;
-        const transaction = database.transaction("intentions", mode, { durability: "strict" });
-        let result;
-        transaction.oncomplete = () => {
-          database.close();
-          resolve(result);
-        };
-        transaction.onabort = () => {
-          database.close();
-          reject(transaction.error);
-        };
-        work(transaction.objectStore("intentions"), (found) => (result = found));
-      };
+      opening.onsuccess = () => resolve(opening.result);
     });
+    try {
+      // Throws where the user has just deleted the database.
+      const transaction = database.transaction("intentions", mode, { durability: "strict" });
+      return await new Promise((resolve, reject) => {
+        let result;
+        transaction.oncomplete = () => resolve(result);
+        transaction.onabort = () => reject(transaction.error);
+        work(transaction.objectStore("intentions"), (found) => (result = found));
+      });
+    } finally {
+      database.close();
+    }
+  };
   const all = (intentions, then) => {
     intentions.getAll().onsuccess = ({ target }) => then(target.result);
   };
@@ -388,6 +389,11 @@ function indexedStore(name) {
         }),
       ),
     all: () => use("readonly", all),
-    drop: (groupId) => use("readwrite", (intentions) => intentions.delete(groupId)),
+    drop: (groupId, body) =>
+      use("readwrite", (intentions) => {
+        intentions.get(groupId).onsuccess = ({ target }) => {
+          if (target.result?.body === body) intentions.delete(groupId);
+        };
+      }),
   };
 }

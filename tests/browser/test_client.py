@@ -131,12 +131,12 @@ async def page(browser: Browser, origin: str) -> AsyncIterator[Page]:
     page = await opened(browser, origin)
     await page.evaluate(START, [SERVICE, token_of("alice"), None])
     yield page
-    await page.close()
+    await page.context.close()
 
 
 async def opened(browser: Browser, origin: str) -> Page:
     """Open a page that has the client, in a profile of its own."""
-    page = await browser.new_page()
+    page = await (await browser.new_context()).new_page()
     await page.goto(origin)
     await page.wait_for_function("window.isReady")
     return page
@@ -392,6 +392,111 @@ async def test_an_intention_that_is_forgotten_is_sent_no_more(page: Page) -> Non
         TEAM,
     )
     assert ["AbortError", 0] == ended
+
+
+async def second_tab(page: Page, origin: str) -> Page:
+    """Open another page with alice's client, and with the same store."""
+    tab = await page.context.new_page()
+    await tab.goto(origin)
+    await tab.wait_for_function("window.isReady")
+    await tab.evaluate(START, [SERVICE, token_of("alice"), None])
+    return tab
+
+
+async def test_what_another_tab_has_finished_is_sent_again_and_harms_nothing(
+    page: Page, origin: str
+) -> None:
+    """Between the reading of the store and the sending: the outcome is the same group."""
+    script = await scripted(page, CREATED, CREATED)
+    await page.evaluate("async group => { await client.intend(group) }", TEAM)
+    tab = await second_tab(page, origin)
+    await page.evaluate("async () => { [window.intention] = await client.resume() }")
+    await tab.evaluate(
+        """async group => {
+            const intention = await client.intend(group);
+            await intention.forget();
+        }""",
+        TEAM,
+    )
+    ended = await page.evaluate(
+        "async () => [await outcome(intention.send()), await intention.done(), await stored()]"
+    )
+    assert (["g", True, []], 1) == ([ended[0]["groupId"], *ended[1:]], len(script.requests))
+
+
+async def test_a_wish_that_took_the_place_of_another_in_a_second_tab_is_another(
+    page: Page, origin: str
+) -> None:
+    """The first tab neither drops it with its own, nor has its own sent for it."""
+    script = await scripted(page, CREATED, problem(422, "key_reused", "new-key"))
+    await page.evaluate(
+        """async group => {
+            window.intention = await client.intend(group, {key: "k"});
+            await intention.send();
+        }""",
+        TEAM,
+    )
+    tab = await second_tab(page, origin)
+    other = {"name": "Another team"}
+    await tab.evaluate(
+        """async ([group, other]) => {
+            const intention = await client.intend(group, {key: "k"});
+            await intention.forget();
+            await client.intend(other, {key: "k"});
+        }""",
+        [TEAM, other],
+    )
+    assert await page.evaluate("intention.done()")
+    ((record),) = await tab.evaluate("stored()")
+    assert other == json.loads(record["body"])
+    ended = await page.evaluate(
+        """async other => {
+            const intention = await client.intend(other, {key: "k"});
+            const ended = await outcome(intention.send());
+            return [intention.body, ended.code, await intention.done(), (await stored()).length];
+        }""",
+        other,
+    )
+    assert [other, "key_reused", True, 0] == ended
+    assert [TEAM, other] == [request.post_data_json for request in script.requests]
+
+
+async def test_a_wish_with_a_settled_key_is_not_answered_by_the_first_one(
+    page: Page, origin: str
+) -> None:
+    """Where another tab has dropped that, this one still has its outcome."""
+    script = await scripted(page, CREATED, problem(422, "key_reused", "new-key"))
+    await page.evaluate(
+        "async group => { await (await client.intend(group, {key: 'k'})).send() }", TEAM
+    )
+    tab = await second_tab(page, origin)
+    await tab.evaluate(
+        "async group => { await (await client.intend(group, {key: 'k'})).forget() }", TEAM
+    )
+    ended, *_ = await sent(page, {"name": "Another team"}, key="k")
+    assert ("key_reused", 2) == (ended["code"], len(script.requests))
+
+
+async def test_a_store_that_is_taken_away_is_an_error(page: Page) -> None:
+    """Nothing waits for it for ever; the twin is the store as it was."""
+    await scripted(page, CREATED)
+    ended = await page.evaluate(
+        """async group => {
+            const real = IDBDatabase.prototype.transaction;
+            // As it is while the user clears what the site has stored.
+            IDBDatabase.prototype.transaction = () => {
+                throw new DOMException("closing", "InvalidStateError");
+            };
+            const late = new Promise(then => setTimeout(then, 5000, {name: "hangs"}));
+            const ended = await Promise.race([outcome(client.intend(group)), late]);
+            IDBDatabase.prototype.transaction = real;
+            return ended.name;
+        }""",
+        TEAM,
+    )
+    assert "InvalidStateError" == ended
+    ended, *_ = await sent(page)
+    assert "g" == ended["groupId"]
 
 
 def stream(*blocks: str) -> Answer:

@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +26,8 @@ from stretto.identifiers import IdempotencyKey, UserId
 from stretto.metadata import Metadata
 
 _SUFFIX: Final = ".json"
+# Each further one takes another process that removes something between two steps of the one before.
+_ADD_TRIES_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,10 @@ class Intention:
 class Intentions:
     """The intentions in a folder that nothing else writes in; it is made at the first `add`.
 
-    `add` and `remove` return when the disk has what they did. Several processes may share the folder.
+    `add` and `remove` return when the disk has what they did. Several processes of one user may share
+    the folder, also send the same intention at the same time: it stays one group. No method takes a
+    lock, so that a process that stands still keeps no other one waiting. What cannot be read or written
+    raises an `OSError` that names the file.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -110,8 +116,53 @@ class Intentions:
         That is the older one if this wish was stored before. Raises `ClientError` (`key_reused`) if the
         key is stored with another body.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(_ADD_TRIES_MAX - 1):
+            # Another process has removed what was stored under the key, or the folder.
+            with suppress(FileNotFoundError):
+                return self._add(intention)
+        return self._add(intention)
+
+    def remove(self, intention: Intention) -> None:
+        """Forget an intention once the program has made use of its outcome.
+
+        Another body that is stored under its key by now is another wish, and stays.
+        """
         path = self._path(intention.key)
+        with suppress(FileNotFoundError):
+            if _read(path).body == intention.body:
+                path.unlink()
+        with suppress(FileNotFoundError):
+            _flush(self._folder)
+
+    def __iter__(self) -> Iterator[Intention]:
+        """Yield what is stored, the oldest first; raises `ValueError` for a file that is none.
+
+        What another process adds meanwhile may be left out, and what it removes is left out.
+        """
+        try:
+            # Not by `glob`, which finds nothing where it may not look.
+            paths = list(self._folder.iterdir())
+            # What is yielded is sent: the process that adds it may not have come to this yet.
+            _flush(self._folder)
+        except FileNotFoundError:
+            return
+        ages: dict[Path, int] = {}
+        for path in paths:
+            if path.name.endswith(_SUFFIX) and not path.name.startswith("."):
+                with suppress(FileNotFoundError):
+                    ages[path] = path.stat().st_mtime_ns
+        for path in sorted(ages, key=ages.__getitem__):
+            try:
+                intention = _read(path)
+            except FileNotFoundError:
+                continue
+            yield intention
+
+    def _add(self, intention: Intention) -> Intention:
+        """Try `add` once; raises `FileNotFoundError` if another process has removed what it needs."""
+        self._make_folder()
+        path = self._path(intention.key)
+        stored = intention
         with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".") as file:
             file.write(
                 orjson.dumps(
@@ -129,35 +180,31 @@ class Intentions:
                 os.link(file.name, path)
             except FileExistsError:
                 stored = _read(path)
-                if stored.body != intention.body:
-                    raise ClientError(
-                        "key_reused", "The key is stored with another body.", Retry.NEW_KEY
-                    ) from None
-                return stored
-        self._flush()
-        return intention
+        if stored.body != intention.body:
+            raise ClientError("key_reused", "The key is stored with another body.", Retry.NEW_KEY)
+        # Also for what another process has stored: it may not have come to this yet.
+        _flush(self._folder)
+        return stored
 
-    def remove(self, intention: Intention) -> None:
-        """Forget an intention once the program has made use of its outcome."""
-        self._path(intention.key).unlink(missing_ok=True)
-        self._flush()
-
-    def __iter__(self) -> Iterator[Intention]:
-        """Yield what is stored, the oldest first; raises `ValueError` for a file that is none."""
-        paths = [path for path in self._folder.glob("*" + _SUFFIX) if path.name[0] != "."]
-        yield from (_read(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns))
+    def _make_folder(self) -> None:
+        """Make the folder and those above it that are missing, also on the disk."""
+        above = [self._folder, *self._folder.parents]
+        for folder in reversed([folder for folder in above if not folder.exists()]):
+            folder.mkdir(exist_ok=True)
+            _flush(folder.parent)
 
     def _path(self, key: str) -> Path:
         # A key may hold slashes and be longer than a file's name.
         return self._folder / (sha256(key.encode()).hexdigest() + _SUFFIX)
 
-    def _flush(self) -> None:
-        """Have the disk know of the folder's names, not only of the files' content."""
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+
+def _flush(folder: Path) -> None:
+    """Have the disk know of the folder's names, not only of the files' content."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _checked(key: str) -> IdempotencyKey:
