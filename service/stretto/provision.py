@@ -197,7 +197,7 @@ async def _acquire_patiently(
     deadline = asyncio.get_running_loop().time() + START_SECONDS
     while True:
         try:
-            return await database.acquire(may_take_long=True)
+            return await database.acquire(may_take_long=True, sees_all=True)
         except Unreachable as error:
             cause = error.__cause__
             # PgBouncer answers so for its own server; for our settings only where we send some.

@@ -21,6 +21,8 @@ from stretto.postgres.server_settings import ISOLATION
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from stretto.postgres.driver_connection import Connection
 
     _OwnConnection: TypeAlias = asyncpg.Connection[asyncpg.Record]
@@ -75,13 +77,19 @@ class Connector:
         self.hosts = _hosts(dsn)
         self._opened: WeakSet[_OwnConnection] = WeakSet()
 
-    async def connect(self, *, may_take_long: bool = False, **settings: str) -> _OwnConnection:
+    async def connect(
+        self, *, may_take_long: bool = False, sees_all: bool = False, **settings: str
+    ) -> _OwnConnection:
         """Try the hosts for a primary that takes writes; raises `Unreachable`.
 
         The server ends transactions after `TRANSACTION_SECONDS`, unless they may take longer,
-        whatever the role's settings say. `settings` are more settings of the server; a pooler gets none.
+        whatever the role's settings say. With `sees_all`, a statement fails from which row-level
+        security would hide rows. `settings` are more settings of the server; a pooler gets none of it.
         """
-        tried = partial(self._try, settings=settings, may_take_long=may_take_long)
+        set_up = partial(
+            _set_up, seconds=0 if may_take_long else TRANSACTION_SECONDS, sees_all=sees_all
+        )
+        tried = partial(self._try, settings=settings, set_up=set_up)
         # A copy: other tasks connect meanwhile and change the order.
         outcome = await race(tuple(self.hosts), tried, terminate)
         if isinstance(outcome, tuple):
@@ -110,7 +118,11 @@ class Connector:
             terminate(connection)
 
     async def _try(
-        self, host: _Host, *, settings: dict[str, str], may_take_long: bool
+        self,
+        host: _Host,
+        *,
+        settings: dict[str, str],
+        set_up: Callable[[Connection], Awaitable[None]],
     ) -> _OwnConnection | Exception:
         """Return a connection to a host, or why there is none."""
         try:
@@ -120,8 +132,7 @@ class Connector:
                     # What a pooler reports of its server may be out of date.
                     await require_read_write(connection)
                 else:
-                    seconds = 0 if may_take_long else TRANSACTION_SECONDS
-                    await _bound_transactions(connection, seconds)
+                    await set_up(connection)
             except BaseException:
                 terminate(connection)
                 raise
@@ -158,10 +169,13 @@ async def require_read_write(connection: Connection) -> None:
         raise Unreachable(READ_ONLY)
 
 
-async def _bound_transactions(connection: Connection, seconds: float) -> None:
-    """Have the server end longer transactions, if it can: from PostgreSQL 17 on; 0 is no bound."""
+async def _set_up(connection: Connection, *, seconds: float, sees_all: bool) -> None:
+    """Have the server end longer transactions, if it can: from PostgreSQL 17 on; 0 is no bound.
+
+    Not as settings of the start, which a pooler in session mode must know of.
+    """
     with watchdog(connection, CONNECT_SECONDS):
-        await connection.fetch(QUERIES["bound_transactions"], f"{seconds:g}s")
+        await connection.fetch(QUERIES["set_up_session"], f"{seconds:g}s", sees_all)
 
 
 def _hosts(dsn: str) -> list[_Host]:

@@ -1,10 +1,13 @@
--- A new connection: does it take writes, and how long may a transaction be?
+-- A new connection: does it take writes, how long may a transaction be, and are rows hidden from it?
 
 -- name: is_read_only
 -- Ask whether the server refuses writes of this session: a standby, or
 -- default_transaction_read_only.
 SELECT current_setting('transaction_read_only')::boolean AS is_read_only;
 
--- name: bound_transactions
--- Have the session's transactions end after $1 (0: never), where the server knows such a bound.
-SELECT set_config(name, $1, false) FROM pg_settings WHERE name = 'transaction_timeout';
+-- name: set_up_session
+-- Have the session's transactions end after $1 (0: never), where the server knows such a bound; with
+-- $2, have statements fail from which row-level security would hide rows.
+SELECT set_config(name, CASE name WHEN 'transaction_timeout' THEN $1 ELSE 'off' END, false)
+FROM pg_settings
+WHERE name = 'transaction_timeout' OR (name = 'row_security' AND $2::boolean);

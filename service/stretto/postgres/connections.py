@@ -21,11 +21,11 @@ from stretto.postgres.database_url import SCHEMA
 from stretto.postgres.driver_connection import Connection, Pool, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_misfit
 from stretto.postgres.hosts_pool import acquire, release
-from stretto.postgres.lanes import CONNECTIONS_MAX, Lane
-from stretto.postgres.migrate import is_newer, listed, require_rights
+from stretto.postgres.lanes import CONNECTIONS_MAX, SEEING_ALL, Lane
+from stretto.postgres.migrate import PRIVILEGES, is_newer, listed, require_rights
 from stretto.postgres.pooler import ADD_PARAMETER
 from stretto.postgres.queries import QUERIES
-from stretto.postgres.server_settings import require_flush, require_role_settings, session_violation
+from stretto.postgres.server_settings import require_ping, require_role_settings, session_violation
 from stretto.postgres.standby import StandbyWatch
 from stretto.runtime.cancelling import is_cancelled
 from stretto.store_errors import ReadCancelled, Unreachable
@@ -42,7 +42,6 @@ READ_SECONDS: Final = 5.0
 WRITE_SECONDS: Final = 5.0
 # What the server is given to cancel a read by itself before we cut the connection.
 GRACE_SECONDS: Final = 1.0
-
 
 # What requests wait for. A trail decides nothing: where it cannot be read, all else is served.
 _SERVING: Final = frozenset(Lane) - {Lane.PROBE, Lane.TRAILS, Lane.UPKEEP}
@@ -100,14 +99,15 @@ class Database:
                 for pool in pools.values():
                     pool.terminate()
 
-    async def acquire(self, *, may_take_long: bool = False) -> Connection:
+    async def acquire(self, *, may_take_long: bool = False, sees_all: bool = False) -> Connection:
         """Return a connection to keep until `release`; raises `Unreachable`.
 
         The server ends its transactions after `TRANSACTION_SECONDS`, unless they may take longer.
+        With `sees_all` a statement fails from which row-level security would hide rows.
         """
         self._require_open()
         if self._host_pool is None:
-            return await self._connector.connect(may_take_long=may_take_long)
+            return await self._connector.connect(may_take_long=may_take_long, sees_all=sees_all)
         # The host may use all connections of its pool itself.
         return await acquire(self._host_pool, CONNECT_SECONDS)
 
@@ -233,14 +233,14 @@ class Database:
             await self.require_schema(connection)
 
     async def require_tables(self, connection: Connection) -> None:
-        """Raise `Unreachable` unless the search_path leads to our tables, and commits are flushed."""
+        """Raise `Unreachable` unless the session finds our tables with all rows, and flushes."""
         if self.is_pooled:
-            await require_role_settings(connection, self._schema)
+            await require_role_settings(connection, self._schema, [*PRIVILEGES])
             return
-        session = await connection.fetchrow(QUERIES["ping"])
+        session = await connection.fetchrow(QUERIES["ping"], [*PRIVILEGES])
         assert session is not None
         if session["is_migrated"]:
-            require_flush(session)
+            require_ping(session)
             return
         await self._require_rights(connection)
         message = f"our search_path, {self._schema}, has not reached the server; {ADD_PARAMETER}"
@@ -280,7 +280,8 @@ class Database:
         self, lane: Lane, *_: Any, **__: Any
     ) -> asyncpg.Connection[asyncpg.Record]:
         try:
-            connection = await self._connector.connect(statement_timeout=f"{READ_SECONDS:.0f}s")
+            timeout, sees_all = f"{READ_SECONDS:.0f}s", lane in SEEING_ALL
+            connection = await self._connector.connect(sees_all=sees_all, statement_timeout=timeout)
         except Unreachable:
             self._cut_off.add(lane)
             raise

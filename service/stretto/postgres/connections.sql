@@ -1,9 +1,12 @@
 -- What a connection, or a host's pool, must be like.
 
 -- name: ping
--- Ask whether the database answers and has our tables, and what its commits wait for.
+-- Ask whether the database answers and has our tables, what its commits wait for, and in which of
+-- the tables $1 policies may hide rows from the role.
 SELECT to_regclass('attempt') IS NOT NULL AS is_migrated,
        current_setting('synchronous_commit') AS synchronous_commit,
+       (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($1::text[]) AS name
+        WHERE row_security_active(to_regclass(name))) AS filtered,
        quote_ident(current_user) AS role, quote_ident(current_database()) AS database;
 
 -- name: ping_pool

@@ -1,8 +1,11 @@
-"""What a session must be like: UTF-8, READ COMMITTED, flushed; behind a pooler the role's settings.
+"""What a session must be like: UTF-8, READ COMMITTED, flushed, with all rows of our tables.
+
+Behind a pooler its role must bring the settings.
 
 In another encoding the server rejects names that the contract allows. Above READ COMMITTED a
 statement does not see what another transaction committed while it waited: most claims would fail.
 Without a flush, neither an answer nor a position outlives a crash of the server.
+Where a policy hides rows, lists end early, and `stretto check` finds nothing to check.
 """
 
 from __future__ import annotations
@@ -64,22 +67,39 @@ def flush_violation(row: asyncpg.Record) -> str | None:
     return None
 
 
-def require_flush(row: asyncpg.Record) -> None:
-    """Raise `Unreachable` where a session's commits are not flushed."""
+def require_ping(row: asyncpg.Record) -> None:
+    """Raise `Unreachable` where a session's commits are not flushed, or rows are hidden from it."""
     violation = flush_violation(row)
     if violation is not None:
         raise Unreachable(violation)
+    _require_all_rows(row)
 
 
-async def require_role_settings(connection: Connection, schema: str) -> None:
+def _require_all_rows(row: asyncpg.Record) -> None:
+    """Raise `Unreachable` where policies may hide rows of our tables.
+
+    What they hide is not known; the owner of the tables, and a superuser, see all of them.
+    """
+    if row["filtered"] is not None:
+        message = (
+            f"row-level security applies to the role {row['role']} in {row['filtered']}: rows that a"
+            " policy hides would look as if they did not exist; run"
+            " ALTER TABLE … DISABLE ROW LEVEL SECURITY for each of these tables, or"
+            f" ALTER ROLE {row['role']} BYPASSRLS as a superuser"
+        )
+        raise Unreachable(message)
+
+
+async def require_role_settings(connection: Connection, schema: str, tables: list[str]) -> None:
     """Raise `Unreachable`, with the statements that help, unless the role brings what we need."""
-    role = await connection.fetchrow(QUERIES["ping_pooled"], schema)
+    role = await connection.fetchrow(QUERIES["ping_pooled"], schema, tables)
     assert role is not None
     if not role["is_migrated"]:
         raise Unmigrated(NO_TABLES)
     if role["is_set"]:
         violation = flush_violation(role)
         if violation is None:
+            _require_all_rows(role)
             return
         raise Unreachable(f"{violation}, and then RECONNECT on PgBouncer's console")
     alter = f"  ALTER ROLE {role['role']} IN DATABASE {role['database']} SET "

@@ -44,7 +44,7 @@ class PostgresTail(PostgresLogStore):
             if token != self._token:
                 on_announced()
 
-        self._connection = await self._database.acquire()
+        self._connection = await self._database.acquire(sees_all=True)
         if not self._database.is_shared:
             async with self._read_connection() as connection:
                 channel = await connection.fetchval(QUERIES["announcements"])
