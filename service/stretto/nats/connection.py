@@ -232,13 +232,22 @@ class NatsConnection(Actor):
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until they have ended: the NATS client sometimes swallows a cancellation."""
+    """Cancel tasks until they have ended: the NATS client sometimes swallows a cancellation.
+
+    Their errors are retrieved, or asyncio logs them as never retrieved; also where this is cancelled.
+    """
+    for task in tasks:
+        if task.done():
+            _retrieve(task)
+        else:
+            task.add_done_callback(_retrieve)
     left = {task for task in tasks if not task.done()}
     while left:
         for task in left:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=CANCEL_SECONDS)
-    for task in tasks:
-        if not task.cancelled():
-            # Retrieve the exception, or asyncio logs it as never retrieved.
-            task.exception()
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

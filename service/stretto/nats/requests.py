@@ -92,7 +92,8 @@ async def acknowledged(
             if left:
                 _, left = await asyncio.wait(left, timeout=QUIET_SECONDS)
     finally:
-        await end_tasks(left)
+        # Those that have ended, too: nothing looks at them where this is cancelled.
+        await end_tasks(sending)
     return [None if _is_lost(each) else each.exception() or each.result() for each in sending]
 
 

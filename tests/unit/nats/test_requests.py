@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from stretto.nats import requests
 from stretto.nats.requests import Unsent, acknowledged, answered
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 DEADLINE_SECONDS = 20
 NO_LEADER = ServiceUnavailableError(code=503, err_code=10008)
@@ -135,6 +136,78 @@ async def test_a_slow_server_is_waited_for_while_it_acknowledges_something(
 
     messages = [Unsent(str(number), b"", {}) for number in range(5)]
     assert [ACK] * 5 == await acknowledged(link_of(publish), messages)
+
+
+@pytest.fixture
+async def reported() -> AsyncIterator[list[str]]:
+    """What asyncio reports as an error of no task that anything has looked at."""
+    found: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: found.append(context["message"]))
+    yield found
+    loop.set_exception_handler(None)
+
+
+async def forgotten(senders: list[asyncio.Task[Any]]) -> None:
+    """Return once nothing refers to the cancelled senders, nor to what they have sent."""
+    assert senders.pop().cancelled()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+
+
+async def test_messages_without_an_answer_are_looked_at_where_their_sender_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch, reported: list[str]
+) -> None:
+    """Those that had ended before, while it waits on for the others."""
+    waits = 0
+    wait = asyncio.wait
+
+    async def publish(subject: str, *_: object, **__: object) -> PubAck:
+        if subject == "0":
+            raise NatsTimeout
+        return await silence()  # type: ignore[no-any-return]
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal waits
+        waits += 1
+        if waits == 2:
+            senders[0].cancel()
+        return await wait(*arguments, **options)
+
+    messages = [Unsent(str(number), b"", {}) for number in range(2)]
+    senders = [asyncio.create_task(acknowledged(link_of(publish), messages))]
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "wait", counted)
+        await wait(senders)
+    await forgotten(senders)
+    assert (3, []) == (waits, reported)
+
+
+async def test_messages_that_end_after_their_sender_was_given_up_are_looked_at(
+    reported: list[str],
+) -> None:
+    """The NATS client swallows a cancellation, and the sender does not wait for it any more."""
+    is_sent, is_cancelled, is_answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def publish(*_: object, **__: object) -> PubAck:
+        is_sent.set()
+        try:
+            await silence()
+        except asyncio.CancelledError:
+            is_cancelled.set()
+        await is_answered.wait()
+        raise NatsTimeout
+
+    senders = [asyncio.create_task(acknowledged(link_of(publish), [Unsent("0", b"", {})]))]
+    await is_sent.wait()
+    senders[0].cancel()
+    await is_cancelled.wait()
+    senders[0].cancel()
+    await asyncio.wait(senders)
+    is_answered.set()
+    await forgotten(senders)
+    assert [] == reported
 
 
 async def test_nothing_to_send_needs_no_answer() -> None:
