@@ -343,6 +343,10 @@ CREATE TABLE outbox_reader (
     -- none.
     history       integer     NOT NULL,
     seen          pg_snapshot NOT NULL,
+    -- What it has had of transactions that this does not see, each as history:position:mark:id of the
+    -- last event that it has had: a large transaction takes more than one page. Mark is 1 for a change,
+    -- 0 for a creation. Instances of older versions leave them behind, where `seen` has passed them.
+    parts         text        NOT NULL DEFAULT '',
     -- The process that publishes to the bus; another one's writes change nothing.
     token         uuid,
     leased_until  timestamptz NOT NULL DEFAULT '-infinity',

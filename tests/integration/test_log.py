@@ -81,30 +81,100 @@ async def test_a_late_commit_comes_to_a_reader_that_has_passed_it(
     assert [] == ids(await store.page(page.place, 10))
 
 
-async def test_pages_have_each_event_once_in_whole_transactions(
+async def test_pages_have_each_event_once_however_many_a_transaction_has(
     store: PostgresBusStore, connection: Connection, database_url: str
 ) -> None:
-    """However many one transaction has, and while another commits late."""
+    """Also while another commits late, which has more than a page itself."""
     place = await store.present()
     committed: list[UUID] = []
     had: list[UUID] = []
     async with beside(database_url) as late:
-        committed.append(await commit_event(late))
+        committed += [await commit_event(late) for _ in range(5)]
         for size in (1, 2, 7, 1, 4):
             async with connection.transaction():
                 committed += [await commit_event(connection) for _ in range(size)]
-        page, pages = await store.page(place, 3), 1
+        page = await store.page(place, 3)
         while True:
             had += ids(page)
             positions = [logged.position for logged in page.events]
             assert sorted(positions) == positions
             if not page.is_full:
                 break
-            page, pages = await store.page(page.place, 3), pages + 1
-        assert 4 == pages
-        assert sorted(committed[1:]) == sorted(had)
+            assert 3 == len(page.events)
+            page = await store.page(page.place, 3)
+        assert sorted(committed[5:]) == sorted(had)
+        newest = await commit_event(connection)
     page = await store.page(page.place, 3)
-    assert committed[:1] == ids(page)
+    rest = await store.page(page.place, 3)
+    assert [*sorted(committed[:5]), newest] == ids(page) + ids(rest)
+    assert [] == ids(await store.page(rest.place, 3))
+
+
+@pytest.mark.parametrize("users", [None, [BOB]])
+async def test_no_page_has_more_events_than_it_may(
+    users: list[UserId] | None, store: PostgresBusStore, connection: Connection
+) -> None:
+    """A transaction of a host's may have hundreds of thousands: no reader has them all at once."""
+    place = await store.present()
+    async with connection.transaction():
+        events = sorted([await commit_event(connection, ("bob",)) for _ in range(10)])
+    pages = []
+    for _ in range(3):
+        pages.append(await store.page(place, 4, users))
+        place = pages[-1].place
+    assert [events[:4], events[4:8], events[8:]] == [ids(page) for page in pages]
+    assert [(True, True), (True, True), (False, False)] == [
+        (page.is_full, page.is_cut) for page in pages
+    ]
+
+
+async def test_a_page_of_others_events_within_a_transaction_moves_the_place(
+    store: PostgresBusStore, connection: Connection
+) -> None:
+    """The events of one user come from wherever they lie in it."""
+    place = await store.present()
+    async with connection.transaction():
+        own = {await commit_event(connection, ("bob",)) for _ in range(2)}
+        for _ in range(8):
+            await commit_event(connection, ("alice",))
+    found: set[UUID] = set()
+    for turn in range(6):
+        page = await store.page(place, 2, [BOB])
+        assert turn == 5 or page.is_full
+        found.update(ids(page))
+        place = page.place
+    assert own <= found
+    assert not page.is_full
+
+
+async def test_a_reader_s_row_keeps_what_it_has_had_of_a_transaction(
+    store: PostgresBusStore, connection: Connection
+) -> None:
+    """The process that goes on with it begins there."""
+    one, other = uuid4(), uuid4()
+    begin = await store.lease(one, LEASE_SECONDS)
+    assert begin is not None
+    async with connection.transaction():
+        events = sorted([await commit_event(connection) for _ in range(3)])
+    page = await store.page(begin, 2)
+    assert await store.advance(one, page.place)
+    await store.give_back(one)
+    place = await store.lease(other, LEASE_SECONDS)
+    assert page.place == place
+    assert events[2:] == ids(await store.page(page.place, 2))
+
+
+async def test_parts_that_an_older_version_has_left_behind_are_void(
+    store: PostgresBusStore, connection: Connection
+) -> None:
+    """It moves the place and leaves them; in another history their positions may be given out again."""
+    token = uuid4()
+    place = await store.lease(token, LEASE_SECONDS)
+    assert place is not None
+    stale = f"{place.history.number}:{place.xmax - 1}:1:{uuid4()}"
+    other = f"{place.history.number + 1}:{place.xmax + 5}:1:{uuid4()}"
+    await connection.execute("UPDATE outbox_reader SET parts = $1", f"{stale},{other}")
+    assert place == await store.lease(token, LEASE_SECONDS)
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
@@ -116,7 +186,9 @@ async def test_a_full_page_of_others_events_goes_on_behind_them(
 ) -> None:
     """Its last event comes for any user; without that no place would follow from it."""
     if not is_guarded:
-        without(monkeypatch, "log_page", " OR number = (SELECT max(number) FROM page)", "")
+        without(
+            monkeypatch, "log_page", " OR number = least($4, (SELECT max(number) FROM page))", ""
+        )
     begin = await store.present()
     others = [await commit_event(connection, ("alice",)) for _ in range(3)]
     own = await commit_event(connection, ("bob",))
@@ -178,7 +250,7 @@ async def blocks(connection: Connection, place: Place) -> int:
         plan = await connection.fetchval(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {QUERIES['log_page']}",
             *(place.history.number, place.xmax, f"{{{','.join(map(str, place.running))}}}"),
-            *(20_000, None, log.MEMBER_IDS_MAX),
+            *(20_000, None, log.MEMBER_IDS_MAX, "{}", [], []),
         )
     root = orjson.loads(plan)[0]["Plan"]
     read: int = root["Shared Hit Blocks"] + root["Shared Read Blocks"]

@@ -288,6 +288,35 @@ async def test_a_turn_that_was_overtaken_sends_nothing_twice(
     await late.close()
 
 
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_turn_that_was_overtaken_within_a_transaction_enrols_nothing_twice(
+    is_guarded: bool, database: Database, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place covers no more than before: only the part that was had tells."""
+    guard = "AND parts = $6::text"
+    assert guard in QUERIES["enrol"]
+    if not is_guarded:
+        unguarded = QUERIES["enrol"].replace(guard, "AND $6::text IS NOT NULL")
+        monkeypatch.setattr(webhook_store, "QUERIES", {**QUERIES, "enrol": unguarded})
+    store, slow = PostgresWebhookStore(database), SlowStore(database)
+    await store.open(URL_DIGEST)
+    async with connection.transaction():
+        first, *ids = sorted(await commit_events(connection, 6))
+    assert 1 == await store.enrol(1)
+    await connection.execute("DELETE FROM outbox_delivery")
+    overtaken = asyncio.create_task(slow.enrol(2))
+    await slow.has_read.wait()
+    assert 2 == await store.enrol(2)
+    assert ids[:2] == await enrolled(connection)
+    # They are sent.
+    await connection.execute("DELETE FROM outbox_delivery")
+    slow.may_go_on.set()
+    assert (0 if is_guarded else 2) == await overtaken
+    assert 2 == await store.enrol(2)
+    assert (ids[2:4] if is_guarded else ids[:4]) == await enrolled(connection)
+    assert first not in await enrolled(connection)
+
+
 async def test_two_senders_share_the_work(
     database: Database, receiver: Receiver, clock: Clock, connection: Connection
 ) -> None:

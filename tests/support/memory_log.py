@@ -188,7 +188,7 @@ class MemoryLogStore:
     async def page(
         self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
     ) -> LogPage:
-        """Return the next events: whole transactions, in order."""
+        """Return the next events, in order."""
         return page_of(self._log, begin, events_max, users)
 
 
@@ -197,18 +197,20 @@ def page_of(
 ) -> LogPage:
     """Return the page that a statement reads."""
     present = log.look()
-    found = [event for event in log.kept if not begin.covers(*_place_of(event))]
+    found = [event for event in log.kept if not begin.has(event.history.number, event.part)]
+    found.sort(key=lambda event: (event.history.number, event.part))
+    found, behind = found[:events_max], found[events_max:]
     is_full = len(found) >= events_max
-    if is_full:
-        last = _place_of(found[events_max - 1])
-        found = [event for event in found if _place_of(event) <= last]
+    is_cut = bool(is_full and behind and _place_of(behind[0]) == _place_of(found[-1]))
     place = present.place
-    if is_full:
+    if is_cut:
+        place = present.within(begin, found[-1].history, found[-1].part)
+    elif is_full:
         place = present.after(begin, found[-1].history, found[-1].position)
     events = [
         event for event in found if users is None or not {*users}.isdisjoint(event.event.recipients)
     ]
-    return LogPage(begin, events, place, present, is_full)
+    return LogPage(begin, events, place, present, is_full, is_cut)
 
 
 def _place_of(event: LoggedEvent) -> tuple[int, int]:

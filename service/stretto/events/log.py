@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, Protocol
 
 from stretto.domain import EVENT_TYPE
+from stretto.events.place import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,33 +48,60 @@ class LoggedEvent:
     history: History
     position: int
 
+    @property
+    def part(self) -> Part:
+        """What a reader has had of its transaction, once it has had this event."""
+        is_change = self.event.event_type != EVENT_TYPE
+        return Part(self.position, is_change, self.event.event_id)
+
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """What one read has returned: whole transactions, in the order of the log."""
+    """What one read has returned, in the order of the log."""
 
     begin: Place
     events: Sequence[LoggedEvent]
     """Events of users that were not asked for may be left out."""
     place: Place
-    """Where the reader is after the page: past its last transaction, or at the present."""
+    """Where the reader is after the page: past its last event, or at the present."""
     present: Present
     is_full: bool
-    """Whether there may be more: then `place` is right after the last transaction."""
+    """Whether there may be more: then `place` is right after the last event."""
+    is_cut: bool = False
+    """Whether the last event's transaction goes on behind the page."""
+
+    def place_behind(self, events: int) -> Place:
+        """Return where the reader is after the first so many events of the page, one at least.
+
+        If events were left out, less than it has had may be covered.
+        """
+        if events == len(self.events):
+            return self.place
+        last, following = self.events[events - 1 : events + 1]
+        if _transaction_of(last) == _transaction_of(following):
+            return self.present.within(self.begin, last.history, last.part)
+        return self.present.after(self.begin, last.history, last.position)
 
     def numbered(self) -> Iterator[tuple[LoggedEvent, str]]:
         """Yield each event with the position that its clients get.
 
         A client that has one event of a transaction may still lack another. So only the last event
-        of each transaction carries the place after it; the others carry the place before it.
+        of each transaction carries the place after it; the others carry the place before it. So do
+        all of a transaction that goes on behind the page.
         """
         place, position = self.begin, str(self.begin)
-        for transaction, events in groupby(self.events, lambda each: (each.history, each.position)):
+        cut = _transaction_of(self.events[-1]) if self.is_cut else None
+        for transaction, events in groupby(self.events, _transaction_of):
             *others, last = events
             yield from ((event, position) for event in others)
-            place = self.present.after(place, *transaction)
-            position = str(place)
+            if transaction != cut:
+                place = self.present.after(place, *transaction)
+                position = str(place)
             yield last, position
+
+
+def _transaction_of(logged: LoggedEvent) -> tuple[History, int]:
+    return logged.history, logged.position
 
 
 class LogStore(Protocol):
@@ -85,7 +113,7 @@ class LogStore(Protocol):
     async def page(
         self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
     ) -> LogPage:
-        """Return the next events, whole transactions, once a synchronous standby has them.
+        """Return the next events, up to so many, once a synchronous standby has them.
 
         It may leave out events of other users than `users`. It does not check that the log still
         has all after `begin`: the caller does, by `page.present.require(begin)`.

@@ -40,13 +40,13 @@ class Push:
 class OutgoingEvent:
     """An event for any number of sessions, encoded once per transport (WebSocket, SSE)."""
 
-    __slots__ = ("_encoded", "_history", "_position", "event", "position", "push")
+    __slots__ = ("_encoded", "_history", "_part", "event", "position", "push")
 
     def __init__(self, logged: LoggedEvent, position: str, push: Push | None = None) -> None:
         # Without its recipients, which may be thousands: it waits for as long as a client reads.
         self.event = CommittedEvent(logged.event.event_id, (), logged.event.envelope)
         self._history = logged.history.number
-        self._position = logged.position
+        self._part = logged.part
         self.position = position
         """What the client sends to resume behind this event."""
         self.push = push
@@ -55,7 +55,7 @@ class OutgoingEvent:
 
     def is_covered_by(self, place: Place) -> bool:
         """Whether a reader at this place has had the event."""
-        return place.covers(self._history, self._position)
+        return place.has(self._history, self._part)
 
     def encoded(self, encode: Callable[[OutgoingEvent], bytes]) -> bytes:
         """Return the event as `encode` returns it, encoded on first use."""

@@ -9,6 +9,9 @@ another server, begins a new one, since ids go back there. So does a crash: ids 
 commits that were not flushed are given out again. Every place therefore ends right behind an event
 that was visible, whose commit was flushed, and never at the newest id.
 
+A transaction may have any number of events. A reader that has had only some of it has a *part*:
+where in its order it stands. A client's position names no part: it gets such a transaction again.
+
 This module does no I/O.
 """
 
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+    from uuid import UUID
 
 # Transactions in a place's text, which must fit into a header and a URL. Where more were running,
 # the text ends at the next one: what a client has had of the rest is sent again.
@@ -46,6 +50,19 @@ class History:
     """Eight hexadecimal digits: copies of a database may number different histories alike."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """What a reader has had of one transaction: its events up to this one, in the order of the log.
+
+    They are visible all at once, and never change: whatever follows this one, follows it for ever.
+    """
+
+    position: int
+    is_change: bool
+    """A creation comes before the changes of its transaction."""
+    event_id: UUID
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """What a reader has had: all of the older histories, and of this one what `covers` says."""
@@ -55,12 +72,25 @@ class Place:
     """Positions from here on are not covered."""
     running: tuple[int, ...] = ()
     """Positions below `xmax` that are not covered, in order: their transactions may commit."""
+    parts: tuple[Part, ...] = ()
+    """Of transactions that are not covered, what was had of them nevertheless; one each, in order."""
 
     def covers(self, number: int, position: int) -> bool:
         """Whether a reader that is here has had the events of this history and transaction."""
         if number != self.history.number:
             return number < self.history.number
         return position < self.xmax and position not in self.running
+
+    def has(self, number: int, part: Part) -> bool:
+        """Whether a reader that is here has had a transaction of this history up to this event."""
+        if self.covers(number, part.position):
+            return True
+        had = self.part(part.position) if number == self.history.number else None
+        return had is not None and part <= had
+
+    def part(self, position: int) -> Part | None:
+        """Return what was had of a transaction that is not covered; None if it was nothing."""
+        return next((part for part in self.parts if part.position == position), None)
 
     def __or__(self, other: Place) -> Place:
         """Return the place that covers what either of the two covers."""
@@ -72,14 +102,24 @@ class Place:
             for each in {*self.running, *other.running}
             if not self.covers(number, each) and not other.covers(number, each)
         )
-        return Place(self.history, max(self.xmax, other.xmax), tuple(sorted(running)))
+        union = Place(self.history, max(self.xmax, other.xmax), tuple(sorted(running)))
+        # The greatest of each position is the last of them here.
+        parts = {part.position: part for part in sorted({*self.parts, *other.parts})}
+        return union.with_parts(parts.values())
+
+    def with_parts(self, parts: Iterable[Part]) -> Place:
+        """Return this place with those of the parts that it does not cover."""
+        number = self.history.number
+        kept = (part for part in parts if not self.covers(number, part.position))
+        return replace(self, parts=tuple(sorted(kept)))
 
     def __and__(self, other: Place) -> Place:
         """Return the place that covers what both of the two cover."""
         if self.history != other.history:
             return min(self, other, key=lambda each: each.history)
         xmax = min(self.xmax, other.xmax)
-        return Place(self.history, xmax, _below(xmax, {*self.running, *other.running}))
+        running = _below(xmax, {*self.running, *other.running})
+        return Place(self.history, xmax, running, _common_parts((self, other)))
 
     def __str__(self) -> str:
         """Return the position that a client keeps: it covers no more than this place."""
@@ -143,7 +183,14 @@ class Present:
         if history == self.history:
             # No transaction of an older history runs any more.
             running.update(_below(xmax, self.running))
-        return Place(history, xmax, tuple(sorted(running)))
+        place = Place(history, xmax, tuple(sorted(running)))
+        return place.with_parts(begin.parts if history == begin.history else ())
+
+    def within(self, begin: Place, history: History, part: Part) -> Place:
+        """Return where a reader is that has had all before this transaction, and this part of it."""
+        place = self.after(begin, history, part.position - 1)
+        others = (each for each in place.parts if each.position != part.position)
+        return place.with_parts((*others, part))
 
     def require(self, place: Place) -> None:
         """Raise `PositionLost` unless the log has all that the place does not cover.
@@ -189,7 +236,19 @@ def lowest(places: Collection[Place]) -> Place:
     history = min(place.history for place in places)
     of_it = [place for place in places if place.history == history]
     xmax = min(place.xmax for place in of_it)
-    return Place(history, *_few(xmax, _below(xmax, {n for place in of_it for n in place.running})))
+    few = _few(xmax, _below(xmax, {n for place in of_it for n in place.running}))
+    return Place(history, *few, _common_parts(of_it))
+
+
+def _common_parts(places: Collection[Place]) -> tuple[Part, ...]:
+    """Return what all of these places, of one history, have had of transactions that not all cover."""
+    common: list[Part] = []
+    for position in sorted({part.position for place in places for part in place.parts}):
+        lacking = [each for each in places if not each.covers(each.history.number, position)]
+        had = [part for each in lacking if (part := each.part(position)) is not None]
+        if len(had) == len(lacking):
+            common.append(min(had))
+    return tuple(common)
 
 
 def _few(xmax: int, running: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from stretto.postgres.deliveries import PostgresDeliveryStore
-from stretto.postgres.log import PostgresLogStore, event_columns, reader_place, snapshot
+from stretto.postgres.log import PostgresLogStore, event_columns, reader_place, reader_row
 from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ class PostgresBusStore(PostgresLogStore, PostgresDeliveryStore):
         """Move to a place; False where the lease is another's by now, and nothing was moved."""
         async with self._database.upkeep() as connection:
             return bool(
-                await connection.fetchval(
-                    QUERIES["advance_bus"], token, place.history.number, snapshot(place)
-                )
+                await connection.fetchval(QUERIES["advance_bus"], token, *reader_row(place))
             )
 
     async def give_back(self, token: UUID) -> None:

@@ -33,13 +33,13 @@ SET token = $1, leased_until = now + lease, served_at = now
 FROM clock, free
 WHERE outbox_reader.name = free.name
 RETURNING history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
-          seen::text AS seen;
+          seen::text AS seen, parts;
 
 -- name: advance_bus
--- Move the bus's place to history $2 and snapshot $3, if the process $1 still has the lease. Needs
--- no durability: what a crash undoes is published again.
+-- Move the bus's place to history $2, snapshot $3 and parts $4, if the process $1 still has the lease.
+-- Needs no durability: what a crash undoes is published again.
 UPDATE outbox_reader
-SET history = $2, seen = $3::text::pg_snapshot
+SET history = $2, seen = $3::text::pg_snapshot, parts = $4
 FROM set_config('synchronous_commit', 'off', true)
 WHERE name = 'bus' AND token = $1
 RETURNING true;

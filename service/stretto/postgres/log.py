@@ -6,23 +6,23 @@ import hashlib
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import asyncpg
 import orjson
 
 from stretto.domain import EVENT_TYPE
 from stretto.events.log import CommittedEvent, LoggedEvent, LogPage
-from stretto.events.place import History, Place, Present
+from stretto.events.place import History, Part, Place, Present
 from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import begin_history
 from stretto.telemetry.trace_context import as_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
     from typing import TypeAlias
-    from uuid import UUID
 
     from stretto.domain import UserId
     from stretto.postgres.connections import Database
@@ -52,7 +52,7 @@ class PostgresLogStore:
     async def page(
         self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
     ) -> LogPage:
-        """Return the next events, once a synchronous standby has them; whole transactions.
+        """Return the next events, up to so many, once a synchronous standby has them.
 
         It may leave out events of other users. The caller checks the place: `page.present.require`.
         """
@@ -61,10 +61,11 @@ class PostgresLogStore:
                 QUERIES["log_page"],
                 begin.history.number,
                 begin.xmax,
-                _running(begin),
+                _positions(begin.running),
                 events_max,
                 users,
                 MEMBER_IDS_MAX,
+                *_parts(begin),
             )
         present = _present(orjson.loads(first["present"]))
         events = [
@@ -77,8 +78,13 @@ class PostgresLogStore:
         ]
         place = present.place
         if first["is_full"]:
-            place = present.after(begin, events[-1].history, events[-1].position)
-        return LogPage(begin, events, place, present, first["is_full"])
+            last = events[-1]
+            place = (
+                present.within(begin, last.history, last.part)
+                if first["is_cut"]
+                else present.after(begin, last.history, last.position)
+            )
+        return LogPage(begin, events, place, present, first["is_full"], first["is_cut"])
 
     async def deletions(self, begin: Place | None, limit: int) -> tuple[list[UUID], Present]:
         """Return groups whose deletion the place does not cover, up to `limit`, and the present.
@@ -88,7 +94,7 @@ class PostgresLogStore:
         """
         place = (0, 0, "{}", 0)
         if begin is not None:
-            place = (begin.history.number, begin.xmax, _running(begin), limit)
+            place = (begin.history.number, begin.xmax, _positions(begin.running), limit)
         async with self._acquire() as connection:
             row = await connection.fetchrow(QUERIES["deleted_groups"], *place)
             assert row is not None
@@ -112,13 +118,16 @@ def reader_place(row: asyncpg.Record) -> Place:
     _, xmax, running = row["seen"].split(":")
     # A history that is not kept has no id: no place in it is one of the log.
     history = History(row["history"], row["history_id"] or "")
-    return Place(history, int(xmax), tuple(map(int, filter(None, running.split(",")))))
+    place = Place(history, int(xmax), tuple(map(int, filter(None, running.split(",")))))
+    return place.with_parts(_parts_of(row["parts"], history.number))
 
 
-def snapshot(place: Place) -> str:
-    """Return a place without its history, as a reader's row has it."""
-    running = ",".join(map(str, place.running))
-    return f"{min(place.running, default=place.xmax)}:{place.xmax}:{running}"
+def reader_row(place: Place) -> tuple[int, str, str]:
+    """Return history, snapshot and parts of a place, as a reader's row has them."""
+    number, running = place.history.number, ",".join(map(str, place.running))
+    parts = (f"{number}:{part.position}:{part.is_change:d}:{part.event_id}" for part in place.parts)
+    snapshot = f"{min(place.running, default=place.xmax)}:{place.xmax}:{running}"
+    return number, snapshot, ",".join(parts)
 
 
 def event_columns(events: Collection[LoggedEvent]) -> tuple[list[int], list[str], list[UUID]]:
@@ -189,8 +198,24 @@ def _chosen(row: asyncpg.Record) -> dict[str, object]:
     return chosen
 
 
-def _running(place: Place) -> str:
-    return "{" + ",".join(map(str, place.running)) + "}"
+def _parts_of(text: str, history: int) -> Iterator[Part]:
+    """Yield a history's parts; an instance of an older version moves a place, and leaves old ones."""
+    for part in filter(None, text.split(",")):
+        number, position, is_change, event_id = part.split(":")
+        if int(number) == history:
+            yield Part(int(position), is_change == "1", UUID(event_id))
+
+
+def _parts(place: Place) -> tuple[str, list[bool], list[UUID]]:
+    return (
+        _positions(part.position for part in place.parts),
+        [part.is_change for part in place.parts],
+        [part.event_id for part in place.parts],
+    )
+
+
+def _positions(positions: Iterable[int]) -> str:
+    return "{" + ",".join(map(str, positions)) + "}"
 
 
 def _present(row: dict[str, Any]) -> Present:

@@ -12,13 +12,16 @@ WHERE pg_class.oid = to_regclass('attempt');
 SELECT row_to_json(outbox_present) AS present FROM outbox_present;
 
 -- name: log_page
--- Read the events that a place (history $1, end $2, running $3) does not cover: those whose
--- transactions were still running, then the next $4 (and the rest of the last one's transaction).
--- Of these only events for the users $5 (and of their recipients only those), and the last one;
--- all, if null. The users are hashed once: comparing arrays would cost a comparison for each pair,
+-- Read the events that a place (history $1, end $2, running $3) does not cover, the next $4: those
+-- whose transactions were still running, then those behind the end. A transaction may have any number
+-- of events, so the page may end within one; of the transactions $7 the reader has had the events up
+-- to those with the marks $8 and the ids $9. The index orders transactions, not their events: each page
+-- of a large one goes through all of its rows, a microsecond for each. Of the events only those for
+-- the users $5 (and of their recipients only those), and the last one; all, if null. The users are hashed once: comparing arrays would cost a comparison for each pair,
 -- which is less only for few users. Members are named where a group was created with $6 at most.
--- The first row is the present, and says whether there may be more. All partitions are locked before
--- the statement has its snapshot, so that a partition is not truncated between the two.
+-- The first row is the present, and says whether there may be more, and whether the last transaction
+-- goes on behind the page. All partitions are locked before the statement has its snapshot, so that a
+-- partition is not truncated between the two.
 -- After a restart events can be seen that a synchronous standby still lacks. Where there is one,
 -- they are returned only after the standby has them: the message's commit waits for it.
 WITH wanted AS MATERIALIZED (
@@ -26,11 +29,18 @@ WITH wanted AS MATERIALIZED (
 ), found AS (
     SELECT * FROM outbox
     WHERE history = $1::integer AND position = ANY ($3::text::xid8[])
+      AND (cardinality($9::uuid[]) = 0 OR NOT EXISTS (
+          SELECT FROM unnest($7::text::xid8[], $8::boolean[], $9::uuid[]) AS had (at, is_change, id)
+          WHERE at = position AND (event_type IS NOT NULL, event_id) <= (is_change, id)))
     UNION ALL
     (SELECT * FROM outbox
      WHERE (history, position) >= ($1::integer, $2::xid8)
+       AND (cardinality($9::uuid[]) = 0 OR history > $1::integer OR NOT EXISTS (
+          SELECT FROM unnest($7::text::xid8[], $8::boolean[], $9::uuid[]) AS had (at, is_change, id)
+          WHERE at = position AND (event_type IS NOT NULL, event_id) <= (is_change, id)))
      ORDER BY history, position
-     FETCH FIRST $4 ROWS WITH TIES)
+     -- Of the last transaction all, since the index does not order its events.
+     FETCH FIRST ($4 + 1) ROWS WITH TIES)
 ), page AS MATERIALIZED (
     -- Of one transaction a group's creation comes first, then its changes, whose ids grow with time.
     SELECT *, row_number() OVER (ORDER BY history, position, event_type IS NOT NULL, event_id)
@@ -40,11 +50,14 @@ WITH wanted AS MATERIALIZED (
                 -- `IS TRUE` keeps the planner from making a join of it, once for each event.
                 ELSE ARRAY(SELECT recipient FROM unnest(recipients) AS recipient
                            WHERE (recipient IN (SELECT member FROM wanted)) IS TRUE) END AS own
-    FROM found
+    FROM (SELECT * FROM found
+          ORDER BY history, position, event_type IS NOT NULL, event_id
+          LIMIT $4 + 1) AS first
 )
 SELECT row_to_json(outbox_present) AS present,
-       (SELECT count(*) FROM page WHERE (history, position) >= ($1::integer, $2::xid8)) >= $4
-           AS is_full,
+       (SELECT count(*) FROM page) >= $4 AS is_full,
+       (SELECT count(*) FROM page AS next JOIN page AS last USING (history, position)
+        WHERE next.number = $4 + 1 AND last.number = $4) > 0 AS is_cut,
        CASE WHEN current_setting('synchronous_standby_names') <> '' AND EXISTS (SELECT FROM page)
             THEN pg_logical_emit_message(true, 'stretto', '') END AS replicated_at,
        NULL AS history, NULL AS position, NULL AS event_id, NULL AS subject,
@@ -53,12 +66,12 @@ SELECT row_to_json(outbox_present) AS present,
        NULL AS change, NULL AS recipients, NULL AS member_ids, NULL AS number
 FROM outbox_present
 UNION ALL
-SELECT NULL, NULL, NULL, history, position, event_id, subject, conversation_id,
+SELECT NULL, NULL, NULL, NULL, history, position, event_id, subject, conversation_id,
        recipients[1], group_name, cardinality(recipients),
        group_kind, metadata::text, trace_context, event_type, change::text, own,
        CASE WHEN event_type IS NULL AND cardinality(recipients) <= $6 THEN recipients END, number
 FROM page
-WHERE own <> '{}' OR number = (SELECT max(number) FROM page)
+WHERE number <= $4 AND (own <> '{}' OR number = least($4, (SELECT max(number) FROM page)))
 ORDER BY number NULLS FIRST;
 
 -- name: deleted_groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from stretto.postgres.deliveries import PostgresDeliveryStore
-from stretto.postgres.log import PostgresLogStore, event_columns, reader_place, snapshot
+from stretto.postgres.log import PostgresLogStore, event_columns, reader_place, reader_row
 from stretto.postgres.queries import QUERIES
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         await self._become_target(unserved_seconds=None)
 
     async def enrol(self, events_max: int) -> int:
-        """Create deliveries for the next events, whole transactions only; return how many.
+        """Create deliveries for the next events, up to so many; return how many.
 
         If another URL is the target and no sender serves it any more, ours becomes the target.
         """
@@ -59,10 +59,8 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
             count: int | None = await connection.fetchval(
                 QUERIES["enrol"],
                 *event_columns(page.events),
-                row["history"],
-                row["seen"],
-                page.place.history.number,
-                snapshot(page.place),
+                *(row["history"], row["seen"], row["parts"]),
+                *reader_row(page.place),
                 self._now(),
                 self._target_digest,
             )

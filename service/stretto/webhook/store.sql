@@ -34,26 +34,26 @@ WHERE outbox_reader.name = moved.name;
 -- name: webhook_place
 -- Read the webhook's place in the log; no row while it is disabled, or while its target is not $1.
 SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
-       seen::text AS seen
+       seen::text AS seen, parts
 FROM outbox_reader
 WHERE name = 'webhook' AND target_digest = $1 AND disabled_at IS NULL;
 
 -- name: enrol
 -- Create deliveries for the events of a page (their histories $1, positions $2 and ids $3), and move
--- the place from history $4 and snapshot $5 to history $6 and snapshot $7. Another process may have
--- moved it since the page was read: then the place would go back, and events would be sent twice; so
--- nothing is done, as where the target is not $9. $8 is now. Needs no durability: a crash loses deliveries and place together. If
--- the clock has gone back, as after a failover, due times go back by the same amount: by how far
--- `served_at` lies in the future, which is known to a minute.
+-- the place from history $4, snapshot $5 and parts $6 to history $7, snapshot $8 and parts $9. Another
+-- process may have moved it since the page was read: then the place would go back, and events would be
+-- sent twice; so nothing is done, as where the target is not $11. $10 is now. Needs no durability: a
+-- crash loses deliveries and place together. If the clock has gone back, as after a failover, due times
+-- go back by the same amount: by how far `served_at` lies in the future, which is known to a minute.
 WITH clock AS MATERIALIZED (
-    SELECT coalesce($8::timestamptz, clock_timestamp()) AS now,
+    SELECT coalesce($10::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
 ), turn AS MATERIALIZED (
     SELECT CASE WHEN served_at > now + interval '1 minute' THEN served_at - now
                 ELSE '0' END AS set_back
     FROM outbox_reader, clock
-    WHERE name = 'webhook' AND target_digest = $9 AND disabled_at IS NULL
-      AND history = $4::integer AND seen::text = $5::text
+    WHERE name = 'webhook' AND target_digest = $11 AND disabled_at IS NULL
+      AND history = $4::integer AND seen::text = $5::text AND parts = $6::text
     -- Beside a sender that settles.
     FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
 ), moved AS (
@@ -72,7 +72,7 @@ WITH clock AS MATERIALIZED (
     ON CONFLICT DO NOTHING
 )
 UPDATE outbox_reader
-SET history = $6, seen = $7::text::pg_snapshot, served_at = clock.now,
+SET history = $7, seen = $8::text::pg_snapshot, parts = $9, served_at = clock.now,
     paused_until = paused_until - set_back
 FROM clock, turn
 -- An idle webhook writes once a minute, not at every turn.

@@ -5,22 +5,38 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stretto.events.log import LogPage
-from stretto.events.place import RUNNING_MAX, History, Place, PositionLost, Present, lowest
+from stretto.domain import EVENT_TYPE
+from stretto.events.log import CommittedEvent, LoggedEvent, LogPage
+from stretto.events.place import RUNNING_MAX, History, Part, Place, PositionLost, Present, lowest
 from support.log_events import HISTORY, logged, place, present
 
 NEXT = History(2, "11111111")
 POSITIONS = range(12)
 
 
-def covered(where: Place) -> set[tuple[int, int]]:
-    """Return what a place covers, of a few positions in each history."""
-    return {each for each in product((0, 1, 2, 3), POSITIONS) if where.covers(*each)}
+# Of a transaction, in their order: a creation, two changes. `None` stands for those behind them.
+EVENTS = (0, 1, 2, None)
+
+
+def part(position: int, event: int) -> Part:
+    """Return what a reader has had that has had a transaction up to this event."""
+    return Part(position, event > 0, UUID(int=9 - event if event == 0 else event))
+
+
+def covered(where: Place) -> set[tuple[int, int, int | None]]:
+    """Return what a place covers, of a few transactions in each history."""
+    return {
+        (number, position, event)
+        for number, position, event in product((0, 1, 2, 3), POSITIONS, EVENTS)
+        if where.covers(number, position)
+        or (event is not None and where.has(number, part(position, event)))
+    }
 
 
 @st.composite
@@ -28,13 +44,17 @@ def places(draw: st.DrawFn) -> Place:
     """Draw a place of a small log."""
     xmax = draw(st.integers(0, 10))
     running = draw(st.sets(st.integers(0, max(0, xmax - 1)))) if xmax else set[int]()
-    return place(xmax, *sorted(running), history=draw(st.sampled_from([HISTORY, NEXT])))
+    parts = draw(st.dictionaries(st.sampled_from(POSITIONS), st.sampled_from(EVENTS[:-1])))
+    where = place(xmax, *sorted(running), history=draw(st.sampled_from([HISTORY, NEXT])))
+    return where.with_parts(part(position, event or 0) for position, event in parts.items())
 
 
 def test_a_place_covers_older_histories_and_what_had_ended_before_it() -> None:
     """A transaction that ran may still commit."""
     where = place(8, 3, 5)
-    assert {(0, n) for n in POSITIONS} | {(1, n) for n in (0, 1, 2, 4, 6, 7)} == covered(where)
+    whole = {(0, n) for n in POSITIONS} | {(1, n) for n in (0, 1, 2, 4, 6, 7)}
+    assert {(*each, event) for each in whole for event in EVENTS} == covered(where)
+    assert covered(where) | {(1, 5, 0), (1, 5, 1)} == covered(where.with_parts([part(5, 1)]))
 
 
 @given(one=places(), other=places())
@@ -60,8 +80,8 @@ def test_the_lowest_of_many_names_few_transactions(named: set[int]) -> None:
 
 @given(where=places())
 def test_a_place_survives_the_way_to_a_client_and_back(where: Place) -> None:
-    """As text."""
-    assert where == Place.parse(str(where))
+    """As text, but for parts: what was had of a transaction that is not covered comes again."""
+    assert replace(where, parts=()) == Place.parse(str(where))
 
 
 def test_a_position_is_readable() -> None:
@@ -221,3 +241,68 @@ def test_no_event_carries_a_place_beyond_a_transaction_that_still_runs() -> None
     page = LogPage(place(7, 3, 4), events, place(10, 4), present(10, 4), is_full=False)
     places = [Place.parse(position) for _, position in page.numbered()]
     assert [place(7, 4), place(9, 4), place(10, 4)] == places
+
+
+def test_no_event_carries_a_place_behind_a_transaction_that_goes_on() -> None:
+    """The next page has the rest of it: a client that resumes gets all of it again."""
+    events = [logged(n) for n in (5, 6, 6)]
+    end = present(7).within(place(5), HISTORY, events[-1].part)
+    page = LogPage(place(5), events, end, present(7), is_full=True, is_cut=True)
+    assert [place(6)] * 3 == [Place.parse(position) for _, position in page.numbered()]
+    rest = LogPage(end, [logged(6)], place(7), present(7), is_full=False)
+    assert ["7.1-0a1b2c3d"] == [position for _, position in rest.numbered()]
+
+
+def at(position: int, event: int, history: History = HISTORY) -> LoggedEvent:
+    """Return an event of a transaction."""
+    where = part(position, event)
+    event_type = "group.renamed" if where.is_change else EVENT_TYPE
+    committed = CommittedEvent(where.event_id, (), b"{}", event_type=event_type)
+    return LoggedEvent(committed, history, position)
+
+
+@given(
+    begin=places(),
+    sizes=st.dictionaries(st.tuples(st.sampled_from([HISTORY, NEXT]), st.sampled_from(POSITIONS)), st.integers(1, 3)),
+    running=st.sets(st.sampled_from(POSITIONS)),
+    events_max=st.integers(1, 6),
+)  # fmt: skip
+def test_a_place_behind_a_part_of_a_page_covers_what_came_before_it(
+    begin: Place, sizes: dict[tuple[History, int], int], running: set[int], events_max: int
+) -> None:
+    """And nothing that follows, wherever the page is divided: also within a transaction."""
+    visible = [
+        at(position, event, history)
+        for (history, position), size in sizes.items()
+        if history != NEXT or position not in running
+        for event in range(size)
+    ]
+    visible.sort(key=lambda each: (each.history.number, each.part))
+    left = [each for each in visible if not begin.has(each.history.number, each.part)]
+    page, behind = left[:events_max], left[events_max:]
+    histories = {1: HISTORY.id, 2: NEXT.id}
+    now = Present(NEXT, max(POSITIONS) + 1, tuple(sorted(running)), histories, (1, 0))
+    if not page:
+        return
+    last = page[-1]
+    is_cut = bool(
+        behind and behind[0].position == last.position and behind[0].history == last.history
+    )
+    end = now.within(begin, last.history, last.part) if is_cut else now.after(begin, last.history, last.position)  # fmt: skip
+    whole = LogPage(begin, page, end, now, is_full=True, is_cut=is_cut)
+    for count in range(1, len(page) + 1):
+        reached = whole.place_behind(count)
+        assert all(reached.has(each.history.number, each.part) for each in page[:count])
+        assert not any(
+            reached.has(each.history.number, each.part) for each in (*page[count:], *behind)
+        )
+        assert not any(reached.covers(2, each) and not begin.covers(2, each) for each in running)
+
+
+def test_a_place_may_stand_within_several_transactions() -> None:
+    """One with many events has committed late, while a reader was within another."""
+    begin = place(5, 3).with_parts([part(8, 1)])
+    end = present(9).within(begin, HISTORY, part(3, 0))
+    assert (part(3, 0), part(8, 1)) == end.parts
+    assert (part(8, 1),) == present(9).after(end, HISTORY, 3).parts
+    assert () == present(9).after(end, HISTORY, 8).parts
