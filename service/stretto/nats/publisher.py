@@ -36,8 +36,10 @@ RECIPIENTS: Final = "Stretto-Recipients"
 AGE_SECONDS_MAX: Final = 7 * 24 * 3600
 # JetStream recognises an event's id for this long; consumers must recognise later copies.
 DUPLICATES_SECONDS: Final = 120
-# Events whose acknowledgements are awaited together: some hundred kilobytes in flight.
+# Messages, and their bytes, whose acknowledgements are awaited together. Pings wait behind them: on a
+# link that takes two seconds for so much, the connection would end. A message may be larger alone.
 UNACKNOWLEDGED_MAX: Final = 256
+UNACKNOWLEDGED_BYTES_MAX: Final = 256 * 1024
 # Recipients of one message: JetStream accepts at most 64 KiB of headers, and a user id of quotation
 # marks only takes 259 bytes there.
 RECIPIENTS_MAX: Final = 200
@@ -86,9 +88,20 @@ class NatsBus:
             await self._provide_events(link)
             self._provided = link
         refused: dict[UUID, str] = {}
-        for first in range(0, len(events), UNACKNOWLEDGED_MAX):
-            refused |= await self._publish_some(link, events[first : first + UNACKNOWLEDGED_MAX])
-        return refused
+        wave: list[tuple[UUID, Unsent]] = []
+        wave_bytes = 0
+        for event in events:
+            for subject, headers in _messages(self._deployment, event):
+                message_bytes = len(headers[RECIPIENTS]) + len(event.envelope)
+                if not link.may_send(message_bytes):
+                    refused[event.event_id] = f"larger than {link.client.max_payload} bytes"
+                    break
+                wave_bytes += message_bytes
+                if wave_bytes > UNACKNOWLEDGED_BYTES_MAX or len(wave) == UNACKNOWLEDGED_MAX:
+                    refused |= await self._publish_wave(link, wave)
+                    wave, wave_bytes = [], message_bytes
+                wave.append((event.event_id, Unsent(subject, event.envelope, headers)))
+        return refused | await self._publish_wave(link, wave)
 
     async def _provide_events(self, link: Link) -> StreamInfo:
         return await provide_stream(
@@ -102,16 +115,12 @@ class NatsBus:
             ),
         )
 
-    async def _publish_some(self, link: Link, events: Sequence[CommittedEvent]) -> dict[UUID, str]:
-        """Send all, then wait for all acknowledgements; raises `NATS_ERRORS`."""
+    async def _publish_wave(self, link: Link, unsent: list[tuple[UUID, Unsent]]) -> dict[UUID, str]:
+        """Send messages, and wait for all acknowledgements; return which events were refused, and why.
+
+        Raises `NATS_ERRORS`.
+        """
         refused: dict[UUID, str] = {}
-        unsent: list[tuple[UUID, Unsent]] = []
-        for event in events:
-            for subject, headers in _messages(self._deployment, event):
-                if not link.may_send(len(headers[RECIPIENTS]) + len(event.envelope)):
-                    refused[event.event_id] = f"larger than {link.client.max_payload} bytes"
-                    break
-                unsent.append((event.event_id, Unsent(subject, event.envelope, headers)))
         async with asyncio.timeout(LEADER_SECONDS):
             while unsent:
                 answers = await acknowledged(link, [message for _, message in unsent])

@@ -28,8 +28,11 @@ Result = TypeVar("Result")
 
 # Between a request and its repetition. Some 40 go out before a dead leader has its successor.
 AGAIN_SECONDS: Final = 0.25
-# If no acknowledgement at all comes for so long, those that are missing will not come.
+# If no acknowledgement at all comes for so long, those that are missing will not come, unless the
+# messages are still on their way.
 QUIET_SECONDS: Final = 0.5
+# A ping that the server answers later has waited behind messages. No round trip takes so long.
+SLOW_SECONDS: Final = 0.25
 # Longer than the others may take to elect a leader; after that, the caller's own back-off begins.
 LEADER_SECONDS: Final = 12.0
 # JetStream's error codes of a server that knows no leader, or is the leader no more.
@@ -86,15 +89,26 @@ async def acknowledged(
     ]
     left = set(sending)
     try:
-        before = 0
-        while len(left) != before:
+        while left:
             before = len(left)
-            if left:
-                _, left = await asyncio.wait(left, timeout=QUIET_SECONDS)
+            _, left = await asyncio.wait(left, timeout=QUIET_SECONDS)
+            if len(left) == before and not await _is_slow(link):
+                break
     finally:
         # Those that have ended, too: nothing looks at them where this is cancelled.
         await end_tasks(sending)
     return [None if _is_lost(each) else each.exception() or each.result() for each in sending]
+
+
+async def _is_slow(link: Link) -> bool:
+    """Wait until the server has all that was sent; return whether that took time. `NATS_ERRORS`.
+
+    It has not answered what was still on its way. To send that again would make the link slower.
+    """
+    loop = asyncio.get_running_loop()
+    sent_at = loop.time()
+    await link.client.flush(int(LEADER_SECONDS))
+    return loop.time() - sent_at >= SLOW_SECONDS
 
 
 def _is_lost(request: asyncio.Task[Any]) -> bool:

@@ -1,6 +1,9 @@
 """OutboxRelay: publishes the log of events to the bus, each event at least once (G8).
 
-It follows the log from a place that the database keeps, page by page: read, publish, move on. One
+It follows the log from a place that the database keeps, page by page: read, publish, move on. A page
+is published in parts, and the place moves behind each: what a bus has accepted is not sent again
+because of what it did not take in time. After a failure the parts are half as large, down to single
+events, so that a slow link gets as much as it can carry within a lease; each success doubles them. One
 process at a time has the lease to do so. A relay that is killed loses it after a while; one that
 was stopped for longer finds that it cannot move the place any more: events are then published
 twice, and none is passed over. No transaction is open while the bus works.
@@ -29,7 +32,7 @@ from stretto.targets.health import TargetHealth
 from stretto.targets.lag import Lag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent, LogPage
@@ -77,6 +80,8 @@ class OutboxRelay(Actor):
         self._place: Place | None = None
         """None without the lease."""
         self._lease_due_at = clock_seconds()
+        self._publish_bytes = settings.publish_bytes_max
+        """Of a part: as many as the bus is trusted to take within a lease."""
         self.lag = Lag(store.oldest_seconds, clock_seconds)
         self._health = TargetHealth(self.name, observe)
 
@@ -91,7 +96,6 @@ class OutboxRelay(Actor):
 
         Raises `BusUnavailable` or a `StoreError`; a later turn then has the events again.
         """
-        started = time.perf_counter()
         await self.open()
         has_waiting = await self.lag.look()
         if self._clock_seconds() >= self._lease_due_at:
@@ -109,13 +113,10 @@ class OutboxRelay(Actor):
             self._observe(PlaceLost(self.name))
             self._place = page.present.first
             return self._settings.batch_max
-        if page.events:
-            refused = await self._publish_page(page)
-            seconds = time.perf_counter() - started
-            self._observe(EventsRelayed(len(page.events) - refused, refused, seconds))
-        else:
+        if not page.events:
             self._place = page.place
-        return self._settings.batch_max if page.is_full else len(page.events)
+        is_whole = await self._publish_page(page)
+        return self._settings.batch_max if page.is_full or not is_whole else len(page.events)
 
     async def close(self) -> None:
         """Give the lease back: another relay goes on at once."""
@@ -134,29 +135,47 @@ class OutboxRelay(Actor):
         pause = seconds / RENEWALS if is_ours else self._settings.poll_seconds
         self._lease_due_at = self._clock_seconds() + pause
 
-    async def _publish_page(self, page: LogPage) -> int:
-        """Publish and move on; return how many events were refused."""
-        reasons = await self._publish([logged.event for logged in page.events])
-        if reasons:
-            await self._store.refuse(
-                {
-                    logged: reasons[logged.event.event_id]
-                    for logged in page.events
-                    if logged.event.event_id in reasons
-                }
-            )
-        is_ours = await self._store.advance(self._token, page.place)
-        # If it is not, the relay that has it publishes these events again.
-        self._place = page.place if is_ours else None
-        return len(reasons)
+    async def _publish_page(self, page: LogPage) -> bool:
+        """Publish part by part, and move on behind each; return whether that was the whole page."""
+        first = 0
+        while first < len(page.events):
+            expected = self._place
+            if self._clock_seconds() >= self._lease_due_at:
+                await self._lease()
+            if self._place is None or self._place != expected:
+                # Another relay has the lease, or had it meanwhile and has moved on.
+                return False
+            started = time.perf_counter()
+            fitting = self._fitting(logged.event for logged in page.events[first:])
+            events = page.events[first : first + fitting]
+            first += fitting
+            reasons = await self._publish([logged.event for logged in events])
+            refused = {
+                logged: reasons[logged.event.event_id]
+                for logged in events
+                if logged.event.event_id in reasons
+            }
+            if refused:
+                await self._store.refuse(refused)
+            place = page.place_behind(first)
+            is_ours = await self._store.advance(self._token, place)
+            # If it is not, the relay that has it publishes these events again.
+            self._place = place if is_ours else None
+            seconds = time.perf_counter() - started
+            self._observe(EventsRelayed(len(events) - len(refused), len(refused), seconds))
+        return True
 
     async def _publish_refused(self) -> None:
         """Publish events that were refused before and are due."""
         deliveries = await self._store.take(
             self._settings.batch_max, self._settings.relay_lease_seconds
         )
-        if not deliveries:
-            return
+        while deliveries:
+            fitting = self._fitting(delivery.event for delivery in deliveries)
+            await self._publish_deliveries(deliveries[:fitting])
+            deliveries = deliveries[fitting:]
+
+    async def _publish_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         started = time.perf_counter()
         reasons = await self._publish([delivery.event for delivery in deliveries])
         put_off = [
@@ -170,6 +189,16 @@ class OutboxRelay(Actor):
             if each.event_id in dead and each.dead_reason is not None:
                 self._observe(EventDeadLettered(each.event_id, each.dead_reason))
         self._observe(EventsRelayed(len(sent), len(put_off), time.perf_counter() - started))
+
+    def _fitting(self, events: Iterable[CommittedEvent]) -> int:
+        """Return how many of these events are the next part: one at least."""
+        count = size = 0
+        for event in events:
+            size += len(event.envelope) + sum(map(len, event.recipients))
+            if count and size > self._publish_bytes:
+                break
+            count += 1
+        return count
 
     async def _publish(self, events: Sequence[CommittedEvent]) -> Mapping[UUID, str]:
         """Publish within the time of a lease; give the lease back if that fails.
@@ -188,9 +217,12 @@ class OutboxRelay(Actor):
             if not isinstance(error, asyncio.CancelledError):
                 # The runner reports it.
                 self._health.is_failing = True
+                # It may have been too much for the link to the bus.
+                self._publish_bytes = max(1, self._publish_bytes // 2)
             if isinstance(error, TimeoutError):
                 raise BusUnavailable("no answer within the lease") from error
             raise
+        self._publish_bytes = min(self._settings.publish_bytes_max, self._publish_bytes * 2)
         for event_id, span in spans.items():
             span.end(error="refused" if event_id in reasons else None)
         if reasons:

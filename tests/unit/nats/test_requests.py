@@ -102,7 +102,14 @@ async def test_a_question_is_given_up_when_no_leader_is_found(
 
 def link_of(publish: Callable[..., Awaitable[PubAck]]) -> Any:
     """Return what sends a message by that function."""
-    return SimpleNamespace(jetstream=SimpleNamespace(publish=publish))
+
+    async def flush(_: int) -> None:
+        # The server has everything.
+        return
+
+    return SimpleNamespace(
+        jetstream=SimpleNamespace(publish=publish), client=SimpleNamespace(flush=flush)
+    )
 
 
 async def test_each_message_has_its_own_answer() -> None:
@@ -213,3 +220,26 @@ async def test_messages_that_end_after_their_sender_was_given_up_are_looked_at(
 async def test_nothing_to_send_needs_no_answer() -> None:
     """As when every event of a batch was refused."""
     assert [] == await acknowledged(link_of(silence), [])
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+async def test_a_slow_link_is_waited_for_while_messages_are_on_their_way(
+    is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To send them again would only make it slower. The server answers a ping behind them."""
+    monkeypatch.setattr(requests, "SLOW_SECONDS", 0.01)
+    arrived = asyncio.Event()
+
+    async def publish(*_: object, **__: object) -> PubAck:
+        await arrived.wait()
+        return ACK
+
+    async def flush(_: int) -> None:
+        if is_slow:
+            await asyncio.sleep(0.02)
+            arrived.set()
+
+    link = link_of(publish)
+    link.client.flush = flush
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        assert [ACK if is_slow else None] == await acknowledged(link, [Unsent("0", b"", {})])

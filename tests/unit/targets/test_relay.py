@@ -248,6 +248,142 @@ async def test_an_event_that_is_refused_holds_up_no_other_one() -> None:
     assert [1, 2, 1] == world.bus.published
 
 
+class SlowBus(Bus):
+    """Carries so many events within a lease, and no more."""
+
+    def __init__(self, events_max: int) -> None:
+        super().__init__()
+        self.events_max = events_max
+        self.parts: list[int] = []
+
+    async def publish(self, events: Sequence[CommittedEvent]) -> Any:
+        self.parts.append(len(events))
+        if len(events) > self.events_max:
+            raise TimeoutError
+        return await super().publish(events)
+
+
+def slow_world(events_max: int, events: int = 8) -> tuple[World, SlowBus]:
+    """Return a world whose relay begins with parts of four events, and a slow bus."""
+    world = World(settings=RelaySettings(poll_seconds=3600, publish_bytes_max=4 * size_of(ONE)))
+    world.store.events = [logged(n) for n in range(1, events + 1)]
+    world.bus = world.relay._bus = bus = SlowBus(events_max)
+    return world, bus
+
+
+def size_of(each: LoggedEvent) -> int:
+    """Return how many bytes an event counts."""
+    return len(each.event.envelope) + sum(map(len, each.event.recipients))
+
+
+async def test_a_page_is_published_in_parts_and_the_place_moves_behind_each() -> None:
+    """Also where a part has room for none of them: each event is published."""
+    world, bus = slow_world(9)
+    assert 8 == await world.relay.run_once()
+    assert [4, 4] == bus.parts
+    assert [4, 4] == [each.published for each in world.observed if isinstance(each, EventsRelayed)]
+    world = World(settings=RelaySettings(poll_seconds=3600, publish_bytes_max=1))
+    world.store.events = [ONE, TWO]
+    assert 2 == await world.relay.run_once()
+    assert [1, 2] == world.bus.published
+
+
+async def test_a_slow_bus_gets_smaller_parts_until_one_goes_through() -> None:
+    """Whatever a lease is enough for goes through: no backlog is too large."""
+    world, bus = slow_world(1)
+    for _ in range(2):
+        with pytest.raises(BusUnavailable):
+            await world.relay.run_once()
+    bus.error = None
+    with pytest.raises(BusUnavailable):
+        await world.relay.run_once()
+    assert ([4, 2, 1, 2], [1], place(2)) == (bus.parts, bus.published, world.store.place)
+
+
+async def test_what_the_bus_has_taken_is_not_published_again_when_the_next_part_fails() -> None:
+    """Not by another process either: the place has moved."""
+    world, bus = slow_world(4, events=7)
+    world.store.events[4:] = [logged(5, "alice", "bob" * 99), logged(6), logged(7)]
+    bus.events_max = 4
+    publish = bus.publish
+
+    async def failing(events: Sequence[CommittedEvent]) -> Any:
+        if 5 in [event.event_id.int for event in events]:
+            raise TimeoutError
+        return await publish(events)
+
+    bus.publish = failing  # type: ignore[method-assign]
+    with pytest.raises(BusUnavailable):
+        await world.relay.run_once()
+    assert ([1, 2, 3, 4], place(5), None) == (bus.published, world.store.place, world.store.token)
+    bus.publish = publish  # type: ignore[method-assign]
+    other = world.another()
+    assert 3 == await other.run_once()
+    assert [*range(1, 8)] == bus.published
+
+
+async def test_parts_grow_again_behind_a_failure() -> None:
+    """A bus that was away for a moment is not slow for ever."""
+    world, bus = slow_world(0, events=12)
+    for _ in range(3):
+        with pytest.raises(BusUnavailable):
+            await world.relay.run_once()
+    bus.events_max = 9
+    assert 12 == await world.relay.run_once()
+    assert ([4, 2, 1], [1, 1, 1, 3, 4, 2]) == (bus.parts[:3], bus.parts[3:])
+
+
+async def test_the_lease_is_renewed_between_the_parts_of_a_page() -> None:
+    """A page may take longer than a lease."""
+    world, bus = slow_world(9)
+    publish = bus.publish
+
+    async def slowly(events: Sequence[CommittedEvent]) -> Any:
+        world.clock.now += world.settings.relay_lease_seconds / RENEWALS
+        return await publish(events)
+
+    bus.publish = slowly  # type: ignore[method-assign]
+    await world.relay.run_once()
+    assert 2 == world.store.leases
+    assert place(9) == world.store.place
+
+
+async def test_a_page_ends_where_another_relay_has_moved_on_meanwhile() -> None:
+    """It had the lease between two parts, and has given it back: the place must not go back."""
+    world, bus = slow_world(9)
+    world.bus.reasons = {}
+    publish = bus.publish
+
+    async def slowly(events: Sequence[CommittedEvent]) -> Any:
+        world.clock.now += world.settings.relay_lease_seconds
+        return await publish(events)
+
+    advance = world.store.advance
+
+    async def overtaken(token: UUID, where: Place) -> bool:
+        moved = await advance(token, where)
+        if where == place(5):
+            world.store.place = place(9)
+        elif where == world.relay._place:
+            # Of a relay that takes its lease again, before it knows.
+            world.store.place = place(9)
+        return moved
+
+    bus.publish = slowly  # type: ignore[method-assign]
+    world.store.advance = overtaken  # type: ignore[method-assign]
+    await world.relay.run_once()
+    assert ([4], place(9)) == (bus.parts, world.store.place)
+
+
+async def test_refused_events_come_in_parts_too() -> None:
+    """What was published of them is settled before the next part."""
+    world, bus = slow_world(9, events=0)
+    world.store.due = [Delivery(logged(n).event, 1) for n in range(1, 7)]
+    world.clock.now += LOOK_SECONDS
+    await world.relay.run_once()
+    assert ([4, 2], 6) == (bus.parts, len(world.store.sent))
+
+
 async def test_the_first_refusal_is_reported_with_its_cause_and_so_is_the_recovery() -> None:
     """Not only the dead letter, twelve tries later."""
     world = World()
