@@ -51,9 +51,9 @@ async def test_a_connection_whose_token_was_refused_has_fewer_places(
         shedder = service.app[SERVICE].shedder
         has_room = shedder.has_room
 
-        def noted(owner: UserId | UnknownOwner) -> bool:
+        def noted(owner: UserId | UnknownOwner, body_bytes: int) -> bool:
             asked.append(owner)
-            return has_room(owner)
+            return has_room(owner, body_bytes)
 
         monkeypatch.setattr(shedder, "has_room", noted)
         client = await service.raw.connect()

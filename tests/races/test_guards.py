@@ -37,12 +37,14 @@ from stretto.creation.flight import Answer
 from stretto.creation.leads import LeadWriter
 from stretto.creation.ports import SettledAsFailed
 from stretto.creation.writer import GroupWriter
-from stretto.runtime.mailbox import Envelope, Mailbox
+from stretto.runtime.mailbox import Mailbox
 from stretto.store_errors import OutcomeUnknown
 from support.memory_store.database import Guards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from stretto.runtime.rounds import Envelope
     from uuid import UUID
 
     from stretto.domain import NewGroup

@@ -21,7 +21,7 @@ from stretto.creation.host_errors import last_raised
 from stretto.creation.lookup import AttemptLookup
 from stretto.creation.reads import Reads
 from stretto.creation.trail import TrailRecorder
-from stretto.creation.writer import GroupWriter
+from stretto.creation.writer import GroupWriter, turns_of
 from stretto.events.deletion_watch import DeletionWatch
 from stretto.events.history_reader import Ask, HistoryReader, Stretch
 from stretto.events.hub import SessionHub
@@ -93,7 +93,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
         observe(ConnectionLost())
 
     mailbox: Mailbox[Write, WriteResult] = Mailbox(
-        settings.mailbox_max, lambda write: write.new_group.owner, rejection_of
+        settings.mailbox_max, lambda write: write.new_group.owner, rejection_of, turns_of
     )
     breakers, hooks = OwnerBreakers(observe), HookCalls()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from stretto.creation.suspects import Suspects
 from stretto.errors import NotFound
 from stretto.runtime.actor import Actor
-from stretto.runtime.batch_reader import READ_BACKOFF, answering
+from stretto.runtime.batch_reader import READ_BACKOFF, REJECTED_MAX, answering
 from stretto.runtime.mailbox import Mailbox
 from stretto.store_errors import ReadCancelled, Unreachable
 from stretto.telemetry.request_context import CURRENT_REQUEST
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.domain import UserId
-    from stretto.runtime.mailbox import Envelope
+    from stretto.runtime.rounds import Envelope
 
     _Request: TypeAlias = Envelope["Deletion", bool | None]
 
-# Requests; beyond, the newest of the owner with most is rejected.
-WAITING_MAX: Final = 128
+# Requests; beyond, the newest of the owner with most is rejected. At some milliseconds each, all of
+# them wait for less than `ANSWER_SECONDS`.
+WAITING_MAX: Final = 1024
 # One deletion after the other, some milliseconds each. With the last one, of `READ_SECONDS` at most,
 # a turn ends before its connection would be cut.
 TURN_SECONDS: Final = 0.5
@@ -89,7 +90,7 @@ class GroupDeleter(Actor):
         self._forget = forget
         self._wakes = wakes
         self._mailbox: Mailbox[Deletion, bool | None] = Mailbox(
-            WAITING_MAX, lambda wanted: wanted.owner
+            WAITING_MAX, lambda wanted: wanted.owner, rejected_max=REJECTED_MAX
         )
         self._suspects = Suspects(_clock_seconds)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stretto.creation.attempt import Sighting
     from stretto.domain import Group, Member, NewGroup, UserId
     from stretto.errors import Failure
-    from stretto.runtime.mailbox import Envelope
+    from stretto.runtime.rounds import Envelope
     from stretto.telemetry.request_context import RequestContext
 
     WriteRequest: TypeAlias = Envelope["Write", "WriteResult"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stretto.creation.ports import NotLed
-from stretto.runtime.mailbox import Envelope
+from stretto.runtime.rounds import Envelope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from stretto.events.log import LogPage, LogStore
     from stretto.events.place import Place, Present
     from stretto.observations import Observer
-    from stretto.runtime.mailbox import Envelope, Mailbox
+    from stretto.runtime.mailbox import Mailbox
+    from stretto.runtime.rounds import Envelope
 
 # Sessions that share a scan; more of them wait until one of these has its answer.
 ASKS_MAX: Final = 1000

@@ -9,9 +9,11 @@ Only a plain creation is rejected here. Any other request takes the way through 
 among them is then rejected by the mailbox, where it would be queued.
 
 The mailbox is fair between owners, so this is, too: where the mailbox is full, a creation is admitted
-if its owner has fewer queued there than another. Its owner is known if its token was verified before.
-A few of other owners are admitted as well, in each turn of the loop: a token is verified only then, so
-that an owner who comes during an overload would be rejected for as long as it lasts.
+if its owner has fewer turns queued there than another. How many it takes itself is guessed by its size:
+to parse a thousand members only for the mailbox to reject them costs as much as a small creation. Its
+owner is known if its token was verified before. A few of other owners are admitted as well, in each
+turn of the loop: a token is verified only then, so that an owner who comes during an overload would be
+rejected for as long as it lasts.
 
 Any client can send tokens that are not valid. So creations whose owner is not known are counted apart,
 by what is known against their tokens (`UnknownOwner`). They never take the place of a known owner, and
@@ -52,6 +54,11 @@ ANSWERS_PER_TURN: Final = 96
 # Creations of new owners that are on their way to a full mailbox. A token takes up to 0.1 ms to
 # verify; any client can send tokens that are not valid.
 UNKNOWN_OWNERS_MAX: Final = 16
+# Of a body, for one turn in the mailbox (`creation/writer.py`): 32 members with short ids. With long ids
+# the guess is too high, which matters only while the mailbox is full; it is never above the largest
+# group's turns.
+BODY_BYTES_OF_TURN: Final = 512
+TURNS_GUESSED_MAX: Final = 32
 # As many of them may come from connections whose last token was refused. Not none: the connection may
 # be a proxy's, which others use, too, or its client may have a new token.
 REFUSED_BEFORE_MAX: Final = 4
@@ -128,33 +135,36 @@ class LoadShedder:
         """The rejection, as it is sent at this time."""
         return rfc822_formatted_time().encode().join(self._answer)
 
-    def has_room(self, owner: UserId | UnknownOwner) -> bool:
+    def has_room(self, owner: UserId | UnknownOwner, body_bytes: int = 0) -> bool:
         """Return whether one more creation of this owner finds a place in the mailbox.
 
         If the owner is not known: whether it finds one of the places for owners of its kind.
         """
         mailbox = self._mailbox
-        is_full = self._coming + len(mailbox) >= mailbox.messages_max
+        is_full = self._coming + mailbox.places >= mailbox.messages_max
         # Nearly always: each repeat asks.
         if not (is_full or isinstance(owner, UnknownOwner)):
             return True
         coming = self._coming_of.get(owner, 0)
         if isinstance(owner, UnknownOwner):
             places, places_when_full = _PLACES[owner]
-            if self._coming + coming + len(mailbox) < mailbox.messages_max:
+            if self._coming + coming + mailbox.places < mailbox.messages_max:
                 return coming < places
-            return coming < places_when_full and self._would_take(owner, coming)
+            return coming < places_when_full and self._would_take(owner, coming, body_bytes)
         # No more in one turn of the loop than an empty mailbox would take; beyond, one of each owner
         # who has none on the way, as many again. One owner's connections must not take all places.
         is_beyond = self._coming >= mailbox.messages_max
         if is_beyond and (coming or len(self._coming_of) >= mailbox.messages_max):
             return False
-        return self._would_take(owner, coming)
+        return self._would_take(owner, coming, body_bytes)
 
-    def _would_take(self, owner: UserId | UnknownOwner, coming: int) -> bool:
+    def _would_take(self, owner: UserId | UnknownOwner, coming: int, body_bytes: int) -> bool:
         """Return whether the mailbox has a place for one more behind what is coming of this owner."""
         mailbox = self._mailbox
-        return coming + len(mailbox) < mailbox.messages_max or mailbox.would_displace(owner, coming)
+        if coming + mailbox.places < mailbox.messages_max:
+            return True
+        turns = min(1 + body_bytes // BODY_BYTES_OF_TURN, TURNS_GUESSED_MAX)
+        return mailbox.would_displace(owner, coming + turns)
 
     def admit(self, owner: UserId | UnknownOwner) -> None:
         """Count a creation as coming, until `arrived` is called for it."""

@@ -5,7 +5,8 @@ few connections, a loop that lags by 80 ms does ten reads a second while the dat
 writes, in batches of a hundred, go through. So reads are batched, too: the questions that arrive
 during one statement are the next. No question waits for a connection with a time-out, which would
 measure our own lag. The number of waiting questions is bounded, and more are rejected at once (load
-shedding): first those of the share that has most of them, such as one user (`mailbox.py`).
+shedding): first those of the share that has most of them, such as one user, and among equals those
+that were asked last (`mailbox.py`).
 """
 
 from __future__ import annotations
@@ -16,19 +17,28 @@ from typing import TYPE_CHECKING, Final, Generic
 from stretto.errors import InternalError, Overloaded
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
-from stretto.runtime.mailbox import Mailbox, Message, Reply, weightless
+from stretto.runtime.mailbox import Mailbox
+from stretto.runtime.rounds import Message, Reply, weightless
 from stretto.store_errors import ReadCancelled, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 
-    from stretto.runtime.mailbox import Envelope
+    from stretto.runtime.rounds import Envelope
 
     Read = Callable[[Sequence[Message]], Awaitable[Sequence[Reply]]]
 
-# Batches that may wait: a few hundredths of a second of work for a healthy loop. If the database
-# does not answer, all of them get the error together when the connection is cut.
-WAITING_BATCHES_MAX: Final = 8
+# Questions that may wait: of small pages a second of work for a healthy loop, and little memory. All
+# clients may ask at once, such as when their sessions could not resume. If the database does not
+# answer, all of them get the error together when the connection is cut.
+WAITING_MAX: Final = 1024
+# Users who were rejected, and whose next question is as old as that one: more than clients that
+# retry are at a time. Some hundred bytes each.
+REJECTED_MAX: Final = 4096
+# Of a question that alone weighs as much as a batch may: small ones of other users come before it. The
+# largest page (`creation/reads.py`) takes five, and one place: few users have as many groups as they ask
+# for.
+TURNS_OF_BATCH: Final = 8
 # After a bug. Short: it may be due to one question, and the others wait meanwhile.
 READ_BACKOFF: Final = Backoff(0.02, 0.5)
 
@@ -71,16 +81,22 @@ class BatchReader(Actor, Generic[Message, Reply]):
         weigh: Callable[[Message], int] = weightless,
         weight_max: int = 0,
     ) -> None:
-        """Take what names the share of a question: shares take turns.
+        """Take what names the share of a question: shares take turns, several for a heavy question.
 
         `weight_max` bounds what the questions of a batch weigh together; one alone may weigh more.
         """
+        weight_of_turn = weight_max // TURNS_OF_BATCH
         super().__init__(name)
         self._read = read
         self._batch_max = batch_max
         self._weigh = weigh
         self._weight_max = weight_max
-        self._mailbox: Mailbox[Message, Reply] = Mailbox(WAITING_BATCHES_MAX * batch_max, share_of)
+        self._mailbox: Mailbox[Message, Reply] = Mailbox(
+            max(WAITING_MAX, batch_max),
+            share_of,
+            turns_of=(lambda asked: 1 + weigh(asked) // weight_of_turn) if weight_of_turn else None,
+            rejected_max=REJECTED_MAX,
+        )
 
     async def ask(self, question: Message) -> Reply:
         """Return the answer; raises `Overloaded` if too many wait, else what the read raises."""

@@ -20,7 +20,7 @@ from stretto.creation.reads import (
 )
 from stretto.domain import UserId
 from stretto.errors import Overloaded
-from stretto.runtime.batch_reader import WAITING_BATCHES_MAX
+from stretto.runtime.batch_reader import WAITING_MAX
 from stretto.store_errors import ReadCancelled, Unreachable
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ async def test_the_pages_of_a_statement_are_bounded_by_their_rows(
 
 
 # More than may wait of any other read.
-PINGS = WAITING_BATCHES_MAX * ROWS_READ_MAX + 1
+PINGS = WAITING_MAX + 1
 
 
 async def ping_at_once(check: Callable[[], Awaitable[None]]) -> list[object]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.errors import InternalError, Overloaded
-from stretto.runtime.batch_reader import WAITING_BATCHES_MAX, BatchReader
+from stretto.runtime.batch_reader import WAITING_MAX, BatchReader
 from stretto.runtime.runner import Run
 from stretto.store_errors import ReadCancelled, Unreachable
 
@@ -100,14 +100,13 @@ async def test_who_has_left_is_not_read_for(world: World) -> None:
 
 async def test_more_than_can_wait_are_rejected_at_once(world: World) -> None:
     """With the advice when to come again; those before them are answered."""
-    room = WAITING_BATCHES_MAX * BATCH_MAX
-    asked = await world.ask(*range(room))
+    asked = await world.ask(*range(WAITING_MAX))
     with pytest.raises(Overloaded) as rejected:
-        await world.reader.ask(room)
+        await world.reader.ask(WAITING_MAX)
     assert rejected.value.retry_after_seconds == 1
-    for _ in range(WAITING_BATCHES_MAX):
+    for _ in range(WAITING_MAX // BATCH_MAX):
         await world.reader.run_once()
-    assert [2 * n for n in range(room)] == await asyncio.gather(*asked)
+    assert [2 * n for n in range(WAITING_MAX)] == await asyncio.gather(*asked)
 
 
 async def test_a_question_that_takes_too_long_fails_alone(world: World) -> None:

@@ -159,7 +159,7 @@ class FastPathConnection(BoundedQueue):
         self._cors = service.cors.lines(creation.fields.get(b"origin"))
         token = recall_token(service, creation)
         owner = self._unknown_owner(service, creation) if token is None else token.owner
-        has_room = service.shedder.has_room(owner)
+        has_room = service.shedder.has_room(owner, len(creation.body))
         self._began = began
         if token is not None:
             self._was_refused = False
