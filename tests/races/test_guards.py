@@ -43,11 +43,10 @@ from support.memory_store.database import Guards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from stretto.runtime.rounds import Envelope
     from uuid import UUID
 
     from stretto.domain import NewGroup
+    from stretto.runtime.rounds import Envelope
 
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")

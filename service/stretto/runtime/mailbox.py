@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from stretto.errors import Overloaded
@@ -132,14 +131,10 @@ class Mailbox(Rounds[Message, Reply]):
             return
         for envelope in batch:
             envelope.share, envelope.turns = self._share_of(envelope.message), 1
-        shares = {envelope.share for envelope in batch}
-        own = self._remove(shares)
-        for share in shares:
-            self._last_rounds.pop(share, None)
-        for envelope in chain(batch, own):
+            # Behind all that is queued for the same round.
             self._asked += 1
             envelope.age = self._asked
-            self._queue(envelope)
+        self._queue_again({envelope.share for envelope in batch}, batch)
         if self._closed:
             self.close()
         else:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Container, Hashable
+    from collections.abc import Callable, Container, Hashable, Sequence
 
 Message = TypeVar("Message")
 Reply = TypeVar("Reply")
@@ -230,18 +230,29 @@ class Rounds(Generic[Message, Reply]):
         self._last_rounds.clear()
         self._ahead.clear()
 
-    def _remove(self, shares: Container[Hashable]) -> list[Envelope[Message, Reply]]:
-        """Remove and return the messages of these shares, in order."""
-        removed: list[Envelope[Message, Reply]] = []
-        for number in sorted(self._rounds):
-            queued = self._rounds.pop(number)
-            others = [each for each in queued if each.share not in shares]
-            if others:
-                self._rounds[number] = others
-            removed += (each for each in queued if each.share in shares)
-        for envelope in removed:
-            self._messages -= 1
-            self.places -= envelope.places
-        if self._messages:
-            self._first, self._last = min(self._rounds), max(self._rounds)
-        return removed
+    def _queue_again(
+        self, shares: Container[Hashable], batch: Sequence[Envelope[Message, Reply]]
+    ) -> None:
+        """Queue what these shares have behind all else, and that of the batch first.
+
+        Of other shares each message stays where it is, unless its round is over.
+        """
+        rounds = sorted(self._rounds.items())
+        self._rounds = {}
+        self._messages = self.places = 0
+        own: list[Envelope[Message, Reply]] = []
+        others: set[Hashable] = set()
+        for number, queued in rounds:
+            for each in queued:
+                if each.share in shares:
+                    each.age = batch[-1].age
+                    own.append(each)
+                    continue
+                if each.share not in others:
+                    others.add(each.share)
+                    self._last_rounds[each.share] = max(number, self._round + 1) - each.turns
+                self._queue(each)
+        for share in {each.share for each in batch}:
+            self._last_rounds.pop(share, None)
+        for each in chain(batch, own):
+            self._queue(each)

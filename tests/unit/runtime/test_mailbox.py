@@ -65,6 +65,7 @@ async def test_what_is_put_back_again_and_again_keeps_no_newcomer_out() -> None:
     mailbox.put_back(await mailbox.take(8))
     for newcomer in "stuvwxyz":
         batch = await mailbox.take(8)
+        assert len({each.message[0] for each in batch}) == 8
         mailbox.ask(newcomer)
         mailbox.put_back(batch)
         batch = await mailbox.take(8)

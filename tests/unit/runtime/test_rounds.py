@@ -94,7 +94,7 @@ async def test_a_shares_second_heavy_message_comes_however_many_shares_have_one(
         mailbox.ask((next(names), HEAVY))
     mailbox.ask(("other", HEAVY))
     mailbox.ask(("other", HEAVY))
-    order = []
+    order: list[str] = []
     while order.count("other") < 2:
         ((name, _),) = await taken(mailbox)
         order.append(name)
@@ -107,7 +107,7 @@ async def test_a_share_whose_turns_were_taken_ahead_comes_after_them() -> None:
     mailbox = weighed_mailbox()
     for name in "abc":
         mailbox.ask((name, 8))
-    order = []
+    order: list[str] = []
     for _ in range(9):
         ((name, _),) = await taken(mailbox)
         order.append(name)
