@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from stretto.domain import UserId
 from stretto.events.catch_up import CatchUp
-from stretto.events.history_reader import Ask, HistoryReader, Stretch
+from stretto.events.history_reader import HistoryReader
 from stretto.events.hub import SessionHub
 from stretto.events.place import Place, Present
 from stretto.events.settings import HubSettings
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from stretto.events.outgoing import OutgoingEvent
+    from stretto.events.scan import Ask, Stretch
     from stretto.events.session import Session
     from stretto.postgres.connections import Database
     from support.database import Connection
@@ -46,7 +47,9 @@ class World:
         self.tail = LogTail(PostgresTail(database, uuid4()), self.hub, lambda _: None)
         self.store = PostgresLogStore(partial(database.connection, Lane.HISTORY))
         self._asks: Mailbox[Ask, Stretch] = Mailbox(10)
-        self._reader = HistoryReader(self._asks, self.store, lambda _: None)
+        self._reader = HistoryReader(
+            self._asks, self.store, lambda _: None, self.hub.turns.catching_up
+        )
         self._reading: asyncio.Task[None] | None = None
 
     @asynccontextmanager

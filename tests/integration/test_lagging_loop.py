@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
-from stretto.events.history_reader import Ask
+from stretto.events.scan import Ask
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.connections import Database
 from stretto.postgres.log import PostgresLogStore

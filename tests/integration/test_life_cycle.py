@@ -28,7 +28,7 @@ from stretto.creation.flight import Answer
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId
 from stretto.errors import NotFound
 from stretto.events.close_codes import CloseCode
-from stretto.events.history_reader import Ask
+from stretto.events.scan import Ask
 from stretto.events.subscriptions import Subscriber
 from stretto.nats import connection as connection_module
 from stretto.nats.commands import CommandConsumer, CommandSettings

@@ -26,7 +26,7 @@ from races.log_client import Client
 from races.stepped_loop import SteppedLoop
 from stretto.domain import UserId
 from stretto.events.catch_up import CatchUp
-from stretto.events.history_reader import Ask, HistoryReader, Stretch
+from stretto.events.history_reader import HistoryReader
 from stretto.events.hub import SessionHub
 from stretto.events.place import Place
 from stretto.events.settings import HubSettings
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stretto.events.log import LogPage
+    from stretto.events.scan import Ask, Stretch
 
 ALICE: Final = UserId("alice")
 BOB: Final = UserId("bob")
@@ -93,7 +94,9 @@ class LogWorld:
         self.tail = LogTail(cast("Any", _Store(self, "tail")), self.hub, lambda _: None)
         mailbox: Mailbox[Ask, Stretch] = Mailbox(100)
         self.mailbox = mailbox
-        self.reader = HistoryReader(mailbox, _Store(self, "reader"), lambda _: None)
+        self.reader = HistoryReader(
+            mailbox, _Store(self, "reader"), lambda _: None, self.hub.turns.catching_up
+        )
         self._ended: list[BaseException | None] = []
         """Why clients that should stay for ever have ended."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -231,7 +234,7 @@ class LogWorld:
             (each.request.message.user, each.place, each.since_page, now >= each.answer_at)
             for each in turn.get("waiting", ())
         ]
-        return turn.get("number"), waiting, self.reader._scanned, len(self.mailbox)
+        return turn.get("number"), waiting, self.reader._scan._scanned, len(self.mailbox)
 
     def end(self) -> None:
         """End every task where it waits, the newest first.

@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from stretto.creation.trail import TrailRecorder
     from stretto.creation.writer import GroupWriter
     from stretto.events.deletion_watch import DeletionWatch
-    from stretto.events.history_reader import Ask, HistoryReader, Stretch
+    from stretto.events.history_reader import HistoryReader
     from stretto.events.hub import SessionHub
+    from stretto.events.scan import Ask, Stretch
     from stretto.events.subscriptions import Subscriptions
     from stretto.events.tail import Announcer, LogTail
     from stretto.nats.opening import Nats

@@ -23,7 +23,7 @@ from stretto.creation.reads import Reads
 from stretto.creation.trail import TrailRecorder
 from stretto.creation.writer import GroupWriter, turns_of
 from stretto.events.deletion_watch import DeletionWatch
-from stretto.events.history_reader import Ask, HistoryReader, Stretch
+from stretto.events.history_reader import HistoryReader
 from stretto.events.hub import SessionHub
 from stretto.events.subscriptions import Subscriptions
 from stretto.events.tail import Announcer, LogTail
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from stretto.assembly.settings import ComponentSettings
     from stretto.creation.authorization import Authorize
     from stretto.creation.ports import Write, WriteResult
+    from stretto.events.scan import Ask, Stretch
     from stretto.nats.opening import Nats
     from stretto.observations import Observation, Observer
     from stretto.postgres.connections import Database
@@ -192,12 +193,12 @@ def _live_readers(
     # The webhook is not among them: whichever process has written wakes its own sender.
     others = [relay.wake] if relay else []
     tail = LogTail(store, hub, observe, is_unheard=database.is_shared, others=others)
-    asks: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max)
+    asks: Mailbox[Ask, Stretch] = Mailbox(settings.hub.sessions_max, lambda ask: ask.user)
     history_log = PostgresLogStore(partial(database.connection, Lane.HISTORY))
     return _LiveReaders(
         hub,
         asks,
-        HistoryReader(asks, history_log, observe),
+        HistoryReader(asks, history_log, observe, hub.turns.catching_up),
         tail,
         Announcer(store.announce),
         Subscriptions(

@@ -7,18 +7,24 @@ is left out of the session's queue: the place where the last read ended says exa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from stretto.events.history_reader import Ask, Stretch
+from stretto.events.scan import Ask, Stretch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from stretto.events.hub import SessionHub
     from stretto.events.outgoing import OutgoingEvent
     from stretto.events.place import Place
     from stretto.events.session import Session
     from stretto.runtime.mailbox import Mailbox
+
+Waited = TypeVar("Waited")
+
+# The answer to a session's request, and the first bytes of its stream, cost as much as so many
+# events; so does its end. Thousands may wait for the same: for the log to be followed, or for a read.
+OPENING_SENDS: Final = 8
 
 
 class CatchUp:
@@ -49,6 +55,9 @@ class CatchUp:
 
     async def begin(self) -> None:
         """Read the first stretch. Raises `PositionLost`, `Overloaded` or `Unreachable`."""
+        await self._in_turn(self._begin())
+
+    async def _begin(self) -> None:
         followed = await self._hub.followed()
         if self._place is None:
             # What commits from here on comes live: there is nothing to read.
@@ -66,9 +75,19 @@ class CatchUp:
         if stretch is None:
             if self._is_end and self._session.go_live(self._place):
                 return None
-            stretch = await self._ask(self._place)
+            stretch = await self._in_turn(self._ask(self._place))
         self._place, self._is_end = stretch.place, stretch.is_end
         return stretch.events
 
     async def _ask(self, place: Place) -> Stretch:
         return await self._mailbox.ask(Ask(self._session.user, place))
+
+    async def _in_turn(self, waited: Awaitable[Waited]) -> Waited:
+        """Return what is waited for, or raise its error, in a turn of the session's."""
+        try:
+            result = await waited
+        except Exception:
+            await self._session.turn(OPENING_SENDS)
+            raise
+        await self._session.turn(OPENING_SENDS)
+        return result

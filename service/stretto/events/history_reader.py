@@ -9,19 +9,23 @@ itself, and holds nothing meanwhile.
 Every few pages, one session gets a page from its own place: in turns the one that has waited
 longest and the one nearest to the present. So a client that has missed little does not wait for a
 scan of the whole log, whichever session begins one.
+
+Many sessions take many turns of the event loop to send what one page has brought them. Meanwhile the
+scan waits, so that its next page is for all of them again; but who asks from a place ahead of it, and
+so has missed less, gets a page at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from stretto.errors import InternalError, Overloaded
 from stretto.events.log import PAGE_EVENTS
 from stretto.events.outgoing import OutgoingEvent
-from stretto.events.place import PositionLost, lowest
+from stretto.events.place import PositionLost
+from stretto.events.scan import Ask, Begin, Scan, Stretch, Waiting, covers
 from stretto.observations import UpkeepFailed
 from stretto.runtime.actor import Actor
 from stretto.runtime.backoff import Backoff
@@ -29,6 +33,7 @@ from stretto.store_errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from stretto.domain import UserId
     from stretto.events.log import LogPage, LogStore
@@ -36,12 +41,10 @@ if TYPE_CHECKING:
     from stretto.observations import Observer
     from stretto.runtime.mailbox import Mailbox
     from stretto.runtime.rounds import Envelope
+    from stretto.runtime.turns import Turns
 
 # Sessions that share a scan; more of them wait until one of these has its answer.
 ASKS_MAX: Final = 1000
-# One page in so many is for a session that the scan has not reached. So sessions at any places
-# cost at most a third more pages than one that reads the whole log.
-OWN_PAGE_EVERY: Final = 4
 # A session that moves along without an event gets an empty answer after so long, so that its client
 # sees the stream begin.
 ANSWER_SECONDS_MAX: Final = 1.0
@@ -49,45 +52,8 @@ ANSWER_SECONDS_MAX: Final = 1.0
 # sessions were closed for a passing failure, all would reconnect and read more than before.
 RETRY_SECONDS_MAX: Final = 10.0
 BACKOFF: Final = Backoff(0.05, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A session asks for the next stretch of its history."""
-
-    user: UserId
-    place: Place
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """What a session has missed, up to `place`."""
-
-    events: Sequence[OutgoingEvent]
-    place: Place
-    is_end: bool
-    """Whether nothing more was visible."""
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A session that waits for an answer."""
-
-    request: Envelope[Ask, Stretch]
-    place: Place
-    """Its place, moved on by pages that had no event for it."""
-    since_page: int
-    """The number of the page from which its wait counts: the first one after it came, or a later
-    one that moved it on, or was read for its user."""
-    answer_at: float
-    """On the loop's clock."""
-    is_known: bool
-    """Whether its place was one of the log when that was last read."""
-
-    @property
-    def user(self) -> UserId:
-        """Whose events it waits for."""
-        return self.request.message.user
+# Waits that end in one turn of the event loop: some 2 ms, with the choice of their events.
+ANSWERS_PER_TURN: Final = 64
 
 
 class HistoryReader(Actor):
@@ -95,15 +61,17 @@ class HistoryReader(Actor):
 
     backoff = BACKOFF
 
-    def __init__(self, mailbox: Mailbox[Ask, Stretch], log: LogStore, observe: Observer) -> None:
+    def __init__(
+        self, mailbox: Mailbox[Ask, Stretch], log: LogStore, observe: Observer, turns: Turns
+    ) -> None:
+        """Take the turns in which sessions send what they have missed."""
         super().__init__("history reader")
         self._mailbox = mailbox
         self._log = log
         self._observe = observe
+        self._scan = Scan(turns)
         self._retry_until = 0.0
         """On the loop's clock, for the page that is being read."""
-        self._scanned: Place | None = None
-        """Where the scan is; None before it begins."""
         self._present: Present | None = None
         """What the last page has seen of the log."""
 
@@ -119,18 +87,20 @@ class HistoryReader(Actor):
     async def run_once(self) -> int:
         """Wait for asks; answer all of them, and those that come meanwhile; return how many."""
         asks = await self._mailbox.take(ASKS_MAX)
-        taken = 0
-        waiting: list[_Waiting] = []
-        self._scanned = None
+        taken = number = 0
+        waiting: list[Waiting] = []
+        self._scan.begin()
         unanswered: Exception = Overloaded.while_stopping()
         try:
-            for number in itertools.count():
-                answer_at = asyncio.get_running_loop().time() + ANSWER_SECONDS_MAX
+            while True:
+                answer_at = _now() + ANSWER_SECONDS_MAX
                 waiting += (self._waiting(ask, number, answer_at) for ask in asks)
                 taken += len(asks)
                 if not waiting:
                     break
-                waiting = await self._read_page(number, waiting)
+                if begin := self._scan.next(number, waiting):
+                    waiting = await self._read_page(number, begin, waiting)
+                    number += 1
                 # Clients that keep pace ask again now, and stay with the scan.
                 await asyncio.sleep(0)
                 waiting = [each for each in waiting if not each.request.answered.done()]
@@ -146,7 +116,7 @@ class HistoryReader(Actor):
                 request.fail(unanswered)
         return taken
 
-    def _waiting(self, ask: Envelope[Ask, Stretch], number: int, answer_at: float) -> _Waiting:
+    def _waiting(self, ask: Envelope[Ask, Stretch], number: int, answer_at: float) -> Waiting:
         """Return a session that begins to wait."""
         place, is_known = ask.message.place, True
         if self._present is not None:
@@ -154,20 +124,13 @@ class HistoryReader(Actor):
                 self._present.require(place)
             except PositionLost:
                 is_known = False
-        return _Waiting(ask, place, number, answer_at, is_known)
+        return Waiting(ask, place, number, answer_at, is_known)
 
-    async def _read_page(self, number: int, waiting: list[_Waiting]) -> list[_Waiting]:
-        """Read one page and answer sessions by it; return all whose place is not lost.
-
-        Any client may send positions that are none of this log, again and again. A page that begins
-        at one is of no use to others, so it begins at a place that is known, if there is any.
-        """
-        known = [each for each in waiting if each.is_known] or waiting
-        is_scan = number % OWN_PAGE_EVERY != OWN_PAGE_EVERY - 1
-        begin = self._scan(known) if is_scan else _own(number, known)
-        page = await self._page(begin, sorted({each.user for each in waiting}))
+    async def _read_page(self, number: int, begin: Begin, waiting: list[Waiting]) -> list[Waiting]:
+        """Read one page and answer sessions by it; return all whose place is not lost."""
+        page = await self._page(begin.place, sorted({each.user for each in waiting}))
         self._present = page.present
-        kept: list[_Waiting] = []
+        kept: list[Waiting] = []
         for each in waiting:
             try:
                 page.present.require(each.place)
@@ -176,80 +139,63 @@ class HistoryReader(Actor):
                 continue
             each.is_known = True
             kept.append(each)
-        if page.present.histories.get(begin.history.number) != begin.history.id:
+        history = begin.place.history
+        if page.present.histories.get(history.number) != history.id:
             # `begin` is no place of this log: its page may leave out events that others lack.
             return kept
-        if is_scan:
-            self._scanned = page.place
-        _serve(page, number, [each for each in kept if _covers(each.place, begin)])
+        if begin.is_scan:
+            self._scan.move(page.place)
+        reached = {place for place in {each.place for each in kept} if covers(place, begin.place)}
+        await _serve(page, number, [each for each in kept if each.place in reached])
         return kept
-
-    def _scan(self, waiting: list[_Waiting]) -> Place:
-        """Return where the scan goes on; a new one begins if it has passed all that wait."""
-        scanned = self._scanned
-        ahead = {each.place for each in waiting if scanned is None or _covers(each.place, scanned)}
-        return lowest(ahead or {each.place for each in waiting})
 
     async def _page(self, begin: Place, users: Sequence[UserId]) -> LogPage:
         """Read a page, and after a failure read again, for `RETRY_SECONDS_MAX`."""
-        self._retry_until = asyncio.get_running_loop().time() + RETRY_SECONDS_MAX
+        self._retry_until = _now() + RETRY_SECONDS_MAX
         for failures in itertools.count():
             try:
                 return await self._log.page(begin, PAGE_EVENTS, users)
             except StoreError as error:
                 self._observe(UpkeepFailed(self.name, error))
-                if asyncio.get_running_loop().time() >= self._retry_until:
+                if _now() >= self._retry_until:
                     raise
             await asyncio.sleep(BACKOFF.seconds(failures))
         raise AssertionError  # the loop ends only by a return or a raise
 
 
-def _own(number: int, waiting: Sequence[_Waiting]) -> Place:
-    """Return the place of the session that has waited longest, or is nearest to the present."""
-    if number // OWN_PAGE_EVERY % 2:
-        first = min(waiting, key=lambda each: each.since_page)
-    else:
-        first = max(waiting, key=lambda each: (each.place.history.number, each.place.xmax))
-    for each in waiting:
-        if each.user == first.user:
-            # A user's many sessions take turns, so that they do not delay other users.
-            each.since_page = number
-    return first.place
-
-
-def _serve(page: LogPage, number: int, served: Sequence[_Waiting]) -> None:
+async def _serve(page: LogPage, number: int, served: Sequence[Waiting]) -> None:
     """Move each on to the page's end; answer those with events, and all at the log's end.
 
     One that has moved without an answer for `ANSWER_SECONDS_MAX` gets an empty one.
     """
-    events = _events_of(page, served)
-    now = asyncio.get_running_loop().time()
+    missed = _missed(page, {each.user for each in served})
     # Most are at one place: they have moved along together.
     places = {place: place | page.place for place in {each.place for each in served}}
-    for each in served:
+    lacked: dict[tuple[str, Place], Sequence[OutgoingEvent]] = {}
+    for count, each in enumerate(served, 1):
+        key = each.user, each.place
+        if (events := lacked.get(key)) is None:
+            events = [one for one in missed[each.user] if not one.is_covered_by(each.place)]
+            lacked[key] = events
         place = places[each.place]
         is_moved = place != each.place
-        if events[id(each)] or not page.is_full or (is_moved and now >= each.answer_at):
-            each.request.answer(Stretch(events[id(each)], place, not page.is_full))
+        if events or not page.is_full or (is_moved and _now() >= each.answer_at):
+            each.request.answer(Stretch(events, place, not page.is_full))
         elif is_moved:
             each.place, each.since_page = place, number
+        if count % ANSWERS_PER_TURN == 0:
+            await asyncio.sleep(0)
 
 
-def _events_of(page: LogPage, served: Sequence[_Waiting]) -> dict[int, list[OutgoingEvent]]:
-    """Return the events of each by its `id`; an event is encoded once for all."""
-    events: dict[int, list[OutgoingEvent]] = {id(each): [] for each in served}
-    waiting_of: dict[str, list[_Waiting]] = {}
-    for each in served:
-        waiting_of.setdefault(each.user, []).append(each)
+def _missed(page: LogPage, users: AbstractSet[str]) -> dict[str, list[OutgoingEvent]]:
+    """Return the events of each of these users; an event is encoded once for all."""
+    missed: dict[str, list[OutgoingEvent]] = {user: [] for user in users}
     for logged, position in page.numbered():
         outgoing = OutgoingEvent(logged, position)
-        for user in waiting_of.keys() & logged.event.recipients:
-            for each in waiting_of[user]:
-                if not outgoing.is_covered_by(each.place):
-                    events[id(each)].append(outgoing)
-    return events
+        for user in missed.keys() & logged.event.recipients:
+            missed[user].append(outgoing)
+    return missed
 
 
-def _covers(place: Place, other: Place) -> bool:
-    """Whether a reader at `place` has had all that one at the other place has had."""
-    return place & other == other
+def _now() -> float:
+    return asyncio.get_running_loop().time()

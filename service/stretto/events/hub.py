@@ -16,7 +16,7 @@ from stretto.domain import UserId
 from stretto.errors import Overloaded, RateLimited
 from stretto.events.close_codes import CloseCode
 from stretto.events.outgoing import OutgoingEvent, Push
-from stretto.events.session import Session
+from stretto.events.session import Session, SessionTurns
 from stretto.observations import EventDelivered, SessionEnded
 from stretto.runtime.actor import Actor, Pace
 from stretto.store_errors import Unreachable
@@ -67,6 +67,8 @@ class SessionHub(Actor):
         self._tracing = tracing
         # A dict for its order: sessions get an event in the order in which they joined.
         self._sessions: dict[str, dict[Session, None]] = {}
+        self.turns = SessionTurns()
+        """In which sessions send, and end."""
         self._crowded: dict[str, int] = {}
         """Users who had too many sessions, and how many heartbeats those still get."""
         self._count = 0
@@ -148,7 +150,7 @@ class SessionHub(Actor):
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         ends_at = min(ends_at, self._clock_seconds() + SESSION_SECONDS_MAX)
-        session = Session(user, ends_at, self._settings.session_events_max, key)
+        session = Session(user, ends_at, self._settings.session_events_max, key, self.turns)
         self._sessions.setdefault(user, {})[session] = None
         self._count += 1
         self._empty.clear()
@@ -160,8 +162,11 @@ class SessionHub(Actor):
             session.close(CloseCode.CLIENT_LEFT)
             self._remove(session)
 
-    def deliver(self, logged: LoggedEvent, position: str) -> None:
-        """Queue an event for the sessions of its recipients, without waiting for any of them."""
+    def deliver(self, logged: LoggedEvent, position: str) -> int:
+        """Queue an event for the sessions of its recipients; return how many these are.
+
+        It waits for none of them.
+        """
         outgoing: OutgoingEvent | None = None
         sessions = 0
         for user in logged.event.recipients:
@@ -173,6 +178,15 @@ class SessionHub(Actor):
             self._observe(EventDelivered(sessions))
         if outgoing is not None and outgoing.push is not None:
             outgoing.push.leave()
+        return sessions
+
+    async def sent(self) -> None:
+        """Wait until every session whose client reads has sent what was queued for it."""
+        while True:
+            # While any waits, the loop is busy: to look in each of its turns costs nothing beside that.
+            await asyncio.sleep(0)
+            if not self.turns.live.is_behind:
+                return
 
     def _outgoing(self, logged: LoggedEvent, position: str) -> OutgoingEvent:
         """Return an event for sessions, whose push is recorded if its request was sampled."""

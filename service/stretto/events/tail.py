@@ -34,9 +34,11 @@ LOOK_SECONDS: Final = 1.0
 LOOK_SECONDS_UNHEARD: Final = 0.05
 # How long a wake-up waits for more events: one read of ten costs as much as one of one.
 GATHER_SECONDS: Final = 0.005
-# After so many events, the sessions' tasks run. It is fewer than a session's queue holds, so that a
-# burst does not close a session whose client reads.
-TURN_EVENTS: Final = 64
+# After so many events, sessions send them before more are queued. It is fewer than a session's queue
+# holds, so that a burst does not close a session whose client reads.
+BURST_EVENTS: Final = 64
+# Into the queues of sessions, in one turn of the event loop: some 5 ms.
+QUEUED_PER_TURN: Final = 4096
 # Announcements within this time are one: each takes a lock that all of the server's share.
 ANNOUNCE_SECONDS: Final = 0.01
 
@@ -132,11 +134,18 @@ class LogTail(Actor):
         return PAGE_EVENTS if page.is_full else 0
 
     async def _deliver(self) -> None:
-        delivered = 0
+        events = queued = 0
+        if self._undelivered and self._hub.turns.live.is_behind:
+            # Of the page before.
+            await self._hub.sent()
         while self._undelivered:
-            self._hub.deliver(*self._undelivered.popleft())
-            delivered += 1
-            if delivered % TURN_EVENTS == 0:
+            queued += self._hub.deliver(*self._undelivered.popleft())
+            events += 1
+            if events % BURST_EVENTS == 0:
+                queued = 0
+                await self._hub.sent()
+            elif queued >= QUEUED_PER_TURN:
+                queued = 0
                 await asyncio.sleep(0)
 
 

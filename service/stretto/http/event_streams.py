@@ -94,6 +94,7 @@ class WebSocketStream:
     async def opened(self, request: web.Request, session: Session) -> AsyncIterator[None]:
         """Answer the request and watch the client."""
         self.response.on_end = session.close
+        self.response.in_turn = session.call
         await self.response.prepare(request)
         self._transport = _bounded(request)
         self._reading = asyncio.create_task(self._read(session), name="read a WebSocket session")

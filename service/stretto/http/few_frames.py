@@ -123,9 +123,24 @@ class FewFrames:
 
 
 class QuietWebSocket(web.WebSocketResponse):
-    """A WebSocket that calls `on_end` if its client sends more than the bound, or without masks."""
+    """A WebSocket that calls `on_end` if its client sends more than the bound, or without masks.
+
+    Its pings are sent by `in_turn`: aiohttp has all that are due in a second sent at once, and
+    sessions that began together would stop the loop together.
+    """
 
     on_end: Callable[[CloseCode], object]
+    in_turn: Callable[[Callable[[], int]], object]
+
+    def _send_heartbeat(self) -> None:
+        self.in_turn(self._ping)
+
+    def _ping(self) -> int:
+        """Send a ping, unless the WebSocket was closed meanwhile, or its client has sent something."""
+        if self.closed:
+            return 0
+        super()._send_heartbeat()
+        return 1
 
     def _post_start(self, request: Any, protocol: str | None, writer: Any) -> None:
         """Begin to read; aiohttp would parse all bytes that came before this without a bound."""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from stretto.creation.deletion import GroupDeleter
     from stretto.creation.lookup import AttemptLookup
     from stretto.creation.reads import Reads
-    from stretto.events.history_reader import Ask, Stretch
     from stretto.events.hub import SessionHub
+    from stretto.events.scan import Ask, Stretch
     from stretto.http.admission import LoadShedder
     from stretto.http.cors import Cors
     from stretto.http.settings import StreamSettings

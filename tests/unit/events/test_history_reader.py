@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack, suppress
 from types import NoneType
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,14 @@ import pytest
 
 from stretto.domain import UserId
 from stretto.errors import InternalError
-from stretto.events import history_reader
-from stretto.events.catch_up import CatchUp
-from stretto.events.history_reader import Ask, HistoryReader, Stretch, _Waiting
+from stretto.events import history_reader, scan
+from stretto.events.catch_up import OPENING_SENDS, CatchUp
+from stretto.events.history_reader import HistoryReader
 from stretto.events.hub import SessionHub
 from stretto.events.log import LogPage
 from stretto.events.place import RUNNING_MAX, History, Place, PositionLost
-from stretto.events.session import Session
+from stretto.events.scan import Ask, Stretch, Waiting
+from stretto.events.session import SENDS_PER_TURN, Session
 from stretto.events.settings import HubSettings
 from stretto.observations import ActorCrashed, UpkeepFailed
 from stretto.runtime.backoff import Backoff
@@ -25,6 +27,7 @@ from stretto.runtime.runner import Run
 from stretto.store_errors import ReadCancelled, Unreachable
 from support import log_events
 from support.log_events import deliver, logged, place, present
+from support.loop_turns import counted_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,7 +83,9 @@ class World:
         self.hub = SessionHub(HubSettings(), self.observed.append)
         self.hub.move(place(0))
         self.mailbox: Mailbox[Ask, Stretch] = Mailbox(100)
-        self.reader = HistoryReader(self.mailbox, self.log, self.observed.append)
+        self.reader = HistoryReader(
+            self.mailbox, self.log, self.observed.append, self.hub.turns.catching_up
+        )
         self.reading: asyncio.Task[None] | None = None
 
     def catch_up(self, session: Session, where: Place | None) -> CatchUp:
@@ -388,7 +393,7 @@ async def test_who_resumes_near_the_present_does_not_wait_for_a_scan_of_the_log(
 ) -> None:
     """One user's sessions scan all of it; if every page was the scan's, others would wait."""
     if not is_guarded:
-        monkeypatch.setattr(history_reader, "OWN_PAGE_EVERY", 10**6)
+        monkeypatch.setattr(scan, "OWN_PAGE_EVERY", 10**6)
     world.log.events = [logged(n, BOB) for n in range(1, 100 * PAGE_EVENTS)]
     with world.hub.session(ALICE, 1e12) as old, world.hub.session(BOB, 1e12) as recent:
         near = world.catch_up(recent, place(100 * PAGE_EVENTS - 2))
@@ -432,7 +437,7 @@ async def test_positions_that_are_none_of_this_log_hold_back_no_other(
         monkeypatch.setattr(
             HistoryReader,
             "_waiting",
-            lambda _, ask, page, at: _Waiting(ask, ask.message.place, page, at, is_known=True),
+            lambda _, ask, page, at: Waiting(ask, ask.message.place, page, at, is_known=True),
         )
     monkeypatch.setattr(history_reader, "ANSWER_SECONDS_MAX", 60.0)
     world.log.events = [logged(n, BOB) for n in range(1, 20 * PAGE_EVENTS)]
@@ -480,3 +485,93 @@ async def test_sessions_that_name_many_transactions_share_pages_that_name_few(
         found = await world.all_of(*(world.catch_up(session, place(50, n)) for n in named))
     assert [[n, *range(50, 61)] for n in named] == found
     assert RUNNING_MAX >= max(len(begin.running) for begin, _ in world.log.scans)
+
+
+async def test_waits_for_one_page_end_some_in_each_turn_of_the_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand sessions may wait; each has the same events, whichever turn it gets."""
+    monkeypatch.setattr(history_reader, "ANSWERS_PER_TURN", 5)
+    world.log.events = [logged(1), logged(2)]
+    answered: list[int] = []
+    with counted_turns() as turn:
+        asks = [world.mailbox.ask(Ask(ALICE, place(1 + n % 2))) for n in range(40)]
+        for ask in asks:
+            ask.add_done_callback(lambda _: answered.append(turn()))
+        await world.reader.run_once()
+        stretches = await asyncio.gather(*asks)
+    assert 5 == max(answered.count(number) for number in answered)
+    assert [[1, 2], [2]] * 20 == [log_events.numbers(each.events) for each in stretches]
+
+
+async def test_sessions_that_begin_at_once_begin_in_turns(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands may wait until the log is followed; those whose wait fails are as many."""
+    began: list[int] = []
+    world.hub.move(None)
+    with ExitStack() as stack, counted_turns() as turn:
+
+        async def begin(session: Session) -> None:
+            with suppress(Unreachable):
+                await world.catch_up(session, None).begin()
+            began.append(turn())
+
+        for is_followed in (True, False):
+            began.clear()
+            world.hub.move(None)
+            users = (UserId(f"user-{is_followed}-{number}") for number in range(100))
+            sessions = [stack.enter_context(world.hub.session(user, 1e12)) for user in users]
+            tasks = [asyncio.create_task(begin(session)) for session in sessions]
+            await asyncio.sleep(0)
+            if is_followed:
+                world.hub.move(place(1))
+            else:
+                # As a stop has it: all wake, and the log is not followed.
+                world.hub._placed.set()
+            await asyncio.gather(*tasks)
+            most = max(began.count(number) for number in began)
+            assert most <= 2 * SENDS_PER_TURN / OPENING_SENDS
+
+
+async def test_the_scan_waits_for_sessions_that_send_but_not_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next page is then for all of them; one who has missed less has a page at once."""
+    monkeypatch.setattr(scan, "GATHER_SECONDS_MAX", 1000.0)
+    world.log.events = [logged(n, ALICE, BOB) for n in range(1, 20)]
+    await asyncio.gather(world.mailbox.ask(Ask(ALICE, place(1))), world.reader.run_once())
+    turns = world.hub.turns.catching_up
+    for _ in range(100 * SENDS_PER_TURN):
+        turns.call(ALICE, lambda: 1)
+    behind = world.mailbox.ask(Ask(ALICE, place(5)))
+    reading = asyncio.create_task(world.reader.run_once())
+    await asyncio.sleep(0)
+    ahead = world.mailbox.ask(Ask(BOB, place(18)))
+    assert [18, 19] == log_events.numbers((await ahead).events)
+    assert (False, True) == (behind.done(), turns.is_behind)
+    assert [place(1), place(18)] == [begin for begin, _ in world.log.scans]
+    world.reader._scan._due_at = 0.0
+    assert [5, 6, 7, 8] == log_events.numbers((await behind).events)
+    assert turns.is_behind
+    await reading
+
+
+async def test_the_scan_goes_on_once_all_have_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions that ask meanwhile share its page."""
+    monkeypatch.setattr(scan, "GATHER_SECONDS_MAX", 1000.0)
+    world.log.events = [logged(n) for n in range(1, 7)]
+    await asyncio.gather(world.mailbox.ask(Ask(ALICE, place(1))), world.reader.run_once())
+    for _ in range(10 * SENDS_PER_TURN):
+        world.hub.turns.catching_up.call(ALICE, lambda: 1)
+    reading = asyncio.create_task(world.reader.run_once())
+    asks: list[asyncio.Future[Stretch]] = []
+    while world.hub.turns.catching_up.is_behind:
+        asks.append(world.mailbox.ask(Ask(ALICE, place(5))))
+        await asyncio.sleep(0)
+    stretches = await asyncio.gather(*asks)
+    assert [[5, 6]] * len(asks) == [log_events.numbers(each.events) for each in stretches]
+    assert [place(1), place(5)] == [begin for begin, _ in world.log.scans]
+    await reading

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stretto.domain import UserId
+from stretto.events import session as session_module
 from stretto.events import tail as tail_module
 from stretto.events.close_codes import CloseCode
 from stretto.events.hub import SessionHub
 from stretto.events.log import PAGE_EVENTS, LogPage
 from stretto.events.place import Place
+from stretto.events.session import SessionTurns
 from stretto.events.settings import HubSettings
-from stretto.events.tail import TURN_EVENTS, Announcer, LogTail
+from stretto.events.tail import BURST_EVENTS, Announcer, LogTail
 from stretto.observations import PlaceLost
 from stretto.runtime.runner import Run
 from stretto.store_errors import Unreachable
 from support.log_events import logged, numbers, place, present
+from support.loop_turns import counted_turns
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -222,7 +225,7 @@ async def test_a_session_that_joins_during_a_delivery_begins_behind_its_page(
         monkeypatch.setattr(
             world.hub, "move", lambda to: real(to if world.hub.place is None else place(1))
         )
-    monkeypatch.setattr(tail_module, "TURN_EVENTS", 2)
+    monkeypatch.setattr(tail_module, "BURST_EVENTS", 2)
     joined: list[Session] = []
     with ExitStack() as stack:
         world.session(stack)
@@ -245,7 +248,7 @@ async def test_a_page_counts_as_delivered_once_its_last_event_is(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not before, though the tail's place lies behind it; nor after a turn that was cancelled."""
-    monkeypatch.setattr(tail_module, "TURN_EVENTS", 2)
+    monkeypatch.setattr(tail_module, "BURST_EVENTS", 2)
     with ExitStack() as stack:
         world.session(stack)
         await world.tail.run_once()
@@ -266,7 +269,7 @@ async def test_a_cancelled_delivery_goes_on_where_it_was(
     world: World, monkeypatch: pytest.MonkeyPatch, is_guarded: bool
 ) -> None:
     """A host may cancel any task; another one goes on, and delivers the rest of the page first."""
-    monkeypatch.setattr(tail_module, "TURN_EVENTS", 2)
+    monkeypatch.setattr(tail_module, "BURST_EVENTS", 2)
     with ExitStack() as stack:
         session = world.session(stack)
         await world.tail.run_once()
@@ -283,7 +286,7 @@ async def test_a_cancelled_delivery_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize(
-    ("expected", "turn_events"), [(None, TURN_EVENTS), (CloseCode.TOO_SLOW, 10**9)]
+    ("expected", "turn_events"), [(None, BURST_EVENTS), (CloseCode.TOO_SLOW, 10**9)]
 )
 async def test_a_burst_finds_no_client_too_slow_that_reads(
     world: World,
@@ -292,7 +295,7 @@ async def test_a_burst_finds_no_client_too_slow_that_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The tail lets sessions take their share; without its turns it would run them over."""
-    monkeypatch.setattr(tail_module, "TURN_EVENTS", turn_events)
+    monkeypatch.setattr(tail_module, "BURST_EVENTS", turn_events)
     monkeypatch.setattr(tail_module, "PAGE_EVENTS", 1001)
     taken: list[int] = []
 
@@ -312,6 +315,70 @@ async def test_a_burst_finds_no_client_too_slow_that_reads(
         session.close(CloseCode.CLIENT_LEFT)
         await serving
     assert expected or list(range(1, 901)) == taken[:900]
+
+
+async def test_events_for_many_sessions_are_queued_in_several_turns_of_the_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted are sessions times events; few events for few sessions are queued at once."""
+    monkeypatch.setattr(tail_module, "QUEUED_PER_TURN", 8)
+    queued: list[int] = []
+    with ExitStack() as stack, counted_turns() as turn:
+        world.session(stack)
+        await world.tail.run_once()
+        real = world.hub.deliver
+
+        def deliver(*event: Any) -> int:
+            sessions = real(*event)
+            queued.extend([turn()] * sessions)
+            return sessions
+
+        monkeypatch.setattr(world.hub, "deliver", deliver)
+        world.log.events = [logged(number) for number in range(1, 4)]
+        await world.tail.run_once()
+        assert (3, 1) == (len(queued), len({*queued}))
+        queued.clear()
+        for _ in range(4):
+            world.session(stack)
+        world.log.events += [logged(number) for number in range(4, 14)]
+        await world.tail.run_once()
+    assert 50 == len(queued)
+    assert 10 == max(queued.count(number) for number in queued)
+
+
+async def test_a_burst_waits_for_sessions_that_wait_for_a_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their queues would overflow, though their clients read."""
+    monkeypatch.setattr(session_module, "SENDS_PER_TURN", 4)
+    monkeypatch.setattr(session_module, "SENDS_AT_ONCE", 4)
+    world.hub.turns = SessionTurns()
+    got: dict[Session, list[int]] = {}
+
+    async def serve(session: Session) -> None:
+        async with session.until_closed():
+            while True:
+                events = await session.take()
+                for number, outgoing in enumerate(events):
+                    if not session.may_send():
+                        await session.turn(len(events) - number)
+                    got.setdefault(session, []).extend(numbers([outgoing]))
+
+    with ExitStack() as stack:
+        sessions = [world.session(stack) for _ in range(16)]
+        await world.tail.run_once()
+        serving = [asyncio.create_task(serve(session)) for session in sessions]
+        for session in sessions:
+            assert session.go_live(place(0))
+        # Several pages: the last events of each are still to be sent when the next one has come.
+        for end in range(100, 701, 100):
+            world.log.events = [logged(number) for number in range(1, end)]
+            await world.tail.run_once()
+        assert {None} == {session.close_code for session in sessions}
+        await world.hub.sent()
+        for session in sessions:
+            session.close(CloseCode.CLIENT_LEFT)
+        await asyncio.gather(*serving)
 
 
 async def test_an_announcer_announces_when_it_is_woken_and_again_if_that_fails() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,3 +83,51 @@ async def test_turns_are_free_again_when_no_caller_waits(work: Work) -> None:
     await asyncio.sleep(0)
     async with asyncio.timeout(20):
         assert "abc" == await work.do_all("c")
+
+
+async def test_what_is_called_in_a_turn_is_called_at_once_or_in_rotation(work: Work) -> None:
+    """As much of it as one turn has room for; the last one may have more pieces than are left."""
+    work.turns = Turns(3)
+    called: list[str] = []
+
+    def begin(owner: str) -> int:
+        called.append(owner)
+        return 2
+
+    for owner in "aaaab":
+        work.turns.call(owner, partial(begin, owner))
+    assert "aa" == "".join(called)
+    assert work.turns.is_behind
+    await asyncio.sleep(0)
+    assert "aaab" == "".join(called)
+    await asyncio.sleep(0)
+    assert ("aaaba", False) == ("".join(called), work.turns.is_behind)
+
+
+async def test_what_finds_nothing_to_do_leaves_its_turn_to_others(work: Work) -> None:
+    """It was done meanwhile, as a session that has ended."""
+    called: list[int] = []
+
+    def begin(pieces: int) -> int:
+        called.append(pieces)
+        return pieces
+
+    for pieces in (0, 1, 0, 0, 1, 1):
+        work.turns.call("a", partial(begin, pieces))
+    assert [0, 1] == called
+    await asyncio.sleep(0)
+    assert [0, 1, 0, 0, 1] == called
+    number = work.turns.number
+    await asyncio.sleep(0)
+    assert (number + 1, [0, 1, 0, 0, 1, 1]) == (work.turns.number, called)
+
+
+async def test_a_loop_without_work_is_left_alone(work: Work) -> None:
+    """Turns that were taken are over one turn of the loop later, and nothing more is scheduled."""
+    work.turns.call("a", lambda: 0)
+    await work.turns.take("a")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    number = work.turns.number
+    await asyncio.sleep(0)
+    assert number == work.turns.number

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import HttpVersion11, hdrs, web
@@ -31,7 +32,7 @@ from stretto.store_errors import StoreError
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from stretto.events.hub import SessionHub
     from stretto.events.outgoing import OutgoingEvent
@@ -84,8 +85,7 @@ async def _serve(stream: EventStream, session: Session, catch_up: CatchUp, hub: 
         async with session.until_closed():
             await stream.send_position(catch_up.position)
             while (missed := await catch_up.next()) is not None:
-                for outgoing in missed:
-                    await _send_missed(stream, outgoing)
+                await _send_in_turns(session, missed, partial(_send_missed, stream))
             if catch_up.is_resumption:
                 # Every missed event has been sent.
                 await stream.send_position(catch_up.position)
@@ -105,6 +105,21 @@ async def _serve(stream: EventStream, session: Session, catch_up: CatchUp, hub: 
         session.close(CloseCode.INTERNAL_ERROR)
 
 
+async def _send_in_turns(
+    session: Session,
+    events: Sequence[OutgoingEvent],
+    send: Callable[[OutgoingEvent], Awaitable[None]],
+) -> None:
+    """Send events in turns of the session's.
+
+    `send` waits only for a client that does not read: it is no turn of the event loop.
+    """
+    for number, outgoing in enumerate(events):
+        if not session.may_send():
+            await session.turn(len(events) - number)
+        await send(outgoing)
+
+
 async def _send_missed(stream: EventStream, outgoing: OutgoingEvent) -> None:
     """Send a missed event; raise `TimeoutError` if the client does not read.
 
@@ -121,8 +136,7 @@ async def _send_next(stream: EventStream, session: Session, hub: SessionHub, pos
     for nothing, or find that it is no longer kept.
     """
     if events := await session.take(stream.silence_seconds):
-        for outgoing in events:
-            await stream.send(outgoing)
+        await _send_in_turns(session, events, stream.send)
         return events[-1].position
     newest = session.position(hub.delivered) or position
     await stream.beat(None if newest == position else newest)
