@@ -54,9 +54,11 @@ class Session:
     """A bounded queue of events for one client."""
 
     __slots__ = (
+        "_ending",
         "_events_max",
         "_has_overflowed",
         "_is_awake",
+        "_live",
         "_live_from",
         "_queue",
         "_scope",
@@ -64,7 +66,6 @@ class Session:
         "_sends_left",
         "_shared",
         "_turn_number",
-        "_turns",
         "_waiter",
         "_waiting",
         "close_code",
@@ -93,8 +94,9 @@ class Session:
         self._live_from: Place | None = None
         """What the client has had when it went live; None while it catches up."""
         self._has_overflowed = False
-        self._turns = turns or SessionTurns()
-        self._shared = self._turns.catching_up
+        turns = turns or SessionTurns()
+        self._live, self._ending = turns.live, turns.ending
+        self._shared = turns.catching_up
         """The turns in which it sends now."""
         self._turn_number = 0
         """Of the turn in which `_sends_left` holds."""
@@ -129,7 +131,7 @@ class Session:
         if outgoing.push is not None:
             outgoing.push.join()
             self._waiting = (*self._waiting, outgoing.push)
-        if not self._is_awake:
+        if self._waiter is not None and not self._is_awake:
             self._wake()
 
     def go_live(self, place: Place) -> bool:
@@ -141,7 +143,7 @@ class Session:
         if self._has_overflowed:
             self._has_overflowed = False
             return False
-        self._live_from, self._shared = place, self._turns.live
+        self._live_from, self._shared = place, self._live
         self._queue = [each for each in self._queue if not each.is_covered_by(place)]
         # The catch-up has sent most of it; the rest is sent at once.
         self._release()
@@ -181,7 +183,7 @@ class Session:
             self._waiter, self._is_awake = None, False
             if timer is not None:
                 timer.cancel()
-        self._turn_number = self._turns.live.number
+        self._turn_number = self._live.number
         events, self._queue = self._queue, []
         self._sending, self._waiting = self._waiting, ()
         return events
@@ -210,7 +212,7 @@ class Session:
 
     def call(self, send: Callable[[], int]) -> None:
         """Call what sends something beside events, in a turn; it returns how much that was."""
-        self._turns.live.call(self.user, send)
+        self._live.call(self.user, send)
 
     def hurry(self) -> None:
         """End the wait for events, as after a long silence: a heartbeat is sent."""
@@ -220,15 +222,15 @@ class Session:
         """Have the task that waits for events take a turn."""
         if self._waiter is not None and not self._is_awake and self.close_code is None:
             self._is_awake = True
-            self._turns.live.call(self.user, self._end_wait)
+            self._live.call(self.user, self._end_wait)
 
     def _end_wait(self) -> int:
         """Begin the turn of that task; return how many events it may send."""
         if self._waiter is None or self._waiter.done():
             return 0
         self._waiter.set_result(None)
-        self._sends_left = min(max(1, len(self._queue)), SENDS_AT_ONCE)
-        return self._sends_left
+        self._sends_left = sends = min(len(self._queue), SENDS_AT_ONCE) or 1
+        return sends
 
     def close(self, code: CloseCode) -> None:
         """End the session and drop its queue. The first code counts. Idempotent."""
@@ -238,7 +240,7 @@ class Session:
         self._release()
         self._queue.clear()
         if self._scope is not None:
-            self._turns.ending.call(self.user, self._interrupt)
+            self._ending.call(self.user, self._interrupt)
 
     @asynccontextmanager
     async def until_closed(self) -> AsyncIterator[None]:

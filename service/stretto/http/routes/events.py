@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import HttpVersion11, hdrs, web
@@ -32,7 +31,7 @@ from stretto.store_errors import StoreError
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from stretto.events.hub import SessionHub
     from stretto.events.outgoing import OutgoingEvent
@@ -85,7 +84,10 @@ async def _serve(stream: EventStream, session: Session, catch_up: CatchUp, hub: 
         async with session.until_closed():
             await stream.send_position(catch_up.position)
             while (missed := await catch_up.next()) is not None:
-                await _send_in_turns(session, missed, partial(_send_missed, stream))
+                for outgoing in missed:
+                    if not session.may_send():
+                        await session.turn(len(missed))
+                    await _send_missed(stream, outgoing)
             if catch_up.is_resumption:
                 # Every missed event has been sent.
                 await stream.send_position(catch_up.position)
@@ -105,21 +107,6 @@ async def _serve(stream: EventStream, session: Session, catch_up: CatchUp, hub: 
         session.close(CloseCode.INTERNAL_ERROR)
 
 
-async def _send_in_turns(
-    session: Session,
-    events: Sequence[OutgoingEvent],
-    send: Callable[[OutgoingEvent], Awaitable[None]],
-) -> None:
-    """Send events in turns of the session's.
-
-    `send` waits only for a client that does not read: it is no turn of the event loop.
-    """
-    for number, outgoing in enumerate(events):
-        if not session.may_send():
-            await session.turn(len(events) - number)
-        await send(outgoing)
-
-
 async def _send_missed(stream: EventStream, outgoing: OutgoingEvent) -> None:
     """Send a missed event; raise `TimeoutError` if the client does not read.
 
@@ -136,7 +123,10 @@ async def _send_next(stream: EventStream, session: Session, hub: SessionHub, pos
     for nothing, or find that it is no longer kept.
     """
     if events := await session.take(stream.silence_seconds):
-        await _send_in_turns(session, events, stream.send)
+        for outgoing in events:
+            if not session.may_send():
+                await session.turn(len(events))
+            await stream.send(outgoing)
         return events[-1].position
     newest = session.position(hub.delivered) or position
     await stream.beat(None if newest == position else newest)
