@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stretto.domain import UserId
     from stretto.events.outgoing import OutgoingEvent
     from stretto.events.place import Place
-    from stretto.runtime.mailbox import Envelope
+    from stretto.runtime.rounds import Envelope
     from stretto.runtime.turns import Turns
 
 # One page in so many is for a session that the scan has not reached. So sessions at any places
