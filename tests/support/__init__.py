@@ -56,6 +56,7 @@
 | `hooked_stores` | writers' stores whose leads run a hook |
 | `memory_log` | the log of events in memory: commits in any order, crashes, promotions |
 | `log_events` | events and places of a log for tests of its readers |
+| `retention` | sweeps as of days to come |
 | `routines` | the routines of the schema, with a guard taken out |
 
 | time, log and waiting | |
