@@ -62,7 +62,8 @@ SELECT 'bus', created_at, event_id, subject, conversation_id, recipients, group_
        metadata, trace_context, event_type, change,
        coalesce($5::timestamptz, clock_timestamp()) + make_interval(secs => $4), 1
 FROM set_config('synchronous_commit', 'off', true),
-     unnest($1::integer[], $2::text[], $3::uuid[]) AS refused (history, position, event_id)
-JOIN outbox USING (history, event_id)
-WHERE outbox.position = refused.position::xid8
+     (SELECT DISTINCT history, position::xid8
+      FROM unnest($1::integer[], $2::text[]) AS refused (history, position)) AS refused
+JOIN outbox USING (history, position)
+WHERE event_id = ANY ($3::uuid[])
 ON CONFLICT DO NOTHING;

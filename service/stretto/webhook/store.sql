@@ -44,7 +44,8 @@ WHERE name = 'webhook' AND target_digest = $1 AND disabled_at IS NULL;
 -- process may have moved it since the page was read: then the place would go back, and events would be
 -- sent twice; so nothing is done, as where the target is not $11. $10 is now. Needs no durability: a
 -- crash loses deliveries and place together. If the clock has gone back, as after a failover, due times
--- go back by the same amount: by how far `served_at` lies in the future, which is known to a minute.
+-- go back by the same amount: by how far `served_at` lies in the future, which is known to a minute. A
+-- transaction is gone through once, not for each of its events.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($10::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
@@ -66,9 +67,10 @@ WITH clock AS MATERIALIZED (
     SELECT 'webhook', created_at, event_id, subject, conversation_id, recipients, group_name,
            group_kind, metadata, trace_context, event_type, change, clock.now
     FROM turn, clock,
-         unnest($1::integer[], $2::text[], $3::uuid[]) AS found (history, position, event_id)
-    JOIN outbox USING (history, event_id)
-    WHERE outbox.position = found.position::xid8
+         (SELECT DISTINCT history, position::xid8
+          FROM unnest($1::integer[], $2::text[]) AS found (history, position)) AS found
+    JOIN outbox USING (history, position)
+    WHERE event_id = ANY ($3::uuid[])
     ON CONFLICT DO NOTHING
 )
 UPDATE outbox_reader
