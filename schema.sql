@@ -360,7 +360,13 @@ CREATE TABLE outbox_reader (
     -- The end of a pause that the endpoint has asked for.
     paused_until  timestamptz NOT NULL DEFAULT '-infinity',
     -- When it asked for no more events (410); it stays disabled until an operator enables it.
-    disabled_at   timestamptz
+    disabled_at   timestamptz,
+    -- Due times of its deliveries are of a clock of its own, which is so much ahead of the database's.
+    -- It goes further ahead when the database's clock goes back, and to the last due time where all
+    -- that waits is to be sent now. So neither writes a delivery, of which a million may wait.
+    clock_ahead   interval    NOT NULL DEFAULT '0',
+    -- Its clock when the present target came: what was put off until then is untried.
+    target_since  timestamptz NOT NULL DEFAULT '-infinity'
 ) WITH (
     -- One row, updated with every batch: many versions fit on its page (HOT).
     fillfactor = 10,
@@ -382,7 +388,8 @@ CREATE TABLE outbox_delivery (
     group_name      text        NOT NULL,
     group_kind      text,
     metadata        jsonb,
-    -- When it may be taken next: taking postpones it by the lease, a failure by a pause.
+    -- When it may be taken next, by its reader's clock: taking postpones it by the lease, a failure by
+    -- a pause.
     due_at          timestamptz NOT NULL,
     tries           integer     NOT NULL DEFAULT 0 CHECK (tries >= 0),
     -- Why it is a dead letter, which is not tried again until an operator retries it.

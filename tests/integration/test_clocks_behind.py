@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 NOW: Final = datetime.now(UTC).replace(microsecond=0) + timedelta(days=30)
 LEASE_SECONDS: Final = 30.0
 MICROSECOND: Final = timedelta(microseconds=1)
+# By the database's clock.
+DUE_AT: Final = (
+    "SELECT due_at - clock_ahead FROM outbox_delivery JOIN outbox_reader ON name = reader"
+)
+SERVED_AT: Final = "SELECT served_at FROM outbox_reader"
+PAUSED_UNTIL: Final = "SELECT paused_until FROM outbox_reader"
 
 
 async def test_a_lease_of_the_bus_that_no_clock_of_ours_has_given_is_over(
@@ -59,12 +65,11 @@ async def test_a_refused_event_goes_back_with_the_clock(
     page = await store.page(place, 10)
     await store.refuse(dict.fromkeys(page.events, "no"))
     await store.settle([], [PutOff(event, 600.0, is_try=True)])
-    due_at = "SELECT due_at FROM outbox_delivery"
     for behind, moved in ((timedelta(minutes=1), timedelta(0)), (timedelta(days=3),) * 2):
         now = NOW - behind
         await connection.execute("UPDATE outbox_reader SET served_at = $1", NOW)
         assert await store.lease(token, LEASE_SECONDS)
-        assert NOW - moved + timedelta(minutes=10) == await connection.fetchval(due_at)
+        assert NOW - moved + timedelta(minutes=10) == await connection.fetchval(DUE_AT)
 
 
 class Webhook:
@@ -81,9 +86,9 @@ class Webhook:
         taken = await self.store.take(10, LEASE_SECONDS)
         return [delivery.event.event_id for delivery in taken]
 
-    async def column(self, table: str, column: str) -> datetime:
+    async def read(self, query: str) -> datetime:
         """Return a time from a table of one row."""
-        at: datetime = await self._connection.fetchval(f"SELECT {column} FROM {table}")
+        at: datetime = await self._connection.fetchval(query)
         return at
 
 
@@ -108,8 +113,8 @@ async def test_a_delivery_goes_back_with_the_clock(
     wait = timedelta(seconds=seconds or LEASE_SECONDS)
     webhook.now = NOW - timedelta(days=3)
     assert [] == await webhook.take()
-    assert webhook.now + wait == await webhook.column("outbox_delivery", "due_at")
-    assert webhook.now == await webhook.column("outbox_reader", "served_at")
+    assert webhook.now + wait == await webhook.read(DUE_AT)
+    assert webhook.now == await webhook.read(SERVED_AT)
     webhook.now += wait
     assert [event] == await webhook.take()
 
@@ -119,16 +124,16 @@ async def test_a_pause_of_the_endpoint_goes_back_with_the_clock(webhook: Webhook
     await webhook.store.pause(3600)
     webhook.now = NOW - timedelta(days=3)
     assert [] == await webhook.take()
-    assert webhook.now + timedelta(hours=1) == await webhook.column("outbox_reader", "paused_until")
+    assert webhook.now + timedelta(hours=1) == await webhook.read(PAUSED_UNTIL)
 
 
 async def test_a_clock_that_is_behind_by_a_minute_moves_nothing(webhook: Webhook) -> None:
     """Statements of two processes that run at once read it in any order."""
-    due_at = await webhook.column("outbox_delivery", "due_at")
+    due_at = await webhook.read(DUE_AT)
     webhook.now = NOW - timedelta(minutes=1)
     assert [] == await webhook.take()
-    assert due_at == await webhook.column("outbox_delivery", "due_at")
-    assert NOW == await webhook.column("outbox_reader", "served_at")
+    assert due_at == await webhook.read(DUE_AT)
+    assert NOW == await webhook.read(SERVED_AT)
     webhook.now -= MICROSECOND
     await webhook.take()
-    assert due_at > await webhook.column("outbox_delivery", "due_at")
+    assert due_at > await webhook.read(DUE_AT)

@@ -68,7 +68,7 @@ class World:
 
     def __init__(self, database: Database, stack: AsyncExitStack) -> None:
         self.now = datetime.now(UTC) + timedelta(minutes=1)
-        self._database = database
+        self.database = database
         self._stack = stack
 
     async def receiver(self) -> Receiver:
@@ -81,7 +81,7 @@ class World:
             webhook_url=receiver.url, webhook_secret=SECRETS, webhook_allow_private=True
         )
         endpoint = await self._stack.enter_async_context(WebhookEndpoint(settings))
-        store = PostgresWebhookStore(self._database, endpoint.url_digest, lambda: self.now)
+        store = PostgresWebhookStore(self.database, endpoint.url_digest, lambda: self.now)
         observed: list[Observation] = []
         sender = WebhookSender(store, endpoint, observed.append, lease_seconds=LEASE_SECONDS)
         await sender.open()
@@ -264,14 +264,36 @@ async def test_an_answer_that_is_settled_during_the_move_waits_for_it(
     await last_try(connection)
     await old.is_answered()
     async with connection.transaction():
-        await connection.execute(QUERIES["open_webhook"], URL_DIGEST, None, world.now)
+        assert await connection.fetchval(QUERIES["lock_target"], URL_DIGEST, None, world.now)
+        await connection.execute(QUERIES["move_target"], URL_DIGEST, world.now)
         settling = asyncio.create_task(old.sender.run_once())
         await until(lambda: connection.fetchval(WAITING))
     await settling
     assert [] == await dead_letters(connection, 10)
-    assert (event, world.now, 0) == tuple(
-        await connection.fetchrow("SELECT event_id, due_at, tries FROM outbox_delivery") or ()
-    )
+    store = PostgresWebhookStore(world.database, URL_DIGEST, lambda: world.now)
+    (taken,) = await store.take(1, LEASE_SECONDS)
+    assert (event, 0) == (taken.event.event_id, taken.tries)
+
+
+async def test_what_is_settled_before_the_move_is_due_after_it(
+    world: World, connection: Connection
+) -> None:
+    """The move waits for a settlement that has begun, and sees what it has put off for longest."""
+    old = await world.start(await world.receiver())
+    event = await commit_event(connection)
+    await old.sender.run_once()
+    store = PostgresWebhookStore(world.database, URL_DIGEST, lambda: world.now)
+    async with connection.transaction():
+        await connection.execute("SELECT FROM outbox_reader FOR KEY SHARE")
+        await connection.execute(
+            "UPDATE outbox_delivery SET due_at = due_at + interval '1 day', tries = tries + 1"
+        )
+        moving = asyncio.create_task(store.open())
+        await until(lambda: connection.fetchval(WAITING))
+    await moving
+    (taken,) = await store.take(1, LEASE_SECONDS)
+    assert (event, 0) == (taken.event.event_id, taken.tries)
+    await old.sender.answered()
 
 
 class MovedStore(PostgresWebhookStore):

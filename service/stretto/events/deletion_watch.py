@@ -84,6 +84,9 @@ class DeletionWatch(Actor):
             found = await self._look()
         except Exception:
             self._forget_all()
+            # The next look begins at the present, and forgets all once more. From the same place it would
+            # read more each time: where one has taken too long, the next would, too.
+            self._place = None
             raise
         self._confirm(began_seconds)
         return found

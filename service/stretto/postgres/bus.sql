@@ -10,26 +10,24 @@ ON CONFLICT DO NOTHING;
 -- name: lease_bus
 -- Lease the bus's place to the process $1 for $2 seconds, unless another one has it. $3 is now. A
 -- lease that ends later than this clock could have given it was given by another clock, before a
--- failover, and is over. If the clock has gone back, due times go back by the same amount: by how
--- far `served_at` lies in the future. Needs no durability: a crash gives the lease back.
+-- failover, and is over. If the clock has gone back, the reader's clock, which due times are of, goes
+-- ahead of it by as much more: by how far `served_at` lies in the future. Needs no durability: a crash gives the lease back.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($3::timestamptz, clock_timestamp()) AS now,
            make_interval(secs => $2) AS lease,
            set_config('synchronous_commit', 'off', true)
 ), free AS MATERIALIZED (
-    SELECT name, CASE WHEN served_at > now + interval '1 minute' THEN served_at - now
-                      ELSE '0' END AS set_back
+    SELECT name, make_interval(secs => CASE WHEN served_at > now + interval '1 minute'
+                                            THEN extract(epoch FROM served_at - now)::float8
+                                            ELSE 0 END) AS set_back
     FROM outbox_reader, clock
     WHERE name = 'bus'
       AND (token IS NULL OR token = $1 OR leased_until <= now OR leased_until > now + 2 * lease)
     -- Beside a relay that settles.
     FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
-), moved AS (
-    UPDATE outbox_delivery SET due_at = due_at - set_back
-    FROM free WHERE reader = name AND set_back > '0'
 )
 UPDATE outbox_reader
-SET token = $1, leased_until = now + lease, served_at = now
+SET token = $1, leased_until = now + lease, served_at = now, clock_ahead = clock_ahead + set_back
 FROM clock, free
 WHERE outbox_reader.name = free.name
 RETURNING history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
@@ -60,8 +58,9 @@ INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation
                              due_at, tries)
 SELECT 'bus', created_at, event_id, subject, conversation_id, recipients, group_name, group_kind,
        metadata, trace_context, event_type, change,
-       coalesce($5::timestamptz, clock_timestamp()) + make_interval(secs => $4), 1
-FROM set_config('synchronous_commit', 'off', true),
+       coalesce($5::timestamptz, clock_timestamp()) + clock_ahead + make_interval(secs => $4), 1
+FROM (SELECT clock_ahead FROM outbox_reader WHERE name = 'bus') AS reader,
+     set_config('synchronous_commit', 'off', true),
      (SELECT DISTINCT history, position::xid8
       FROM unnest($1::integer[], $2::text[]) AS refused (history, position)) AS refused
 JOIN outbox USING (history, position)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from stretto.postgres.log import MEMBER_IDS_MAX, committed_event
 from stretto.postgres.queries import QUERIES
@@ -11,13 +12,16 @@ from stretto.targets.delivery import Delivery
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from datetime import datetime
-    from uuid import UUID
 
     import asyncpg
 
     from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection
     from stretto.targets.delivery import PutOff
+
+# Deliveries in a transaction of a command, which may go through millions: some 50 ms. Senders wait for
+# the rows for less than their lock time-out, and a role's time-out behind a pooler ends no page.
+PAGE_MAX: Final = 1000
 
 
 class PostgresDeliveryStore:
@@ -84,16 +88,30 @@ async def dead_letters(connection: Connection, limit: int) -> list[asyncpg.Recor
 
 
 async def retry_dead_letters(connection: Connection, event_ids: Sequence[UUID] | None) -> int:
-    """Have dead letters tried again, all of them if no id is given; return how many there were."""
+    """Have dead letters tried again, all of them if no id is given; return how many there were.
+
+    All of them page by page: what fails, or is interrupted, keeps what it has done.
+    """
+    if event_ids is None:
+        return await _each_page(connection, QUERIES["retry_all_dead_letters"])
     return len(await connection.fetch(QUERIES["retry_dead_letters"], event_ids))
 
 
 async def hasten_deliveries(connection: Connection, lease_seconds: float) -> int:
-    """Have events that wait for another try sent now; return how many there were.
+    """Have events that wait for another try sent now, page by page; return how many there were.
 
     One that is due within the time of a lease may be under way.
     """
-    return len(await connection.fetch(QUERIES["hasten_deliveries"], lease_seconds))
+    return await _each_page(connection, QUERIES["hasten_deliveries"], lease_seconds)
+
+
+async def _each_page(connection: Connection, statement: str, *arguments: object) -> int:
+    """Run a statement for each page of deliveries; return how many it has changed."""
+    count, place = 0, ("", UUID(int=0))
+    while (page := await connection.fetchrow(statement, *place, PAGE_MAX, *arguments)) is not None:
+        count += page["count"]
+        place = page["reader"], page["event_id"]
+    return count
 
 
 def _storable(reason: str) -> str:

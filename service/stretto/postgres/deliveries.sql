@@ -1,8 +1,10 @@
--- Events that wait for a reader's target one by one, and dead letters.
+-- Events that wait for a reader's target one by one, and dead letters. When one is due is a time of its
+-- reader's clock, which is `clock_ahead` of the database's.
 
 -- name: take_deliveries
 -- Lease up to $2 due deliveries of the reader $1 for $3 seconds, if its target is $6 (null for the
 -- bus) and may be called. $4 is now; members are named where a group was created with $5 at most.
+-- What was put off for an earlier target counts as untried.
 -- Needs no durability: a lease that is lost in a crash only makes its deliveries due sooner. But
 -- where there is a synchronous standby, the commit waits for it: no event is sent that a failover
 -- loses. A sender whose slots are all taken enrols nothing, so this says, too, that the reader is
@@ -12,12 +14,15 @@ WITH clock AS MATERIALIZED (
            set_config('synchronous_commit',
                       CASE WHEN current_setting('synchronous_standby_names') = '' THEN 'off'
                            ELSE current_setting('synchronous_commit') END, true)
+), turn AS MATERIALIZED (
+    SELECT now + clock_ahead AS reader_now, target_since
+    FROM outbox_reader, clock
+    WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $6::bytea
+      AND disabled_at IS NULL AND paused_until <= now
 ), due AS MATERIALIZED (
     SELECT event_id
     FROM outbox_delivery AS delivery
-    WHERE reader = $1 AND dead_reason IS NULL AND due_at <= (SELECT now FROM clock)
-      AND (SELECT disabled_at IS NULL AND paused_until <= now FROM outbox_reader, clock
-           WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $6::bytea)
+    WHERE reader = $1 AND dead_reason IS NULL AND due_at <= (SELECT reader_now FROM turn)
     ORDER BY due_at
     LIMIT $2
     FOR UPDATE OF delivery SKIP LOCKED
@@ -31,8 +36,9 @@ WITH clock AS MATERIALIZED (
     FROM unnoted, clock WHERE outbox_reader.name = unnoted.name
 )
 UPDATE outbox_delivery AS delivery
-SET due_at = clock.now + make_interval(secs => $3)
-FROM due, clock
+SET due_at = reader_now + make_interval(secs => $3),
+    tries = CASE WHEN due_at <= target_since THEN 0 ELSE tries END
+FROM due, turn
 WHERE reader = $1 AND delivery.event_id = due.event_id
 RETURNING delivery.event_id, subject, conversation_id, recipients[1] AS owner_id, group_name,
           cardinality(recipients) AS members_count, group_kind, metadata::text AS metadata,
@@ -49,13 +55,14 @@ RETURNING delivery.event_id, subject, conversation_id, recipients[1] AS owner_id
 WITH sent AS (
     DELETE FROM outbox_delivery WHERE reader = $1 AND event_id = ANY ($2::uuid[])
 ), target AS MATERIALIZED (
-    SELECT name FROM outbox_reader
+    SELECT name, clock_ahead FROM outbox_reader
     WHERE name = $1 AND target_digest IS NOT DISTINCT FROM $8::bytea
     -- It does not change before this commit. Where it is just changed, this waits and looks again.
     FOR KEY SHARE
 )
 UPDATE outbox_delivery AS delivery
-SET due_at = coalesce($7::timestamptz, clock_timestamp()) + make_interval(secs => seconds),
+SET due_at = coalesce($7::timestamptz, clock_timestamp()) + clock_ahead
+        + make_interval(secs => seconds),
     tries = tries + is_try::integer, dead_reason = left(reason, 1024)
 FROM target, set_config('synchronous_commit', 'off', true),
      unnest($3::uuid[], $4::float8[], $5::boolean[], $6::text[])
@@ -91,15 +98,50 @@ ORDER BY created_at, event_id
 LIMIT $1;
 
 -- name: hasten_deliveries
--- Make due what a failure has put off. A delivery that is due within $1 seconds may be under way, on
--- the lease of a sender or a relay: it stays as it is, so that it is not sent twice.
-UPDATE outbox_delivery SET due_at = clock_timestamp()
-WHERE dead_reason IS NULL AND due_at > clock_timestamp() + make_interval(secs => $1)
-RETURNING event_id;
+-- Of the $3 deliveries behind the reader $1 and the event $2, make due what a failure has put off.
+-- Return how many these were, and the last of the page; no row behind the end. A delivery that is due
+-- within $4 seconds may be under way, on the lease of a sender or a relay: it stays as it is, so that
+-- it is not sent twice. What a sender holds is left out: it would wait for the whole page.
+WITH page AS MATERIALIZED (
+    SELECT reader, event_id FROM outbox_delivery
+    WHERE (reader, event_id) > ($1, $2) ORDER BY reader, event_id LIMIT $3
+), late AS MATERIALIZED (
+    SELECT delivery.reader, delivery.event_id, clock_timestamp() + clock_ahead AS reader_now
+    FROM page
+    JOIN outbox_delivery AS delivery USING (reader, event_id)
+    JOIN outbox_reader ON name = delivery.reader
+    WHERE dead_reason IS NULL
+      AND due_at > clock_timestamp() + clock_ahead + make_interval(secs => $4)
+    FOR UPDATE OF delivery SKIP LOCKED
+), hastened AS (
+    UPDATE outbox_delivery AS delivery SET due_at = reader_now
+    FROM late WHERE delivery.reader = late.reader AND delivery.event_id = late.event_id
+    RETURNING true
+)
+SELECT (SELECT count(*) FROM hastened) AS count, reader, event_id
+FROM page ORDER BY reader DESC, event_id DESC LIMIT 1;
+
+-- name: retry_all_dead_letters
+-- Have the dead letters of such a page tried again: of the $3 deliveries behind the reader $1 and the
+-- event $2. No index leads to them.
+WITH page AS MATERIALIZED (
+    SELECT reader, event_id FROM outbox_delivery
+    WHERE (reader, event_id) > ($1, $2) ORDER BY reader, event_id LIMIT $3
+), retried AS (
+    UPDATE outbox_delivery AS delivery
+    SET dead_reason = NULL, tries = 0, due_at = clock_timestamp() + clock_ahead
+    FROM page JOIN outbox_reader ON name = reader
+    WHERE delivery.reader = page.reader AND delivery.event_id = page.event_id
+      AND dead_reason IS NOT NULL
+    RETURNING true
+)
+SELECT (SELECT count(*) FROM retried) AS count, reader, event_id
+FROM page ORDER BY reader DESC, event_id DESC LIMIT 1;
 
 -- name: retry_dead_letters
--- Have dead letters tried again: those of the ids $1, or all if null.
+-- Have the dead letters of the ids $1 tried again.
 UPDATE outbox_delivery
-SET dead_reason = NULL, tries = 0, due_at = clock_timestamp()
-WHERE dead_reason IS NOT NULL AND ($1::uuid[] IS NULL OR event_id = ANY ($1))
+SET dead_reason = NULL, tries = 0, due_at = clock_timestamp() + clock_ahead
+FROM outbox_reader
+WHERE reader = name AND event_id = ANY ($1::uuid[]) AND dead_reason IS NOT NULL
 RETURNING event_id;

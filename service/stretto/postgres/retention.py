@@ -13,17 +13,20 @@ The log of events is kept in partitions by time, which are truncated whole.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import asyncpg
 
 from stretto.observations import RowsSwept
+from stretto.postgres.driver_errors import DRIVER_ERRORS
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.actor import Actor, Pace
-from stretto.store_errors import StoreError
+from stretto.store_errors import ReadCancelled, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -45,6 +48,8 @@ STATEMENTS: Final = MappingProxyType(
         "outbox_delivery": QUERIES["sweep_deliveries"],
     }
 )
+# What may fail of one table alone.
+FAILURES: Final = (StoreError, *DRIVER_ERRORS)
 # Beside the tables: how many partitions of the log were truncated.
 PARTITIONS: Final = "outbox"
 # A sweep reads the tables once. What it deletes is days old, so there is no hurry.
@@ -82,35 +87,89 @@ async def sweep(
 ) -> dict[str, int]:
     """Sweep every table once, calling `progress` for each batch; return how many rows each lost.
 
-    While another sweeper works, this one ends, or waits if it is patient.
+    While another sweeper works, this one ends, or waits if it is patient. What fails ends the sweep of
+    its own table alone, and is raised after the others.
     """
     deleted = dict.fromkeys((*STATEMENTS, PARTITIONS), 0)
-    deleted[PARTITIONS] = await _sweep_log(acquire, retention.event_retention_days, now)
-    progress(PARTITIONS, deleted[PARTITIONS])
-    for table, statement in STATEMENTS.items():
-        async with acquire() as connection:
-            size = await connection.fetchrow(QUERIES["table_blocks"], table)
+    failures: list[Exception] = []
+
+    def swept(table: str, rows: int) -> None:
+        deleted[table] += rows
+        progress(table, rows)
+
+    try:
+        swept(PARTITIONS, await _sweep_log(acquire, retention.event_retention_days, now))
+    except FAILURES as error:
+        failures.append(error)
+    for table in STATEMENTS:
+        try:
+            walk = _TableSweep(acquire, table, retention.retention_days, now)
+            if not await walk.run(swept, is_patient=is_patient):
+                break
+        except FAILURES as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return deleted
+
+
+@dataclass(slots=True)
+class _TableSweep:
+    """Goes through a table once, range by range, from any range round to it.
+
+    A sweep may be broken off, by a range that fails or a process that ends: if each began with the
+    first range, what lies behind would never be swept.
+    """
+
+    acquire: Acquire
+    table: str
+    days: int
+    now: datetime | None
+    step: int = 0
+    """Blocks of a range."""
+
+    async def run(self, swept: Progress, *, is_patient: bool) -> bool:
+        """Sweep; return False where another sweeper works, unless this one is patient."""
+        async with self.acquire() as connection:
+            size = await connection.fetchrow(QUERIES["table_blocks"], self.table)
         assert size is not None
         # A range is taken of every partition: together as many blocks as a range of a plain table.
-        step = max(RANGE_BLOCKS // size["parts"], 1)
-        blocks, first = size["blocks"], 0
-        while first < blocks:
-            started = time.perf_counter()
-            async with acquire() as connection:
-                places = (first, 0), (first + step, 0)
-                row = await connection.fetchrow(statement, *places, retention.retention_days, now)
+        self.step = max(RANGE_BLOCKS // size["parts"], 1)
+        begin = self.step * random.randrange(-(-size["blocks"] // self.step) or 1)
+        for first, end in ((begin, size["blocks"]), (0, begin)):
+            next_first = first
+            while next_first < end:
+                started = time.perf_counter()
+                next_first, rows = await self._sweep_range(next_first, end)
+                if rows is not None:
+                    swept(self.table, rows)
+                    worked_seconds = time.perf_counter() - started
+                    await asyncio.sleep(min(REST_RATIO * worked_seconds, REST_SECONDS_MAX))
+                elif is_patient:
+                    await asyncio.sleep(TURN_SECONDS)
+                else:
+                    return False
+        return True
+
+    async def _sweep_range(self, first: int, end: int) -> tuple[int, int | None]:
+        """Return where the next range begins, and how many rows went; None beside another sweeper.
+
+        A range that takes longer than a statement may is swept in halves.
+        """
+        while True:
+            last = min(first + self.step, end)
+            try:
+                async with self.acquire() as connection:
+                    row = await connection.fetchrow(
+                        STATEMENTS[self.table], (first, 0), (last, 0), self.days, self.now
+                    )
+            except (ReadCancelled, asyncpg.QueryCanceledError):
+                if self.step == 1:
+                    raise
+                self.step //= 2
+                continue
             assert row is not None
-            if row["is_ours"]:
-                first += step
-                deleted[table] += row["rows"]
-                progress(table, row["rows"])
-                worked_seconds = time.perf_counter() - started
-                await asyncio.sleep(min(REST_RATIO * worked_seconds, REST_SECONDS_MAX))
-            elif is_patient:
-                await asyncio.sleep(TURN_SECONDS)
-            else:
-                return deleted
-    return deleted
+            return (last, row["rows"]) if row["is_ours"] else (first, None)
 
 
 async def _sweep_log(acquire: Acquire, days: int, now: datetime | None) -> int:

@@ -42,6 +42,8 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         Another URL than before ends a pause, enables the webhook, and makes waiting events due and
         untried.
         """
+        async with self._database.upkeep() as connection:
+            await connection.execute(QUERIES["open_webhook"], self._target_digest)
         await self._become_target(unserved_seconds=None)
 
     async def enrol(self, events_max: int) -> int:
@@ -67,10 +69,10 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         return count or 0
 
     async def _become_target(self, unserved_seconds: float | None) -> None:
-        async with self._database.upkeep() as connection:
-            await connection.execute(
-                QUERIES["open_webhook"], self._target_digest, unserved_seconds, self._now()
-            )
+        digest, now = self._target_digest, self._now()
+        async with self._database.upkeep() as connection, connection.transaction():
+            if await connection.fetchval(QUERIES["lock_target"], digest, unserved_seconds, now):
+                await connection.execute(QUERIES["move_target"], digest, now)
 
     async def pause(self, seconds: float) -> None:
         """Send nothing for `seconds`, from any replica."""

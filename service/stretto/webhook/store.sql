@@ -1,35 +1,44 @@
 -- The webhook's place in the log, and whether its endpoint may be called. While an endpoint is
 -- replaced, senders of two URLs run side by side. The reader's target is the URL of the instance that
 -- has started last; each statement of a sender has the digest of its own URL, and does nothing for a
--- reader whose target is another one.
+-- reader whose target is another one. A million deliveries may wait: no statement goes through them.
+-- What makes them due sets the reader's clock ahead, by which they are.
 
 -- name: open_webhook
--- Begin at the present, unless the webhook has begun before. $1 is the digest of the endpoint's
--- URL: a new endpoint gets waiting events at once and untried, whatever the old one has asked for and
--- however often it has failed. It becomes the target if no sender has served the one before for $2
--- seconds, or whatever that one does if null. $3 is now.
-WITH clock AS (
-    SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
-), opened AS (
-    INSERT INTO outbox_reader (name, history, seen, target_digest)
-    SELECT 'webhook', history, seen, $1 FROM outbox_present
-    WHERE NOT EXISTS (SELECT FROM outbox_reader WHERE name = 'webhook')
-    ON CONFLICT DO NOTHING
-), moved AS MATERIALIZED (
-    SELECT name FROM outbox_reader, clock
-    WHERE name = 'webhook' AND target_digest IS DISTINCT FROM $1
-      AND ($2::float8 IS NULL OR served_at < now - make_interval(secs => $2))
-    -- A sender of the target before may be settling: this waits for it, and a later one for this.
-    FOR UPDATE OF outbox_reader
-), hastened AS (
-    UPDATE outbox_delivery SET due_at = least(due_at, now), tries = 0
-    FROM moved, clock
-    WHERE reader = name AND dead_reason IS NULL AND (due_at > now OR tries > 0)
+-- Begin at the present, unless the webhook has begun before. $1 is the digest of the endpoint's URL.
+INSERT INTO outbox_reader (name, history, seen, target_digest)
+SELECT 'webhook', history, seen, $1 FROM outbox_present
+WHERE NOT EXISTS (SELECT FROM outbox_reader WHERE name = 'webhook')
+ON CONFLICT DO NOTHING;
+
+-- name: lock_target
+-- Hold the reader if the endpoint whose URL has the digest $1 becomes its target: if no sender has
+-- served the one before for $2 seconds, or whatever that one does if null. $3 is now.
+SELECT true FROM outbox_reader
+WHERE name = 'webhook' AND target_digest IS DISTINCT FROM $1
+  AND ($2::float8 IS NULL
+       OR served_at < coalesce($3::timestamptz, clock_timestamp()) - make_interval(secs => $2))
+-- A sender of the target before may be settling: this waits for it, and a later one for this.
+FOR UPDATE;
+
+-- name: move_target
+-- Make that endpoint the target of the held reader. It gets waiting events at once and untried,
+-- whatever the old one has asked for and however often it has failed: the reader's clock goes to the
+-- last due time. A statement of its own, which sees what a sender has settled before. $2 is now.
+WITH clock AS MATERIALIZED (
+    SELECT coalesce($2::timestamptz, clock_timestamp()) AS now
+), last AS MATERIALIZED (
+    SELECT make_interval(secs => extract(epoch FROM due_at - now)::float8) AS ahead
+    FROM outbox_delivery, clock
+    WHERE reader = 'webhook' AND dead_reason IS NULL
+    ORDER BY due_at DESC LIMIT 1
 )
 UPDATE outbox_reader
-SET target_digest = $1, paused_until = '-infinity', disabled_at = NULL, served_at = now
-FROM moved, clock
-WHERE outbox_reader.name = moved.name;
+SET target_digest = $1, paused_until = '-infinity', disabled_at = NULL, served_at = now,
+    clock_ahead = greatest(clock_ahead, (SELECT ahead FROM last)),
+    target_since = now + greatest(clock_ahead, (SELECT ahead FROM last))
+FROM clock
+WHERE name = 'webhook';
 
 -- name: webhook_place
 -- Read the webhook's place in the log; no row while it is disabled, or while its target is not $1.
@@ -43,29 +52,28 @@ WHERE name = 'webhook' AND target_digest = $1 AND disabled_at IS NULL;
 -- the place from history $4, snapshot $5 and parts $6 to history $7, snapshot $8 and parts $9. Another
 -- process may have moved it since the page was read: then the place would go back, and events would be
 -- sent twice; so nothing is done, as where the target is not $11. $10 is now. Needs no durability: a
--- crash loses deliveries and place together. If the clock has gone back, as after a failover, due times
--- go back by the same amount: by how far `served_at` lies in the future, which is known to a minute. A
--- transaction is gone through once, not for each of its events.
+-- crash loses deliveries and place together. If the clock has gone back, as after a failover, the
+-- reader's clock goes ahead of it by as much more: by how far `served_at` lies in the future, which is
+-- known to a minute. A transaction is gone through once, not for each of its events.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($10::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)
 ), turn AS MATERIALIZED (
-    SELECT CASE WHEN served_at > now + interval '1 minute' THEN served_at - now
-                ELSE '0' END AS set_back
-    FROM outbox_reader, clock
+    SELECT set_back, clock_ahead + set_back AS ahead
+    FROM outbox_reader, clock, LATERAL (
+        SELECT make_interval(secs => CASE WHEN served_at > now + interval '1 minute' THEN
+                   extract(epoch FROM served_at - now)::float8 ELSE 0 END) AS set_back
+    ) AS difference
     WHERE name = 'webhook' AND target_digest = $11 AND disabled_at IS NULL
       AND history = $4::integer AND seen::text = $5::text AND parts = $6::text
     -- Beside a sender that settles.
     FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
-), moved AS (
-    UPDATE outbox_delivery SET due_at = due_at - set_back
-    FROM turn WHERE reader = 'webhook' AND set_back > '0'
 ), enrolled AS (
     INSERT INTO outbox_delivery (reader, created_at, event_id, subject, conversation_id, recipients,
                                  group_name, group_kind, metadata, trace_context, event_type, change,
                                  due_at)
     SELECT 'webhook', created_at, event_id, subject, conversation_id, recipients, group_name,
-           group_kind, metadata, trace_context, event_type, change, clock.now
+           group_kind, metadata, trace_context, event_type, change, clock.now + ahead
     FROM turn, clock,
          (SELECT DISTINCT history, position::xid8
           FROM unnest($1::integer[], $2::text[]) AS found (history, position)) AS found
@@ -75,7 +83,7 @@ WITH clock AS MATERIALIZED (
 )
 UPDATE outbox_reader
 SET history = $7, seen = $8::text::pg_snapshot, parts = $9, served_at = clock.now,
-    paused_until = paused_until - set_back
+    paused_until = paused_until - set_back, clock_ahead = ahead
 FROM clock, turn
 -- An idle webhook writes once a minute, not at every turn.
 WHERE name = 'webhook'
@@ -97,19 +105,16 @@ WHERE name = 'webhook' AND target_digest = $1 AND disabled_at IS NULL
 RETURNING true;
 
 -- name: enable_webhook
--- Send to the target again at once, also what a pause or a failure has put off. Returns no row if the webhook was
--- neither disabled nor paused.
-WITH enabled AS (
-    UPDATE outbox_reader
-    SET disabled_at = NULL, paused_until = '-infinity', served_at = clock_timestamp()
-    WHERE name = 'webhook' AND (disabled_at IS NOT NULL OR paused_until > clock_timestamp())
-    RETURNING true AS is_news
-), hastened AS (
-    UPDATE outbox_delivery SET due_at = clock_timestamp()
-    FROM enabled
-    WHERE reader = 'webhook' AND dead_reason IS NULL AND due_at > clock_timestamp()
-)
-SELECT is_news FROM enabled;
+-- Send to the target again at once, also what a pause or a failure has put off: the reader's clock goes
+-- to the last due time. Returns no row if the webhook was neither disabled nor paused.
+UPDATE outbox_reader
+SET disabled_at = NULL, paused_until = '-infinity', served_at = clock_timestamp(),
+    clock_ahead = greatest(clock_ahead, (
+        SELECT make_interval(secs => extract(epoch FROM due_at - clock_timestamp())::float8)
+        FROM outbox_delivery WHERE reader = 'webhook' AND dead_reason IS NULL
+        ORDER BY due_at DESC LIMIT 1))
+WHERE name = 'webhook' AND (disabled_at IS NOT NULL OR paused_until > clock_timestamp())
+RETURNING true;
 
 -- name: webhook_paused_until
 -- Read the end of the pause that the endpoint has asked for; no row if there is none.

@@ -10,7 +10,7 @@ import pytest
 from stretto.events import deletion_watch
 from stretto.events.deletion_watch import DeletionWatch
 from stretto.events.place import History, Place, Present
-from stretto.store_errors import Unreachable
+from stretto.store_errors import ReadCancelled, Unreachable
 from support.clock import Clock
 
 if TYPE_CHECKING:
@@ -105,16 +105,32 @@ async def test_a_watch_that_begins_late_forgets_everything(
 async def test_what_cannot_be_read_may_have_been_a_deletion(
     watch: DeletionWatch, log: FakeLog, forgotten: list[bytes], error: Exception
 ) -> None:
-    """Everything is forgotten; the next look begins at the same place."""
+    """Everything is forgotten; the next look finds what is deleted after it."""
     await watch.open()
     log.error = error
     with pytest.raises(type(error)):
         await watch.run_once()
     assert [ALL] == forgotten
-    log.error, log.deleted = None, [GROUP]
+    log.error = None
     await watch.run_once()
-    assert [ALL, GROUP.bytes] == forgotten
-    assert log.begins[1] == log.begins[2]
+    log.deleted = [GROUP]
+    await watch.run_once()
+    assert [ALL, ALL, GROUP.bytes] == forgotten
+
+
+async def test_a_look_that_fails_is_not_repeated_over_more_and_more_events(
+    watch: DeletionWatch, log: FakeLog, forgotten: list[bytes]
+) -> None:
+    """The next one begins at the present; what was remembered meanwhile is forgotten, too."""
+    await watch.open()
+    log.error, log.end = ReadCancelled("statement timeout"), 5_000_000
+    with pytest.raises(ReadCancelled):
+        await watch.run_once()
+    log.error = None
+    for _ in range(2):
+        await watch.run_once()
+    assert [None, Place(HISTORY, 10), None, Place(HISTORY, 5_000_000)] == log.begins
+    assert [ALL, ALL] == forgotten
 
 
 def _swept(log: FakeLog) -> None:

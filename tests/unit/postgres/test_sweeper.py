@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from stretto.observations import ActorCrashed, ActorRestarted, RowsSwept, UpkeepFailed
 from stretto.postgres import retention as sweeper_module
-from stretto.postgres.retention import RetentionSweeper
+from stretto.postgres.queries import QUERIES
+from stretto.postgres.retention import RANGE_BLOCKS, STATEMENTS, RetentionSweeper, sweep
+from stretto.postgres.settings import Retention
 from stretto.runtime.runner import Run
-from stretto.store_errors import Unreachable
+from stretto.store_errors import ReadCancelled, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -148,3 +152,91 @@ async def test_a_batch_that_found_nothing_is_not_reported() -> None:
 
     assert 3 == await RetentionSweeper(sweep, observed.append).run_once()
     assert [RowsSwept("inbox", 3)] == observed
+
+
+BLOCKS: Final = 5 * RANGE_BLOCKS - 7
+BAD_BLOCK: Final = 2 * RANGE_BLOCKS + 1
+
+
+class Tables:
+    """A database of tables with a row a block; some ranges of `attempt` cannot be swept."""
+
+    def __init__(self) -> None:
+        self.swept: dict[str, list[int]] = {table: [] for table in STATEMENTS}
+        self.fail: Callable[[int, int], object] = lambda _first, _last: None
+        """Raises an error for a range of `attempt` that fails."""
+
+    async def fetchrow(self, statement: str, *arguments: Any) -> Mapping[str, int]:
+        if statement == QUERIES["table_blocks"]:
+            return {"blocks": BLOCKS, "parts": 1}
+        (table,) = (name for name in STATEMENTS if STATEMENTS[name] == statement)
+        (first, _), (last, _), *_ = arguments
+        if table == "attempt":
+            self.fail(first, last)
+        self.swept[table] += range(first, last)
+        return {"is_ours": True, "rows": last - first}
+
+    async def execute(self, *_: object) -> None:
+        """Begin no partition."""
+
+    async def fetch(self, *_: object) -> list[object]:
+        """No partition is old."""
+        return []
+
+    async def sweep(self) -> Mapping[str, int]:
+        connection: Any = self
+        return await sweep(lambda: nullcontext(connection), Retention(), None, lambda *_: None)
+
+
+async def test_a_sweep_goes_through_each_table_once_wherever_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Round to its beginning."""
+    begins: list[list[int]] = []
+    for number in range(5):
+        monkeypatch.setattr("random.randrange", lambda ranges, n=number: min(n, ranges - 1))
+        tables = Tables()
+        assert {**dict.fromkeys(STATEMENTS, BLOCKS), "outbox": 0} == await tables.sweep()
+        assert all(list(range(BLOCKS)) == sorted(swept) for swept in tables.swept.values())
+        begins.append([swept[0] for swept in tables.swept.values()])
+    assert [[number * RANGE_BLOCKS] * len(STATEMENTS) for number in range(5)] == begins
+
+
+async def test_a_range_that_takes_too_long_is_swept_in_parts() -> None:
+    """Of long rows, on a slow disk: down to a block, whose failure is one."""
+    tables = Tables()
+
+    def too_long(first: int, last: int) -> None:
+        if last - first > limit:
+            raise ReadCancelled
+
+    tables.fail = too_long
+    limit = 5
+    await tables.sweep()
+    assert list(range(BLOCKS)) == sorted(tables.swept["attempt"])
+    limit = 0
+    with pytest.raises(ReadCancelled):
+        await tables.sweep()
+
+
+async def test_a_range_that_fails_keeps_nothing_else_from_being_swept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other tables are swept in the same sweep, and the rest of its own by the next ones."""
+    tables = Tables()
+
+    def vetoed(first: int, last: int) -> None:
+        if first <= BAD_BLOCK < last:
+            raise Unreachable
+
+    tables.fail = vetoed
+    draws = count()
+    monkeypatch.setattr("random.randrange", lambda ranges: next(draws) % ranges)
+    with pytest.raises(Unreachable):
+        await tables.sweep()
+    assert all(list(range(BLOCKS)) == sorted(tables.swept[name]) for name in [*STATEMENTS][1:])
+    for _ in range(4):
+        with pytest.raises(Unreachable):
+            await tables.sweep()
+    kept = set(range(BLOCKS)) - {*tables.swept["attempt"]}
+    assert set(range(2 * RANGE_BLOCKS, 3 * RANGE_BLOCKS)) == kept
