@@ -260,10 +260,10 @@ async def test_a_webhook_gets_what_an_old_transaction_commits(
     database: Database, connection: Connection, database_url: str
 ) -> None:
     """Its place names the transaction as well."""
-    webhook = PostgresWebhookStore(database)
+    webhook = PostgresWebhookStore(database, b"0" * 32)
     async with old_transaction(database_url) as hosts:
         await truncated_log(connection)
-        await webhook.open(b"0" * 32)
+        await webhook.open()
         assert [0, 0] == [await webhook.enrol(10), await webhook.enrol(10)]
         await commit_event(hosts)
     assert [1, 0] == [await webhook.enrol(10), await webhook.enrol(10)]

@@ -298,8 +298,8 @@ async def test_a_turn_that_was_overtaken_within_a_transaction_enrols_nothing_twi
     if not is_guarded:
         unguarded = QUERIES["enrol"].replace(guard, "AND $6::text IS NOT NULL")
         monkeypatch.setattr(webhook_store, "QUERIES", {**QUERIES, "enrol": unguarded})
-    store, slow = PostgresWebhookStore(database), SlowStore(database)
-    await store.open(URL_DIGEST)
+    store, slow = PostgresWebhookStore(database, URL_DIGEST), SlowStore(database)
+    await store.open()
     async with connection.transaction():
         first, *ids = sorted(await commit_events(connection, 6))
     assert 1 == await store.enrol(1)

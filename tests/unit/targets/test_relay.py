@@ -370,7 +370,7 @@ async def test_a_page_ends_where_another_relay_has_moved_on_meanwhile() -> None:
         return moved
 
     bus.publish = slowly  # type: ignore[method-assign]
-    world.store.advance = overtaken  # type: ignore[method-assign]
+    world.store.advance = overtaken  # type: ignore[method-assign, assignment]
     await world.relay.run_once()
     assert ([4], place(9)) == (bus.parts, world.store.place)
 
