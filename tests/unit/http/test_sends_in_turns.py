@@ -19,6 +19,7 @@ from stretto.http.few_frames import QuietWebSocket
 from stretto.http.routes.events import _serve
 from support.log_events import deliver, logged, place
 from support.loop_turns import counted_turns
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,8 +78,7 @@ async def test_a_turn_of_the_loop_has_few_sends(is_live: bool) -> None:
             users = [f"user-{number}" for number in range(SESSIONS)]
             for number in range(1, EVENTS + 1):
                 deliver(hub, logged(number, *users))
-        while len(sends) < SESSIONS * EVENTS:
-            await asyncio.sleep(0)
+        await until(lambda: len(sends) == SESSIONS * EVENTS)
         hub.stop()
         await asyncio.gather(*tasks)
     most = max(Counter(sends).values())
