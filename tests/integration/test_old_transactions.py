@@ -26,6 +26,7 @@ from stretto.webhook.store import PostgresWebhookStore
 from support.clock import Clock
 from support.database import commit_event, connect
 from support.retention import START, swept, truncated_log
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -117,14 +118,18 @@ async def test_every_reader_goes_on_beside_a_transaction_older_than_the_log(
     readers: Readers, connection: Connection, database_url: str
 ) -> None:
     """Whatever it is in: here in another database of the server, and in ours. Nothing is lost."""
-    async with old_transaction(os.environ[SERVER]), old_transaction(database_url) as hosts:
+    async with (
+        old_transaction(os.environ[SERVER]) as others,
+        old_transaction(database_url) as hosts,
+    ):
         await commit_event(connection)
         await readers.open()
-        before = await position_of(connection)
+        before = await position_of(connection, others, hosts)
         truncated = await commit_event(connection)
         await readers.look()
         await swept(connection, 1.1)
         kept = await commit_event(connection)
+        await position_of(connection, others, hosts)
         await readers.look()
         assert 1 == await swept(connection, 9)
         await readers.look()
@@ -160,9 +165,19 @@ async def resumed(connection: Connection, position: str) -> list[UUID]:
     return [logged.event.event_id for logged in page.events]
 
 
-async def position_of(connection: Connection) -> str:
-    """Return the position of a client that has had everything."""
-    return str(await PostgresLogStore(lambda: nullcontext(connection)).present())
+async def position_of(connection: Connection, *old: Connection) -> str:
+    """Return the position of a client that has had everything.
+
+    Once it names no transaction but these: those of other tests end when they like, also right before
+    a truncation.
+    """
+    ours = {await each.fetchval("SELECT pg_current_xact_id()::text::bigint") for each in old}
+
+    async def quiet() -> Place | None:
+        place = await PostgresLogStore(lambda: nullcontext(connection)).present()
+        return place if ours.issuperset(place.running) else None
+
+    return str(await until(quiet))
 
 
 async def test_a_client_resumes_until_what_it_waits_for_is_truncated(
@@ -171,7 +186,7 @@ async def test_a_client_resumes_until_what_it_waits_for_is_truncated(
     """Its position names the old transaction, which has committed an event by then."""
     async with old_transaction(database_url) as hosts:
         await truncated_log(connection)
-        position = await position_of(connection)
+        position = await position_of(connection, hosts)
         assert [] == await resumed(connection, position)
         late = await commit_event(hosts)
     assert [late] == await resumed(connection, position)
@@ -187,9 +202,9 @@ async def test_a_truncation_by_an_older_version_voids_what_was_kept(
     connection: Connection, database_url: str
 ) -> None:
     """It writes what that version writes. Only what still runs is known to have lost nothing."""
-    async with old_transaction(database_url):
+    async with old_transaction(database_url) as old:
         await truncated_log(connection)
-        position = await position_of(connection)
+        position = await position_of(connection, old)
         assert await kept_running(connection)
         await connection.execute("UPDATE outbox_slot SET number = 0 WHERE number = 2")
         assert not await kept_running(connection)
@@ -211,7 +226,7 @@ async def test_what_ends_during_a_truncation_takes_no_place(
     hosts = await connect(database_url)
     await hosts.execute("BEGIN; SELECT pg_current_xact_id()")
     await commit_event(connection)
-    position = await position_of(connection)
+    position = await position_of(connection, hosts)
     await swept(connection, 1.1)
     await commit_event(connection)
     sweeper = await connect(database_url)
