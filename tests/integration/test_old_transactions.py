@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 import pytest
 import pytest_asyncio
-from uuid_utils.compat import uuid7
 
 from stretto.events.deletion_watch import DeletionWatch
 from stretto.events.place import Place, PositionLost
@@ -135,12 +134,12 @@ async def test_every_reader_goes_on_beside_a_transaction_older_than_the_log(
         await readers.look()
         assert [truncated, kept] == readers.had
         young = [await commit_event(connection), await commit_event(connection)]
-        deleted = await commit_deletion(connection)
+        deleted = await commit_event(connection, event_type="group.deleted")
         await readers.look()
         assert [truncated, kept, *young, deleted] == readers.had
         # The host's transaction of a week writes after all, below the start of the log.
         late = await commit_event(hosts)
-        late_deleted = await commit_deletion(hosts)
+        late_deleted = await commit_event(hosts, event_type="group.deleted")
     await readers.look()
     await readers.look()
     assert [truncated, kept, *young, deleted, late, late_deleted] == readers.had
@@ -150,11 +149,6 @@ async def test_every_reader_goes_on_beside_a_transaction_older_than_the_log(
     # What a client keeps from before the truncation has lost the events that were truncated.
     with pytest.raises(PositionLost):
         await resumed(connection, before)
-
-
-async def commit_deletion(connection: Connection) -> UUID:
-    """Commit the event of a deletion, whose id has its time; return the id."""
-    return await commit_event(connection, event_id=uuid7(), event_type="group.deleted")
 
 
 async def resumed(connection: Connection, position: str) -> list[UUID]:

@@ -140,7 +140,8 @@ async def commit_event(
 
     In the newest history and in the slot that is written to, as a lead does.
     """
-    event_id = event_id or uuid.uuid4()
+    # The id of a change has its time.
+    event_id = event_id or (uuid7() if event_type else uuid.uuid4())
     await connection.execute(
         """INSERT INTO outbox (slot, history, event_id, subject, recipients, conversation_id,
                                event_type, group_name)
