@@ -26,17 +26,19 @@ SELECT row_to_json(outbox_present) AS present FROM outbox_present;
 -- they are returned only after the standby has them: the message's commit waits for it.
 WITH wanted AS MATERIALIZED (
     SELECT unnest($5::text[]) AS member
+), had AS MATERIALIZED (
+    SELECT * FROM unnest($7::text::xid8[], $8::boolean[], $9::uuid[]) AS had (at, is_change, id)
 ), found AS (
     SELECT * FROM outbox
     WHERE history = $1::integer AND position = ANY ($3::text::xid8[])
       AND (cardinality($9::uuid[]) = 0 OR NOT EXISTS (
-          SELECT FROM unnest($7::text::xid8[], $8::boolean[], $9::uuid[]) AS had (at, is_change, id)
+          SELECT FROM had
           WHERE at = position AND (event_type IS NOT NULL, event_id) <= (is_change, id)))
     UNION ALL
     (SELECT * FROM outbox
      WHERE (history, position) >= ($1::integer, $2::xid8)
        AND (cardinality($9::uuid[]) = 0 OR history > $1::integer OR NOT EXISTS (
-          SELECT FROM unnest($7::text::xid8[], $8::boolean[], $9::uuid[]) AS had (at, is_change, id)
+          SELECT FROM had
           WHERE at = position AND (event_type IS NOT NULL, event_id) <= (is_change, id)))
      ORDER BY history, position
      -- Of the last transaction all, since the index does not order its events.

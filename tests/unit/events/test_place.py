@@ -57,6 +57,7 @@ def test_a_place_covers_older_histories_and_what_had_ended_before_it() -> None:
     assert covered(where) | {(1, 5, 0), (1, 5, 1)} == covered(where.with_parts([part(5, 1)]))
 
 
+@example(one=place(5), other=place(5).with_parts([part(7, 1)]))
 @given(one=places(), other=places())
 def test_or_covers_what_either_covers_and_and_what_both_cover(one: Place, other: Place) -> None:
     """Exactly."""
@@ -64,6 +65,7 @@ def test_or_covers_what_either_covers_and_and_what_both_cover(one: Place, other:
     assert covered(one) & covered(other) == covered(one & other)
 
 
+@example(several=[place(5), place(5).with_parts([part(7, 1)])])
 @given(several=st.lists(places(), min_size=1, max_size=5))
 def test_the_lowest_of_several_covers_what_all_of_them_cover(several: list[Place]) -> None:
     """Where they name few transactions, exactly that."""

@@ -351,26 +351,21 @@ async def test_the_lease_is_renewed_between_the_parts_of_a_page() -> None:
 async def test_a_page_ends_where_another_relay_has_moved_on_meanwhile() -> None:
     """It had the lease between two parts, and has given it back: the place must not go back."""
     world, bus = slow_world(9)
-    world.bus.reasons = {}
     publish = bus.publish
 
     async def slowly(events: Sequence[CommittedEvent]) -> Any:
         world.clock.now += world.settings.relay_lease_seconds
         return await publish(events)
 
-    advance = world.store.advance
+    lease = world.store.lease
 
-    async def overtaken(token: UUID, where: Place) -> bool:
-        moved = await advance(token, where)
-        if where == place(5):
+    async def lease_again(token: UUID, seconds: float) -> Place | None:
+        if world.store.leases:
             world.store.place = place(9)
-        elif where == world.relay._place:
-            # Of a relay that takes its lease again, before it knows.
-            world.store.place = place(9)
-        return moved
+        return await lease(token, seconds)
 
     bus.publish = slowly  # type: ignore[method-assign]
-    world.store.advance = overtaken  # type: ignore[method-assign, assignment]
+    world.store.lease = lease_again  # type: ignore[method-assign]
     await world.relay.run_once()
     assert ([4], place(9)) == (bus.parts, world.store.place)
 
