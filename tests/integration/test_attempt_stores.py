@@ -178,7 +178,7 @@ async def test_in_haste_a_lead_gives_up_soon(
         await store.claim([ours])
         await store.lead([ours], is_hasty=is_hasty)
     seen = await connection.fetch("SELECT lock_timeout FROM seen")
-    assert ["250ms", "1s"] == [row["lock_timeout"] for row in seen]
+    assert ["220ms", "1s"] == [row["lock_timeout"] for row in seen]
 
 
 async def test_bad_data_is_refused_with_the_constraints_name(store: PostgresWriteStore) -> None:

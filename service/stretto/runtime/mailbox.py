@@ -158,6 +158,8 @@ class Mailbox(Rounds[Message, Reply]):
                     return False
                 excess -= envelope.places
                 count += 1
+        if excess >= 0:
+            return False
         for _ in range(count):
             displaced = self.displace()
             self._keep_age(displaced.share, displaced.age)
