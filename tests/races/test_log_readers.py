@@ -71,11 +71,11 @@ def test_no_event_is_passed_over_by_the_relays_in_any_order(
 def move_on_before_publishing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that dies in between has published nothing."""
 
-    async def hasty(relay: OutboxRelay, page: LogPage) -> int:
+    async def hasty(relay: OutboxRelay, page: LogPage) -> bool:
         await relay._store.advance(relay._token, page.place)
         relay._place = page.place
         await relay._publish([logged.event for logged in page.events])
-        return 0
+        return True
 
     monkeypatch.setattr(OutboxRelay, "_publish_page", hasty)
 
