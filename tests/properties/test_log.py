@@ -252,15 +252,18 @@ def number_every_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogPage, "numbered", numbered)
 
 
-def cut_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full page ends in the midst of a transaction."""
-    whole = memory_log.page_of
+def take_cut_transactions_for_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that ends in the midst of a transaction passes over its other events."""
+    cut = memory_log.page_of
 
-    def cut(log: MemoryLog, begin: Place, events_max: int) -> LogPage:
-        page = whole(log, begin, events_max)
-        return replace(page, events=page.events[:events_max])
+    def whole(log: MemoryLog, begin: Place, events_max: int) -> LogPage:
+        page = cut(log, begin, events_max)
+        if not page.is_cut:
+            return page
+        last = page.events[-1]
+        return replace(page, place=page.present.after(begin, last.history, last.position))
 
-    monkeypatch.setattr(f"{__name__}.page_of", cut)
+    monkeypatch.setattr(f"{__name__}.page_of", whole)
 
 
 def skip_to_the_present(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +291,7 @@ def resume_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         forget_the_history,
         begin_no_history,
         number_every_event,
-        cut_transactions,
+        take_cut_transactions_for_whole,
         skip_to_the_present,
         resume_anywhere,
     ],
