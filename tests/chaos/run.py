@@ -129,7 +129,11 @@ async def _settled(
     failures = world.failures()
     return [
         *faults,
-        *(Violation(None, f"{alarm}: {failures[alarm]}") for alarm in ALARMS if failures[alarm]),
+        *(
+            Violation(None, f"{alarm}: {failures[alarm]}, such as {world.first_line(alarm)}")
+            for alarm in ALARMS
+            if failures[alarm]
+        ),
         *Checker(clients.history, rows, Allowances(nemesis.attempts_lost)).violations(),
     ]
 

@@ -162,6 +162,11 @@ class World:
         """Count what the services have logged, by event and kind."""
         return failures_of([*self.ended, *self.services])
 
+    def first_line(self, event: str) -> str:
+        """Return the first line that a service has logged of an event."""
+        lines = (line for each in (*self.ended, *self.services) for line in each.log)
+        return next((line.decode() for line in lines if b'"%b"' % event.encode() in line), "")
+
 
 def failures_of(services: Iterable[ServiceProcess]) -> Counter[str]:
     """Count what services have logged, by event and kind."""
