@@ -238,9 +238,9 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
     """
     for task in tasks:
         if task.done():
-            _retrieve(task)
+            retrieve(task)
         else:
-            task.add_done_callback(_retrieve)
+            task.add_done_callback(retrieve)
     left = {task for task in tasks if not task.done()}
     while left:
         for task in left:
@@ -248,6 +248,7 @@ async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
         _, left = await asyncio.wait(left, timeout=CANCEL_SECONDS)
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
+def retrieve(task: asyncio.Task[Any]) -> None:
+    """Look at a task that has ended, or asyncio logs its error as never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nats.js.errors import APIError, NoStreamResponseError
 
-from stretto.nats.connection import end_tasks
+from stretto.nats.connection import end_tasks, retrieve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -33,6 +33,8 @@ AGAIN_SECONDS: Final = 0.25
 QUIET_SECONDS: Final = 0.5
 # A ping that the server answers later has waited behind messages. No round trip takes so long.
 SLOW_SECONDS: Final = 0.25
+# Of a ping, whose end is another.
+_FOR_EVER_SECONDS: Final = 86_400
 # Longer than the others may take to elect a leader; after that, the caller's own back-off begins.
 LEADER_SECONDS: Final = 12.0
 # JetStream's error codes of a server that knows no leader, or is the leader no more.
@@ -105,10 +107,27 @@ async def _is_slow(link: Link) -> bool:
 
     It has not answered what was still on its way. To send that again would make the link slower.
     """
-    loop = asyncio.get_running_loop()
-    sent_at = loop.time()
-    await link.client.flush(int(LEADER_SECONDS))
-    return loop.time() - sent_at >= SLOW_SECONDS
+    # It lasts until its answer, or as long as the connection: the client stops reading, without a
+    # word to us, at an answer to a ping that was cancelled.
+    ping = asyncio.create_task(link.client.flush(_FOR_EVER_SECONDS), name="stretto nats ping")
+
+    def cancel(_: object) -> None:
+        ping.cancel()
+
+    def forget(_: object) -> None:
+        link.ended.remove_done_callback(cancel)
+        retrieve(ping)
+
+    link.ended.add_done_callback(cancel)
+    ping.add_done_callback(forget)
+    for seconds in (SLOW_SECONDS, LEADER_SECONDS):
+        await asyncio.wait([ping], timeout=seconds)
+        if ping.done():
+            if ping.cancelled():
+                raise ConnectionResetError("the connection was lost")
+            ping.result()
+            return seconds > SLOW_SECONDS
+    raise TimeoutError("the server does not answer a ping")
 
 
 def _is_lost(request: asyncio.Task[Any]) -> bool:

@@ -108,7 +108,9 @@ def link_of(publish: Callable[..., Awaitable[PubAck]]) -> Any:
         return
 
     return SimpleNamespace(
-        jetstream=SimpleNamespace(publish=publish), client=SimpleNamespace(flush=flush)
+        jetstream=SimpleNamespace(publish=publish),
+        client=SimpleNamespace(flush=flush),
+        ended=asyncio.get_running_loop().create_future(),
     )
 
 
@@ -243,3 +245,59 @@ async def test_a_slow_link_is_waited_for_while_messages_are_on_their_way(
     link.client.flush = flush
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert [ACK if is_slow else None] == await acknowledged(link, [Unsent("0", b"", {})])
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+async def test_a_ping_lasts_until_its_answer_or_as_long_as_the_connection(
+    has_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client stops reading, in silence, at the answer to a ping that was cancelled."""
+    monkeypatch.setattr(requests, "QUIET_SECONDS", 0.01)
+    pinged = asyncio.Event()
+    answer = asyncio.get_running_loop().create_future()
+
+    async def publish(*_: object, **__: object) -> PubAck:
+        await silence()
+        return ACK
+
+    async def flush(_: int) -> None:
+        pinged.set()
+        await answer
+
+    link = link_of(publish)
+    link.client.flush = flush
+    asking = asyncio.create_task(acknowledged(link, [Unsent("0", b"", {})]))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await pinged.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        (ping,) = asyncio.all_tasks() - {asyncio.current_task()}
+        assert 0 == ping.cancelling()
+        if has_ended:
+            link.ended.set_result(None)
+        else:
+            answer.set_result(None)
+        await asyncio.wait([ping])
+    assert has_ended == ping.cancelled()
+
+
+async def test_a_connection_that_ends_under_a_ping_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is no cancellation of the caller."""
+    monkeypatch.setattr(requests, "QUIET_SECONDS", 0.01)
+
+    async def publish(*_: object, **__: object) -> PubAck:
+        await silence()
+        return ACK
+
+    link = link_of(publish)
+
+    async def flush(_: int) -> None:
+        link.ended.set_result(None)
+        await silence()
+
+    link.client.flush = flush
+    with pytest.raises(ConnectionResetError):
+        await acknowledged(link, [Unsent("0", b"", {})])
+    assert {asyncio.current_task()} == asyncio.all_tasks()
