@@ -282,10 +282,11 @@ async def test_a_ping_lasts_until_its_answer_or_as_long_as_the_connection(
     assert has_ended == ping.cancelled()
 
 
+@pytest.mark.parametrize("error", [None, AssertionError("Client.connect must be called first")])
 async def test_a_connection_that_ends_under_a_ping_was_lost(
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is no cancellation of the caller."""
+    """It is no cancellation of the caller, and no crash, whatever the client says of it."""
     monkeypatch.setattr(requests, "QUIET_SECONDS", 0.01)
 
     async def publish(*_: object, **__: object) -> PubAck:
@@ -295,6 +296,8 @@ async def test_a_connection_that_ends_under_a_ping_was_lost(
     link = link_of(publish)
 
     async def flush(_: int) -> None:
+        if error is not None:
+            raise error
         link.ended.set_result(None)
         await silence()
 
