@@ -51,7 +51,9 @@ async def test_commands_refuse_a_database_whose_rows_are_hidden(
 ) -> None:
     """With what to do about it; the twins are a role that sees all, and one that may pass by policies."""
     async with Database(database_url) as database:
-        await PostgresWriteStore(database, lambda: None).claim_and_lead([write("k")])
+        store = PostgresWriteStore(database, lambda: None)
+        await store.claim_and_lead([write("k")])
+        await store.close()
     # A violation that nothing reports while its rows are hidden.
     await connection.execute("ALTER TABLE outbox DISABLE TRIGGER ALL; DELETE FROM outbox")
     await hide(connection)
