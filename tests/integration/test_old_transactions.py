@@ -12,24 +12,28 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from stretto.embedded.postgres import embedded_postgres
 from stretto.events.deletion_watch import DeletionWatch
 from stretto.events.place import Place, PositionLost
 from stretto.events.subscriptions import Subscriber
 from stretto.observations import PlaceLost
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.log import PostgresLogStore
+from stretto.postgres.migrate import migrate
 from stretto.postgres.queries import QUERIES
 from stretto.targets.relay import OutboxRelay
 from stretto.targets.settings import RelaySettings
 from stretto.webhook.store import PostgresWebhookStore
 from support.clock import Clock
-from support.database import commit_event, connect
+from support.database import commit_event, connect, own_database
+from support.embedded_servers import FAST
 from support.retention import START, swept, truncated_log
 from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from datetime import datetime
+    from pathlib import Path
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent
@@ -99,6 +103,20 @@ class Readers:
         for reader in (self.subscriber, self.watch, self.relay):
             for _ in range(3):
                 await reader.run_once()
+
+
+@pytest_asyncio.fixture
+async def server_url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """A database on a server of its own: on the others' one, transactions of other tests come and go."""
+    async with (
+        embedded_postgres(folder / "data", notify=lambda _: None, settings=FAST) as server,
+        own_database(server.dsn, "template1") as url,
+    ):
+        monkeypatch.setenv(SERVER, server.dsn)
+        migrating = await connect(url)
+        await migrate(migrating, "stretto")
+        await migrating.close()
+        yield url
 
 
 @pytest_asyncio.fixture(autouse=True)
