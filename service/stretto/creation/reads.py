@@ -32,7 +32,7 @@ PAGE_ROWS_READ_MAX: Final = 402
 # All that wait share one check, as many as a process may have connections: none is rejected. A load
 # balancer takes an instance out that answers it 503, and any client may ask.
 PINGS_MAX: Final = 1_000_000
-# Of one trail: some 15 KiB of JSON. An owner adds ten a second at most, and the newest tell most.
+# Of one trail: some 15 KiB of JSON. An owner adds ten a second at most, and the newest show most.
 TRAIL_ENTRIES_MAX: Final = 100
 
 

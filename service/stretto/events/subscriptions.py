@@ -76,7 +76,7 @@ class Subscriptions:
         self._is_stopping = False
         self._subscribers: list[Subscriber] = []
         self._endings: dict[Subscriber, asyncio.Task[None]] = {}
-        """Of subscriptions that are ending: whoever ends one again waits for the same end."""
+        """Of subscriptions that are ending: a second call waits for the same end."""
 
     def wake(self) -> None:
         """Have all of them read now."""
