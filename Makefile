@@ -88,6 +88,10 @@ bench-smoke: $(VENV)/.dev ## Run every part of the benchmark for a second, to ch
 chaos: $(VENV)/.dev ## Inject every fault under load, then check (SEED= MINUTES=)
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seed $(SEED) --minutes $(MINUTES)
 
+.PHONY: schedules
+schedules: $(VENV)/.dev ## Run every order of steps, also those with two faults (3 min)
+	@LONG=1 $(BIN)/pytest $(PYTEST_ARGS) tests/races
+
 .PHONY: mutants
 mutants: $(VENV)/.dev ## Change the code in small ways and see whether tests fail (ONLY=storage ARGS=--list)
 	@PYTHONPATH=tests $(BIN)/python -m mutants $(if $(ONLY),--only $(ONLY)) $(ARGS)

@@ -1,10 +1,12 @@
 """Every order of the store's steps, and every fault at each of them, on the real code.
 
-The more requests and processes, the fewer faults: each costs a factor of ten.
+The more requests and processes, the fewer faults: each costs a factor of ten. The longest scenarios
+are not part of the suite.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -40,22 +42,8 @@ BY_HOST: Final = Deletion(None)
 DELETED: Final = Scenario(requests=(HERE, HERE), deletions=(BY_OWNER,), leases_max=0)
 
 SCENARIOS: Final = {
-    "2 requests, 1 process, 2 losses": (500_000, replace(LOSSES, requests=(HERE, HERE))),
-    "2 requests, 1 process, 2 vetoes or losses": (
-        500_000,
-        replace(VETOES, requests=(HERE, HERE)),
-    ),
     "3 requests, 1 process, 1 fault": (10_000, replace(ANY, requests=(HERE, HERE, HERE))),
     "2 requests, 2 processes, 1 fault": (500_000, replace(ANY, requests=(HERE, THERE))),
-    "2 requests, 2 processes, 2 stray statements": (
-        10_000_000,
-        replace(STRAYS, requests=(HERE, THERE)),
-    ),
-    "3 requests, 2 processes, 1 loss": (
-        5_000_000,
-        replace(LOSSES, requests=(HERE, HERE, THERE), faults_max=1),
-    ),
-    "2 requests, 2 processes, 2 held or in doubt": (1_000, replace(HELD, requests=(HERE, THERE))),
     "2 keys in one batch, 1 in doubt": (
         10,
         replace(HELD, requests=(Request(0, "a"), Request(0, "b")), together=True, faults_max=1),
@@ -129,6 +117,25 @@ SCENARIOS: Final = {
         ),
     ),
 }
+# Half a minute of computing each: `make schedules`.
+LONG: Final = {
+    "2 requests, 1 process, 2 losses": (500_000, replace(LOSSES, requests=(HERE, HERE))),
+    "2 requests, 1 process, 2 vetoes or losses": (
+        500_000,
+        replace(VETOES, requests=(HERE, HERE)),
+    ),
+    "2 requests, 2 processes, 2 stray statements": (
+        10_000_000,
+        replace(STRAYS, requests=(HERE, THERE)),
+    ),
+    "3 requests, 2 processes, 1 loss": (
+        5_000_000,
+        replace(LOSSES, requests=(HERE, HERE, THERE), faults_max=1),
+    ),
+    "2 requests, 2 processes, 2 held or in doubt": (1_000, replace(HELD, requests=(HERE, THERE))),
+}
+if "LONG" in os.environ:
+    SCENARIOS.update(LONG)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
