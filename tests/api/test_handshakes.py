@@ -87,6 +87,16 @@ async def test_a_handshake_opens_a_session_behind_another_request(live: LiveServ
         await client.until(PONG_FRAME)
 
 
+async def test_a_session_ends_with_a_client_that_leaves_without_a_frame(live: LiveService) -> None:
+    """It has sent nothing since its handshake, and closes its half: no keep-alive is waited for."""
+    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(live.api.url) as raw:
+        client = await raw.connect(HANDSHAKE.encode())
+        await client.until(b'{"position":')
+        client.transport.write_eof()
+        await client.closed()
+        await live.emptied()
+
+
 @pytest.mark.parametrize(("status", "old", "new"), BAD.values(), ids=BAD)
 async def test_what_is_no_handshake_opens_none(
     status: int, old: str, new: str, live: LiveService

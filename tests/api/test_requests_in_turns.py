@@ -88,3 +88,32 @@ async def test_who_shows_no_token_waits_for_one_request_of_each_connection(
             assert (await client.answer())[0] == 401
     # In one turn together they would begin one by one, after all others.
     assert begun[:FLOOD].count(None) >= FLOOD // 4, begun
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer false"])
+async def test_a_user_waits_for_few_of_the_clients_that_show_no_known_token(
+    authorization: str | None, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many connections they have, and as many requests as the user has under way."""
+    monkeypatch.setattr("stretto.http.front.runner.REQUESTS_PER_TURN", 1)
+    begun = noted(monkeypatch)
+    alice = f"Bearer {token_of('alice')}"
+    other = UNKNOWN if authorization is None else listing(authorization)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as api,
+        raw_clients(api.url) as raw,
+    ):
+        clients = [await raw.connect(listing(alice)) for _ in range(FLOOD)]
+        others = [await raw.connect(PING) for _ in range(2 * FLOOD)]
+        for client in (*clients, *others):
+            assert (await client.answer())[0] == 200
+        begun.clear()
+        for client in others:
+            client.send(other)
+        for client in clients:
+            client.send(listing(alice))
+        assert [401] * len(others) == [(await client.answer())[0] for client in others]
+        assert [200] * len(clients) == [(await client.answer())[0] for client in clients]
+    # In one rotation with all of them, the user would have a turn after each of theirs.
+    assert begun[:FLOOD].count(alice) >= FLOOD // 4, begun

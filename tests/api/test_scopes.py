@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
@@ -12,6 +12,7 @@ import pytest_asyncio
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.tokens.scopes import OWN, Scope
 from stretto.http.tokens.settings import TokenSettings
+from stretto.runtime.batch_reader import BatchReader
 from support.api_client import SECRET, TEAM, Api, Reply, api_for, token_of
 from support.raw_client import creation, raw_clients
 
@@ -141,6 +142,27 @@ async def test_a_service_may_read_any_group(strict: Api) -> None:
     for place in (f"/v1/groups/{NO_GROUP}", f"/v1/groups/{NO_GROUP}/members", "/v1/attempts/k"):
         assert 404 == (await strict.get(place, headers=service)).status
     assert [] == (await strict.get("/v1/groups", headers=service)).json["groups"]
+
+
+async def test_services_that_may_read_any_group_take_turns(
+    strict: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has its own share of the reads, as a user has."""
+    shares: list[object] = []
+    ask = BatchReader.ask
+
+    async def note(reader: BatchReader[Any, Any], question: Any) -> Any:
+        if reader.name in {"reader of groups", "reader of members"}:
+            shares.append(reader._mailbox._share_of(question))
+        return await ask(reader, question)
+
+    created = (await create(strict, "k", Scope.CREATE)).json
+    monkeypatch.setattr(BatchReader, "ask", note)
+    for service in ("billing", "search"):
+        headers = bearer(service, Scope.READ_ANY)
+        path = f"/v1/groups/{created['group_id']}/members"
+        assert 200 == (await strict.get(path, headers=headers)).status
+    assert ["billing"] * 2 + ["search"] * 2 == shares
 
 
 async def test_scopes_that_are_not_required_only_narrow(api: Api) -> None:

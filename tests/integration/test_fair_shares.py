@@ -127,6 +127,7 @@ READS: Final = {
     "attempts": ROWS_READ_MAX,
     "trails": PAGES_READ_MAX,
     "groups": ROWS_READ_MAX,
+    "groups of any user": ROWS_READ_MAX,
     "lists": PAGES_READ_MAX,
     "members": PAGES_READ_MAX,
 }
@@ -146,6 +147,7 @@ async def read_beside_a_flood(component: Component, kind: str) -> list[tuple[Use
             "attempts": lambda: component.reads.attempts.look(uuid4(), 5.0, user),
             "trails": lambda: component.reads.trail(user, uuid4()),
             "groups": lambda: reads.group_of_member(uuid4(), user),
+            "groups of any user": lambda: reads.group_of_member(uuid4(), None, asker=user),
             "lists": lambda: reads.groups_of_member(user, None, 10),
             "members": lambda: reads.members_of_group(user, group.group.group_id, None, 10),
         }

@@ -77,8 +77,8 @@ class GroupReads:
         self._store = store
         self.single = BatchReader(
             "reader of groups",
-            store.group_of_member,
-            share_of=lambda asked: asked[1],
+            self._group_of_member,
+            share_of=lambda asked: asked[0],
             batch_max=ROWS_READ_MAX,
         )
         self.lists = BatchReader(
@@ -98,9 +98,20 @@ class GroupReads:
             weight_max=PAGE_ROWS_READ_MAX,
         )
 
-    async def group_of_member(self, group_id: UUID, user: UserId | None) -> Group | None:
-        """Return the group, if this user is a member of it; without a user, any group."""
-        return await self.single.ask((group_id, user))
+    async def group_of_member(
+        self, group_id: UUID, member: UserId | None, *, asker: UserId | None = None
+    ) -> Group | None:
+        """Return the group, if this user is a member of it; without a member, any group.
+
+        `asker` takes turns, where it is not the member: a service that may read any group.
+        """
+        return await self.single.ask((asker or member, group_id, member))
+
+    async def _group_of_member(
+        self, questions: Sequence[tuple[UserId | None, UUID, UserId | None]]
+    ) -> Sequence[Group | None]:
+        """Read many; the statement need not know who asks."""
+        return await self._store.group_of_member([question[1:] for question in questions])
 
     async def groups_of_member(
         self, user: UserId, after: UUID | None, limit: int

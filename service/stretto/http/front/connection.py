@@ -199,7 +199,7 @@ class ClientConnection(FastPathConnection):
                 resp.force_close()
         if resp.status == HTTPStatus.UNAUTHORIZED:
             self._was_refused = True
-        self._decline_upgrade(request, resp)
+        self._decline_upgrade(resp)
         if isinstance(resp, web.Response) and isinstance(resp.body, bytes):
             self._answer_bytes = len(resp.body)
         resp, is_lost = await super().finish_response(request, resp, start_time)
@@ -226,10 +226,10 @@ class ClientConnection(FastPathConnection):
                 self._start_read_timer()
         return resp, False
 
-    def _decline_upgrade(self, request: BaseRequest, response: web.StreamResponse) -> None:
-        """Make the answer to a failed handshake the connection's last, also before its body's end."""
-        # Of an odd one, the message is what stands for it (`runner.py`). Nothing behind it is parsed.
-        is_handshake = request._message.upgrade or (self._upgraded and not self._messages)  # noqa: SLF001
+    def _decline_upgrade(self, response: web.StreamResponse) -> None:
+        """Make the answer to a failed handshake the connection's last."""
+        # Before the end of the handshake's body, every answer is.
+        is_handshake = self._upgraded and not self._messages
         if is_handshake and response.status != HTTPStatus.SWITCHING_PROTOCOLS:
             self._message_tail = b""
             self._has_all = True
@@ -246,9 +246,7 @@ class ClientConnection(FastPathConnection):
 
     def _cut_off(self, reason: str) -> None:
         logger.info("request.cut_off", reason=reason)
-        if self._owes_answers:
-            self._end_reading()
-        elif self._is_in_body and self._answered < self._request_count:
+        if self._is_in_body and self._answered < self._request_count:
             self._refuse_body(RequestTooSlow())
         elif self._ends_in_head:
             self._refuse_head(RequestTooSlow())

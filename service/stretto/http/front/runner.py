@@ -29,12 +29,13 @@ from stretto.runtime.turns import Turns
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Iterable
 
     from aiohttp import StreamReader
     from aiohttp.web_protocol import RequestHandler
     from aiohttp.web_request import BaseRequest
 
+    from stretto.domain import UserId
     from stretto.http.service import Service
     from stretto.http.settings import ConnectionLimits
 
@@ -50,8 +51,9 @@ SEGMENTS_MAX: Final = 16
 _NOWHERE: Final = URL("/-")
 # Handlers that begin in one turn of the loop, about 20 ms of work. A creation takes several turns: if
 # each of them began with all that thousands of connections have sent, it would wait for all of those
-# several times.
-REQUESTS_PER_TURN: Final = 64
+# several times. So many of users whose tokens are known, and as many of all others: thousands of clients
+# without a token, or whose tokens have expired, would outweigh the users.
+REQUESTS_PER_TURN: Final = 32
 # A share of all, so that one search through thousands of connections makes room for many new ones.
 CLOSED_AT_ONCE_SHARE: Final = 100
 
@@ -71,7 +73,7 @@ class ContractRunner(web.AppRunner):
         server = await super()._make_server()
         handle = server.request_handler
         make_request = server.request_factory
-        turns = Turns(REQUESTS_PER_TURN)
+        turns_of_users, turns_of_others = Turns(REQUESTS_PER_TURN), Turns(REQUESTS_PER_TURN)
         # None where a host mounts the application in a server of its own: no fast path.
         service = self.app.get(SERVICE)
 
@@ -92,7 +94,8 @@ class ContractRunner(web.AppRunner):
             client = request.protocol
             assert isinstance(client, ClientConnection)
             client.begin()
-            await turns.take(_share_of(request, client, service))
+            user = _known_user(request, service)
+            await (turns_of_others.take(client) if user is None else turns_of_users.take(user))
             if request.method == _UNREADABLE.method:
                 return client.handle_error(request, HTTPStatus.BAD_REQUEST, ValueError())
             if request.version is not HttpVersion11 and hdrs.TRANSFER_ENCODING in request.headers:
@@ -117,17 +120,17 @@ class ContractRunner(web.AppRunner):
         )
 
 
-def _share_of(request: BaseRequest, client: ClientConnection, service: Service | None) -> Hashable:
-    """Return what takes turns: a user whose token is known, or else the connection.
+def _known_user(request: BaseRequest, service: Service | None) -> UserId | None:
+    """Return who takes turns with other users; None where the connection does, with other connections.
 
     A header that was not verified is no client: each request may have one of its own. And those
     without one, such as health checks and sessions of browsers, are not one client together.
     """
     authorization = request.headers.get(hdrs.AUTHORIZATION)
     if service is None or authorization is None:
-        return client
+        return None
     known = service.authenticator.recall(authorization)
-    return client if known is None else known.owner
+    return None if known is None else known.owner
 
 
 async def _close_at_last(request: BaseRequest, response: web.StreamResponse) -> None:

@@ -151,7 +151,8 @@ async def _group_of(request: web.Request, token: Verified) -> Group:
     member = None if Scope.READ_ANY in token.scopes else token.owner
     group_id = _uuid(request.match_info["group_id"])
     if group_id is not None:
-        group = await request.app[SERVICE].reads.groups.group_of_member(group_id, member)
+        reads = request.app[SERVICE].reads.groups
+        group = await reads.group_of_member(group_id, member, asker=token.owner)
         if group is not None:
             return group
     raise NotFound
