@@ -9,8 +9,9 @@ import pytest
 
 from stretto.events.close_codes import CloseCode
 from stretto.http.few_frames import QuietWebSocket
+from stretto.http.settings import StreamSettings
 from support.api_client import token_of
-from support.live_service import session_tasks
+from support.live_service import live_service, session_tasks
 from support.raw_client import PING, raw_clients
 
 if TYPE_CHECKING:
@@ -87,9 +88,13 @@ async def test_a_handshake_opens_a_session_behind_another_request(live: LiveServ
         await client.until(PONG_FRAME)
 
 
-async def test_a_session_ends_with_a_client_that_leaves_without_a_frame(live: LiveService) -> None:
+async def test_a_session_ends_with_a_client_that_leaves_without_a_frame(database_url: str) -> None:
     """It has sent nothing since its handshake, and closes its half: no keep-alive is waited for."""
-    async with asyncio.timeout(DEADLINE_SECONDS), raw_clients(live.api.url) as raw:
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        live_service(database_url, streams=StreamSettings(heartbeat_seconds=3600)) as live,
+        raw_clients(live.api.url) as raw,
+    ):
         client = await raw.connect(HANDSHAKE.encode())
         await client.until(b'{"position":')
         client.transport.write_eof()

@@ -99,9 +99,11 @@ class World:
         self.store = CostlyStore(self.clock)
         self.breakers = OwnerBreakers(self.events.append, self.clock)
         self.mailbox: Mailbox[Write, WriteResult] = Mailbox(1000, share_of, rejection_of)
+        # The loop is idle: whoever has a batch passes the baton on.
+        baton = Baton(self.mailbox, busy_seconds=lambda: 0.0)
         self.writers = [
             GroupWriter(
-                Baton(self.mailbox),
+                baton,
                 self.store,
                 self.events.append,
                 batch_max=100,

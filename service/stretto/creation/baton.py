@@ -49,6 +49,8 @@ class Baton:
         self.mailbox = mailbox
         self.stores: list[WriteStore] = []
         """Of all the writers."""
+        self.held: list[WriteRequest] = []
+        """Requests that wait for the end of a writer's probe (`writer.py`); then it releases them."""
         self._busy_seconds = busy_seconds or ThreadClock().busy_seconds
         self._writers: set[object] = set()
         self._holder: object = None
@@ -90,6 +92,11 @@ class Baton:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(BATCH_SECONDS_MAX, self.pass_on, writer)
         return batch
+
+    def release(self) -> None:
+        """Put back what was held."""
+        held, self.held = self.held, []
+        self.mailbox.put_back(held)
 
     def rest(self, writer: object) -> None:
         """Note that the writer's batch is written: it does not wait for the database any more."""

@@ -193,8 +193,9 @@ class OwnerBreakers:
         return seconds
 
     def is_culprit(self, owner: UserId) -> bool:
-        """Whether a probe of a paused owner has failed, and not by a conflict."""
-        return self._open[owner].standing is Standing.CULPRIT
+        """Whether a probe of an owner who is paused has failed, and not by a conflict."""
+        breaker = self._open.get(owner)
+        return breaker is not None and breaker.standing is Standing.CULPRIT
 
     def turn(self, owner: UserId) -> tuple[int, int]:
         """Return what an owner has least of who is probed first."""
@@ -214,6 +215,13 @@ class OwnerBreakers:
         breaker = self._open[owner]
         is_over = self.clock_seconds() >= breaker.until
         return is_over and self._turns.may_begin(owner, breaker.standing)
+
+    def awaits_probe(self, owner: UserId) -> bool:
+        """Whether a write of the owner may be tried as soon as another probe has ended."""
+        breaker = self._open.get(owner)
+        if breaker is None or self.clock_seconds() < breaker.until:
+            return False
+        return self._turns.is_awaited(owner, breaker.standing)
 
     def begin_probe(self, owner: UserId) -> bool:
         """Begin a probe, if one may be tried now; return whether the caller has it."""

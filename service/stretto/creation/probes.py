@@ -54,6 +54,15 @@ class ProbeTurns:
             return False
         return self._clock_seconds() >= self._not_before[standing]
 
+    def is_awaited(self, owner: UserId, standing: Standing) -> bool:
+        """Whether nothing but a probe under way keeps a victim's own from its beginning.
+
+        That one is short, as a victim's is. A culprit's may take the time of its hook.
+        """
+        if standing is Standing.CULPRIT or self.may_begin(owner, standing):
+            return False
+        return self._clock_seconds() >= self._not_before[standing]
+
     def begin(self, owner: UserId, standing: Standing) -> None:
         """Note a probe."""
         self._under_way[owner] = standing

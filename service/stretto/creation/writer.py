@@ -162,14 +162,14 @@ class GroupWriter(Actor):
             for wake in self._wakes:
                 wake()
         self._observe(BatchWritten(len(batch), led, time.perf_counter() - started))
-        # The last step: what is put back must not be failed.
-        self._baton.mailbox.put_back(untried)
+        # The last steps: what is put back must not be failed.
+        rest: list[WriteRequest] = []
+        for request in untried:
+            (self._baton.held if self._awaits_probe(request) else rest).append(request)
+        self._baton.mailbox.put_back(rest)
 
     async def _write(self, batch: Sequence[WriteRequest]) -> int:
-        """Write most of a batch together; contended keys, suspects and probes come after it.
-
-        Return how many led.
-        """
+        """Write most together, then contended keys, suspects and probes; return how many led."""
         suspects = self._breakers.suspects
         if not self._breakers and not suspects and not self._batches.contended:
             return await self._batches.write(batch)
@@ -189,6 +189,8 @@ class GroupWriter(Actor):
                 paused[owner].append(request)
             elif self._breakers.may_probe(owner):
                 paused[owner] = [request]
+            elif self._awaits_probe(request):
+                self._batches.put_back([request])
             else:
                 # Before the others have their turn, and before anything is claimed.
                 request.fail(self._breakers.error_of(owner))
@@ -201,7 +203,9 @@ class GroupWriter(Actor):
             led += await self._batches.write_contended(contended)
         if suspected:
             led += await self._batches.write_apart(suspected, since)
-        return led + await self._write_probes(paused)
+        if paused:
+            led += await self._write_probes(paused)
+        return led
 
     async def _write_probes(self, paused: Mapping[UserId, Sequence[WriteRequest]]) -> int:
         """Probe paused owners for a bounded time; return how many led.
@@ -212,13 +216,26 @@ class GroupWriter(Actor):
         # Those first that stand best, then the oldest. The order of a batch is that of the groups'
         # ids: a high one would never have its turn.
         ages = {owner: min(map(age_order, requests)) for owner, requests in paused.items()}
-        for owner in sorted(paused, key=lambda each: (*self._breakers.turn(each), ages[each])):
-            is_over = self._breakers.clock_seconds() - began >= APART_SECONDS_MAX
-            if is_over and self._baton.mailbox.has_besides(self._breakers):
-                self._batches.put_back(paused[owner])
-            else:
+        try:
+            for owner in sorted(paused, key=lambda each: (*self._breakers.turn(each), ages[each])):
+                is_over = self._breakers.clock_seconds() - began >= APART_SECONDS_MAX
+                if is_over and self._baton.mailbox.has_besides(self._breakers):
+                    self._batches.put_back(paused[owner])
+                    continue
+                if self._breakers.is_culprit(owner):
+                    # None waits for its probe, which may take long.
+                    self._baton.release()
                 led += await self._probe(owner, paused[owner])
+        finally:
+            self._baton.release()
         return led
+
+    def _awaits_probe(self, request: WriteRequest) -> bool:
+        """Whether a request waits for the end of another writer's probe, which is short.
+
+        It is not answered before: it may have claimed, and its lease would keep its client out.
+        """
+        return self._breakers.awaits_probe(request.message.new_group.owner)
 
     async def _probe(self, owner: UserId, requests: Sequence[WriteRequest]) -> int:
         """Try one request of a paused owner; after a success write the others, else fail them.
@@ -237,6 +254,9 @@ class GroupWriter(Actor):
             if led or not len(self._baton.mailbox):
                 return led + await self._write(rest)
             self._batches.put_back(rest)
+            return 0
+        if self._breakers.awaits_probe(owner):
+            self._batches.put_back(requests)
             return 0
         for request in requests:
             request.fail(self._breakers.error_of(owner))

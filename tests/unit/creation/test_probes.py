@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -24,7 +26,6 @@ from support.clock import Clock
 from support.costly_writes import COLD, HANG_SECONDS, HOT, OTHER, World, answer_of, write
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Sequence
     from uuid import UUID
 
@@ -274,6 +275,68 @@ async def test_only_a_culprit_has_the_time_of_its_hook(is_culprit: bool) -> None
     world.store.lead = noted  # type: ignore[method-assign]
     assert [Led()] == await world.answers(write(HOT, 1))
     assert [not is_culprit] == haste
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_victim_that_has_claimed_waits_for_the_probe_of_another_writer(
+    is_guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an old error, the lease that it has just renewed would keep its client out for seconds."""
+    if not is_guarded:
+        monkeypatch.setattr(OwnerBreakers, "awaits_probe", lambda *_: False)
+    world = World(writers=2)
+    for owner in (HOT, COLD):
+        world.breakers.charge(write(owner, 1), OWNER_SECONDS_MAX, CONFLICT)
+    world.clock.now += 10
+    has_begun, may_end, lead = asyncio.Event(), asyncio.Event(), world.store.lead
+
+    async def held(writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
+        has_begun.set()
+        await may_end.wait()
+        return await lead(writes, is_hasty=is_hasty)
+
+    world.store.lead = held  # type: ignore[method-assign]
+    hot = world.mailbox.ask(write(HOT, 1))
+    probing = asyncio.create_task(world.writers[0].run_once())
+    await has_begun.wait()
+    cold = world.mailbox.ask(replace(write(COLD, 2), is_claimed=True))
+    await world.writers[1].run_once()
+    world.mailbox.ask(replace(write(COLD, 3), is_claimed=True))
+    await world.writers[1].run_once()
+    # They are in no mailbox meanwhile: a writer would take them again and again.
+    assert (is_guarded, 0) == (not cold.done(), len(world.mailbox))
+    may_end.set()
+    await probing
+    assert Led() == answer_of(hot)
+    if is_guarded:
+        await world.writers[1].run_once()
+    assert is_guarded == (answer_of(cold) == Led())
+
+
+async def test_a_culprit_waits_for_no_probe() -> None:
+    """Another culprit's takes the time of its hook: it is answered at once."""
+    breakers = breakers_with([HOT, COLD], [OTHER])
+    clock_of(breakers).now += 100
+    assert breakers.begin_probe(HOT)
+    assert not breakers.awaits_probe(COLD)
+    # Nor does a victim wait for a culprit's: it may have its own.
+    assert not breakers.awaits_probe(OTHER)
+    assert breakers.may_probe(OTHER)
+
+
+def test_a_victim_waits_for_a_probe_under_way_and_not_for_a_pause() -> None:
+    """Not for its own pause, nor for the time that a failed probe leaves to the others."""
+    breakers = breakers_with([], [HOT, COLD])
+    assert not breakers.awaits_probe(COLD)
+    clock_of(breakers).now += 10
+    assert not breakers.awaits_probe(COLD)
+    assert breakers.begin_probe(HOT)
+    assert breakers.awaits_probe(COLD)
+    # No pause of its own.
+    assert not breakers.awaits_probe(OTHER)
+    breakers.keep(write(HOT, 1), 1.0, CONFLICT)
+    breakers.end_probe(HOT)
+    assert not breakers.awaits_probe(COLD)
 
 
 def owner_of(each: Write) -> UserId:
