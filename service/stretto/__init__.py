@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from stretto.observations import EventDeadLettered as EventDeadLettered
     from stretto.observations import EventDelivered as EventDelivered
     from stretto.observations import EventsRelayed as EventsRelayed
+    from stretto.observations import FirstSentAhead as FirstSentAhead
     from stretto.observations import GuaranteeBroken as GuaranteeBroken
     from stretto.observations import Observation as Observation
     from stretto.observations import Observer as Observer
@@ -169,7 +170,7 @@ _MODULES: Final = {
     "stretto.nats.access": "NatsSettings",
     "stretto.observations": "ActorCrashed ActorRestarted AttemptAnswered AttemptStrayed AuthorizationFailed"
     " BatchWritten BusConnected BusFailed CommandHandled ConnectionLost EventDeadLettered"
-    " EventDelivered EventsRelayed GuaranteeBroken Observation Observer OwnerPaused"
+    " EventDelivered EventsRelayed FirstSentAhead GuaranteeBroken Observation Observer OwnerPaused"
     " OwnerResumed PlaceLost ReclaimTried RowsSwept SessionEnded StandbyAwaited"
     " StandbyReached StreamDiffers SubscriberFailed TargetFailed TargetRecovered UpkeepFailed"
     " WebhookBlocked WebhookDisabled WebhookTried WriteFailed",

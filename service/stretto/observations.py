@@ -62,12 +62,11 @@ class BatchWritten(Observation):
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed(_Failure):
-    """A statement for so many writes failed."""
+    """A statement for so many writes failed; `request_ids` are of some of their requests."""
 
     error: StoreError
     writes: int
     request_ids: tuple[str, ...] = ()
-    """Of some of their requests."""
 
     @property
     def bug(self) -> BaseException | None:
@@ -77,11 +76,18 @@ class WriteFailed(_Failure):
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationFailed(Observation):
-    """The host's `authorize` has neither allowed nor rejected a group."""
+    """The host's `authorize` has neither allowed nor rejected a group; `bug` is what it raised."""
 
     cause: str
     bug: BaseException | None = None
-    """What it raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSentAhead(Observation):
+    """A request started no attempt: it was first sent too far ahead of our clock."""
+
+    cause: str
+    remedy = "check this machine's NTP: if several clients are ahead, its own clock is behind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +96,9 @@ class OwnerPaused(_Failure):
 
     error: StoreError
     group_id: UUID
-    """Of the write that failed last; the owner is not named."""
+    """Of the write that failed last, as are the requests' ids; the owner is not named."""
     seconds: float
     request_ids: tuple[str, ...] = ()
-    """Of the same write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +115,10 @@ class ReclaimTried(Observation):
 
 @dataclass(frozen=True, slots=True)
 class AttemptStrayed(Observation):
-    """An attempt has left the normal way, and no statement of its own records that.
-
-    `what` is `claimed_again` (nothing was left of it), `unknown` (a write whose outcome is not
-    known) or `other_body` (its key came with another body).
-    """
+    """An attempt has left the normal way, and no statement of its own records that."""
 
     what: str
+    """`claimed_again`: nothing was left of it; `unknown`: the outcome of a write; `other_body`."""
     group_id: UUID
     owner: UserId
     """Bounds what is recorded; is neither a label nor a field of the log."""
@@ -215,11 +217,10 @@ class EventDelivered(Observation):
 
 @dataclass(frozen=True, slots=True)
 class SubscriberFailed(Observation):
-    """A call of a host's `on_event` failed; it gets the next event."""
+    """A call of a host's `on_event` failed, and raised `bug`; it gets the next event."""
 
     cause: str
     bug: BaseException | None = None
-    """What it raised."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from nats.js.api import ConsumerConfig, DiscardPolicy
 from stretto import errors as errors_module
 from stretto.assembly.opening import open_component
 from stretto.codec import BODY_BYTES_MAX, created_document, problem
-from stretto.creation.age import AttemptAge
+from stretto.creation.age import AttemptAge, OutOfRange
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import (
     AttemptFailed,
@@ -798,12 +798,34 @@ async def test_a_command_that_has_waited_too_long_creates_nothing(
         sent_again = await bus.ask(Idempotency_Key="late", Idempotency_First_Sent=later)
         await bus.settled()
         (dead,) = await bus.dead()
-    assert problem(FirstSentOutOfRange()) == orjson.loads(refused.data)
+    assert problem(OutOfRange(0, 1).error()) == orjson.loads(refused.data)
     assert "first_sent_out_of_range" == dead["code"]
     assert created.data == found.data
     assert sent_again.headers is not None
     assert "created" == sent_again.headers["Idempotency-Status"]
     assert await groups(connection) == 2
+
+
+async def test_where_our_clock_is_behind_a_plain_command_is_new(
+    server: NatsProcess, component: Component, connection: Connection
+) -> None:
+    """The stream's clock is ahead of ours. One that says so itself is refused, and reported."""
+    observed: list[Observation] = []
+    age = AttemptAge(3600, lambda: time.time() - 400)
+    async with (
+        consuming(server, component.creator, observed, age=age),
+        sender(server) as bus,
+    ):
+        created = await bus.ask()
+        now = f"@{time.time():.0f}"
+        refused = await bus.ask(Idempotency_Key="ahead", Idempotency_First_Sent=now)
+        await bus.settled()
+        (dead,) = await bus.dead()
+    assert created.headers is not None
+    assert "created" == created.headers["Idempotency-Status"]
+    assert "ahead of the service's clock" in orjson.loads(refused.data)["detail"]
+    assert "first_sent_out_of_range" == dead["code"]
+    assert await groups(connection) == 1
 
 
 async def test_an_attempt_that_failed_is_reported_and_not_tried_again(

@@ -10,6 +10,7 @@ import orjson
 
 from properties.model import BODIES, LEASE_SECONDS, Place, Wish
 from stretto.codec import created_document
+from stretto.creation.age import OutOfRange
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
 from stretto.creation.creator import GroupCreator
@@ -162,7 +163,7 @@ class Process:
         try:
             if is_late:
                 answer = await self.creator.create_from(
-                    wish.owner, wish.key, sent, wait_seconds=0, may_claim=False
+                    wish.owner, wish.key, sent, wait_seconds=0, out_of_range=OutOfRange(0, 1)
                 )
             else:
                 answer = await self.creator.create(wish.key, wish.group(body), wait_seconds=0)

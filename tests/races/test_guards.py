@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
+    from stretto.creation.age import OutOfRange
     from stretto.domain import NewGroup
     from stretto.runtime.rounds import Envelope
 
@@ -82,7 +83,7 @@ class CreatorWithoutFlights(GroupCreator):
         body_digest: bytes,
         wait_seconds: float,
         *,
-        may_claim: bool = True,
+        out_of_range: OutOfRange | None = None,
     ) -> Answer:
         flight = self._flights.start(id_, new_group, new_group.fingerprint(), body_digest)
         return Answer(await flight.wait(wait_seconds), flight.status)

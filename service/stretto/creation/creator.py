@@ -30,6 +30,7 @@ from stretto.uuids import uuid_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from stretto.creation.age import OutOfRange
     from stretto.creation.authorization import Authorization
     from stretto.creation.flight import Flight
     from stretto.creation.ports import AttemptStore, Writers
@@ -146,13 +147,13 @@ class GroupCreator:
         body: bytes,
         *,
         wait_seconds: float = WAIT_SECONDS_DEFAULT,
-        may_claim: bool = True,
+        out_of_range: OutOfRange | None = None,
         claims: Mapping[str, Any] | None = None,
     ) -> Answer:
         """Create the group that a request's JSON body asks for; as `create` otherwise.
 
         Most retries repeat their request byte by byte: such a body is not parsed again once it has
-        succeeded. Raises `RequestInvalid` as well, and `FirstSentOutOfRange` without `may_claim`.
+        succeeded. Raises `RequestInvalid` as well, and `FirstSentOutOfRange` if `out_of_range`.
         """
         self.require_own_loop()
         require_kind("body", body, bytes)
@@ -169,7 +170,7 @@ class GroupCreator:
             known = self._memory.find(id_)
         new_group = NewGroup.parse(owner, parse_json(body), claims)
         return await self._create(
-            id_, known, new_group, digest(body), wait_seconds, may_claim=may_claim
+            id_, known, new_group, digest(body), wait_seconds, out_of_range=out_of_range
         )
 
     def begin(  # noqa: PLR0913 an object of them would be made for each request
@@ -238,7 +239,7 @@ class GroupCreator:
         body_digest: bytes,
         wait_seconds: float,
         *,
-        may_claim: bool = True,
+        out_of_range: OutOfRange | None = None,
     ) -> Answer:
         """Answer from the known outcome, else from the key's flight, else from a new flight."""
         require_seconds("wait_seconds", wait_seconds)
@@ -252,11 +253,11 @@ class GroupCreator:
                 if known is not None:
                     return self._observed(document_for(known, fingerprint), _REPLAYED)
                 flight = self._flights.find(id_)
-                if flight is None and not may_claim:
-                    group_id, owner = uuid_of(id_), new_group.owner
-                    await self._follower.require_attempt(group_id, owner, fingerprint)
+                if flight is None and out_of_range is not None:
+                    whose = uuid_of(id_), new_group.owner, fingerprint
+                    await self._follower.require_attempt(*whose, out_of_range)
                     # There is something to follow, or another request was quicker.
-                    may_claim, known = True, self._memory.find(id_)
+                    out_of_range, known = None, self._memory.find(id_)
                     continue
                 if flight is None and authorization is not None:
                     await authorization.require(id_, new_group)

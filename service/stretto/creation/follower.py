@@ -28,11 +28,10 @@ from stretto.errors import (
     AttemptFailed,
     AttemptPending,
     Failure,
-    FirstSentOutOfRange,
     GroupDeleted,
     KeyReused,
 )
-from stretto.observations import GuaranteeBroken, ReclaimTried
+from stretto.observations import FirstSentAhead, GuaranteeBroken, ReclaimTried
 from stretto.runtime.backoff import Backoff
 from stretto.store_errors import StoreError
 
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from uuid import UUID
 
+    from stretto.creation.age import OutOfRange
     from stretto.creation.flight import Flight
     from stretto.creation.ports import AttemptStore, Writers
     from stretto.domain import UserId
@@ -94,7 +94,9 @@ class Follower:
                 return outcome
         raise AttemptPending(retry_after_seconds=RETRY_AFTER_SECONDS)
 
-    async def require_attempt(self, group_id: UUID, owner: UserId, fingerprint: bytes) -> None:
+    async def require_attempt(
+        self, group_id: UUID, owner: UserId, fingerprint: bytes, out_of_range: OutOfRange
+    ) -> None:
         """Raise `FirstSentOutOfRange` unless there is an attempt of this key, or its group.
 
         A failed attempt raises `AttemptFailed` here: it may be lost before a flight looks again,
@@ -107,7 +109,9 @@ class Follower:
             raise public_error(error) from error
         match decide(sighting, fingerprint):
             case ClaimAgain():
-                raise FirstSentOutOfRange
+                if out_of_range.is_ahead:
+                    self._observe(FirstSentAhead(out_of_range.cause))
+                raise out_of_range.error()
             case Refuse(failure):
                 raise AttemptFailed(_why(failure))
             case Replay() | Heal() | Wait() | Reclaim() | ReuseOfKey():

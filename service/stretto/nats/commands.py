@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from nats.js.api import Header
 
 from stretto.codec import BODY_BYTES_MAX
-from stretto.creation.age import FIRST_SENT, parse_first_sent
+from stretto.creation.age import FIRST_SENT
 from stretto.domain import IdempotencyKey, UserId
 from stretto.errors import (
     AttemptFailed,
@@ -259,12 +259,11 @@ class CommandConsumer(Actor):
             raise Unauthenticated(f"{OWNER}: {error}") from error
         if len(body) > BODY_BYTES_MAX:
             raise BodyTooLarge
-        field = headers.get(FIRST_SENT)
         # Without that field, when the stream has stored the command: a redelivery changes neither.
         stored_at = message.metadata.timestamp.timestamp()
-        first_sent = stored_at if field is None else parse_first_sent(field)
+        out_of_range = self._age.out_of_range_stored(headers.get(FIRST_SENT), stored_at)
         return await self._creator.create_from(
-            owner, key, body, wait_seconds=CREATE_SECONDS, may_claim=self._age.allows(first_sent)
+            owner, key, body, wait_seconds=CREATE_SECONDS, out_of_range=out_of_range
         )
 
     async def _refuse(

@@ -132,6 +132,9 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
         Count("stretto_authorization_failures_total", "Calls of the host's authorize that failed."),
         Line("warning", "authorize.failed", ("cause",), exception="bug"),
     ),
+    observations.FirstSentAhead: (
+        Line("warning", "request.first_sent_ahead", ("cause", "remedy")),
+    ),
     observations.OwnerPaused: (
         Count("stretto_owner_pauses_total", "Owners paused, because their failures cost others."),
         Line("warning", "owner.paused", ("kind", "cause", "group_id", "seconds", "request_ids")),

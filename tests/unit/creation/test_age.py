@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stretto.creation.age import AHEAD_SECONDS_MAX, FIRST_SENT, AttemptAge, parse_first_sent
+from stretto.creation.age import (
+    AHEAD_SECONDS_MAX,
+    FIRST_SENT,
+    AttemptAge,
+    OutOfRange,
+    parse_first_sent,
+)
 from stretto.errors import ParameterError, RequestInvalid
 
 NOW = 1_000_000.0
@@ -77,3 +83,43 @@ def test_a_request_starts_an_attempt_neither_too_late_nor_from_the_future(
 def test_a_request_that_does_not_say_when_it_was_first_sent_is_not_too_old() -> None:
     """As every request was before there was such a field."""
     assert AttemptAge(0, lambda: NOW).allows(None)
+
+
+@pytest.mark.parametrize("seconds_ahead", [0, 1, AHEAD_SECONDS_MAX + 1, 10**9])
+def test_a_stored_request_is_never_from_the_future(seconds_ahead: float) -> None:
+    """Our clock is behind the store's then. What its client says counts all the same."""
+    stored_at = NOW + seconds_ahead
+    assert None is AGE.out_of_range_stored(None, stored_at)
+    assert None is AGE.out_of_range_stored(f"@{NOW:.0f}", stored_at)
+    late = NOW + AHEAD_SECONDS_MAX + 1
+    assert OutOfRange(late, NOW) == AGE.out_of_range_stored(f"@{late:.0f}", stored_at)
+
+
+def test_a_stored_request_is_as_old_as_what_is_stored_or_as_it_says() -> None:
+    """A redelivery changes neither."""
+    assert OutOfRange(NOW - 3601, NOW) == AGE.out_of_range_stored(None, NOW - 3601)
+    assert None is AGE.out_of_range_stored(f"@{NOW - 3600:.0f}", NOW - 3601)
+    with pytest.raises(RequestInvalid):
+        AGE.out_of_range_stored("yesterday", NOW)
+
+
+def test_the_answer_says_whether_a_time_is_too_long_ago_or_to_come() -> None:
+    """The client needs to know which of its programs or clocks is wrong."""
+    old, ahead = AGE.out_of_range(NOW - 3601), AGE.out_of_range(NOW + 400)
+    assert old is not None
+    assert ahead is not None
+    assert [False, True] == [old.is_ahead, ahead.is_ahead]
+    assert "too long ago" in old.error().detail
+    assert "400 s ahead of the service's clock" in ahead.error().detail
+    assert "too long ago" not in ahead.error().detail
+
+
+@pytest.mark.parametrize(
+    ("seconds", "date"),
+    [(400, "1970-01-12T13:53:20+00:00"), (10**12, "@1000001000000"), (10**15, "@1000000001000000")],
+)
+def test_the_operator_reads_both_times(seconds: int, date: str) -> None:
+    """Milliseconds by mistake lie beyond the calendar."""
+    cause = OutOfRange(NOW + seconds, NOW).cause
+    assert f"at {date} by" in cause
+    assert f"{seconds} s ahead of this machine's: 1970-01-12T13:46:40+00:00" in cause

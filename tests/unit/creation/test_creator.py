@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 
 from stretto.codec import LARGE_BODY_BYTES, parse_json
+from stretto.creation.age import OutOfRange
 from stretto.creation.attempt import AnswerStatus, AttemptStatus
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OwnerBreakers
@@ -39,7 +40,7 @@ from stretto.errors import (
     RateLimited,
 )
 from stretto.misuse import WrongEventLoop
-from stretto.observations import AttemptAnswered, AttemptStrayed, GuaranteeBroken
+from stretto.observations import AttemptAnswered, AttemptStrayed, FirstSentAhead, GuaranteeBroken
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run
 from stretto.store_errors import OutcomeUnknown, Unreachable
@@ -479,9 +480,13 @@ async def test_a_flight_is_joined_by_no_request_that_comes_after_the_deletion(
     assert 0 == creator.outcomes
 
 
+TOO_OLD = OutOfRange(0, 1)
+AHEAD = OutOfRange(2, 1)
+
+
 async def create_late(creator: GroupCreator, body: bytes = BODY) -> Answer:
     """Send a request that is too old to start an attempt."""
-    return await creator.create_from(ALICE, KEY, body, may_claim=False)
+    return await creator.create_from(ALICE, KEY, body, out_of_range=TOO_OLD)
 
 
 async def test_a_request_that_is_too_old_starts_no_attempt(
@@ -493,6 +498,20 @@ async def test_a_request_that_is_too_old_starts_no_attempt(
     assert (0, 0) == world.counts()
     assert [AttemptAnswered(FirstSentOutOfRange.code)] == world.events
     assert AnswerStatus.CREATED is (await creator.create_from(ALICE, KEY, BODY)).status
+
+
+async def test_a_request_from_the_future_that_starts_nothing_is_reported(
+    world: World, creator: GroupCreator
+) -> None:
+    """Our own clock may be behind. The twin finds its group: its time does not matter."""
+    with pytest.raises(FirstSentOutOfRange):
+        await creator.create_from(ALICE, KEY, BODY, out_of_range=AHEAD)
+    assert [FirstSentAhead(AHEAD.cause)] == world.events[:1]
+    assert AnswerStatus.CREATED is (await creator.create_from(ALICE, KEY, BODY)).status
+    creator.forget()
+    found = await creator.create_from(ALICE, KEY, BODY, out_of_range=AHEAD)
+    assert AnswerStatus.REPLAYED is found.status
+    assert 1 == sum(isinstance(event, FirstSentAhead) for event in world.events)
 
 
 @pytest.mark.parametrize("has_attempt", [True, False])

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from stretto.creation.age import OutOfRange
 from stretto.creation.attempt import Sighting, Tombstone
 from stretto.creation.flight import Flight
 from stretto.creation.follower import POLL, TURNS_MAX, Follower
@@ -78,7 +79,9 @@ async def test_a_deleted_group_ends_a_flight_and_a_late_request() -> None:
     with pytest.raises(GroupDeleted):
         await follower.pursue(flight, flight.new_write())
     with pytest.raises(GroupDeleted):
-        await follower.require_attempt(flight.group_id, new_group.owner, flight.fingerprint)
+        await follower.require_attempt(
+            flight.group_id, new_group.owner, flight.fingerprint, OutOfRange(0, 1)
+        )
 
 
 async def test_a_failure_whose_record_was_swept_is_still_a_failure() -> None:
@@ -92,4 +95,6 @@ async def test_a_failure_whose_record_was_swept_is_still_a_failure() -> None:
     follower = Follower(world, attempts, 5.0, lambda _: None, _no_pause)
     assert failure == await follower.pursue(flight, flight.new_write())
     with pytest.raises(AttemptFailed):
-        await follower.require_attempt(flight.group_id, new_group.owner, flight.fingerprint)
+        await follower.require_attempt(
+            flight.group_id, new_group.owner, flight.fingerprint, OutOfRange(0, 1)
+        )

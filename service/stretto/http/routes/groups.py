@@ -53,13 +53,12 @@ async def create_group(request: web.Request) -> web.Response:
     wait_seconds = read_wait_seconds(request.headers, WAIT_SECONDS_DEFAULT)
     body = await read_body(request)
     service = request.app[SERVICE]
-    may_claim = service.age.allows(first_sent)
     answer = await service.creator.create_from(
         token.owner,
         key,
         body,
         wait_seconds=wait_seconds,
-        may_claim=may_claim,
+        out_of_range=service.age.out_of_range(first_sent),
         claims=token.claims,
     )
     return web.Response(
