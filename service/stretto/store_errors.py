@@ -22,12 +22,22 @@ class StoreError(Exception):
 
 
 class Refused(StoreError):
-    """The database rejected this write for its content; nothing was committed."""
+    """The database, or the host's hook, rejected this write; nothing was committed."""
 
-    def __init__(self, failure: Failure, cause: str = "") -> None:
-        """Take the failure that the client gets, and the cause for the log."""
+    def __init__(self, failure: Failure, cause: str = "", *, is_veto: bool = False) -> None:
+        """Take the failure that the client gets, the cause for the log, and whether a hook vetoed it."""
         super().__init__(cause or failure.code)
         self.failure = failure
+        self.is_veto = is_veto
+
+
+class RefusedAgain(StoreError):
+    """Not tried, as the database refuses writes of its owner again and again."""
+
+    detail = (
+        "The database refuses groups of this owner again and again, which keeps others waiting:"
+        " this one was not tried."
+    )
 
 
 class Transient(StoreError):

@@ -109,6 +109,20 @@ async def test_a_veto_beside_any_other_error_is_none(
     assert {ours.claim_token} == await store.lead([ours])
 
 
+@pytest.mark.parametrize("is_veto", [True, False], ids=["hook", "database"])
+async def test_a_refusal_says_whether_the_hook_or_the_database_has_refused(
+    is_veto: bool, stores: Stores, connection: Connection
+) -> None:
+    """An owner who is refused again and again is answered by that."""
+    if not is_veto:
+        await connection.execute(
+            """ALTER TABLE chat_group ADD CONSTRAINT operators CHECK (name IS NULL) NOT VALID"""
+        )
+    with pytest.raises(Refused) as refused:
+        await led_by(stores(_in_tasks(*[_veto()] * is_veto)))
+    assert is_veto == refused.value.is_veto
+
+
 async def test_a_veto_without_a_failure_is_none(stores: Stores) -> None:
     """A subclass may have put anything there; the writer goes on."""
     with pytest.raises(HookError, match="on_create raised ExceptionGroup"):

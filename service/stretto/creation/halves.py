@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from stretto.creation.apart import APART_SECONDS_MAX
 from stretto.creation.ports import Led, SettledAsFailed
 from stretto.creation.requests import age_order, has_several_owners, lead_order, result_of
-from stretto.store_errors import HookError
+from stretto.store_errors import HookError, RefusedAgain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,13 +92,11 @@ class Halves:
         """Charge the owners of refused requests with the time lost, if they had neighbours."""
         if not has_several_owners(self._batch):
             return
-        refused = [
-            request.message
-            for request in self._batch
-            if isinstance(result_of(request), SettledAsFailed)
-        ]
-        for write in refused:
-            error = HookError("groups of this owner are refused again and again")
+        results = [(request.message, result_of(request)) for request in self._batch]
+        refused = [(write, it.is_veto) for write, it in results if isinstance(it, SettledAsFailed)]
+        for write, is_veto in refused:
+            kind = HookError if is_veto else RefusedAgain
+            error = kind("groups of this owner are refused again and again")
             self._breakers.charge(write, self._wasted_seconds / len(refused), error)
 
     def _is_late(self) -> bool:

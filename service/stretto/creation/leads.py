@@ -283,7 +283,7 @@ class LeadWriter:
         # The write has come as far as one that goes through.
         self._breakers.suspects.discard(owner)
         self._breakers.note_refused(owner)
-        request.answer(SettledAsFailed(refused.failure) if is_failed else NotLed())
+        request.answer(SettledAsFailed(refused.failure, refused.is_veto) if is_failed else NotLed())
 
     async def _require_patience(self, batch: Sequence[WriteRequest], *, is_hasty: bool) -> None:
         """Raise `RowLocked` if a locked row of one request, such as a host's, delays others."""

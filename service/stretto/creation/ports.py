@@ -7,7 +7,7 @@ A store's write ends in one of seven ways, and never in a guess. It returns: com
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from stretto.creation.attempt import AnswerStatus
@@ -69,6 +69,8 @@ class SettledAsFailed:
     """The attempt is durably failed."""
 
     failure: Failure
+    is_veto: bool = field(default=False, compare=False)
+    """Whether the host's hook has refused the group, and not the database."""
 
 
 WriteResult = Led | NotLed | SettledAsFailed

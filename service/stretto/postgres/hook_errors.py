@@ -65,7 +65,7 @@ def verdict_of(error: Exception) -> StoreError:
 def _read_verdict(error: Exception) -> StoreError:
     veto = veto_of(error)
     if veto is not None:
-        return Refused(veto)
+        return Refused(veto, is_veto=True)
     is_passing = is_a(error, asyncpg.PostgresError) and isinstance(
         store_error(error, connection_lives=True), Transient
     )

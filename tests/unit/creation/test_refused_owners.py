@@ -11,10 +11,12 @@ import pytest
 
 from stretto.creation.apart import APART_SECONDS_MAX
 from stretto.creation.breakers import OWNERS_MAX, REFUSED_SECONDS, OwnerBreakers
+from stretto.creation.flight import public_error
 from stretto.creation.ports import Led, SettledAsFailed
 from stretto.domain import UserId
-from stretto.errors import Failure
-from stretto.store_errors import HookError, Refused
+from stretto.errors import DatabaseUnavailable, Failure, HookFailed
+from stretto.observations import OwnerPaused
+from stretto.store_errors import HookError, Refused, RefusedAgain, StoreError
 from support.clock import Clock
 from support.costly_writes import COLD, HOT, OTHER, World, answer_of, write
 
@@ -125,6 +127,29 @@ async def test_where_many_are_refused_each_costs_one_statement() -> None:
     expected = [1], [2], [3, 4], [5, 6, 7, 8], [9]
     assert [[*range(1, 10)], *expected] == world.leads()
     assert not world.breakers.are_many_refused
+
+
+@pytest.mark.parametrize(
+    ("is_veto", "kind", "code"),
+    [(True, HookError, HookFailed.code), (False, RefusedAgain, DatabaseUnavailable.code)],
+    ids=["a hook", "the database"],
+)
+async def test_the_error_of_a_paused_owner_names_who_has_refused(
+    is_veto: bool, kind: type[StoreError], code: str
+) -> None:
+    """Without a hook, no client and no alert hears of the host's own code."""
+    world = refusing_world(HOT)
+    refused = Refused(VETO.failure, is_veto=is_veto)
+    world.store.failing[HOT] = refused, APART_SECONDS_MAX
+    await world.answers(write(HOT, 1), write(COLD, 2))
+    (paused,) = (event for event in world.events if isinstance(event, OwnerPaused))
+    assert kind is type(paused.error)
+    answers = await world.answers(write(HOT, 3), write(COLD, 4))
+    (error,) = (each for each in answers if isinstance(each, StoreError))
+    answer = public_error(error)
+    assert (kind, code) == (type(error), answer.code)
+    assert (answer.retry_after_seconds or 0) > 1
+    assert ("The database refuses groups of this owner" in answer.detail) != is_veto
 
 
 async def test_probes_of_paused_owners_take_a_bounded_time_beside_others() -> None:
