@@ -104,3 +104,12 @@ async def test_no_codec_changes_what_is_said_of_a_deletion(
     assert (await changed(host, stretto.delete_group, group)) is True
     assert (await changed(host, stretto.delete_group, group)) is False
     assert (await changed(host, stretto.delete_group, UUID(int=7))) is False
+
+
+async def test_a_role_that_reads_texts_otherwise_changes_groups(
+    group: UUID, host: Connection
+) -> None:
+    """The probe's own values do not depend on how the session reads a text."""
+    await host.execute("SET array_nulls = off; SET standard_conforming_strings = off")
+    for change, arguments in CHANGES:
+        await changed(host, change, group, **arguments)

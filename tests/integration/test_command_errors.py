@@ -160,6 +160,32 @@ async def test_a_key_that_is_not_there(database_url: str, connection: Connection
     assert 0 == (await stretto("check", DATABASE_URL=database_url))[0]
 
 
+@pytest.mark.parametrize(
+    ("expected", "index"),
+    [
+        (0, "(group_id)"),
+        (2, "(group_id, lower(name))"),
+        (2, "(lower(name))"),
+        (0, "(group_id) INCLUDE (name)"),
+    ],
+)
+async def test_a_key_is_found_whatever_a_roles_settings_have_the_server_print(
+    expected: int, index: str, database_url: str, connection: Connection
+) -> None:
+    """Names in quotation marks are the same names; an expression is no column, and none beside one."""
+    role, database = await connection.fetchrow(
+        "SELECT quote_ident(current_user), quote_ident(current_database())"
+    )
+    await connection.execute(
+        "ALTER TABLE chat_group DROP CONSTRAINT chat_group_pkey CASCADE;"
+        f"CREATE UNIQUE INDEX again ON chat_group {index};"
+        f"ALTER ROLE {role} IN DATABASE {database} SET quote_all_identifiers = on"
+    )
+    code, _, errors = await stretto("check", DATABASE_URL=database_url)
+    assert expected == code, errors
+    assert expected == 0 or errors.count("CREATE UNIQUE INDEX") == 1
+
+
 async def test_every_key_of_the_schema_is_asked_for(connection: Connection) -> None:
     """A later migration that adds one is noticed here."""
     rows = await connection.fetch(

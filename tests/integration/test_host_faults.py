@@ -288,3 +288,18 @@ async def test_a_release_that_is_cancelled_leaves_nothing_that_asyncio_prints(
         del releasing
         gc.collect()
     assert [] == printed
+
+
+async def test_a_role_that_reads_texts_otherwise_has_its_pool_taken(database_url: str) -> None:
+    """The probe's own values do not depend on how the session reads a text."""
+    settings = {
+        "search_path": "stretto",
+        "array_nulls": "off",
+        "standard_conforming_strings": "off",
+        "quote_all_identifiers": "on",
+    }
+    async with (
+        asyncpg.create_pool(database_url, min_size=0, server_settings=settings) as pool,
+        open_component(pool=pool),
+    ):
+        pass

@@ -10,7 +10,7 @@ SELECT CASE current_setting('synchronous_commit')
            WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END AS flushed,
        'a'::text AS text, '{a}'::text[] AS texts, 7::int4 AS number,
        ($2::text, $3::text[], $4::boolean, $5::bigint)
-           = ('a'::text, '{a,NULL}'::text[], true, 7::bigint) AS is_sent
+           = ('a'::text, ARRAY['a', NULL], true, 7::bigint) AS is_sent
 FROM chat_group
 WHERE group_id = $1 AND conversation_id IS NOT NULL
 FOR NO KEY UPDATE;

@@ -25,11 +25,13 @@ SELECT (SELECT count(DISTINCT namespace) = 1 AND bool_or(name = 'conversation_me
 
 -- name: ping_codecs
 -- Return a value of each type that our statements take or return, as the driver reads it, and
--- whether the values that were sent have arrived unchanged.
+-- whether the values that were sent have arrived unchanged. A role's settings (array_nulls,
+-- standard_conforming_strings) change how some texts are read: those values are made without one.
 SELECT '00000000-0000-0000-0000-000000000007'::uuid AS uuid,
        '{00000000-0000-0000-0000-000000000007}'::uuid[] AS "uuid[]",
-       'a'::text AS text, '{a,NULL}'::text[] AS "text[]", 'a'::name AS name,
-       '{a}'::name[] AS "name[]", '\x61'::bytea AS bytea, '{"\\x61"}'::bytea[] AS "bytea[]",
+       'a'::text AS text, ARRAY['a', NULL] AS "text[]", 'a'::name AS name,
+       '{a}'::name[] AS "name[]", decode('61', 'hex') AS bytea,
+       ARRAY[decode('61', 'hex')] AS "bytea[]",
        '{"a": 1}'::json AS json,
        '2000-01-02 03:04:05Z'::timestamptz AS timestamptz, true AS bool,
        '{true}'::bool[] AS "bool[]", '(0,7)'::tid AS tid, '0/7'::pg_lsn AS pg_lsn,
@@ -38,8 +40,9 @@ SELECT '00000000-0000-0000-0000-000000000007'::uuid AS uuid,
        ($1::uuid, $2::uuid[], $3::text, $4::text[], $5::bytea, $6::bytea[], $7::timestamptz,
         $8::bool)
        = ('00000000-0000-0000-0000-000000000007'::uuid,
-          '{00000000-0000-0000-0000-000000000007}'::uuid[], 'a'::text, '{a,NULL}'::text[],
-          '\x61'::bytea, '{"\\x61"}'::bytea[], '2000-01-02 03:04:05Z'::timestamptz, true)
+          '{00000000-0000-0000-0000-000000000007}'::uuid[], 'a'::text, ARRAY['a', NULL],
+          decode('61', 'hex'), ARRAY[decode('61', 'hex')], '2000-01-02 03:04:05Z'::timestamptz,
+          true)
        AND ($9::int4, $10::int4[], $11::int8, $12::float8, $13::float8[], $14::xid8, $15::bool[],
             $16::tid)
        = (7::int4, '{7}'::int4[], 7::int8, 7.5::float8, '{7.5}'::float8[], '7'::xid8,

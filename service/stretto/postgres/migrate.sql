@@ -25,15 +25,18 @@ WHERE CASE WHEN $1::text IS NULL
 
 -- name: lacking_keys
 -- Find of which tables $1 no valid unique index has exactly the columns $2; a table that is missing is
--- reported elsewhere.
+-- reported elsewhere. By the names in the catalogue, where an expression has none: a role's settings
+-- (quote_all_identifiers) change what PostgreSQL prints of an index.
 SELECT format('%s (%s)', name, columns) AS key
 FROM unnest($1::text[], $2::text[]) AS needed (name, columns)
 WHERE to_regclass(name) IS NOT NULL AND NOT EXISTS (
     SELECT FROM pg_index
     WHERE indrelid = to_regclass(name) AND indisunique AND indisvalid AND indpred IS NULL
-      AND columns = (SELECT string_agg(pg_get_indexdef(indexrelid, place, false), ', '
-                                       ORDER BY place)
-                     FROM generate_series(1, indnkeyatts) AS place)
+      AND string_to_array(columns, ', ')
+          = (SELECT array_agg(attname::text ORDER BY place)
+             FROM unnest(indkey) WITH ORDINALITY AS part (number, place)
+             LEFT JOIN pg_attribute ON attrelid = indrelid AND attnum = number
+             WHERE place <= indnkeyatts)
 );
 
 -- name: schema_refusal
