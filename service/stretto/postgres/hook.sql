@@ -3,12 +3,18 @@
 -- name: session
 -- Read which transaction this is, and what a host's hook may leave in a session: roles, settings
 -- (except those of the transaction, the lock time-out, which each write sets, and names that only
--- the host knows), locks, temporary tables, statements, cursors.
+-- the host knows), locks, temporary tables, statements, cursors. Of the settings only what was set in
+-- the session to another value than RESET would give: a reload of the server's configuration changes
+-- the others, and a library adds some. A lead sets synchronous_commit for its transaction, to `on`
+-- where it is off and else to the value that it has (lead_groups_4).
 SELECT pg_current_xact_id_if_assigned()::text AS transaction_id,
        current_setting('synchronous_commit') AS durability,
        session_user::text, current_user::text,
        (SELECT md5(string_agg(name || '=' || setting, ',' ORDER BY name)) FROM pg_settings
-        WHERE name NOT IN ('transaction_isolation', 'transaction_read_only',
+        WHERE source = 'session'
+          AND setting IS DISTINCT FROM CASE
+              WHEN name = 'synchronous_commit' AND reset_val = 'off' THEN 'on' ELSE reset_val END
+          AND name NOT IN ('transaction_isolation', 'transaction_read_only',
                            'transaction_deferrable', 'lock_timeout')) AS settings,
        (SELECT count(*) FROM pg_locks
         WHERE locktype = 'advisory' AND pid = pg_backend_pid()) AS locks,
