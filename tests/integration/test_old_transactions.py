@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from uuid import UUID
 
-    from stretto.events.log import CommittedEvent
+    from stretto.domain import UserId
+    from stretto.events.log import CommittedEvent, LogPage
     from stretto.observations import Observation
     from stretto.postgres.connections import Database
     from support.database import Connection
@@ -103,6 +105,23 @@ class Readers:
         for reader in (self.subscriber, self.watch, self.relay):
             for _ in range(3):
                 await reader.run_once()
+
+
+class LateStore(PostgresWebhookStore):
+    """Goes on behind its page when the test says so."""
+
+    def __init__(self, database: Database, url_digest: bytes) -> None:
+        super().__init__(database, url_digest)
+        self.has_read = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+
+    async def page(
+        self, begin: Place, events_max: int, users: Sequence[UserId] | None = None
+    ) -> LogPage:
+        page = await super().page(begin, events_max, users)
+        self.has_read.set()
+        await self.may_go_on.wait()
+        return page
 
 
 @pytest_asyncio.fixture
@@ -293,4 +312,24 @@ async def test_a_webhook_gets_what_an_old_transaction_commits(
         await webhook.open()
         assert [0, 0] == [await webhook.enrol(10), await webhook.enrol(10)]
         await commit_event(hosts)
+    assert [1, 0] == [await webhook.enrol(10), await webhook.enrol(10)]
+
+
+async def test_a_webhook_whose_place_was_swept_goes_on_where_the_log_begins(
+    database: Database, connection: Connection
+) -> None:
+    """The operator learns of it once: a second sender that has read the same place moves nothing."""
+    webhook = PostgresWebhookStore(database, b"0" * 32)
+    await webhook.open()
+    place = await webhook.present()
+    await truncated_log(connection)
+    with pytest.raises(PositionLost):
+        (await webhook.page(place, 1)).present.require(place)
+    late = LateStore(database, b"0" * 32)
+    overtaken = asyncio.create_task(late.enrol(10))
+    await late.has_read.wait()
+    with pytest.raises(PositionLost):
+        await webhook.enrol(10)
+    late.may_go_on.set()
+    assert 0 == await overtaken
     assert [1, 0] == [await webhook.enrol(10), await webhook.enrol(10)]

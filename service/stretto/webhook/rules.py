@@ -245,6 +245,8 @@ class WebhookStore(DeliveryStore, Protocol):
         """Create deliveries for the next events, whole transactions only; return how many.
 
         If another URL is the target and no sender serves it any more, ours becomes the target.
+        Raises `PositionLost` where the log no longer has what comes next: the place was moved to
+        where the log begins, by this call and by none of another process.
         """
 
     async def pause(self, seconds: float) -> None:

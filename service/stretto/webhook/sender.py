@@ -12,9 +12,11 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, assert_never
 
+from stretto.events.place import PositionLost
 from stretto.observations import (
     ActorCrashed,
     EventDeadLettered,
+    PlaceLost,
     WebhookBlocked,
     WebhookDisabled,
     WebhookTried,
@@ -97,7 +99,16 @@ class WebhookSender(Actor):
             self._under_way[task] = delivery
             task.add_done_callback(lambda _: self.wake())
         # If every slot is taken, more is due than can be sent: enrol nothing in this turn.
-        return await self._store.enrol(ENROLLED_MAX) if len(taken) < room else 0
+        return await self._enrol() if len(taken) < room else 0
+
+    async def _enrol(self) -> int:
+        try:
+            return await self._store.enrol(ENROLLED_MAX)
+        except PositionLost:
+            # What was next was swept, since no sender had run, or the webhook was disabled, for as
+            # long as events are kept. The next turn goes on where the log begins.
+            self._observe(PlaceLost(self.name))
+            return 1
 
     async def answered(self) -> None:
         """Wait until every request under way has its answer."""

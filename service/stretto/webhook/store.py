@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from stretto.events.place import PositionLost
 from stretto.postgres.deliveries import PostgresDeliveryStore
 from stretto.postgres.log import PostgresLogStore, event_columns, reader_place, reader_row
 from stretto.postgres.queries import QUERIES
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
+    from stretto.events.place import Place
     from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection
 
@@ -50,6 +52,7 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         """Create deliveries for the next events, up to so many; return how many.
 
         If another URL is the target and no sender serves it any more, ours becomes the target.
+        Raises `PositionLost` once it has moved the webhook's place, which was lost.
         """
         async with self._database.upkeep() as connection:
             row = await connection.fetchrow(QUERIES["webhook_place"], self._target_digest)
@@ -57,16 +60,32 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
             await self._become_target(UNSERVED_SECONDS)
             return 0
         page = await self.page(reader_place(row), events_max)
+        kept = (row["history"], row["seen"], row["parts"])
+        try:
+            page.present.require(page.begin)
+        except PositionLost:
+            if await self._move(kept, page.present.first):
+                raise
+            # Another process has moved it meanwhile, and reports it.
+            return 0
         async with self._database.upkeep() as connection:
             count: int | None = await connection.fetchval(
                 QUERIES["enrol"],
                 *event_columns(page.events),
-                *(row["history"], row["seen"], row["parts"]),
+                *kept,
                 *reader_row(page.place),
                 self._now(),
                 self._target_digest,
             )
         return count or 0
+
+    async def _move(self, kept: tuple[int, str, str], place: Place) -> bool:
+        """Move the place from the one that is kept; return whether it was still the one."""
+        async with self._database.upkeep() as connection:
+            is_moved = await connection.fetchval(
+                QUERIES["move_webhook"], *kept, *reader_row(place), self._target_digest
+            )
+        return bool(is_moved)
 
     async def _become_target(self, unserved_seconds: float | None) -> None:
         digest, now = self._target_digest, self._now()

@@ -90,6 +90,15 @@ WHERE name = 'webhook'
   AND (cardinality($1) > 0 OR served_at < clock.now - interval '1 minute' OR set_back > '0')
 RETURNING cardinality($1);
 
+-- name: move_webhook
+-- Move the place from history $1, snapshot $2 and parts $3 to history $4, snapshot $5 and parts $6,
+-- without deliveries: the log no longer has what comes next there. Returns no row if another process
+-- has moved it, or if the target is not $7.
+UPDATE outbox_reader SET history = $4, seen = $5::text::pg_snapshot, parts = $6
+WHERE name = 'webhook' AND target_digest = $7 AND disabled_at IS NULL
+  AND history = $1::integer AND seen::text = $2::text AND parts = $3::text
+RETURNING true;
+
 -- name: pause_webhook
 -- Send nothing to the target $3 for $1 seconds, and no less than an earlier pause lasts. $2 is now.
 UPDATE outbox_reader

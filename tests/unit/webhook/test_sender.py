@@ -10,9 +10,11 @@ from uuid import UUID
 import pytest
 
 from stretto.events.log import CommittedEvent
+from stretto.events.place import PositionLost
 from stretto.observations import (
     ActorCrashed,
     ActorRestarted,
+    PlaceLost,
     TargetFailed,
     TargetRecovered,
     UpkeepFailed,
@@ -62,6 +64,7 @@ class ScriptedStore:
         raise AssertionError
 
     async def enrol(self, events_max: int) -> int:
+        self._fail("enrol")
         return 0
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
@@ -103,6 +106,16 @@ class ScriptedEndpoint:
 
     async def is_blocked(self) -> bool:
         return False
+
+
+async def test_a_place_that_was_swept_is_reported_once() -> None:
+    """The next turn comes at once, and goes on where the log begins."""
+    store, observed = ScriptedStore(enrol=PositionLost()), list["Observation"]()
+    store.due = []
+    sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), observed.append)
+    assert sender.pace.full == await sender.run_once()
+    assert 0 == await sender.run_once()
+    assert [PlaceLost("webhook")] == observed
 
 
 @pytest.mark.parametrize(
