@@ -119,6 +119,19 @@ async def test_a_certificate_that_is_none_is_not_waited_for(name: str, tmp_path:
     assert "correct sslmode, sslrootcert, sslcert or sslkey" in message
 
 
+async def test_a_limit_of_the_roles_is_not_waited_for(
+    role: str, role_url: str, connection: Connection
+) -> None:
+    """The server runs and is the right one: it has answered."""
+    await connection.execute(
+        f"ALTER ROLE {role} SET temp_file_limit = 0; ALTER ROLE {role} SET work_mem = '64kB'"
+    )
+    message = await refusal(role_url)
+    assert "temporary file size exceeds" in message
+    assert "(SQLSTATE 53400); raise the limit that the server names" in message
+    assert "STRETTO_DATABASE_URL" not in message
+
+
 async def test_a_role_without_a_free_connection_is_waited_for(
     role: str, role_url: str, connection: Connection
 ) -> None:

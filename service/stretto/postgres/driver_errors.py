@@ -67,6 +67,10 @@ _DETAILED_CLASSES: Final = ("3D", "53", "55", "57P")
 # Connecting with the same URL can never succeed: no such user, password or database, a missing
 # right, a parameter that the server does not take.
 _LASTING_CLASSES: Final = ("22", "28", "3D", "42")
+# What a server that goes on may answer to a connection's first statements, and another try may not
+# meet: a pooler's broken link, a server that takes no writes yet or goes down, a conflict, a lock.
+# Every other answer is one that an operator has to act on, such as 53400, a limit of the role's.
+_PASSING_CLASSES: Final = ("08", "25006", "40", "53300", "55", "57", "58", "XX")
 # A handshake that broke off: the server is going down, or coming up.
 _BROKEN_HANDSHAKES: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 # How the driver's text ends where the server has answered that it has no TLS.
@@ -122,9 +126,17 @@ def _is_refusal(error: asyncpg.PostgresError, state: str) -> bool:
 
 
 def is_lasting(error: BaseException | None) -> bool:
-    """Whether connecting again cannot succeed until the URL or the server is changed."""
+    """Whether connecting again cannot succeed until the URL or the server is changed.
+
+    An error without which the server goes on (it ends no connection) is an answer: the server has
+    started, and is the right one.
+    """
     if isinstance(error, asyncpg.PostgresError):
-        return sqlstate_of(error).startswith(_LASTING_CLASSES)
+        state = sqlstate_of(error)
+        is_answer = error.severity_en == _ANSWERED and bool(state)
+        return state.startswith(_LASTING_CLASSES) or (
+            is_answer and not state.startswith(_PASSING_CLASSES)
+        )
     if isinstance(error, ssl.SSLError):
         return not isinstance(error, _BROKEN_HANDSHAKES)
     # Also what the driver itself rejects, such as an unknown sslmode.

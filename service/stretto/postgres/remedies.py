@@ -8,7 +8,7 @@ import ssl
 import asyncpg
 from asyncpg.exceptions import TargetServerAttributeNotMatched
 
-from stretto.postgres.driver_errors import READ_ONLY_STATE, is_without_tls
+from stretto.postgres.driver_errors import READ_ONLY_STATE, is_without_tls, sqlstate_of
 
 TAKE_WRITES = (
     "name the primary in STRETTO_DATABASE_URL, or have this database take writes again"
@@ -18,26 +18,59 @@ FREE_CONNECTIONS = (
     "end sessions that are not needed (pg_stat_activity), or raise max_connections or the limit of"
     " the role or the database"
 )
+RAISE_LIMITS = (
+    "raise the limit that the server names (temp_file_limit, or work_mem beside it) where it is set:"
+    " for the server, the role or the database"
+)
 # Too many connections; of a role or a database with a limit of its own too.
 _NO_CONNECTION_LEFT = "53300"
+_OF_STATES = {
+    READ_ONLY_STATE: TAKE_WRITES,
+    _NO_CONNECTION_LEFT: FREE_CONNECTIONS,
+    "53400": RAISE_LIMITS,
+    "53100": "free space on the disk of PostgreSQL's server",
+    "53200": "give PostgreSQL's server more memory, or lower its settings of memory",
+}
+# The server comes up or goes down, or a pooler has lost it: whether it is started is the question.
+_AWAY_CLASSES = ("08", "57P")
+ACT_ON_ANSWER = "the server is up and has answered this: its own log says more"
 
 
 def remedy_of_waiting(cause: BaseException | None) -> str:
     """Return what to do about a connection that was waited for in vain."""
     if isinstance(cause, TargetServerAttributeNotMatched):
         return TAKE_WRITES
-    known = isinstance(cause, asyncpg.PostgresError) and remedy_of_state(cause.sqlstate or "")
-    return known or "is it started, and is STRETTO_DATABASE_URL right?"
+    state = sqlstate_of(cause) if isinstance(cause, asyncpg.PostgresError) else ""
+    if state and not state.startswith(_AWAY_CLASSES):
+        return remedy_of_state(state) or ACT_ON_ANSWER
+    return "is it started, and is STRETTO_DATABASE_URL right?"
 
 
 def remedy_of_state(state: str) -> str:
-    """Return what to do about a database that takes no writes, or no connection more; else nothing."""
-    return {READ_ONLY_STATE: TAKE_WRITES, _NO_CONNECTION_LEFT: FREE_CONNECTIONS}.get(state, "")
+    """Return what to do about a database that takes no writes, or lacks resources; else nothing."""
+    return _OF_STATES.get(state, "")
 
 
 def remedy(cause: BaseException | None) -> str:
     """Return what to do about a connection that no waiting will bring."""
-    state = (isinstance(cause, asyncpg.PostgresError) and cause.sqlstate) or ""
+    state = sqlstate_of(cause) if isinstance(cause, asyncpg.PostgresError) else ""
+    if state:
+        return _remedy_of_answer(state)
+    if isinstance(cause, ssl.SSLError):
+        return "correct sslmode, sslrootcert, sslcert or sslkey of STRETTO_DATABASE_URL"
+    if is_without_tls(cause):
+        return (
+            "turn TLS on at the server (PostgreSQL's setting ssl), or correct sslmode of"
+            " STRETTO_DATABASE_URL: the server takes connections without TLS alone"
+        )
+    if isinstance(cause, asyncpg.InterfaceError):
+        # The driver's own message names the part.
+        return "correct it in STRETTO_DATABASE_URL"
+    return _address_remedy()
+
+
+def _remedy_of_answer(state: str) -> str:
+    """Return what to do about what the server has answered to a connection."""
     if state.startswith("28"):
         return "give STRETTO_DATABASE_URL a user and a password that the server takes"
     if state.startswith("3D"):
@@ -51,17 +84,7 @@ def remedy(cause: BaseException | None) -> str:
         return (
             "correct the parameters of STRETTO_DATABASE_URL: the server takes them as its settings"
         )
-    if isinstance(cause, ssl.SSLError):
-        return "correct sslmode, sslrootcert, sslcert or sslkey of STRETTO_DATABASE_URL"
-    if is_without_tls(cause):
-        return (
-            "turn TLS on at the server (PostgreSQL's setting ssl), or correct sslmode of"
-            " STRETTO_DATABASE_URL: the server takes connections without TLS alone"
-        )
-    if isinstance(cause, asyncpg.InterfaceError):
-        # The driver's own message names the part.
-        return "correct it in STRETTO_DATABASE_URL"
-    return _address_remedy()
+    return remedy_of_state(state) or ACT_ON_ANSWER
 
 
 def _address_remedy() -> str:

@@ -121,8 +121,12 @@ def test_what_the_driver_cannot_send_is_not_refused() -> None:
     ("expected", "states"),
     [
         (True, ["28000", "28P01", "3D000", "42501", "42704", "22023"]),
+        # An answer of a server that goes on: a limit, a full disk, a trigger of the host's.
+        (True, ["53400", "53200", "53100", "54000", "0A000", "P0001"]),
         # A server that starts, or goes down; no connection left; no primary yet.
-        (False, ["57P01", "57P03", "53300", "53200", "55000", "25006", "08006", "08P01", "XX000"]),
+        (False, ["57P01", "57P03", "53300", "55000", "25006", "08006", "08P01", "XX000"]),
+        # What another transaction has caused.
+        (False, ["40001", "40P01", "55P03", "57014"]),
     ],
 )
 def test_what_waiting_heals_is_distinguished_from_what_lasts(
@@ -131,6 +135,13 @@ def test_what_waiting_heals_is_distinguished_from_what_lasts(
     """A wrong password stays wrong; a server that starts will have started."""
     for state in states:
         assert expected is is_lasting(server_error(state)), state
+
+
+def test_a_connection_that_a_server_refuses_for_lack_of_resources_is_waited_for() -> None:
+    """It ends the connection, and may have enough for the next one."""
+    for state in ("53200", "53100"):
+        fields = {"S": "FATAL", "V": "FATAL", "C": state, "M": "out of memory"}
+        assert not is_lasting(asyncpg.PostgresError.new(fields)), state
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 from asyncpg.exceptions import TargetServerAttributeNotMatched
 
-from stretto.postgres.remedies import remedy_of_waiting
+from stretto.postgres.remedies import remedy, remedy_of_waiting
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,10 @@ from stretto.postgres.remedies import remedy_of_waiting
     [
         ("have this database take writes again", TargetServerAttributeNotMatched("no")),
         ("raise max_connections", asyncpg.TooManyConnectionsError("no")),
+        ("free space on the disk", asyncpg.DiskFullError("no")),
+        ("more memory", asyncpg.OutOfMemoryError("no")),
+        ("has answered this", asyncpg.ObjectNotInPrerequisiteStateError("no")),
+        ("is it started, and is STRETTO_DATABASE_URL right?", asyncpg.ProtocolViolationError("no")),
         ("is it started, and is STRETTO_DATABASE_URL right?", asyncpg.CannotConnectNowError("no")),
         ("is it started, and is STRETTO_DATABASE_URL right?", ConnectionRefusedError()),
         ("is it started, and is STRETTO_DATABASE_URL right?", None),
@@ -24,3 +28,19 @@ def test_what_was_waited_for_in_vain_has_its_remedy(
 ) -> None:
     """By the kind of the failure: a database that runs need not be started."""
     assert expected in remedy_of_waiting(cause)
+
+
+@pytest.mark.parametrize(
+    ("expected", "cause"),
+    [
+        ("temp_file_limit", asyncpg.ConfigurationLimitExceededError("no")),
+        ("free space on the disk", asyncpg.DiskFullError("no")),
+        ("has answered this", asyncpg.StatementTooComplexError("no")),
+    ],
+)
+def test_what_a_server_has_answered_is_no_fault_of_the_url(
+    expected: str, cause: BaseException
+) -> None:
+    """The server was reached: the address is right."""
+    assert expected in remedy(cause)
+    assert "STRETTO_DATABASE_URL" not in remedy(cause)
