@@ -15,6 +15,7 @@ from stretto.commands.reports import database_failure
 from stretto.postgres.migrate import KEYS, grant
 from support.api_client import SECRET
 from support.command_process import ended, stretto
+from support.database import first_row
 from support.environment import QUIET, environment
 
 if TYPE_CHECKING:
@@ -173,8 +174,8 @@ async def test_a_key_is_found_whatever_a_roles_settings_have_the_server_print(
     expected: int, index: str, database_url: str, connection: Connection
 ) -> None:
     """Names in quotation marks are the same names; an expression is no column, and none beside one."""
-    role, database = await connection.fetchrow(
-        "SELECT quote_ident(current_user), quote_ident(current_database())"
+    role, database = await first_row(
+        connection, "SELECT quote_ident(current_user), quote_ident(current_database())"
     )
     await connection.execute(
         "ALTER TABLE chat_group DROP CONSTRAINT chat_group_pkey CASCADE;"

@@ -326,11 +326,12 @@ async def test_a_culprit_waits_for_no_probe() -> None:
 
 def test_a_victim_waits_for_a_probe_under_way_and_not_for_a_pause() -> None:
     """Not for its own pause, nor for the time that a failed probe leaves to the others."""
-    breakers = breakers_with([], [HOT, COLD])
+    breakers = breakers_with([], [HOT])
+    clock_of(breakers).now += 10
+    breakers.charge(write(COLD, 1), OWNER_SECONDS_MAX, CONFLICT)
+    assert breakers.begin_probe(HOT)
     assert not breakers.awaits_probe(COLD)
     clock_of(breakers).now += 10
-    assert not breakers.awaits_probe(COLD)
-    assert breakers.begin_probe(HOT)
     assert breakers.awaits_probe(COLD)
     # No pause of its own.
     assert not breakers.awaits_probe(OTHER)

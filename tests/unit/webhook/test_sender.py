@@ -113,6 +113,7 @@ async def test_a_place_that_was_swept_is_reported_once() -> None:
     store, observed = ScriptedStore(enrol=PositionLost()), list["Observation"]()
     store.due = []
     sender = WebhookSender(store, ScriptedEndpoint(Answered(204)), observed.append)
+    assert sender.pace is not None
     assert sender.pace.full == await sender.run_once()
     assert 0 == await sender.run_once()
     assert [PlaceLost("webhook")] == observed
