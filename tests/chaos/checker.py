@@ -59,6 +59,7 @@ class Checker:
         for event in rows.events:
             self._events[event.subject].append(event)
         self._attempts: dict[UUID, AttemptRow] = {row.group_id: row for row in rows.attempts}
+        self._deletions = DeletionChecker(history.settled_at, rows, self._events)
 
     def violations(self) -> list[Violation]:
         """Return all that is wrong."""
@@ -72,13 +73,12 @@ class Checker:
 
     def _of_key(self, key: Key, operations: Sequence[Operation]) -> Iterator[str]:
         *lost, kept = parts(operations, self._history.losses)
-        deletions = DeletionChecker(self._history.settled_at, self._rows)
         for part in (*lost, kept):
             yield from self._answers(key, part)
             yield from self._order(part)
-            yield from deletions.order(part, operations)
+            yield from self._deletions.order(part, operations)
         yield from self._effect(key, kept, operations)
-        yield from deletions.effect(key, kept, operations)
+        yield from self._deletions.effect(key, kept, operations)
 
     def _answers(self, key: Key, operations: Sequence[Operation]) -> Iterator[str]:
         """G1, G2: one group, answered in the same bytes, and created by one request."""

@@ -12,19 +12,26 @@ from typing import TYPE_CHECKING
 from stretto.postgres.deletions import DELETED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from uuid import UUID
 
     from chaos.history import Key, Operation
-    from chaos.rows import Rows
+    from chaos.rows import EventRow, Rows
 
 
 class DeletionChecker:
     """Compares the deletions of a key with its other answers, and with the rows in the end."""
 
-    def __init__(self, settled_at: int, rows: Rows) -> None:
-        """Take the line from which on no process remembers anything from before."""
+    def __init__(
+        self, settled_at: int, rows: Rows, events: Mapping[UUID, Sequence[EventRow]]
+    ) -> None:
+        """Take the line from which on no process remembers anything from before.
+
+        `events` are those of the rows, by group.
+        """
         self._settled_at = settled_at
         self._rows = rows
+        self._events = events
 
     def order(self, part: Sequence[Operation], operations: Sequence[Operation]) -> Iterator[str]:
         """Deleted only once that was asked for, and from then on for ever."""
@@ -55,7 +62,7 @@ class DeletionChecker:
             yield "a tombstone, but no deletion was asked for"
         if not is_deleted and any(each.state == "deleted" for each in kept):
             yield "answered to be deleted, but there is no tombstone"
-        events = [event for event in self._rows.events if event.subject == key.group_id]
+        events = self._events.get(key.group_id, ())
         deletions = [event for event in events if event.event_type == DELETED]
         if len(deletions) != is_deleted:
             yield "the deletion's event is missing, or there is one too many"
