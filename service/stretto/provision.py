@@ -10,7 +10,6 @@ import asyncio
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
@@ -121,12 +120,9 @@ async def bus_place(
 ) -> AsyncIterator[str]:
     """Provide the URL of NATS as long as the context lasts; empty where none is set.
 
-    `on_lost` is called as in `database_place`. Raises `EmbeddedError`, or `ConfigurationError` where the client is not installed.
+    `on_lost` is called as in `database_place`. Raises `EmbeddedError`.
     """
     url = settings.component.nats_url
-    if url and find_spec("nats") is None:
-        message = "STRETTO_NATS_URL needs the client of NATS: install stretto[nats]"
-        raise ConfigurationError(message)
     if url != EMBEDDED:
         yield url
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from stretto.nats.access import NatsSettings
@@ -50,8 +51,9 @@ def make_nats(
     observe: Observer,
     tracing: Tracing | None = None,
 ) -> Nats:
-    """Return the parts to run."""
+    """Return the parts to run; raises `ConfigurationError` where the client is not installed."""
     # nats-py is an extra: a service without a bus runs without it.
+    _require_client()
     from stretto.nats.commands import CommandConsumer  # noqa: PLC0415
     from stretto.nats.connection import NatsConnection  # noqa: PLC0415
     from stretto.nats.deployment import Deployment  # noqa: PLC0415
@@ -71,8 +73,10 @@ async def describe_streams(
 ) -> list[str]:
     """Return a line for the database and for each of its streams; first change them if asked to.
 
-    Raises `ConfigurationError` if NATS does not answer, or has no JetStream.
+    Raises `ConfigurationError` if NATS does not answer, or has no JetStream, or its client is not
+    installed.
     """
+    _require_client()
     from nats.js.errors import ServiceUnavailableError  # noqa: PLC0415
 
     from stretto.nats.connection import NATS_ERRORS, NatsConnection  # noqa: PLC0415
@@ -118,3 +122,9 @@ async def describe_streams(
             )
             raise ConfigurationError(message) from error
     return [*lines, f"our database: {bus.origin}", *describe(deployment, infos)]
+
+
+def _require_client() -> None:
+    if find_spec("nats") is None:
+        message = "a URL of NATS needs the client of NATS: install stretto[nats]"
+        raise ConfigurationError(message)

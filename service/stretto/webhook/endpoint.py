@@ -129,6 +129,7 @@ def _retry_after(text: str, now: float) -> float | None:
         return float(text)
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+    # The latter for a year or a zone of many digits.
+    except (ValueError, OverflowError):
         return None
     return max(0.0, at.replace(tzinfo=at.tzinfo or UTC).timestamp() - now)
