@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID, uuid4
 
+from uuid_utils.compat import uuid7
+
 from stretto.creation.ports import Write
 from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.postgres.attempts import PostgresAttemptStore
@@ -43,7 +45,8 @@ def write(key: str, *, name: str = "Team", members: tuple[str, ...] = ("bob",)) 
     return Write(
         group_id=group_id(alice, IdempotencyKey(key)),
         claim_token=uuid4(),
-        conversation_id=uuid4(),
+        # An event tells the time in it, which of a random one may be beyond the year 9999.
+        conversation_id=uuid7(),
         new_group=new_group,
         fingerprint=new_group.fingerprint(),
         is_claimed=False,
