@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from stretto.creation.attempt import Sighting
 from stretto.creation.flight import RETRY_AFTER_SECONDS, public_error
 from stretto.creation.host_errors import last_raised, veto_of
+from stretto.creation.laggards import LATE_CALLS_MAX, Laggards
 from stretto.domain import NewGroup
 from stretto.errors import AuthorizeFailed, CreationRefused, Overloaded
 from stretto.kinds import is_a
@@ -32,18 +33,39 @@ if TYPE_CHECKING:
     from stretto.domain import UserId
     from stretto.observations import Observer
 
-# Nothing is claimed yet, so nothing but its own request waits for it. Half of a client's patience is
-# left to the write.
-AUTHORIZE_SECONDS: Final = 2.0
 # Of a process at once: a host whose service hangs keeps so many requests waiting, and rejects others.
 # One owner has no more of them than are left free for others: alone half, beside one that has half a
-# quarter. So a few owners, for whom the host's code hangs, do not keep all others out.
+# quarter. So a few owners, for whom the host's code hangs, do not keep all others out. Nor do many:
+# those for whom it was late have calls of their own (`laggards.py`).
 AUTHORIZATIONS_MAX: Final = 1024
 
 Authorize: TypeAlias = Callable[[NewGroup], Awaitable[None]]
 """A host's say about a new group: returns, or raises `GroupRejected`."""
 Reportable: TypeAlias = Callable[[BaseException], BaseException | None]
 """Returns an error as a log may show it."""
+
+
+class _Calls:
+    """Calls under way, of which an owner has no more than are left free for others."""
+
+    def __init__(self, at_once_max: int) -> None:
+        self._free = at_once_max
+        self._of_owner: Counter[UserId] = Counter()
+
+    def begin(self, owner: UserId) -> bool:
+        """Count one more call of the owner, and return true, if it may begin."""
+        if self._of_owner[owner] >= self._free:
+            return False
+        self._free -= 1
+        self._of_owner[owner] += 1
+        return True
+
+    def end(self, owner: UserId) -> None:
+        """Count one less."""
+        self._free += 1
+        self._of_owner[owner] -= 1
+        if not self._of_owner[owner]:
+            del self._of_owner[owner]
 
 
 class Authorization:
@@ -65,9 +87,8 @@ class Authorization:
         self._observe = observe
         self._reportable = reportable
         self._hooks = hooks
-        self._under_way: Counter[UserId] = Counter()
-        """Calls of each owner that have not ended."""
-        self._calls = 0
+        self._laggards = Laggards()
+        self._calls, self._late_calls = _Calls(AUTHORIZATIONS_MAX), _Calls(LATE_CALLS_MAX)
 
     async def require(self, group_id: bytes, new_group: NewGroup) -> None:
         """Return if the host allows the group, or if its key has an attempt or a group already.
@@ -88,21 +109,33 @@ class Authorization:
         return sighting != Sighting(None, None)
 
     async def _ask(self, new_group: NewGroup) -> None:
-        owner = new_group.owner
-        if self._under_way[owner] >= AUTHORIZATIONS_MAX - self._calls:
-            raise Overloaded(retry_after_seconds=RETRY_AFTER_SECONDS)
+        owner, laggards = new_group.owner, self._laggards
+        is_late = owner in laggards
+        calls = self._late_calls if is_late else self._calls
+        if not calls.begin(owner):
+            seconds = laggards.retry_after_seconds() if is_late else RETRY_AFTER_SECONDS
+            raise Overloaded(retry_after_seconds=seconds)
+        began, patience = laggards.clock_seconds(), laggards.patience_seconds(owner)
         # A task of its own: what cancels the host's code from within does not cancel the request.
         call = asyncio.create_task(self._call(new_group), name="stretto authorize")
-        self._calls += 1
-        self._under_way[owner] += 1
         # Counted until it has ended, which a host may delay beyond its time.
-        call.add_done_callback(partial(self._end, owner))
+        call.add_done_callback(partial(_end, calls, owner))
         try:
-            await asyncio.wait({call}, timeout=AUTHORIZE_SECONDS)
+            await asyncio.wait({call}, timeout=patience)
+        except asyncio.CancelledError:
+            laggards.note_left(owner, laggards.clock_seconds() - began)
+            raise
         finally:
             call.cancel()
         if not call.done():
-            raise self._failure(f"authorize took longer than {AUTHORIZE_SECONDS:g} s")
+            laggards.note_late(owner)
+            seconds = laggards.retry_after_seconds()
+            raise self._failure(f"authorize took longer than {patience:g} s", None, seconds)
+        laggards.note_answered(owner, laggards.clock_seconds() - began)
+        self._raise_failure(call)
+
+    def _raise_failure(self, call: asyncio.Task[None]) -> None:
+        """Raise what a call that has ended says, unless it allows the group."""
         if call.cancelled():
             raise self._failure("authorize was cancelled by something that it waited for")
         error = call.exception()
@@ -135,16 +168,19 @@ class Authorization:
             )
             raise TypeError(message)
 
-    def _end(self, owner: UserId, call: asyncio.Task[None]) -> None:
-        self._calls -= 1
-        self._under_way[owner] -= 1
-        if not self._under_way[owner]:
-            del self._under_way[owner]
-        if not call.cancelled():
-            # Read, or asyncio complains of one that came too late.
-            call.exception()
-
-    def _failure(self, cause: str, bug: BaseException | None = None) -> AuthorizeFailed:
+    def _failure(
+        self,
+        cause: str,
+        bug: BaseException | None = None,
+        retry_after_seconds: int = RETRY_AFTER_SECONDS,
+    ) -> AuthorizeFailed:
         """Report that the host has said neither yes nor no; return the error for the client."""
         self._observe(AuthorizationFailed(cause, bug))
-        return AuthorizeFailed(retry_after_seconds=RETRY_AFTER_SECONDS)
+        return AuthorizeFailed(retry_after_seconds=retry_after_seconds)
+
+
+def _end(calls: _Calls, owner: UserId, call: asyncio.Task[None]) -> None:
+    calls.end(owner)
+    if not call.cancelled():
+        # Read, or asyncio complains of one that came too late.
+        call.exception()

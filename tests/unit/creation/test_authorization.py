@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from stretto.creation import authorization as authorization_module
+from stretto.creation import laggards as laggards_module
 from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting
 from stretto.creation.authorization import Authorization
 from stretto.creation.hook_calls import HookCalls
@@ -164,7 +165,7 @@ async def test_anything_else_is_neither_yes_nor_no(
 ) -> None:
     """The client comes again with its key; a `False` is not taken for a yes."""
     if host is _hang:
-        monkeypatch.setattr(authorization_module, "AUTHORIZE_SECONDS", 0.05)
+        monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 0.05)
     async with asyncio.timeout(20):
         with pytest.raises(AuthorizeFailed) as failure:
             await world.ask(host)
@@ -215,12 +216,62 @@ async def test_a_request_that_leaves_ends_its_call(world: World) -> None:
     assert [] == world.events
 
 
+class Crowd:
+    """A host whose code hangs, and the requests that wait for it."""
+
+    def __init__(self, authorization: Authorization) -> None:
+        self._authorization = authorization
+        self._waiting: list[asyncio.Task[None]] = []
+
+    async def ask(self, owner: str) -> None:
+        """Ask for a group of this owner, to the end."""
+        team = NewGroup.parse(UserId(owner), {"name": "Team"})
+        await self._authorization.require(ID.bytes, team)
+
+    async def come(self, owner: str) -> None:
+        """Ask for a group of this owner, as far as the host's code or a rejection."""
+        task = asyncio.create_task(self.ask(owner))
+        self._waiting.append(task)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        if task.done():
+            await task
+
+    async def leave(self) -> None:
+        """Have all clients leave."""
+        for task in self._waiting:
+            task.cancel()
+        await asyncio.gather(*self._waiting, return_exceptions=True)
+
+
 async def test_so_many_are_asked_at_once_and_owners_leave_room(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others are rejected at once; a call counts until it has ended, whatever it does."""
+    """Others are rejected at once."""
     monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 4)
-    monkeypatch.setattr(authorization_module, "AUTHORIZE_SECONDS", 0.02)
+    crowd = Crowd(world.by(_hang))
+    for owner in ("alice", "alice", "bob"):
+        await crowd.come(owner)
+    for owner in ("alice", "bob"):
+        # As many as are left for others.
+        with pytest.raises(Overloaded):
+            await crowd.come(owner)
+    await crowd.come("carol")
+    with pytest.raises(Overloaded) as rejection:
+        await crowd.come("dave")
+    assert 1 == rejection.value.retry_after_seconds
+    await crowd.leave()
+    for owner in ("dave", "dave"):
+        await crowd.come(owner)
+    await crowd.leave()
+
+
+async def test_a_call_counts_until_it_has_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the host's code goes on after its time, and fails then."""
+    monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 2)
+    monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 0.02)
     goes_on = asyncio.Event()
 
     async def refuse_to_end(_: NewGroup) -> None:
@@ -229,31 +280,76 @@ async def test_so_many_are_asked_at_once_and_owners_leave_room(
                 await goes_on.wait()
         raise LookupError
 
-    authorization = world.by(refuse_to_end)
+    crowd = Crowd(world.by(refuse_to_end))
     # Whatever fails here, the calls must end: they cannot be cancelled.
     async with asyncio.timeout(20), AsyncExitStack() as stack:
         stack.callback(goes_on.set)
-        for _ in range(2):
+        for owner in ("alice", "bob"):
             with pytest.raises(AuthorizeFailed):
-                await authorization.require(ID.bytes, TEAM)
+                await crowd.ask(owner)
         with pytest.raises(Overloaded):
-            await authorization.require(ID.bytes, TEAM)
-        with pytest.raises(AuthorizeFailed):
-            await authorization.require(ID.bytes, OF_BOB)
-        # As one that is left for others.
-        with pytest.raises(Overloaded):
-            await authorization.require(ID.bytes, OF_BOB)
-        carol, dave = (
-            NewGroup.parse(UserId(owner), {"name": "Team"}) for owner in ("carol", "dave")
-        )
-        with pytest.raises(AuthorizeFailed):
-            await authorization.require(ID.bytes, carol)
-        with pytest.raises(Overloaded):
-            await authorization.require(ID.bytes, dave)
+            await crowd.ask("carol")
         goes_on.set()
-        monkeypatch.setattr(authorization_module, "AUTHORIZE_SECONDS", 20)
-        await until(lambda: not authorization._calls)
-        assert {} == authorization._under_way
+        monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 20)
+        calls = crowd._authorization._calls
+        await until(lambda: not calls._of_owner)
         with pytest.raises(AuthorizeFailed):
-            await authorization.require(ID.bytes, TEAM)
+            await crowd.ask("carol")
     assert "authorize raised LookupError" == world.causes[-1]
+
+
+async def test_many_owners_for_whom_the_host_hangs_keep_none_out_for_long(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once their calls were late, they have a few calls of their own, and the others the rest."""
+    monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 3)
+    monkeypatch.setattr(authorization_module, "LATE_CALLS_MAX", 2)
+    hung = [f"hung{number}" for number in range(3)]
+
+    async def hang_for_some(new_group: NewGroup) -> None:
+        if new_group.owner in hung:
+            await asyncio.Event().wait()
+
+    crowd = Crowd(world.by(hang_for_some))
+    monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 0.02)
+    for owner in hung:
+        with pytest.raises(AuthorizeFailed):
+            await crowd.ask(owner)
+    monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 2.0)
+    await crowd.come(hung[0])
+    await crowd.come(hung[1])
+    with pytest.raises(Overloaded) as rejection:
+        await crowd.come(hung[2])
+    assert 1 == rejection.value.retry_after_seconds
+    await crowd.ask("alice")
+    # One whom the host answers by now is as all others.
+    was_hung = hung.pop()
+    await crowd.leave()
+    await crowd.ask(was_hung)
+    assert was_hung not in crowd._authorization._laggards
+    await crowd.leave()
+
+
+async def test_a_client_that_does_not_wait_for_the_end_is_known_as_well(world: World) -> None:
+    """Or those that leave after a second would never be: not one that leaves at once."""
+    now = [100.0]
+    goes_on = asyncio.Event()
+
+    async def wait(_: NewGroup) -> None:
+        await goes_on.wait()
+
+    authorization = world.by(wait)
+    authorization._laggards.clock_seconds = lambda: now[0]
+    crowd = Crowd(authorization)
+    answered = asyncio.create_task(crowd.ask("bob"))
+    await asyncio.sleep(0)
+    now[0] += 0.1
+    goes_on.set()
+    await answered
+    goes_on.clear()
+    for owner, seconds in (("quick", 0.3), ("alice", 0.4)):
+        await crowd.come(owner)
+        now[0] += seconds
+        await crowd.leave()
+    laggards = authorization._laggards
+    assert (False, True) == ("quick" in laggards, "alice" in laggards)
