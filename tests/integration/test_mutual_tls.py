@@ -105,7 +105,8 @@ async def test_a_database_that_asks_for_certificates_serves_ours_alone(folder: P
         owners = f"{owner_url(server)}/stretto?sslmode=disable"
         code, _, errors = await stretto("migrate", "--grant-to", "app", DATABASE_URL=owners)
         assert code == 0, errors
-        places = {"db.internal": f"127.0.0.1:{server.port}", "…": PASSWORD}
+        # By its name, which the certificate has as well.
+        places = {"db.internal": f"localhost:{server.port}", "…": PASSWORD}
         # The recipe's files belong to the server here, and root reads them as well.
         settings = settings_of(recipe("stretto and PostgreSQL", folder, **places))
         async with ServiceProcess(settings) as service, connected_api(service.url) as api:

@@ -14,7 +14,9 @@ from cryptography.x509.oid import NameOID
 if TYPE_CHECKING:
     from pathlib import Path
 
-HOST: Final = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+_ADDRESS: Final = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+HOST: Final = x509.SubjectAlternativeName([_ADDRESS])
+NAMED_HOST: Final = x509.SubjectAlternativeName([x509.DNSName("localhost"), _ADDRESS])
 # What a verifier may ask of an authority, and of what it has signed (RFC 5280, 4.2.1.3).
 _SIGNS: Final = ("key_cert_sign", "crl_sign", "digital_signature")
 _USAGES: Final = (
@@ -42,12 +44,12 @@ class Authority:
         self.certificate, _ = _written(folder, name, certificate, self._key)
 
     def issue(self, name: str) -> tuple[Path, Path]:
-        """Return the files of a certificate for the common name, on 127.0.0.1, and of its key."""
+        """Return the files of a certificate for the common name, on this machine, and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             _begun(_named(name), key)
             .issuer_name(self._name)
-            .add_extension(HOST, critical=False)
+            .add_extension(NAMED_HOST, critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(
                     _identifier(self._key)

@@ -18,6 +18,7 @@ from stretto.postgres.pooler import ADD_PARAMETER, split_pooler
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.race import race
 from stretto.postgres.server_settings import ISOLATION
+from stretto.runtime.lookups import loop_with_own_lookups
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Connector:
         name, port = host
         return await asyncpg.connect(
             self._dsn,
+            loop=loop_with_own_lookups(),
             host=name,
             port=port,
             timeout=CONNECT_SECONDS,

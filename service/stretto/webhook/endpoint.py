@@ -8,7 +8,6 @@ address that is connected to.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import hashlib
 import socket
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from stretto.network import network_failure
+from stretto.runtime.lookups import loop_with_own_lookups
 from stretto.targets.bus import CONTENT_TYPE
 from stretto.webhook.rules import Answered, NotCalled, Unanswered, is_public, sign
 
@@ -60,8 +60,9 @@ class WebhookEndpoint:
         self._now_seconds = now_seconds
 
     async def __aenter__(self) -> Self:
+        resolver = aiohttp.ThreadedResolver(loop_with_own_lookups())
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(socket_factory=self._socket),
+            connector=aiohttp.TCPConnector(socket_factory=self._socket, resolver=resolver),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=self._send_seconds),
             auto_decompress=False,
@@ -110,7 +111,7 @@ class WebhookEndpoint:
             return False
         host = urlsplit(self._settings.webhook_url).hostname or ""
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, None)
+            found = await loop_with_own_lookups().getaddrinfo(host, None)
         except (OSError, UnicodeError):
             # Unknown now: the next try decides.
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -149,18 +150,18 @@ async def test_a_name_without_a_public_address_is_known_before_the_first_event(
 ) -> None:
     """Nothing is said of one that cannot be resolved now; with all allowed, nothing is asked."""
 
-    async def getaddrinfo(host: str, _: object) -> list[tuple[object, ...]]:
+    def getaddrinfo(host: str, *_: object) -> list[tuple[object, ...]]:
         assert host == "backend.example"
         if addresses is None:
             raise OSError
         return [(2, 1, 6, "", (address, 443)) for address in addresses]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     url = "https://backend.example/hidden"
     async with WebhookEndpoint(WebhookSettings(webhook_url=url, webhook_secret=())) as endpoint:
         assert expected == await endpoint.is_blocked()
     allowed = WebhookSettings(webhook_url=url, webhook_secret=(), webhook_allow_private=True)
-    monkeypatch.delattr(asyncio.get_running_loop(), "getaddrinfo")
+    monkeypatch.setattr(socket, "getaddrinfo", None)
     async with WebhookEndpoint(allowed) as endpoint:
         assert not await endpoint.is_blocked()
 

@@ -22,6 +22,7 @@ from stretto.errors import Overloaded
 from stretto.http.tokens.keys import TokenKey, UnusableError, read_keys
 from stretto.network import network_failure
 from stretto.runtime.backoff import Backoff
+from stretto.runtime.lookups import loop_with_own_lookups
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
@@ -81,7 +82,12 @@ class KeySet:
 
     async def __aenter__(self) -> Self:
         """Begin to fetch the keys, without waiting: an issuer that is away holds up no start."""
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FETCH_SECONDS))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                resolver=aiohttp.ThreadedResolver(loop_with_own_lookups())
+            ),
+            timeout=aiohttp.ClientTimeout(total=FETCH_SECONDS),
+        )
         self._fetch_unless_just_tried()
         return self
 
