@@ -19,7 +19,8 @@ IDS = {
 }
 CLIENT = {
     *IDS,
-    *("stretto.client", "stretto.client.calls", "stretto.client.intentions"),
+    *("stretto.client", "stretto.client.calls", "stretto.client.connections"),
+    "stretto.client.intentions",
     *("stretto.client.replies", "stretto.client.sessions", "stretto.client.stretto_client"),
     "stretto.network",
 }

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 import aiohttp
 
+from stretto.client.connections import NoConnectionError, shortage
 from stretto.client.replies import BACKOFF_SECONDS_FIRST, Reply, TryAgainError
 from stretto.network import network_failure
 
@@ -76,7 +77,8 @@ class Calls:
             async with asyncio.timeout(timeout_seconds):
                 return await tries.until_it_answers(send)
         except (TimeoutError, TryAgainError):
-            message = f"no outcome within {timeout_seconds} s ({tries.last_error or 'no answer'})"
+            why = tries.last_error or shortage(self._session, self._url) or "no answer"
+            message = f"no outcome within {timeout_seconds} s ({why})"
             raise TimeoutError(message + warning) from tries.last_error
 
     @asynccontextmanager
@@ -92,6 +94,7 @@ class Calls:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request once; where the network fails, also in the block, raise `TryAgainError`.
 
+        That is a `NoConnectionError` if the session had no connection left for it.
         A token that is refused is asked for once again: it may have ended on the way.
         """
         for is_last in (True,) if isinstance(self._token, str) else (False, True):
@@ -115,7 +118,11 @@ class Calls:
             except aiohttp.InvalidURL:
                 raise
             except (aiohttp.ClientError, TimeoutError) as error:
-                raise TryAgainError(network_failure(error)) from error
+                raise self._failure(error) from error
+
+    def _failure(self, error: aiohttp.ClientError | TimeoutError) -> TryAgainError:
+        why = shortage(self._session, self._url) if isinstance(error, TimeoutError) else ""
+        return NoConnectionError(why) if why else TryAgainError(network_failure(error))
 
     async def _current_token(self) -> str:
         return self._token if isinstance(self._token, str) else await self._token()

@@ -13,6 +13,7 @@ import aiohttp
 import orjson
 
 from stretto.client.calls import Tries
+from stretto.client.connections import NoConnectionError
 from stretto.client.replies import ClientError, Reply, refuse
 from stretto.errors import Retry
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 # The service sends a sign of life every 25 s, unless its operator has chosen otherwise.
 SILENCE_SECONDS: Final = 90.0
+# Each try of a call ends within 15 s. A connection that is not free after two of them is not waited for
+# behind calls: others hold it that have no end, as sessions do.
+CONNECTION_SECONDS_MAX: Final = 30.0
 # Until the service says how long its clients wait.
 RECONNECT_SECONDS: Final = 2.0
 _POSITION_LOST: Final = 4410
@@ -56,13 +60,16 @@ class Session:
         self._calls = calls
         self._position = position
         self._pause_seconds = RECONNECT_SECONDS
-        self._times = aiohttp.ClientTimeout(total=None, sock_read=silence_seconds)
+        self._times = aiohttp.ClientTimeout(
+            total=None, connect=CONNECTION_SECONDS_MAX, sock_read=silence_seconds
+        )
 
     async def received(self) -> AsyncGenerator[Received, None]:
         """Yield events until the caller stops; connect again and resume after each end.
 
         Raises `ClientError` where that does not help: the history at the position is lost
-        (`position_lost`), or the token is refused.
+        (`position_lost`), or the token is refused; and `TimeoutError` where the caller's own session
+        has no connection left for it, and does not get one.
         """
         while True:
             async with AsyncExitStack() as connection:
@@ -84,7 +91,11 @@ class Session:
             headers["Last-Event-ID"] = self._position
         opened = self._calls.opened("GET", "events", headers=headers, params={}, times=self._times)
         async with AsyncExitStack() as stack:
-            response = await stack.enter_async_context(opened)
+            try:
+                response = await stack.enter_async_context(opened)
+            except NoConnectionError as error:
+                message = f"no connection within {self._times.connect:g} s ({error})"
+                raise TimeoutError(message) from error
             if response.status != HTTPStatus.OK:
                 refuse(Reply(response.status, response.headers, await response.read()))
             # From here on the session closes it.

@@ -35,6 +35,10 @@ class StrettoClient:
     `aiohttp.InvalidURL` for a `base_url` that is neither http nor https. One that is empty or begins
     with a slash is relative to the session's own.
 
+    The session's connector limits its connections, to 100 unless it was given another `limit`. Each
+    `events` holds one of them, also where many clients share the session: for more of them, give the
+    session an `aiohttp.TCPConnector(limit=0)`.
+
     Every call tries again while the service cannot be reached or asks for it; each retry is in the log
     `stretto`, at debug. It raises `ClientError` for a refusal, and `TimeoutError` when the time is up.
     """
@@ -119,7 +123,8 @@ class StrettoClient:
         time. Without a position of your own, take the first one, then read your groups: from then on
         you know all. An event may come twice, with the same `id`. Close the generator
         (`contextlib.aclosing`) to end the session. Raises `ClientError`, with the code
-        `position_lost` if the history at the position is gone: read your groups and begin afresh.
+        `position_lost` if the history at the position is gone: read your groups and begin afresh. Raises
+        `TimeoutError` if all connections of the `aiohttp` session stay in use for 30 s.
         """
         return Session(self._calls, position, silence_seconds).received()
 
