@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,23 +18,34 @@ from support.waiting import until
 DEADLINE_SECONDS = 30
 
 
+@pytest.mark.parametrize("is_zombie", [False, True])
 async def test_a_server_that_ends_by_itself_is_reported_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    is_zombie: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while it is a zombie, as a child of ours that is not waited for is one."""
+    monkeypatch.setattr("stretto.embedded.watch.POLL_SECONDS", 0.01)
     lost: asyncio.Queue[str] = asyncio.Queue()
-    server = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE
+    # asyncio would wait for it as soon as it ends.
+    server = subprocess.Popen(  # noqa: ASYNC220
+        (sys.executable, "-c", "print(flush=True); input()"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
-    async with (
-        asyncio.timeout(DEADLINE_SECONDS),
-        watched_server("NATS", server.pid, tmp_path, lost.put_nowait),
-    ):
+    with server:
+        # A process that has just begun has no command yet.
+        assert server.stdout is not None
+        await asyncio.to_thread(server.stdout.readline)
+        async with (
+            asyncio.timeout(DEADLINE_SECONDS),
+            watched_server("NATS", server.pid, tmp_path, lost.put_nowait),
+        ):
+            assert lost.empty()
+            server.kill()
+            if not is_zombie:
+                await asyncio.to_thread(server.wait)
+            assert f"NATS (process {server.pid}) has ended by itself" in await lost.get()
+            assert is_zombie == (server.returncode is None)
         assert lost.empty()
-        server.kill()
-        assert f"NATS (process {server.pid}) has ended by itself" in await lost.get()
-    assert lost.empty()
-    await server.wait()
 
 
 async def test_a_server_that_is_stopped_afterwards_is_not_reported(tmp_path: Path) -> None:

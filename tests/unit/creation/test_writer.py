@@ -224,8 +224,12 @@ async def test_a_refused_batch_makes_room_for_others_that_wait() -> None:
     assert sorted(claimed) == [*range(33)]
 
 
-async def test_a_refused_batch_that_takes_long_comes_to_its_end() -> None:
-    """Although others wait after each statement, some of it is answered in each turn."""
+@pytest.mark.parametrize("refused_lately", [None, "bob"])
+async def test_a_refused_batch_that_takes_long_comes_to_its_end(refused_lately: str | None) -> None:
+    """Although others wait after each statement, some of it is answered in each turn.
+
+    Also where newcomers are led first, all together, and one of them is refused each time.
+    """
     clock = Clock()
 
     def error_of(call: Call) -> StoreError | None:
@@ -237,7 +241,10 @@ async def test_a_refused_batch_that_takes_long_comes_to_its_end() -> None:
     mailbox: Mailbox[Write, WriteResult] = Mailbox(100)
     breakers = OwnerBreakers(lambda _: None, clock)
     writer = writer_of(mailbox, ScriptedStore(error_of), batch_max=8, breakers=breakers)
-    asked = [mailbox.ask(write(number)) for number in range(1, 9)]
+    if refused_lately:
+        breakers.note_refused(UserId(refused_lately))
+    owners = ["alice"] * 4 + ["bob"] * 4
+    asked = [mailbox.ask(write(n, owner=owner)) for n, owner in enumerate(owners, start=1)]
     for turn in range(3):
         for number in range(9):
             mailbox.ask(write(100 * turn + 100 + number))
@@ -267,7 +274,8 @@ async def test_refusals_are_charged_to_their_owner(neighbour: str, is_paused: bo
     def error_of(call: Call) -> StoreError | None:
         if call[0] != "lead" or 1 not in call[1]:
             return None
-        clock.now += OWNER_SECONDS_MAX / 2.5
+        # Four leads are in vain. Three of them, without that of the whole batch, are not enough.
+        clock.now += OWNER_SECONDS_MAX / 3.5
         return Refused(FAILURE)
 
     writes = [write(1), *(write(number, owner=neighbour) for number in range(2, 9))]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from stretto.telemetry import trace_export
 from stretto.telemetry.trace_export import exporting
 from stretto.telemetry.tracing import Tracing
 from support.traces import SAMPLED
@@ -14,6 +17,9 @@ from support.traces import SAMPLED
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+SOON_SECONDS = 0.05
+# What waits for as long has met a bug.
+LONG_SECONDS = 20.0
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 
 
@@ -115,3 +121,17 @@ def test_a_ratio_is_taken_before_the_sampler_is_asked(
             found = [tracing.begin("request", "", "") for _ in range(20_000)]
             assert rate * 10_000 <= sum(each is not None for each in found) <= rate * 40_000
             assert tracing.begin("request", SAMPLED, "") is not None
+
+
+def test_the_stop_does_not_wait_for_a_collector_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the collector does not take in time is lost."""
+    answers, ended = threading.Event(), list[bool]()
+    away = SimpleNamespace(shutdown=lambda: ended.append(answers.wait(LONG_SECONDS)))
+    monkeypatch.setattr(trace_export, "_provider", lambda _: away)
+    monkeypatch.setattr(trace_export, "STOP_SECONDS", SOON_SECONDS)
+    with exporting(ENDPOINT):
+        pass
+    assert [] == ended
+    answers.set()
