@@ -72,8 +72,9 @@ class _Loop:
         """Return what `socket.getaddrinfo` does; raises what it raises."""
         question = host, port, family, type, proto, flags
         answer = self._under_way.get(question) or self._ask(question)
-        # Others may wait for it.
-        found = await asyncio.shield(answer)
+        # Others may wait for it: who leaves does not cancel it.
+        await asyncio.wait({answer})
+        found = answer.result()
         if isinstance(found, Exception):
             raise found
         return found
