@@ -207,6 +207,7 @@ async def test_a_full_page_of_others_events_goes_on_behind_them(
     # Its document is the same for all.
     data = orjson.loads(asked[0].event.envelope)["data"]
     assert ("alice", ["alice", "bob"]) == (data["owner_id"], data["member_ids"])
+    assert 2 == data["members_count"]
     # The same for thousands of users, which the database looks up another way.
     many = [BOB, *(UserId(f"user{number}") for number in range(5000))]
     found = (await store.page(begin, 10, many)).events

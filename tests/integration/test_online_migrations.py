@@ -17,7 +17,8 @@ from stretto.postgres.migration_steps import Step, newest_number
 from stretto.start_errors import ConfigurationError
 from stretto.store_errors import Unreachable
 from support.command_process import stretto
-from support.database import connect, lock_waiters
+from support.database import connect
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,6 +48,9 @@ FILL = Step(
     "a back-fill",
 )
 ROWS = 2 * BATCH_ROWS_MAX + 500
+# Than the session's own `lock_timeout` of 10 ms.
+WAITED_LONGER = """SELECT count(*) > 0 FROM pg_locks
+                   WHERE NOT granted AND waitstart < clock_timestamp() - interval '50 ms'"""
 SESSION = """SELECT current_setting('search_path'), current_setting('lock_timeout'),
                     current_setting('statement_timeout')"""
 
@@ -87,7 +91,7 @@ async def test_an_index_is_built_beside_open_writes(
     await writer.start()
     await other.execute("INSERT INTO inbox VALUES ('before', gen_random_uuid())")
     building = asyncio.ensure_future(migrate(connection, "stretto", [INDEX]))
-    await lock_waiters(other, 1)
+    await until(lambda: building.done() or other.fetchval(WAITED_LONGER))
     await other.execute("INSERT INTO inbox VALUES ('meanwhile', gen_random_uuid())")
     assert not building.done()
     assert NEWEST == await version(other)

@@ -445,6 +445,17 @@ async def test_a_stop_that_is_cancelled_again_and_again_closes_all(world: World)
     assert (True, 0) == (task.cancelled(), never_started.turns)
 
 
+async def test_an_actor_without_time_to_stop_closes_in_its_own_task(world: World) -> None:
+    """Before its first step, too: a task that is cancelled by then needs another one to close."""
+    actor = Scripted()
+    assert 0.0 == actor.stop_seconds
+    world.runner.start(actor)
+    task = world.runner._runs[actor][1]
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await world.runner.stop(actor)
+    assert (False, 1, 0) == (task.cancelled(), actor.closed, actor.turns)
+
+
 @pytest.mark.parametrize("is_over", [False, True])
 async def test_an_actor_that_is_cancelled_before_its_first_step_is_not_forgotten(
     is_over: bool, world: World
