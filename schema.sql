@@ -435,8 +435,9 @@ AS $$
 DECLARE
     won uuid[];
 BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true),
-            set_config('lock_timeout', patience, true);
+    -- Assigned, which runs no query: PERFORM would.
+    patience := set_config('lock_timeout', patience, true);
+    patience := set_config('synchronous_commit', 'off', true);
     WITH claimed AS (
         INSERT INTO attempt (group_id, owner_id, fingerprint, claim_token)
         SELECT claim.group_id, claim.owner_id, claim.fingerprint, claim.claim_token
@@ -477,9 +478,10 @@ DECLARE
 BEGIN
     -- What is acknowledged is flushed, whatever the server's or the role's setting is: a reload changes
     -- living sessions, even between a statement and its commit, but not what was set for a transaction.
-    PERFORM set_config('lock_timeout', patience, true),
-            set_config('synchronous_commit',
-                       coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true);
+    patience := set_config('lock_timeout', patience, true);
+    patience := set_config('synchronous_commit',
+                           coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'),
+                           true);
     -- Where events go. A pooler may have changed to a promoted server under a living connection.
     SELECT (SELECT slot FROM outbox_slot ORDER BY outbox_slot.number DESC LIMIT 1) AS slot,
            history.number, history.server_started_at INTO present
@@ -574,7 +576,7 @@ CREATE PROCEDURE claim_and_lead_4(
     LANGUAGE plpgsql
 AS $$
 BEGIN
-    PERFORM claim_attempts_1(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience);
+    led := claim_attempts_1(group_ids, owner_ids, fingerprints, claim_tokens, claim_patience);
     COMMIT;
     led := lead_groups_4(group_ids, claim_tokens, conversation_ids, names, descriptions,
                          recipients_of, event_ids, trace_contexts, kinds, metadata_of,
