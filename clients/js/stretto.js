@@ -1,5 +1,5 @@
-// Creates groups exactly once from a browser, and follows their events. README.md says how to use
-// it, stretto.d.ts what each part does; here is why.
+// Creates groups exactly once, and follows their events. README.md says how to use it, stretto.d.ts
+// what each part does; here is why.
 
 const NAMESPACE_URL = "6ba7b811-9dad-11d1-80b4-00c04fd430c8"; // RFC 9562, 6.6
 const ADVICE = ["same-key", "new-key", "never"];
@@ -10,7 +10,7 @@ const TRY_MS = 15_000;
 const CHARACTERS_PER_MS = 8;
 const BACKOFF_MS = [500, 30_000];
 const RETRY_AFTER_SECONDS_MAX = 3600;
-// A clock that is wrong by less is not why a first sending is out of range.
+// A clock that is wrong by less is no reason.
 const SKEW_MS_MIN = 60_000;
 // Two heartbeats of the service, and some.
 const SILENCE_MS = 60_000;
@@ -222,9 +222,10 @@ class Events {
         response = await fetch(request, { signal: cut.signal });
         const wasRefused = isRefused;
         isRefused = response.status === 401;
-        if (!response.ok) {
+        // Not a page.
+        if (!/event/.test(response.headers.get("Content-Type"))) {
           const error = errorOf(response, parsed(await response.text()));
-          if (error.retry !== "same-key" && (wasRefused || !isRefused)) throw error;
+          if (response.ok || (error.retry !== "same-key" && (wasRefused || !isRefused))) throw error;
         } else {
           for await (const { id, event, data, retry } of blocksOf(response.body, beat)) {
             if (retry) least = Number(retry);

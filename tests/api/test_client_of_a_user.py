@@ -125,6 +125,30 @@ async def test_reading_is_tried_again(front: Front) -> None:
     assert [] == front.script
 
 
+@pytest.mark.parametrize("document", [{"items": []}, {"groups": []}])
+async def test_a_list_of_another_service_is_reported(
+    document: dict[str, list[str]], front: Front
+) -> None:
+    """A document that has no groups, or says nothing of the next page, at a wrong address."""
+    front.script = [lambda _: web.json_response(document)]
+    async with client_of(front.url) as client:
+        with pytest.raises(ClientError, match="http_200: this is not an answer of a stretto"):
+            await anext(client.groups())
+
+
+@pytest.mark.parametrize("kind", ["text/html", "application/json", None])
+async def test_what_is_no_session_is_reported_at_once(kind: str | None, front: Front) -> None:
+    """A page of the host's, or of a proxy's, that would look like a session without events."""
+    headers = {"Content-Type": kind} if kind else None
+    front.script = [lambda _: web.Response(body=b"<html>", headers=headers)]
+    async with client_of(front.url) as client:
+        with pytest.raises(
+            ClientError, match="http_200: this is not an answer of a stretto"
+        ) as end:
+            await take(client.events(), [])
+    assert Retry.NEVER is end.value.retry
+
+
 async def test_a_token_that_ended_is_asked_for_once_again(front: Front) -> None:
     """Whether or not the function returns another one; a second refusal is final."""
     tokens = iter("abcd")

@@ -553,6 +553,8 @@ async def test_a_session_whose_history_is_lost_says_so(page: Page) -> None:
         ([problem(400, "request_invalid", "never")], "request_invalid"),
         ([problem(401, "unauthenticated", "never")] * 2, "unauthenticated"),
         ([problem(403, "insufficient_scope", "never")], "insufficient_scope"),
+        # A page that answers everything below it, as single-page applications have one.
+        ([(200, {"Content-Type": "text/html"}, "<html>")], "http_200"),
     ],
 )
 async def test_a_session_that_is_refused_for_good_ends(

@@ -471,3 +471,13 @@ async def test_two_mounted_components_keep_their_groups_and_metrics_apart(
     assert [True, False] == [b'outcome="replayed"' in shown for shown in metrics]
     for schema in ("stretto", "second"):
         assert await connection.fetchval(f"SELECT count(*) FROM {schema}.chat_group") == 1
+
+
+async def test_an_opening_is_entered_once_at_a_time(database_url: str) -> None:
+    """Nobody would close the first component; after its end, or a failure, it may be opened again."""
+    opening = open_component(database_url)
+    for _ in range(2):
+        async with opening as component:
+            with pytest.raises(RuntimeError, match="is open already"):
+                await opening.__aenter__()
+            assert (await component.create("k", NEW_GROUP)).group is not None

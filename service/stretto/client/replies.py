@@ -24,6 +24,7 @@ BACKOFF_SECONDS_FIRST: Final = 0.1
 RETRY_AFTER_SECONDS_MAX: Final = 30
 
 _ADVICE: Final[Mapping[str, Retry]] = {advice.value: advice for advice in Retry}
+_FOREIGN: Final = "this is not an answer of a stretto service"
 # These mean "later": with the same key another try is safe.
 _PASSING: Final = (
     HTTPStatus.REQUEST_TIMEOUT,
@@ -89,6 +90,11 @@ def read_answer(reply: Reply) -> ClientAnswer:
     return ClientAnswer(group, is_replay=reply.headers.get("Idempotent-Replayed") == "true")
 
 
+def foreign(status: int) -> ClientError:
+    """Return the error of an answer that no stretto service gives, such as a page of a proxy's."""
+    return ClientError(f"http_{status}", _FOREIGN, Retry.NEVER)
+
+
 def read_document(reply: Reply) -> dict[str, Any]:
     """Return what a route of reading has answered; raises `ClientError`, or `TryAgainError`."""
     if reply.status != HTTPStatus.OK:
@@ -109,7 +115,7 @@ def refuse(reply: Reply) -> NoReturn:
         retry = Retry.SAME_KEY if is_passing else Retry.NEVER
     if retry is Retry.SAME_KEY:
         raise TryAgainError(code, _retry_after_seconds(reply.headers.get("Retry-After", "")))
-    detail = str(document.get("detail", "this is not an answer of a stretto service"))
+    detail = str(document.get("detail", _FOREIGN))
     failure = document.get("failure")
     if isinstance(failure, dict):
         reason = Failure(str(failure.get("code")), str(failure.get("detail")))

@@ -14,7 +14,7 @@ import orjson
 
 from stretto.client.calls import Tries
 from stretto.client.connections import NoConnectionError
-from stretto.client.replies import ClientError, Reply, refuse
+from stretto.client.replies import ClientError, Reply, foreign, refuse
 from stretto.errors import Retry
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ CONNECTION_SECONDS_MAX: Final = 30.0
 # Until the service says how long its clients wait.
 RECONNECT_SECONDS: Final = 2.0
 _POSITION_LOST: Final = 4410
+_EVENT_STREAM: Final = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Session:
             await sleep(self._pause_seconds)
 
     async def _open(self, connection: AsyncExitStack) -> aiohttp.ClientResponse:
-        headers = {"Accept": "text/event-stream"}
+        headers = {"Accept": _EVENT_STREAM}
         if self._position is not None:
             headers["Last-Event-ID"] = self._position
         opened = self._calls.opened("GET", "events", headers=headers, params={}, times=self._times)
@@ -98,6 +99,9 @@ class Session:
                 raise TimeoutError(message) from error
             if response.status != HTTPStatus.OK:
                 refuse(Reply(response.status, response.headers, await response.read()))
+            # As in browsers (WHATWG HTML, 9.2.3): a page would look like a session without events.
+            if response.content_type != _EVENT_STREAM:
+                raise foreign(response.status)
             # From here on the session closes it.
             connection.push_async_exit(stack.pop_all())
         return response

@@ -5,12 +5,13 @@ One call is one attempt with one key; every retry of it sends the same key and t
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from stretto.client.calls import Calls
 from stretto.client.intentions import Intention
-from stretto.client.replies import read_answer, read_document
+from stretto.client.replies import foreign, read_answer, read_document
 from stretto.client.sessions import SILENCE_SECONDS, Session
 
 if TYPE_CHECKING:
@@ -141,11 +142,15 @@ class StrettoClient:
         params: dict[str, str | int] = {"limit": PAGE_ITEMS}
         while True:
             page = await self._read(path, params, timeout_seconds)
-            for item in page[name]:
+            try:
+                items, cursor = page[name], page["next_cursor"]
+            except KeyError:
+                raise foreign(HTTPStatus.OK) from None
+            for item in items:
                 yield item
-            if page["next_cursor"] is None:
+            if cursor is None:
                 return
-            params["cursor"] = page["next_cursor"]
+            params["cursor"] = cursor
 
 
 def _segment(value: object) -> str:

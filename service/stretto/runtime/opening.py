@@ -18,16 +18,27 @@ Opened = TypeVar("Opened")
 
 
 class Opening(AbstractAsyncContextManager[Opened]):
-    """What `enter` returns; what it has put on its stack closes at the end, or when it fails."""
+    """What `enter` returns; what it has put on its stack closes at the end, or when it fails.
+
+    Raises `RuntimeError` where it is entered before it has ended: nobody would close the first.
+    """
 
     def __init__(self, enter: Callable[[AsyncExitStack], Awaitable[Opened]]) -> None:
         self._enter = enter
-        self._stack = AsyncExitStack()
+        self._stack: AsyncExitStack | None = None
+        """While it is entered."""
 
     async def __aenter__(self) -> Opened:
-        async with AsyncExitStack() as stack:
-            opened = await self._enter(stack)
-            self._stack = stack.pop_all()
+        if self._stack is not None:
+            raise RuntimeError("this is open already: open another one instead")
+        self._stack = AsyncExitStack()
+        try:
+            async with AsyncExitStack() as stack:
+                opened = await self._enter(stack)
+                self._stack = stack.pop_all()
+        except BaseException:
+            self._stack = None
+            raise
         return opened
 
     async def __aexit__(
@@ -36,4 +47,6 @@ class Opening(AbstractAsyncContextManager[Opened]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, traceback)
+        assert self._stack is not None, "it was entered"
+        stack, self._stack = self._stack, None
+        return await stack.__aexit__(kind, error, traceback)
