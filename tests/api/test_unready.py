@@ -6,10 +6,17 @@ import asyncio
 
 import pytest
 
+from stretto.assembly.application import create_app
+from stretto.http.routes.health import KEYS_UNKNOWN
 from stretto.http.service import SERVICE
+from stretto.http.tokens import jwks
+from stretto.http.tokens.settings import TokenSettings
 from stretto.observations import ActorCrashed
 from stretto.runtime.backoff import Backoff
+from support.api_client import hosted_api
+from support.issuer import Issuer
 from support.live_service import live_service
+from support.waiting import until
 
 DEADLINE_SECONDS = 60
 NEVER = Backoff(3600.0, 3600.0)
@@ -83,3 +90,31 @@ async def test_the_service_is_ready_while_all_of_it_runs(database_url: str) -> N
         metrics = (await live.api.get("/metrics", user=None)).body.decode()
         assert 'stretto_actor_up{actor="writer"} 2.0' in metrics
         assert 'stretto_actor_up{actor="announcer"}' in metrics
+
+
+async def test_the_service_is_unready_until_it_has_had_a_key_of_its_issuer(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would refuse every request. Once it has keys, an issuer that is away changes nothing."""
+    monkeypatch.setattr(jwks, "RETRY", Backoff(0.01, 0.01))
+    issuer = Issuer("k")
+    issuer.status = 500
+    async with asyncio.timeout(DEADLINE_SECONDS), issuer.serving() as url:
+        app = create_app(dsn=database_url, tokens=TokenSettings(jwks_url=url))
+        async with hosted_api(app) as api:
+            unready = await api.get("/readyz", user=None)
+            assert (503, KEYS_UNKNOWN) == (unready.status, unready.json["detail"])
+            assert 200 == (await api.get("/livez", user=None)).status
+            issuer.status = 200
+
+            async def is_ready() -> bool:
+                return 200 == (await api.get("/readyz", user=None)).status
+
+            # Asking is enough: without it nothing would fetch them before the next heartbeat.
+            await until(is_ready)
+            issuer.status = 500
+            keys = app[SERVICE].authenticator._key_set
+            assert keys is not None
+            await keys._fetch()
+            assert keys._failure is not None
+            assert await is_ready()

@@ -31,6 +31,7 @@ async def test_a_health_check_says_what_may_be_wrong_and_names_nothing(
         draining=asyncio.Event(),
         creator=SimpleNamespace(is_stopping=False),
         runner=SimpleNamespace(down=[], up={}),
+        authenticator=SimpleNamespace(has_keys=lambda: True),
         reads=SimpleNamespace(ping=ping),
     )
     request = cast("web.Request", SimpleNamespace(app={SERVICE: service}))

@@ -18,6 +18,10 @@ DATABASE_UNREADY: Final = (
     "The database does not answer, is read-only, has no connection left, or lacks a table or a"
     " right; `cause` of request.database_unavailable in the log says which."
 )
+KEYS_UNKNOWN: Final = (
+    "The token issuer's keys were not fetched yet; `cause` of issuer.keys_not_fetched in the log"
+    " says why."
+)
 
 
 async def livez(_: web.Request) -> web.Response:
@@ -26,7 +30,9 @@ async def livez(_: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """`GET /readyz`: 503 if the process stops, or nothing can be read or written.
+    """`GET /readyz`: 503 if the process stops, knows no key, or nothing can be read or written.
+
+    An issuer that goes away changes nothing while its keys are known: another instance would have none.
 
     An actor that no request waits for, such as the relay, is named and changes nothing: another
     instance would not mend it (ADR 0023).
@@ -34,6 +40,8 @@ async def readyz(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     if service.draining.is_set() or service.creator.is_stopping:
         raise Overloaded.while_stopping()
+    if not service.authenticator.has_keys():
+        raise Overloaded(KEYS_UNKNOWN, retry_after_seconds=1)
     # Before the database is asked: the reader that asks it may be down.
     if down := service.runner.down:
         raise Overloaded(f"Not running: {', '.join(down)}.", retry_after_seconds=1)

@@ -115,6 +115,10 @@ class Authenticator:
         if self._key_set is not None:
             self._key_set.refresh()
 
+    def has_keys(self) -> bool:
+        """Return whether a token can be verified; begin to fetch an issuer's keys if none is known."""
+        return self._key_set is None or self._key_set.has_keys()
+
     async def verify(self, authorization: str | None) -> Verified:
         """Return the claims of an Authorization header's token.
 

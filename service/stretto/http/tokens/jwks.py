@@ -124,6 +124,12 @@ class KeySet:
         seconds = max(1, math.ceil(self._cool_down_seconds))
         raise Overloaded(detail, retry_after_seconds=seconds) from self._failure
 
+    def has_keys(self) -> bool:
+        """Return whether a key was ever fetched; begin to fetch them, without waiting, if none was."""
+        if not self._keys:
+            self._fetch_unless_just_tried()
+        return bool(self._keys)
+
     def refresh(self) -> None:
         """Begin to fetch the keys if they are old, without waiting."""
         if self._age_seconds > KEPT_SECONDS:
