@@ -114,9 +114,11 @@ async def test_what_waits_for_all_clients_together_is_bounded(
     if is_guarded:
         monkeypatch.setattr("stretto.http.front.limits.UNREAD_BYTES_MAX", 0)
         monkeypatch.setattr("stretto.http.front.unread.COUNTED_BYTES_MIN", 1)
+    # Longer than the test: none is cut off for being slow.
+    limits = ConnectionLimits(write_seconds=2 * DEADLINE_SECONDS)
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
-        api_for(database_url) as api,
+        api_for(database_url, limits=limits) as api,
         raw_clients(api.url) as raw,
     ):
         clients = [await mute(raw) for _ in range(MUTE_MAX)]

@@ -51,14 +51,24 @@ async def test_a_server_that_ends_by_itself_is_reported_once(
 async def test_a_server_that_is_stopped_afterwards_is_not_reported(tmp_path: Path) -> None:
     """The twin: its end is ours."""
     lost: list[str] = []
-    server = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE
-    )
+    server = await _running_process()
     async with watched_server("NATS", server.pid, tmp_path, lost.append):
         await asyncio.sleep(0)
     server.kill()
     await server.wait()
     assert [] == lost
+
+
+async def _running_process() -> asyncio.subprocess.Process:
+    """Start a process and wait until it runs: one that has just begun has no command yet."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "print(flush=True); input()"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    await process.stdout.readline()
+    return process
 
 
 async def test_a_process_without_a_file_left_goes_on_watching(
@@ -75,14 +85,7 @@ async def test_a_process_without_a_file_left_goes_on_watching(
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return read(path)
 
-    server = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "print(flush=True); input()"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    # A process that has just begun has no command yet.
-    assert server.stdout is not None
-    await server.stdout.readline()
+    server = await _running_process()
     monkeypatch.setattr("stretto.embedded.watch.POLL_SECONDS", 0.01)
     monkeypatch.setattr(Path, "read_bytes", read_if_possible)
     async with (

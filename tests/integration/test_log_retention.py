@@ -17,6 +17,7 @@ from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.migrate import SLOTS
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.retention import TRUNCATION_LOCK_SECONDS
+from stretto.store_errors import Locked
 from support.database import commit_event, connect, lock_waiters
 from support.retention import START, swept
 from support.waiting import until
@@ -40,15 +41,16 @@ def store_on(connection: Connection) -> PostgresLogStore:
     return PostgresLogStore(lambda: nullcontext(connection))
 
 
-async def present(store: PostgresLogStore) -> Place:
+async def present(store: PostgresLogStore, own: frozenset[int] = frozenset()) -> Place:
     """Return the end of the log at a moment when nothing runs in the server's other databases.
 
-    A place waits for those transactions too, so it would begin before an event of ours.
+    A place waits for those transactions too, so it would begin before an event of ours. `own` are the
+    transactions that the test itself has open.
     """
 
     async def quiet() -> Place | None:
         place = await store.present()
-        return None if place.running else place
+        return place if own.issuperset(place.running) else None
 
     place = await until(quiet)
     assert place is not None
@@ -132,11 +134,11 @@ async def test_a_reader_that_has_not_looked_for_a_late_commit_keeps_its_partitio
     late = await connect(database_url)
     transaction = late.transaction()
     await transaction.start()
-    await late.execute("SELECT pg_current_xact_id()")
+    late_id = await late.fetchval("SELECT pg_current_xact_id()::text::bigint")
     await commit_event(connection)
     token = uuid4()
     assert await store.lease(token, 60)
-    assert await store.advance(token, await store.present())
+    assert await store.advance(token, await present(store, frozenset({late_id})))
     await swept(connection, 1.1)
     await connection.execute("UPDATE outbox_reader SET served_at = $1", START + timedelta(days=9))
     if is_over:
@@ -158,9 +160,32 @@ async def test_a_partition_that_is_read_is_left_to_the_next_sweep(
         await reader.fetch("SELECT FROM outbox")
         loop = asyncio.get_running_loop()
         started = loop.time()
-        assert 0 == await swept(connection, 9)
+        assert 0 == await swept(connection, 8.12)
         assert TRUNCATION_LOCK_SECONDS <= loop.time() - started
-    assert 1 == await swept(connection, 9)
+    assert 1 == await swept(connection, 8.12)
+    await reader.close()
+
+
+async def test_a_partition_that_somebody_keeps_reading_is_reported(
+    connection: Connection, database_url: str
+) -> None:
+    """A transaction that was left open: nobody hears otherwise that the log does not end any more.
+
+    New events go to the next partition nevertheless.
+    """
+    await commit_event(connection)
+    await swept(connection, 1.1)
+    await commit_event(connection)
+    reader = await connect(database_url)
+    async with reader.transaction():
+        await reader.fetch("SELECT FROM outbox")
+        with pytest.raises(
+            Locked, match="outbox_0 should have been truncated more than 60 minutes"
+        ):
+            await swept(connection, 8.15)
+        begun = "SELECT count(*) FROM outbox_slot WHERE began_at > $1"
+        assert 1 == await connection.fetchval(begun, START + timedelta(days=8))
+    assert 1 == await swept(connection, 8.15)
     await reader.close()
 
 
@@ -173,7 +198,7 @@ async def test_a_read_that_a_truncation_has_held_up_knows_of_it(
     beginning = await present(store)
     await commit_event(connection)
     await swept(connection, 1.1)
-    slots = await connection.fetch(QUERIES["sweepable_slots"], 7, START + timedelta(days=9))
+    slots = await connection.fetch(QUERIES["sweepable_slots"], 7, START + timedelta(days=9), 0.0)
     (slot,) = slots
     sweeper = await connect(database_url)
     reader = await connect(database_url)

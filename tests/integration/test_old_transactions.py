@@ -262,7 +262,7 @@ async def test_what_ends_during_a_truncation_takes_no_place(
     await commit_event(connection)
     sweeper = await connect(database_url)
     async with sweeper.transaction():
-        (slot,) = await sweeper.fetch(QUERIES["sweepable_slots"], 7, later(9))
+        (slot,) = await sweeper.fetch(QUERIES["sweepable_slots"], 7, later(9), 0.0)
         await sweeper.execute(slot["lock"])
         late = await commit_event(hosts)
         await hosts.execute("COMMIT")

@@ -208,6 +208,27 @@ async def test_only_what_is_past_its_retention_is_swept(
     assert answer.status is AnswerStatus.HEALED
 
 
+async def test_a_dead_letter_is_kept_from_its_last_try_on(
+    component: Component, connection: Connection
+) -> None:
+    """By the database's clock, of which its reader's is ahead; its event may be older by days."""
+    await create(component, "k")
+    await connection.execute(
+        """INSERT INTO outbox_reader (name, history, seen, clock_ahead)
+           SELECT 'webhook', history, seen, '5 days' FROM outbox_present;
+           INSERT INTO outbox_delivery (reader, event_id, subject, conversation_id, recipients,
+                                        group_name, created_at, due_at, dead_reason)
+           SELECT 'webhook', event_id, subject, conversation_id, recipients, group_name, created_at,
+                  created_at + interval '8 days', 'answered 500'
+           FROM outbox"""
+    )
+    last_try = timedelta(days=3) + await connection.fetchval("SELECT created_at FROM outbox")
+    kept, gone = (last_try + timedelta(days=RETENTION_DAYS, hours=hours) for hours in (-1, 1))
+    for moment, rows in ((kept, 0), (gone, 1)):
+        assert rows == (await sweepable(connection, RETENTION, moment))["outbox_delivery"]
+        assert rows == (await swept(connection, moment))["outbox_delivery"]
+
+
 async def test_a_pending_attempt_goes_unless_a_leader_holds_it(
     component: Component, connection: Connection, database_url: str
 ) -> None:

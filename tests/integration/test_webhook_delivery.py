@@ -563,6 +563,30 @@ async def test_the_gauges_say_how_far_relay_and_webhook_are_behind(
         assert await gauge(api, "stretto_relay_lag_seconds") < 300
 
 
+async def test_a_gauge_says_that_the_webhook_is_disabled(
+    database_url: str, receiver: Receiver, connection: Connection
+) -> None:
+    """Of each instance, and after a restart, until it is enabled: a counter tells it only once."""
+    settings = ComponentSettings(webhook=settings_of(receiver))
+    receiver.answers.append({"status": 410})
+
+    async def is_shown(api: Api) -> bool:
+        return bool(await gauge(api, "stretto_webhook_disabled"))
+
+    async with api_for(database_url, settings=settings) as api:
+        assert not await is_shown(api)
+        await api.create("k")
+        await until(lambda: is_shown(api))
+    async with api_for(database_url, settings=settings) as api:
+        await until(lambda: is_shown(api))
+        await enable(connection)
+
+        async def is_enabled() -> bool:
+            return not await is_shown(api)
+
+        await until(is_enabled)
+
+
 async def test_a_service_says_at_its_start_that_its_webhook_is_not_called(
     start_service: StartService,
     database_url: str,

@@ -186,8 +186,6 @@ def test_an_error_whose_text_is_not_unicode_is_one_line_of_json(
             ActorCrashed("writer", ValueError()),
         ),
         ('stretto_webhook_tries_total{result="failed"} 1.0', WebhookTried("failed")),
-        ("stretto_webhook_disabled_total 0.0", WebhookBlocked()),
-        ("stretto_webhook_disabled_total 1.0", WebhookDisabled()),
         ('stretto_events_relayed_total{result="published"} 7.0', EventsRelayed(7, 2, 0.1)),
         ('stretto_events_relayed_total{result="refused"} 2.0', EventsRelayed(7, 2, 0.1)),
         ("stretto_relay_seconds_count 1.0", EventsRelayed(7, 2, 0.1)),

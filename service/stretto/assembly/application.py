@@ -212,4 +212,5 @@ def _gauges(component: Component) -> dict[str, Callable[[], Reading]]:
         "stretto_sessions": lambda: len(component.hub),
         "stretto_relay_lag_seconds": lambda: round(relay.lag.seconds) if relay else 0,
         "stretto_webhook_lag_seconds": lambda: round(webhook.lag.seconds) if webhook else 0,
+        "stretto_webhook_disabled": lambda: int(webhook.is_disabled) if webhook else 0,
     }

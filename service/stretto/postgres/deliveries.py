@@ -39,6 +39,8 @@ class PostgresDeliveryStore:
         self._reader = reader
         self._now = now
         self._target_digest = target_digest
+        self.is_disabled = False
+        """Whether the target was disabled when the oldest event was last asked for."""
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
         """Lease due deliveries; none while the target is paused, disabled, or another one."""
@@ -76,9 +78,9 @@ class PostgresDeliveryStore:
     async def oldest_seconds(self) -> float | None:
         """Return the age of the oldest event that the target has not got yet, if there is one."""
         async with self._database.upkeep() as connection:
-            age: float | None = await connection.fetchval(
-                QUERIES["oldest_owed"], self._reader, self._now()
-            )
+            row = await connection.fetchrow(QUERIES["oldest_owed"], self._reader, self._now())
+        self.is_disabled = row is not None and row["is_disabled"]
+        age: float | None = row["seconds"] if row else None
         return age
 
 

@@ -71,10 +71,12 @@ WHERE reader = name AND delivery.event_id = answer.event_id AND dead_reason IS N
 RETURNING delivery.event_id, dead_reason IS NOT NULL AS is_dead;
 
 -- name: oldest_owed
--- Read the age in seconds of the oldest event that the target of the reader $1 has not got yet,
--- whether it waits as a delivery or is beyond the reader's place; null where there is none, no row
--- where the target is disabled. $2 is now.
-SELECT extract(epoch FROM coalesce($2::timestamptz, clock_timestamp()) - least(
+-- Read whether the target of the reader $1 is disabled; if not, the age in seconds of the oldest event
+-- that it has not got yet, whether it waits as a delivery or is beyond the reader's place, null where
+-- there is none. $2 is now.
+SELECT disabled_at IS NOT NULL AS is_disabled,
+       CASE WHEN disabled_at IS NULL THEN
+    extract(epoch FROM coalesce($2::timestamptz, clock_timestamp()) - least(
     (SELECT created_at FROM outbox_delivery
      WHERE outbox_delivery.reader = $1 AND dead_reason IS NULL
      ORDER BY created_at LIMIT 1),
@@ -84,8 +86,9 @@ SELECT extract(epoch FROM coalesce($2::timestamptz, clock_timestamp()) - least(
     (SELECT created_at FROM outbox
      WHERE (outbox.history, position) >= (reader.history, pg_snapshot_xmax(reader.seen))
      ORDER BY outbox.history, position LIMIT 1)))::float8
+       END AS seconds
 FROM outbox_reader AS reader
-WHERE name = $1 AND disabled_at IS NULL;
+WHERE name = $1;
 
 -- name: dead_letters
 -- Read the first $1 dead letters, of the bus or of the webhook's endpoint, the oldest first.

@@ -26,7 +26,7 @@ from stretto.observations import RowsSwept
 from stretto.postgres.driver_errors import DRIVER_ERRORS
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.actor import Actor, Pace
-from stretto.store_errors import ReadCancelled, StoreError
+from stretto.store_errors import Locked, ReadCancelled, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -65,6 +65,8 @@ REST_SECONDS_MAX: Final = 1.0
 # Each partition of the log holds a seventh of what is kept, so that a sweep truncates one at a time.
 # A read that is under way is waited for no longer: all others queue behind the truncation.
 TRUNCATION_LOCK_SECONDS: Final = 0.1
+# Several sweeps in a row have met a reader by then: a transaction that somebody has left open.
+OVERDUE_SECONDS: Final = 3600.0
 
 
 async def sweepable(
@@ -72,7 +74,7 @@ async def sweepable(
 ) -> dict[str, int]:
     """Return how many rows of each table a sweep would delete, and how many partitions."""
     row = await connection.fetchrow(QUERIES["sweepable_rows"], retention.retention_days, now)
-    slots = await connection.fetch(QUERIES["sweepable_slots"], retention.event_retention_days, now)
+    slots = await _sweepable_slots(connection, retention.event_retention_days, now)
     assert row is not None
     return {**row, PARTITIONS: len(slots)}
 
@@ -98,7 +100,7 @@ async def sweep(
         progress(table, rows)
 
     try:
-        swept(PARTITIONS, await _sweep_log(acquire, retention.event_retention_days, now))
+        await _sweep_log(acquire, retention.event_retention_days, now, swept)
     except FAILURES as error:
         failures.append(error)
     for table in STATEMENTS:
@@ -172,24 +174,36 @@ class _TableSweep:
             return (last, row["rows"]) if row["is_ours"] else (first, None)
 
 
-async def _sweep_log(acquire: Acquire, days: int, now: datetime | None) -> int:
+async def _sweep_log(acquire: Acquire, days: int, now: datetime | None, swept: Progress) -> None:
     """Truncate partitions whose events are too old; begin the next one if it is time.
 
-    A partition that is being read is left to the next sweep.
+    One that is being read is left to the next sweep. Raises `Locked` if it is overdue.
     """
     async with acquire() as connection:
         await connection.execute(QUERIES["set_slots_back"], now)
-        slots = await connection.fetch(QUERIES["sweepable_slots"], days, now)
-    truncated = 0
+        slots = await _sweepable_slots(connection, days, now)
+    held: asyncpg.Record | None = None
     for slot in slots:
         async with acquire() as connection:
             try:
-                truncated += await _truncate(connection, slot, days, now)
+                is_truncated = await _truncate(connection, slot, days, now)
             except asyncpg.LockNotAvailableError:
+                held = slot if slot["is_overdue"] else None
                 break
+        swept(PARTITIONS, int(is_truncated))
     async with acquire() as connection:
         await connection.execute(QUERIES["begin_slot"], days, now)
-    return truncated
+    if held:
+        raise Locked(
+            f"outbox_{held['slot']} should have been truncated more than {OVERDUE_SECONDS / 60:.0f}"
+            " minutes ago: transactions that have read it stay open (pg_locks, pg_stat_activity)"
+        )
+
+
+async def _sweepable_slots(
+    connection: Connection, days: int, now: datetime | None
+) -> list[asyncpg.Record]:
+    return await connection.fetch(QUERIES["sweepable_slots"], days, now, OVERDUE_SECONDS)
 
 
 async def _truncate(
@@ -203,7 +217,7 @@ async def _truncate(
         await connection.execute(slot["lock"])
         # Once more, now that nothing can be written to it. The start is kept with the snapshot of this
         # very statement: a reader that waits for what ends behind it has not had a chance to look.
-        left = await connection.fetch(QUERIES["sweepable_slots"], days, now)
+        left = await _sweepable_slots(connection, days, now)
         running = {each["slot"]: each["running"] for each in left}.get(slot["slot"])
         if running is None:
             return False

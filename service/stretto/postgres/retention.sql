@@ -71,8 +71,9 @@ WITH turn AS MATERIALIZED (
 SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 
 -- name: sweep_deliveries
--- The same for events more than $3 days old that are dead letters, or whose reader is disabled or
--- was not served by any process for so long.
+-- The same for dead letters that were last tried more than $3 days ago, and for events of that age
+-- whose reader is disabled or was not served by any process for so long. When a dead letter was last
+-- tried is its due time, which its reader's clock has given.
 WITH turn AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
                AS is_ours,
@@ -82,9 +83,11 @@ WITH turn AS MATERIALIZED (
     DELETE FROM outbox_delivery AS delivery
     WHERE (SELECT is_ours FROM turn) AND ctid >= $1::tid AND ctid < $2::tid
       AND created_at < (SELECT before FROM turn)
-      AND (dead_reason IS NOT NULL OR NOT EXISTS (
+      AND NOT EXISTS (
           SELECT FROM outbox_reader, turn
-          WHERE name = delivery.reader AND disabled_at IS NULL AND served_at >= before))
+          WHERE name = delivery.reader
+            AND CASE WHEN dead_reason IS NULL THEN disabled_at IS NULL AND served_at >= before
+                     ELSE due_at - clock_ahead >= before END)
     RETURNING true
 )
 SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
@@ -93,7 +96,7 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- Read which partitions of the log may be truncated, the oldest first, and the statements that lock
 -- and truncate them: those in which nothing was written for $1 days, and whose last event every
 -- reader is past. A reader that is disabled, or that no process has served for so long, does not
--- count. $2 is now.
+-- count. $2 is now. A partition is overdue when its time was more than $3 seconds ago.
 -- The time when a partition ended does not suffice: a sweep while the clock is far behind sets it back
 -- (set_slots_back), and then the clock is right again. So none of the last 100 events may be younger,
 -- which the index finds. One would not do: the last by position may be of a transaction that began long
@@ -104,7 +107,8 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- says so): it keeps no partition, however old it is. Once it has ended, the reader has to look first.
 SELECT slot.slot::integer AS slot, format('LOCK TABLE %I', 'outbox_' || slot.slot) AS lock,
        format('TRUNCATE %I', 'outbox_' || slot.slot) AS truncate,
-       pg_current_snapshot()::text AS running
+       pg_current_snapshot()::text AS running,
+       ended_at < before - make_interval(secs => $3) AS is_overdue
 FROM (SELECT now, now - make_interval(days => $1) AS before
       FROM (SELECT coalesce($2::timestamptz, clock_timestamp()) AS now) AS clock) AS bound,
      (SELECT *, lead(began_at) OVER (ORDER BY number) AS ended_at FROM outbox_slot
@@ -188,10 +192,11 @@ SELECT (SELECT count(*) FROM attempt
         WHERE happened_at < bound.before) AS attempt_trail,
        (SELECT count(*) FROM inbox WHERE received_at < bound.before) AS inbox,
        (SELECT count(*) FROM outbox_delivery AS delivery
-        WHERE created_at < bound.before
-          AND (dead_reason IS NOT NULL OR NOT EXISTS (
+        WHERE created_at < before
+          AND NOT EXISTS (
               SELECT FROM outbox_reader
-              WHERE name = delivery.reader AND disabled_at IS NULL
-                AND served_at >= bound.before))) AS outbox_delivery
+              WHERE name = delivery.reader
+                AND CASE WHEN dead_reason IS NULL THEN disabled_at IS NULL AND served_at >= before
+                         ELSE due_at - clock_ahead >= before END)) AS outbox_delivery
 FROM (SELECT coalesce($2::timestamptz, clock_timestamp()) - make_interval(days => $1) AS before)
          AS bound;

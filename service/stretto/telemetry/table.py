@@ -103,6 +103,11 @@ GAUGES: Final = (
         "Age of the oldest event that the webhook's endpoint still has to get.",
         merge=max,
     ),
+    Gauge(
+        "stretto_webhook_disabled",
+        "1 while the webhook gets no events: its endpoint has answered 410.",
+        merge=max,
+    ),
 )
 
 TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
@@ -216,10 +221,7 @@ TABLE: Final[Mapping[type[Observation], tuple[Metric | Line, ...]]] = {
     observations.WebhookTried: (
         Count("stretto_webhook_tries_total", "Events sent to the webhook, by result.", ("result",)),
     ),
-    observations.WebhookDisabled: (
-        Count("stretto_webhook_disabled_total", "Times that the webhook answered 410."),
-        Line("error", "webhook.disabled"),
-    ),
+    observations.WebhookDisabled: (Line("error", "webhook.disabled"),),
     observations.WebhookBlocked: (Line("error", "webhook.blocked", ("cause", "remedy")),),
     observations.RowsSwept: (
         Count("stretto_swept_rows_total", "Rows past their retention.", ("table",), "rows"),

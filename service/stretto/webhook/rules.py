@@ -234,6 +234,9 @@ class WebhookStore(DeliveryStore, Protocol):
     target of the webhook's reader. No delivery is taken while the endpoint is paused or disabled.
     """
 
+    is_disabled: bool
+    """Whether the target was disabled when the oldest event was last asked for."""
+
     async def open(self) -> None:
         """Make our URL the target; begin at the present, unless a process has begun before.
 

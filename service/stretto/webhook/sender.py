@@ -79,6 +79,11 @@ class WebhookSender(Actor):
         self.lag = Lag(store.oldest_seconds)
         self._health = TargetHealth(self.name, observe)
 
+    @property
+    def is_disabled(self) -> bool:
+        """Whether the endpoint has answered 410, to whichever instance, and was not enabled since."""
+        return self._store.is_disabled
+
     async def open(self) -> None:
         """Begin at the present, unless a process has begun before."""
         await self._store.open()

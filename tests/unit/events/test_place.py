@@ -116,6 +116,7 @@ def test_what_was_never_sent_is_no_position(text: str) -> None:
         (False, place(10)),
         (False, place(9, 5)),
         (True, place(9, 4)),
+        (False, place(5)),
         (True, place(4)),
         (True, place(11)),
         (True, place(9, history=History(1, "ffffffff"))),

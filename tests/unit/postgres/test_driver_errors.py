@@ -137,6 +137,13 @@ def test_what_waiting_heals_is_distinguished_from_what_lasts(
         assert expected is is_lasting(server_error(state)), state
 
 
+@pytest.mark.parametrize("state", ["28000", "28P01", "3D000", "42501", "22023"])
+def test_a_connection_that_a_server_never_takes_is_not_waited_for(state: str) -> None:
+    """No such user or database, a wrong password, no right to connect; this ends the connection."""
+    fields = {"S": "FATAL", "V": "FATAL", "C": state, "M": "permission denied"}
+    assert is_lasting(asyncpg.PostgresError.new(fields))
+
+
 def test_a_connection_that_a_server_refuses_for_lack_of_resources_is_waited_for() -> None:
     """It ends the connection, and may have enough for the next one."""
     for state in ("53200", "53100"):

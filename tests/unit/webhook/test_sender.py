@@ -54,6 +54,7 @@ class ScriptedStore:
         self.due = [ONE]
         self.sent: list[UUID] = []
         self.others: list[PutOff] = []
+        self.is_disabled = False
         self.settled = asyncio.Event()
 
     def _fail(self, name: str) -> None:
