@@ -183,7 +183,8 @@ CREATE TRIGGER chat_group_tombstone_is_final
 -- conversation_member: the members of a conversation. One of them at least is an owner: at first the
 -- one who has created the group. What an admin may do is the host's concern.
 CREATE TABLE conversation_member (
-    conversation_id uuid        NOT NULL REFERENCES conversation ON DELETE CASCADE,
+    -- Of a conversation that exists: the triggers below see to that.
+    conversation_id uuid        NOT NULL,
     user_id         text        NOT NULL CHECK (char_length(user_id) BETWEEN 1 AND 128),
     role            text        NOT NULL CHECK (role IN ('owner', 'admin', 'member')),
     joined_at       timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -192,6 +193,74 @@ CREATE TABLE conversation_member (
 
 -- "My groups, newest first": conversation ids grow with time.
 CREATE INDEX conversation_member_by_user ON conversation_member (user_id, conversation_id);
+
+-- Members belong to a conversation that exists, and go with it. A foreign key would say the same, but
+-- PostgreSQL checks one row by row: with four members that took a sixth of its time for a creation.
+-- These triggers check the rows of a statement together.
+CREATE FUNCTION require_conversations() RETURNS trigger
+    LANGUAGE plpgsql
+    -- As in claim_attempts.
+    SET enable_seqscan = off
+AS $$
+DECLARE
+    missing uuid;
+BEGIN
+    -- A subquery, which is no join: it uses the index, whatever a plan expects of the tables.
+    SELECT conversation_id INTO missing
+    FROM (SELECT DISTINCT conversation_id FROM added) AS added
+    WHERE (SELECT true FROM conversation
+           WHERE conversation.conversation_id = added.conversation_id) IS NULL
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'conversation % does not exist, so it can have no members', missing
+            USING ERRCODE = 'foreign_key_violation',
+                  SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME, CONSTRAINT = TG_NAME;
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER conversation_member_has_conversation
+    AFTER INSERT ON conversation_member
+    REFERENCING NEW TABLE AS added
+    FOR EACH STATEMENT EXECUTE FUNCTION require_conversations();
+
+CREATE FUNCTION delete_members() RETURNS trigger
+    LANGUAGE plpgsql
+    SET enable_seqscan = off
+AS $$
+BEGIN
+    DELETE FROM conversation_member
+    WHERE conversation_id = ANY (ARRAY(SELECT conversation_id FROM removed));
+    RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER conversation_takes_its_members_along
+    AFTER DELETE ON conversation
+    REFERENCING OLD TABLE AS removed
+    FOR EACH STATEMENT EXECUTE FUNCTION delete_members();
+
+CREATE FUNCTION refuse_other_conversation() RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    RAISE EXCEPTION 'conversation % keeps its id and its members', OLD.conversation_id
+        USING ERRCODE = 'restrict_violation';
+END
+$$;
+
+CREATE TRIGGER conversation_keeps_its_id
+    BEFORE UPDATE OF conversation_id ON conversation
+    FOR EACH ROW
+    WHEN (OLD.conversation_id <> NEW.conversation_id)
+    EXECUTE FUNCTION refuse_other_conversation();
+
+CREATE TRIGGER conversation_member_stays
+    BEFORE UPDATE OF conversation_id ON conversation_member
+    FOR EACH ROW
+    WHEN (OLD.conversation_id <> NEW.conversation_id)
+    EXECUTE FUNCTION refuse_other_conversation();
 
 -- outbox: the log of events, each committed together with the rows that it reports (G8). A row is
 -- never updated or deleted: each reader keeps a place of its own. Whole partitions are truncated
@@ -698,7 +767,7 @@ $$;
 --
 -- It locks the group's row first, as every change of a group does. What is read then, in further
 -- statements, has the changes that the lock has waited for. Attempts are metadata: one that a writer or a
--- follower holds is left to the sweep. The foreign key to the conversation has its members deleted.
+-- follower holds is left to the sweep. The conversation takes its members along.
 CREATE FUNCTION delete_group_1(id uuid, owner text, new_event_id uuid, trace text) RETURNS boolean
     LANGUAGE plpgsql
     -- As in claim_attempts.
