@@ -127,7 +127,7 @@ CREATE TABLE conversation (
 --
 -- So the row of a deleted group stays, as a tombstone: its key never creates another group. The sweep
 -- leaves one of each failed attempt: its key never creates a group at all (G4). A tombstone has
--- nothing but the id, times, and the failure's code.
+-- nothing but the id, times, the revision, and the failure's code.
 CREATE TABLE chat_group (
     group_id        uuid        PRIMARY KEY,
     owner_id        text        CHECK (char_length(owner_id) BETWEEN 1 AND 128),
@@ -320,8 +320,8 @@ CREATE TABLE outbox_7 PARTITION OF outbox FOR VALUES IN (7)
 CREATE INDEX outbox_by_position ON outbox (history, position);
 
 -- outbox_slot: which partition is written to, and since when: the one with the greatest number. An
--- empty one has the number 0. Times do not decide: a clock may go back. Each truncation makes one
--- partition less that is not empty, so there have been as many as the greatest number exceeds them by.
+-- empty one has the number 0. Times do not decide: a clock may go back. Each truncation empties
+-- one partition. So the truncations are the greatest number less the partitions that are not empty.
 CREATE TABLE outbox_slot (
     slot     smallint    PRIMARY KEY,
     number   bigint      NOT NULL DEFAULT 0 CHECK (number >= 0),
@@ -422,17 +422,17 @@ CREATE TABLE outbox_reader (
     -- When a process has last served it: a reader that no process serves keeps no event from being
     -- swept.
     served_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- SHA-256 of the webhook's URL, which may contain a secret; of the instance that started last, if
-    -- they differ. What another endpoint has asked for, a pause or no more events, ends when the URL
-    -- changes, and a sender to another one changes nothing here.
+    -- SHA-256 of the webhook's URL, which may contain a secret. If the instances' URLs differ, that
+    -- of the one started last counts, and a sender to another URL changes nothing here. What an
+    -- endpoint has asked for, a pause or no more events, ends when the URL changes.
     target_digest bytea       CHECK (length(target_digest) = 32),
     -- The end of a pause that the endpoint has asked for.
     paused_until  timestamptz NOT NULL DEFAULT '-infinity',
     -- When it asked for no more events (410); it stays disabled until an operator enables it.
     disabled_at   timestamptz,
-    -- Due times of its deliveries are of a clock of its own, which is so much ahead of the database's.
-    -- It goes further ahead when the database's clock goes back, and to the last due time where all
-    -- that waits is to be sent now. So neither writes a delivery, of which a million may wait.
+    -- The reader has a clock of its own, so much ahead of the database's; due_at is on it. When the
+    -- database's clock goes back, it goes further ahead. To send all that waits now, it goes to the
+    -- last due time. So neither case updates a delivery, of which a million may wait.
     clock_ahead   interval    NOT NULL DEFAULT '0',
     -- Its clock when the present target came: what was put off until then is untried.
     target_since  timestamptz NOT NULL DEFAULT '-infinity'
@@ -653,8 +653,8 @@ BEGIN
 END
 $$;
 
--- What instances of the versions before call: the same; older ones without kinds, metadata and admins,
--- the first ones without traces, too. A later migration drops them.
+-- What instances of older versions call. _3 is the same as _4; _2 has no kinds, metadata and
+-- admins; _1 has no traces either. A later migration drops them.
 CREATE FUNCTION lead_groups_3(
     group_ids uuid[], claim_tokens uuid[], conversation_ids uuid[], names text[],
     descriptions text[], recipients_of text[], event_ids uuid[], trace_contexts text[],

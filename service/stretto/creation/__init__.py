@@ -1,8 +1,8 @@
 """Creating groups, once per owner and key. No SQL, no HTTP.
 
 In the order of reading: what is decided (`attempt`), what is needed of others (`ports`); a
-request's way to its answer (`creator`, `age`, `authorization`, `outcomes`, `flight`, `flights`,
-`limiter`, `follower`); what writes (`writer`, `baton`, `batch`, `leads`, `halves`, `apart`,
-`blame`, `breakers`, `probes`, `suspects`, `contention`, `requests`); what the host's code does
-meanwhile (`hook_calls`, `host_errors`); what reads (`lookup`, `reads`) and deletes (`deletion`).
+request's way to its answer (`creator`, `settings`, `age`, `authorization`, `laggards`, `outcomes`,
+`flight`, `flights`, `limiter`, `follower`); what writes (`requests`, `writer`, `baton`, `batch`,
+`leads`, `apart`, `halves`, `blame`, `breakers`, `probes`, `suspects`, `contention`); the host's
+code (`hook_calls`, `host_errors`); reads (`lookup`, `reads`, `trail`) and deletes (`deletion`).
 """

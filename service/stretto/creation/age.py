@@ -1,9 +1,9 @@
 """How old a request may be that starts an attempt.
 
-A failed attempt is swept after `STRETTO_RETENTION_DAYS`: a request of its key that comes still later
-would create the group after all. One that was held up for days would create a group that no client
-waits for. So a request may say when it was first sent, and its retries say the same. If that is too
-long ago, the request finds what its key has, and starts nothing (`Follower.require_attempt`).
+A request that was held up for days would create a group that no client waits for. If the record of
+a failed attempt is lost (truncated, an old backup), a late retry would create the group after all.
+So a request may say when it was first sent, and its retries say the same. If that is too long ago,
+the request finds what its key has, and starts nothing (`Follower.require_attempt`).
 
 This module only reads that time and compares it with the clock.
 """
@@ -102,9 +102,9 @@ class AttemptAge:
         return OutOfRange(first_sent, now)
 
     def out_of_range_stored(self, field: str | None, stored_at: float) -> OutOfRange | None:
-        """Do the same for a stored request: without the field, it is as old as what is stored.
+        """Do the same for a stored request; without the field, its age counts from `stored_at`.
 
-        That is never from the future: where it looks so, our clock is behind the store's, and it is
+        If `stored_at` is ahead of our clock, our clock is behind the store's, and the request is
         new. Raises `RequestInvalid`.
         """
         if field is not None:
@@ -113,7 +113,7 @@ class AttemptAge:
 
 
 def _date(seconds: float) -> str:
-    """Return a time in words; milliseconds by mistake lie beyond the calendar."""
+    """Return a time by ISO 8601; a number beyond the calendar, such as milliseconds, as it is."""
     try:
         return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
     except (OSError, OverflowError, ValueError):

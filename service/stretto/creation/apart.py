@@ -77,7 +77,7 @@ class OneByOne:
     ) -> None:
         """Take the mailbox only to see whether others wait; `forget_bug` reports a bug.
 
-        Suspects come after others of the same batch, which were written before, `since` then.
+        With `since`, all are suspects: other requests of their batch were written from then on.
         """
         self._batch = batch
         self._mailbox = mailbox
@@ -98,7 +98,7 @@ class OneByOne:
     ) -> tuple[list[Result], list[WriteRequest]]:
         """Take a step for each request; return the results, and the requests that had no time.
 
-        `hang_seconds` is not 0 if the batch was ended then, as it took too long together.
+        `hang_seconds`: after how long the batch was ended when tried together; 0 if it was not.
 
         Raises what ends it before all had their turn: the database is away, or every request has
         met a bug.
@@ -213,9 +213,9 @@ class OneByOne:
     ) -> list[WriteRequest]:
         """Fail the requests of owners with failures, by the owner's error; return the others.
 
-        If a write has hung, and the successes were much quicker, the owners of the others are
-        suspects: all if it was found, else those who are not proven. Where the proven alone take all
-        the time, the same batch would hang again and again.
+        If a write has hung, and the successes were much quicker, the owners of the others become
+        suspects: all if it has hung alone, else those not proven. Otherwise, where the proven alone
+        take all the time, the same batch would hang again and again.
         """
         rest, suspects = [], self._breakers.suspects
         alone_seconds = self._telling(self._hang_seconds)

@@ -35,7 +35,7 @@ class AnswerStatus(StrEnum):
 
     CREATED = "created"  # this request's own claim and write
     REPLAYED = "replayed"  # another request's write, from its settled attempt
-    HEALED = "healed"  # found in the domain tables; its attempt was pending or gone
+    HEALED = "healed"  # found in the domain tables; its attempt did not say so
     RECOVERED = "recovered"  # this request's write, after another's lease had run out
 
     @property
@@ -99,11 +99,11 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Heal:
-    """Settle the attempt as succeeded, since its group exists; then answer."""
+    """Answer with the group; first settle the attempt as succeeded, unless it says failed."""
 
     group: CreatedGroup
     contradicts_failed: bool
-    """The attempt says failed: G4 is broken, which raises the alarm."""
+    """The attempt says failed: G4 is broken. It is not settled again; an alarm is raised."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,9 @@ class BatchWriter:
 
     async def write(self, batch: Sequence[WriteRequest]) -> int:
         """Claim a batch together, then lead what was won; return how many led."""
-        is_reclaimed = any(request.message.is_claimed for request in batch)
+        has_claimed = any(request.message.is_claimed for request in batch)
         started = self._clock_seconds()
-        if is_reclaimed or not batch or not self._store.writes_at_once:
+        if has_claimed or not batch or not self._store.writes_at_once:
             return await self._write_in_steps(batch, self._claim, started)
         failed: list[StoreError] = []
         is_lost = False
@@ -99,7 +99,7 @@ class BatchWriter:
     async def write_apart(self, batch: Sequence[WriteRequest], since: float) -> int:
         """Claim and lead each alone, for a bounded time: their owners are suspects.
 
-        What is not tried is not claimed. Others of the same batch were written before, `since` then.
+        What is not tried is not claimed. `since`: when the batch's other requests began.
         """
         led, untried = await self._leads.one_by_one(batch, since).write(
             lambda each: self.write_probe(each, is_hasty=True)
@@ -153,7 +153,7 @@ class BatchWriter:
     async def _claim(
         self, batch: Sequence[WriteRequest], failed: list[StoreError] | None = None
     ) -> set[UUID]:
-        """Return the tokens that may lead; `failed` may have the error of a claim made before."""
+        """Return the tokens that may lead. `failed`: the error of an earlier claim (as `lead`)."""
         try:
             return await self._claim_once(batch, failed)
         except Locked:

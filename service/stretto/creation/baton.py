@@ -1,7 +1,7 @@
 """Baton: which of a process's writers takes the next batch.
 
-Two writers that take whatever has arrived split what one would write together: each batch costs the
-database and the loop more than its share of a larger one. So one writer takes batch after batch,
+Two writers that take whatever has arrived make two batches of one. Two small batches cost the
+database and the loop more than one large batch. So one writer takes batch after batch,
 and the next one grows while it writes. Another writer helps only where the time is spent elsewhere,
 on the way to a far database or by its disk: then this process is idle although requests wait.
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class RowLocked(Locked):
     """A row beside the attempts, such as a host's, was locked, and no table: others can be written.
 
-    Its name keeps it out of telemetry: it is reported as `Locked` (`WriteFailed.kind`).
+    `OwnerPaused.kind` reports it by this name: only a private name would count as `Locked`.
     """
 
 

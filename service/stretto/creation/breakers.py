@@ -1,7 +1,7 @@
 """OwnerBreakers: owners whose writes are paused, because they have cost others their time.
 
-A tenant's row that stays locked, or a hook or trigger that hangs for one tenant, costs a time-out
-in each batch that has a write of that tenant, however often it is repeated. So failures are charged
+An owner's row that stays locked, or a hook or trigger that hangs for one owner, costs a time-out
+in each batch that has a write of that owner, however often it is repeated. So failures are charged
 to their owner. An owner who has cost too much is paused: its requests are answered with the error
 of its last write, before anything is claimed. After the pause one of them is a probe: tried alone,
 after the others (`probes.py`). If the probe goes through, the owner shares batches again; if not, the
@@ -162,7 +162,7 @@ class OwnerBreakers:
             del self._refused[next(iter(self._refused))]
 
     def refused_at(self, owner: UserId) -> float:
-        """Return when a write of the owner was last refused; infinite if not in `REFUSED_SECONDS`."""
+        """Return when a write of the owner was last refused; -inf if not in `REFUSED_SECONDS`."""
         at = self._refused.get(owner, -math.inf)
         return at if self.clock_seconds() - at < REFUSED_SECONDS else -math.inf
 
@@ -198,7 +198,7 @@ class OwnerBreakers:
         return breaker is not None and breaker.standing is Standing.CULPRIT
 
     def turn(self, owner: UserId) -> tuple[int, int]:
-        """Return what an owner has least of who is probed first."""
+        """Return a sort key: the owner with the lowest is probed first."""
         breaker = self._open.get(owner)
         return (0, 0) if breaker is None else (breaker.standing, breaker.failures)
 

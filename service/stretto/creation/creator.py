@@ -116,7 +116,7 @@ class GroupCreator:
 
     @property
     def outcomes(self) -> int:
-        """How many settled attempts are remembered."""
+        """How many successes are remembered."""
         return len(self._memory)
 
     async def create(
@@ -153,7 +153,8 @@ class GroupCreator:
         """Create the group that a request's JSON body asks for; as `create` otherwise.
 
         Most retries repeat their request byte by byte: such a body is not parsed again once it has
-        succeeded. Raises `RequestInvalid` as well, and `FirstSentOutOfRange` if `out_of_range`.
+        succeeded. Raises `RequestInvalid` too, and `FirstSentOutOfRange` if `out_of_range` and the
+        key has no attempt and no group. `claims` are those of the request's token.
         """
         self.require_own_loop()
         require_kind("body", body, bytes)

@@ -70,7 +70,7 @@ class DeletionStore(Protocol):
     """Deletes groups, each in a commit of its own."""
 
     def deleting(self) -> AbstractAsyncContextManager[Delete]:
-        """Yield what deletes; raises `Unreachable`, also where the last one may be deleted."""
+        """Yield what deletes; raises `Unreachable`, even if the last group may be deleted."""
 
 
 class GroupDeleter(Actor):

@@ -1,6 +1,6 @@
 """A flight: one key on its way to an outcome in this process, and the requests that wait for it.
 
-It is registered before its write is handed in, so that a key has one flight at most.
+It is registered in the step that hands in its write, so a key has one flight at most.
 It finishes once.
 """
 

@@ -5,8 +5,8 @@ of the refused requests (`breakers.py`). After `APART_SECONDS_MAX` the rest make
 wait.
 
 Owners of whom none was refused lately are the first half. So a newcomer does not wait until those
-are found who are refused again and again. Of these, the one comes first whose last refusal is the
-longest ago.
+are found who are refused again and again. In the other half, the owner comes first whose last
+refusal is the longest ago.
 
 If the last refused batch had no time for all, many are refused: after the first half one request
 is led alone, and after each success twice as many. So each refused one costs one statement.
@@ -55,6 +55,7 @@ class Halves:
         self._part: Sequence[WriteRequest]
         self._part, unrefused = self._in_turn()
         """The part that is being led; empty once it is split."""
+        # 0, so split in the middle, if all or none of the owners were refused lately.
         self.split(unrefused % len(batch))
         self._has_unrefused = 0 < unrefused < len(batch)
         self._are_many = breakers.are_many_refused

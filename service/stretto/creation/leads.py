@@ -1,7 +1,7 @@
 """LeadWriter: leads claimed requests, retries, and says which attempts fail.
 
-What is certain is answered. What is not stays pending: it raises a `StoreError`, or its request is
-answered with one.
+What is settled is answered. What is not settled stays pending: it raises a `StoreError`, or its
+request is answered with one.
 
 No request harms its neighbours. What another transaction holds is answered `NotLed`: its request
 follows. A batch that fails is taken apart, whatever the error (`apart.py`, `halves.py`).
@@ -76,8 +76,8 @@ class LeadWriter:
     ) -> int:
         """Lead a batch together; where that fails, each request alone. Return how many led.
 
-        `failed` may have one error: that of a lead of this batch that was `started` before, and is
-        not made again. It is taken out of the list: a frame of its own traceback would keep it.
+        `failed` has one error if this batch was led before, at `started`: the first try raises it
+        and sends nothing. The error leaves the list, which a frame of its traceback refers to.
         """
         is_alone, hang_seconds = len(batch) == 1, 0.0
         started = self._breakers.clock_seconds() if started is None else started

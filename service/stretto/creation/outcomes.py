@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 # Of a request that did not come as a body: no body has this digest.
 NO_BODY: Final = bytes(FINGERPRINT_BYTES)
 
-# As long as a look for deletions may take until its failure has everything forgotten. So this keeps
-# nothing from being answered in an outage: it is for a process that was stopped, and goes on before
-# its next look.
+# A look for deletions fails in this time at most, and then everything is forgotten. So this changes
+# nothing in an outage. It is for a process that was stopped, and goes on before its next look.
 UNCONFIRMED_SECONDS_MAX: Final = 8.0
 
 _DOCUMENT: Final = slice(2 * FINGERPRINT_BYTES, None)
@@ -86,7 +85,7 @@ class OutcomeMemory:
     def confirm(self, at_seconds: float) -> None:
         """Note that what was deleted before that time, on our clock, is dropped.
 
-        From the first time on, what is not confirmed again in time is unknown.
+        After the first call, what is not confirmed again in time counts as unknown.
         """
         self._known_until_seconds = at_seconds + UNCONFIRMED_SECONDS_MAX
 

@@ -39,7 +39,7 @@ class Write:
     new_group: NewGroup
     fingerprint: bytes
     is_claimed: bool
-    """Whether the attempt carries the token already, because it was reclaimed."""
+    """Whether the attempt has the token already: it was reclaimed, or put back."""
     request: RequestContext | None = None
     """Whose write it is."""
 
@@ -165,7 +165,7 @@ class BatchGroupStore(Protocol):
     async def group_of_member(
         self, wanted: Sequence[tuple[UUID, UserId | None]]
     ) -> Sequence[Group | None]:
-        """For each `(group_id, user)`: the group, if the user is a member of it, or is None."""
+        """For each `(group_id, user)`: the group, if the user is a member of it or None."""
 
     async def groups_of_member(
         self, wanted: Sequence[tuple[UserId, UUID | None, int]]

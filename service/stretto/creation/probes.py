@@ -1,10 +1,10 @@
 """ProbeTurns: when one write of a paused owner may be tried, as a probe (`breakers.py`).
 
-A paused owner may be a victim: a lock or another conflict that it has met may be another's. Or it may
-be a culprit, as its probe has shown. In between is one that was not probed yet. A probe keeps only
-those waiting that stand as its owner does, or worse: while it is under way, and for a time after it
-has failed. So culprits take turns within a share of the time that is theirs alone. However many they
-are, and however long their probes take, they keep no other from its probe.
+A paused owner is a culprit once its probe has failed, and not by a conflict. Until then it counts
+as a victim: of a conflict that it has met (`IN_CONFLICT`), or not probed yet (`UNPROBED`). A probe
+keeps waiting only owners of the same standing or a worse one: while it is under way, and for a time
+after it has failed. So culprits share a part of the time that is theirs alone. However many they
+are, and however long their probes take, they keep no victim from its probe.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class ProbeTurns:
         return self._clock_seconds() >= self._not_before[standing]
 
     def is_awaited(self, owner: UserId, standing: Standing) -> bool:
-        """Whether nothing but a probe under way keeps a victim's own from its beginning.
+        """Whether only a probe under way keeps a victim from its own probe.
 
-        That one is short, as a victim's is. A culprit's may take the time of its hook.
+        Such a probe is a victim's, so it is short. A culprit's may take the time of its hook.
         """
         if standing is Standing.CULPRIT or self.may_begin(owner, standing):
             return False

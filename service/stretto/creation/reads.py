@@ -124,7 +124,7 @@ class GroupReads:
     ) -> Sequence[Member]:
         """Return up to `limit` members in the order of their ids, that follow the user `after`.
 
-        `user` is the one who asks, and must be known to be one who may; None is the host.
+        `user` asks, and the caller has checked that this user may; None is the host.
         """
         return await self.members.ask((user, group_id, after, limit))
 

@@ -37,7 +37,7 @@ def lead_order(request: WriteRequest) -> bytes:
 
 
 def age_order(request: WriteRequest) -> int:
-    """Return what the oldest request has least of: conversations have UUIDv7s, in their order."""
+    """Return a sort key, lowest for the oldest request: conversation ids are UUIDv7s."""
     return request.message.conversation_id.int
 
 

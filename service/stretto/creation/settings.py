@@ -15,7 +15,7 @@ class CreatorSettings:
         5.0, "after this long a pending attempt may be taken over", ge=0.1, le=3600
     )
     outcomes_max: int = 50_000
-    """Settled attempts remembered, half as many at least; some 350 bytes each."""
+    """Successes remembered, half as many at least; some 350 bytes each."""
     rate_limit: float = setting(
         0.0,
         "new attempts per owner and second in one process; 0: no limit",

@@ -82,7 +82,7 @@ class Suspects:
         self._suspects.pop(owner, None)
 
     def discard_since(self, time: float, seconds: float) -> None:
-        """Suspect none for a hang after this time that took little longer than a success."""
+        """Drop suspects whose hang came after `time`, below `HANG_RATIO` times `seconds`."""
         longest = HANG_RATIO * seconds
         suspects = self._suspects.items()
         for owner in [o for o, each in suspects if each.since > time and each.seconds < longest]:

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 ROWS_MAX: Final = 4096
 # Attempt, conversation, group, owner and event; each other member is one more.
 ROWS_OF_GROUP: Final = 5
-# In a turn of an owner: the largest group takes 32 turns, and 6 places in the mailbox. So at most 171
-# of these wait by default. That is 2 s of work; where four take 0.2 s, less than the 10 s that a
-# client waits. By its rows it would take 140 times as long as the smallest, by its time 50 times.
+# In a turn of an owner. The largest group takes 32 turns and 6 places in the mailbox: by default at
+# most 171 of them wait. That is 2 s of work, or 9 s where four take 0.2 s; a client waits 10 s. The
+# largest group has 140 times as many rows as the smallest, and takes 50 times as long.
 ROWS_OF_TURN: Final = 32
 
 
@@ -240,7 +240,7 @@ class GroupWriter(Actor):
     async def _probe(self, owner: UserId, requests: Sequence[WriteRequest]) -> int:
         """Try one request of a paused owner; after a success write the others, else fail them.
 
-        After a veto they wait for a later batch if others wait: they may be refused one by one.
+        After a refusal they wait for a later batch if others wait: each may be refused alone.
         """
         led = 0
         # Another writer may have paused, resumed or probed the owner meanwhile.
@@ -282,8 +282,8 @@ class GroupWriter(Actor):
             if is_away(error):
                 raise
             return 0
-        # Neither does `NotLed`: the attempt is another's. A veto ends the pause as a success does:
-        # the write has come as far.
+        # Nor does `NotLed` say anything: the attempt is another's. A refusal, by hook or database,
+        # ends the pause as a success does: the write has come as far.
         if not isinstance(result_of(request), NotLed | None):
             self._breakers.close(owner)
         return led

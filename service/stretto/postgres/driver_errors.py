@@ -1,4 +1,4 @@
-"""What a driver's error says about a write: committed, not committed, or unknown.
+"""What a driver's error says about a write: not committed, or unknown.
 
 The one place where errors of asyncpg and the socket become the store's own. SQLSTATE and whether
 the connection lives decide what became of a write, never an error's text.
