@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from stretto.errors import AttemptPending as AttemptPending
     from stretto.errors import AuthorizeFailed as AuthorizeFailed
     from stretto.errors import BodyTooLarge as BodyTooLarge
+    from stretto.errors import ChangeRefused as ChangeRefused
     from stretto.errors import CreationRefused as CreationRefused
     from stretto.errors import DatabaseUnavailable as DatabaseUnavailable
     from stretto.errors import Failure as Failure
@@ -117,7 +118,6 @@ if TYPE_CHECKING:
     from stretto.observations import WebhookTried as WebhookTried
     from stretto.observations import WriteFailed as WriteFailed
     from stretto.postgres.changes import KEEP as KEEP
-    from stretto.postgres.changes import ChangeRefused as ChangeRefused
     from stretto.postgres.changes import GroupChange as GroupChange
     from stretto.postgres.changes import add_members as add_members
     from stretto.postgres.changes import delete_group as delete_group
@@ -153,9 +153,9 @@ _MODULES: Final = {
     "stretto.creation.lookup": "AttemptReport",
     "stretto.creation.settings": "CreatorSettings",
     "stretto.domain": "CreatedGroup Group IdempotencyKey Member NewGroup UserId event_id group_id",
-    "stretto.errors": "AttemptFailed AttemptPending AuthorizeFailed BodyTooLarge CreationRefused"
-    " DatabaseUnavailable Failure FieldError FirstSentOutOfRange GroupDeleted GroupRejected HeadTooLarge"
-    " HookFailed InsufficientScope InternalError KeyInvalid KeyMissing KeyReused"
+    "stretto.errors": "AttemptFailed AttemptPending AuthorizeFailed BodyTooLarge ChangeRefused"
+    " CreationRefused DatabaseUnavailable Failure FieldError FirstSentOutOfRange GroupDeleted GroupRejected"
+    " HeadTooLarge HookFailed InsufficientScope InternalError KeyInvalid KeyMissing KeyReused"
     " MethodNotAllowed NotFound OriginRefused Overloaded ParameterError RateLimited"
     " RequestInvalid RequestTooSlow Retry StrettoError Unauthenticated UnsupportedMediaType"
     " UpgradeRequired",
@@ -186,7 +186,7 @@ _MODULES: Final = {
     "stretto.targets.settings": "RelaySettings",
     "stretto.telemetry.logs": "log_observation",
     "stretto.webhook.rules": "WebhookSettings",
-    "stretto.postgres.changes": "KEEP ChangeRefused GroupChange add_members delete_group"
+    "stretto.postgres.changes": "KEEP GroupChange add_members delete_group"
     " remove_members rename_group set_role",
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -15,6 +15,7 @@ import orjson
 from stretto.domain import CreatedGroup
 from stretto.errors import (
     AttemptFailed,
+    ChangeRefused,
     CreationRefused,
     FieldError,
     GroupDeleted,
@@ -41,6 +42,7 @@ STATUS: Final[Mapping[str, int]] = {
     "insufficient_scope": 403,
     "origin_refused": 403,
     "creation_refused": 403,
+    "change_refused": 403,
     "not_found": 404,
     "method_not_allowed": 405,
     "request_too_slow": 408,
@@ -96,7 +98,7 @@ def problem(error: StrettoError) -> dict[str, Any]:
     }
     if isinstance(error, RequestInvalid):
         document["errors"] = [asdict(each) for each in error.errors]
-    if isinstance(error, (AttemptFailed, CreationRefused, GroupDeleted)):
+    if isinstance(error, (AttemptFailed, ChangeRefused, CreationRefused, GroupDeleted)):
         document["failure"] = {"code": error.failure.code, "detail": error.failure.detail}
     return document
 

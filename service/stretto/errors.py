@@ -268,6 +268,17 @@ class CreationRefused(StrettoError):
         self.failure = failure
 
 
+class ChangeRefused(StrettoError):
+    message = "The group cannot become what the change says; nothing was written."
+    # Of a host's call, not of a route: `failure.code` is last_owner, too_many_members or not_a_member.
+    code = "change_refused"
+    retry = Retry.NEVER
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
+
+
 class AuthorizeFailed(StrettoError):
     message = "The host's own code failed before the group was created; nothing was done."
     code = "authorize_failed"

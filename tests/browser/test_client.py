@@ -675,5 +675,4 @@ async def test_every_snippet_of_its_readme_runs(database_url: str) -> None:
             "read": 1,
             "explained": [],
         } == seen
-        assert await page.evaluate("localStorage.position")
         assert [] == failed

@@ -86,7 +86,7 @@ async def opened(browser: Browser, url: str, **options: Any) -> AsyncIterator[Pa
     await page.goto(url + "/")
     yield page
     await page.close()
-    wanted = ("status of 422", "status of 403")
+    wanted = ("status of 422", "status of 403", "status of 401", "status of 404")
     assert [] == [each for each in said if not any(words in each for words in wanted)]
 
 
@@ -116,7 +116,7 @@ async def test_however_a_key_is_sent_one_group_is_seen_and_there_is_one(
         card = page.locator("#groups article")
         assert await card.count() == 1
         await expect(card.locator(".id")).to_have_text(str(group_id("alice", key)))
-        await expect(card.locator(".tally")).to_contain_text("All 52 successes are the same bytes.")
+        await expect(card.locator(".tally")).to_contain_text("All 52 successes have the same bytes.")
         kinds = {"wrote": 1, "again": 51, "lost": 1, "refused": 1}
         for kind, count in kinds.items():
             await expect(card.locator(f".chip.{kind}")).to_have_count(count)
@@ -158,6 +158,27 @@ async def test_an_attempt_is_looked_up_by_its_key(browser: Browser, url: str) ->
         await expect(found).to_contain_text(str(group_id("alice", key)))
         await expect(found.locator(".history li")).to_have_count(3)
         await expect(found).to_contain_text(f"stretto attempt --history alice {key}")
+        # The next key has nothing of it.
+        await page.get_by_role("button", name="New key").click()
+        await press(page, "Create", "1 request: 1 created. One group.")
+        await expect(found).to_have_text("An attempt is looked up by its key, by its owner alone.")
+        await page.locator("#lookup-key").fill("unknown")
+        await page.get_by_role("button", name="Look up").click()
+        await expect(found).to_contain_text("404: ")
+        await page.locator("#lookup-key").fill(key)
+        await expect(found).not_to_contain_text("404: ")
+
+
+async def test_what_is_no_token_opens_no_session(browser: Browser, url: str) -> None:
+    """There is nothing to resume; an answer says that the token is at fault."""
+    async with opened(browser, url) as page:
+        await sign_in(page)
+        await page.locator("#token").fill("garbage")
+        await expect(page.locator("#live-state")).to_have_text("A session needs a token.")
+        await expect(page.locator("#cut")).to_be_disabled()
+        await expect(page.locator("#cut")).to_have_text("Cut the connection")
+        await press(page, "Create", "1 request: 1 unauthenticated. No group yet.")
+        await expect(page.locator(".group .problem")).to_contain_text("Take another token.")
 
 
 async def test_what_has_happened_to_an_attempt_is_listed_in_its_order(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import asyncpg
+import orjson
 import pytest
 
 import stretto
@@ -228,6 +229,8 @@ async def test_what_a_group_cannot_become_changes_nothing(
         with pytest.raises(stretto.ChangeRefused) as error:
             await change(connection, group, **arguments)
     assert code == error.value.failure.code
+    problem = stretto.problem_of(error.value)
+    assert (403, code) == (problem.status, orjson.loads(problem.body)["failure"]["code"])
     assert 1 == await audited(connection)
     assert UNCHANGED == await seen(connection, group)
     assert [] == await changes(connection)

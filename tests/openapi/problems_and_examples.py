@@ -14,6 +14,7 @@ from stretto.codec import PROBLEM_CONTENT_TYPE, STATUS, TYPE_PREFIX, problem
 from stretto.domain import IdempotencyKey, NewGroup, UserId, event_id, group_id
 from stretto.errors import (
     AttemptFailed,
+    ChangeRefused,
     CreationRefused,
     Failure,
     FieldError,
@@ -30,7 +31,10 @@ OWNER: Final = UserId("alice")
 ERRORS: Final[dict[str, type[StrettoError]]] = {
     kind.code: kind
     for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, StrettoError) and kind is not StrettoError
+    if isinstance(kind, type)
+    and issubclass(kind, StrettoError)
+    # No route changes a group: that is an error of a host's calls alone.
+    and kind not in (StrettoError, ChangeRefused)
 }
 # What every problem has.
 _MEMBERS: Final = problem(InternalError()).keys()

@@ -92,7 +92,7 @@ def test_a_hosts_error_of_any_kind_loses_its_frames() -> None:
 # What those take whose constructors take more than a text.
 ARGUMENTS: dict[type[BaseException], tuple[Any, ...]] = {
     stretto.AttemptFailed: (Failure("quota", "Ten groups are enough."),),
-    stretto.ChangeRefused: ("last_owner",),
+    stretto.ChangeRefused: (Failure("last_owner", "A group keeps one owner."),),
     stretto.ClientError: ("key_reused", "Take another one.", Retry.NEW_KEY, Failure("a", "b")),
     stretto.GroupRejected: ("quota", "Ten groups are enough."),
     errors.RequestInvalid: ([FieldError("/name", "is required")],),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from uuid import UUID
 
 from stretto.domain import NewGroup, UserId
-from stretto.errors import Failure, FieldError, NotFound, Picklable, RequestInvalid
+from stretto.errors import ChangeRefused, Failure, FieldError, NotFound, RequestInvalid
 from stretto.kinds import require_kind
 from stretto.members import FIELD_ERRORS_MAX, MEMBERS_MAX, ROLES
 from stretto.postgres.queries import QUERIES
@@ -60,22 +60,15 @@ _READ: Final = (("text", "a"), ("texts", ["a"]), ("number", 7), ("is_sent", True
 
 _NO_USERS: Final[Mapping[UserId, str | None]] = {}
 
+# By the verdict of `change_group`.
 _REFUSALS: Final = {
-    "last_owner": "A group keeps one owner at least: make another member an owner first.",
-    "too_many_members": f"A group has {_GROUP_MEMBERS_MAX} members at most, its owner among them.",
-    "not_a_member": "The user is no member of the group.",
+    code: Failure(code, detail)
+    for code, detail in {
+        "last_owner": "A group keeps one owner at least: make another member an owner first.",
+        "too_many_members": f"A group has {_GROUP_MEMBERS_MAX} members at most, its owner among them.",
+        "not_a_member": "The user is no member of the group.",
+    }.items()
 }
-
-
-class ChangeRefused(Picklable, Exception):
-    """A group cannot become what a change says; nothing was written, and the transaction goes on.
-
-    `failure.code` is last_owner, too_many_members or not_a_member.
-    """
-
-    def __init__(self, code: str) -> None:
-        self.failure = Failure(code, _REFUSALS[code])
-        super().__init__(self.failure.detail)
 
 
 class _ChangeInvalid(RequestInvalid, ValueError):
@@ -200,7 +193,7 @@ async def _change(
     )
     assert row is not None
     if row["refusal"] is not None:
-        raise ChangeRefused(row["refusal"])
+        raise ChangeRefused(_REFUSALS[row["refusal"]])
     if not row["is_whole"]:
         # The host's transaction must not be committed: as a group, a change is never half made.
         raise RuntimeError("a trigger has dropped a row of stretto's tables: it must return NEW")

@@ -16,6 +16,7 @@ from stretto.errors import (
     AttemptFailed,
     AttemptPending,
     BodyTooLarge,
+    ChangeRefused,
     CreationRefused,
     Failure,
     FieldError,
@@ -42,7 +43,7 @@ SAMPLES: list[StrettoError] = [
     RequestInvalid([FieldError("/name", "is required")])
     if kind is RequestInvalid
     else kind(Failure("quota", "No more groups."))
-    if issubclass(kind, (AttemptFailed, CreationRefused))
+    if issubclass(kind, (AttemptFailed, ChangeRefused, CreationRefused))
     else kind()
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, StrettoError)

@@ -7,6 +7,8 @@ const ADVICE = {
   "new-key": "Take a new key.",
   never: "Correct the request.",
 };
+// Where the request itself is not at fault.
+const ADVICE_BY_CODE = { unauthenticated: "Take another token.", not_found: "" };
 
 // Sends one creation. Where the answer is to be lost, it is dropped unread: as after a broken
 // connection, the client does not know whether there is a group.
@@ -76,7 +78,8 @@ function problemOf(text) {
 }
 
 function inWords(problem) {
-  return [problem.detail, ADVICE[problem.retry]].filter(Boolean).join(" ");
+  const advice = ADVICE_BY_CODE[problem.code] ?? ADVICE[problem.retry];
+  return [problem.detail, advice].filter(Boolean).join(" ");
 }
 
 // How many there are of each outcome: "1 created, 49 replayed".
@@ -141,7 +144,7 @@ class Card {
     if (answer.text) this.#documents.add(answer.text);
     const successes = this.answers.filter((each) => each.status === 201).length;
     const same = this.#documents.size === 1 ? "the same bytes" : "DIFFERENT BYTES";
-    const bytes = successes > 1 ? `. All ${successes} successes are ${same}.` : ".";
+    const bytes = successes > 1 ? `. All ${successes} successes have ${same}.` : ".";
     this.#tally.textContent = counted(this.answers) + bytes;
     if (answer.problem) {
       const head = element("b", "", [answer.status, answer.outcome].filter(Boolean).join(" "));

@@ -62,7 +62,7 @@ function useToken() {
   at("cut").disabled = !claims;
   foretell();
   if (claims) session.begin(token);
-  else session.cut();
+  else session.stop();
 }
 
 // The key, and the id that follows from it
@@ -114,6 +114,7 @@ at("creation").addEventListener("submit", async (event) => {
     at("verdict").textContent = "Sent.";
     const answers = await Promise.all(await ACTIONS[event.submitter.value](request));
     at("verdict").textContent = verdict(request.key, answers);
+    if (at("lookup-key").value !== request.key) forgetFound();
     at("lookup-key").value = request.key;
   } finally {
     isBusy = false;
@@ -165,7 +166,7 @@ function showEvent(event, isMissed) {
   const head = element("p");
   const time = element("time", "", new Date(event.time).toLocaleTimeString());
   time.dateTime = event.time;
-  const what = ` of ${owner}, ${members} members`;
+  const what = ` of ${owner}, ${members} ${members === 1 ? "member" : "members"}`;
   head.append(time, " ", element("code", "", event.type), " ", element("b", "", name), what);
   const sentAt = event.type === "group.created" ? firstSent.get(id) : undefined;
   if (isMissed) head.append(" ", element("span", "chip lost", "missed, caught up"));
@@ -181,6 +182,15 @@ function showEvent(event, isMissed) {
 
 // An attempt by its key
 
+const NOTHING_FOUND = at("found").textContent;
+
+// What was found belongs to the key that was looked up.
+function forgetFound() {
+  at("found").replaceChildren(NOTHING_FOUND);
+}
+
+at("lookup-key").addEventListener("input", forgetFound);
+
 at("lookup").addEventListener("submit", async (event) => {
   event.preventDefault();
   const key = at("lookup-key").value;
@@ -189,6 +199,7 @@ at("lookup").addEventListener("submit", async (event) => {
   const [{ document: found, problem }, { document: trail, problem: gap }] = await Promise.all(
     [path, `${path}/history`].map((each) => fetched(each, { headers })),
   );
+  if (key !== at("lookup-key").value) return;
   const shown = [found ? stateOf(found) : element("p", "problem", problem)];
   // Entries may be all that is left of an attempt.
   if (found || trail) shown.push(...historyOf(key, found, trail?.history ?? []));

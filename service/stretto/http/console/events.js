@@ -57,6 +57,12 @@ export class Session {
     this.#tell("cut", "Cut: events wait in the log.");
   }
 
+  // Without a token there is nothing to resume.
+  stop() {
+    this.#end();
+    this.#tell("ended", "A session needs a token.");
+  }
+
   #tell(state, sentence) {
     this.#onState(state, sentence, this.#position);
   }

@@ -58,7 +58,7 @@ async def serving(
 
 def cannot_listen(host: str, port: int, error: OSError) -> ListenError:
     """Return the error that says why the address cannot be listened on."""
-    remedy = "choose another port"
+    remedy = "choose another port (--port, STRETTO_PORT)"
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         remedy = "set STRETTO_HOST to an address of this machine"
     return ListenError(f"cannot listen on {host}:{port} ({error.strerror}); {remedy}")
