@@ -149,6 +149,17 @@ async def test_what_is_no_session_is_reported_at_once(kind: str | None, front: F
     assert Retry.NEVER is end.value.retry
 
 
+@pytest.mark.parametrize("data", [b"{", b"\xff", b'"' + b"x" * 2**20], ids=["cut", "bytes", "long"])
+async def test_what_is_no_event_is_reported_at_once(data: bytes, front: Front) -> None:
+    """Of a proxy that damages what it passes on: the same would come again and again."""
+    headers = {"Content-Type": "text/event-stream"}
+    body = b"id: p\ndata: " + data + b"\n\n"
+    front.script = [lambda _: web.Response(body=body, headers=headers)]
+    async with client_of(front.url) as client:
+        with pytest.raises(ClientError, match="http_200: this is not an answer of a stretto"):
+            await take(client.events(), [])
+
+
 async def test_a_token_that_ended_is_asked_for_once_again(front: Front) -> None:
     """Whether or not the function returns another one; a second refusal is final."""
     tokens = iter("abcd")

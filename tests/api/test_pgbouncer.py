@@ -101,13 +101,18 @@ async def test_a_new_database_can_be_migrated_through_it(
     assert (await stretto("check", DATABASE_URL=url))[0] == 0
 
 
-@pytest.mark.parametrize("missing", ["search_path", "lock_timeout", "statement_timeout"])
+@pytest.mark.parametrize("missing", ["search_path", "lock_timeout", "statement_timeout", "jit"])
 async def test_a_role_without_its_settings_gets_the_statements(
     missing: str, url: str, server_url: str, connection: Connection
 ) -> None:
     """Each of the three is asked for before anything is served."""
     await give_settings(server_url)
-    other = {"search_path": "public", "lock_timeout": "0", "statement_timeout": "'5s'"}[missing]
+    other = {
+        "search_path": "public",
+        "lock_timeout": "0",
+        "statement_timeout": "'5s'",
+        "jit": "on",
+    }[missing]
     name = await connection.fetchval("SELECT quote_ident(current_database())")
     await connection.execute(f"ALTER DATABASE {name} SET {missing} = {other}")
     code, _, errors = await stretto("serve", DATABASE_URL=url, JWT_SECRET="s" * 32)

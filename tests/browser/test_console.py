@@ -116,7 +116,9 @@ async def test_however_a_key_is_sent_one_group_is_seen_and_there_is_one(
         card = page.locator("#groups article")
         assert await card.count() == 1
         await expect(card.locator(".id")).to_have_text(str(group_id("alice", key)))
-        await expect(card.locator(".tally")).to_contain_text("All 52 successes have the same bytes.")
+        await expect(card.locator(".tally")).to_contain_text(
+            "All 52 successes have the same bytes."
+        )
         kinds = {"wrote": 1, "again": 51, "lost": 1, "refused": 1}
         for kind, count in kinds.items():
             await expect(card.locator(f".chip.{kind}")).to_have_count(count)

@@ -80,6 +80,37 @@ async def test_deleted_conversations_take_their_own_members_along(
     assert [(TWO, "alice")] == await members(connection)
 
 
+async def test_truncated_conversations_take_all_members_along(connection: Connection) -> None:
+    """As TRUNCATE … CASCADE does by foreign keys."""
+    await converse(connection, ONE)
+    await connection.execute(ADD, [ONE], ["alice"])
+    await connection.execute("TRUNCATE conversation CASCADE")
+    assert [] == await members(connection)
+
+
+@pytest.mark.parametrize("theirs", ["public", "pg_temp"])
+async def test_the_triggers_mean_their_own_schema(theirs: str, connection: Connection) -> None:
+    """Whoever writes, such as a host whose own tables have these names, or pg_restore."""
+    await converse(connection, ONE)
+    for table in ("conversation", "conversation_member"):
+        await connection.execute(f"CREATE TABLE {theirs}.{table} (LIKE stretto.{table})")
+    await connection.execute("SET search_path = public")
+    await connection.execute(
+        f"INSERT INTO {theirs}.conversation VALUES ($1, 'group', 0, now())", TWO
+    )
+    ours = ADD.replace("INTO ", "INTO stretto.")
+    with pytest.raises(asyncpg.ForeignKeyViolationError, match=str(TWO)):
+        await connection.execute(ours, [TWO], ["alice"])
+    await connection.execute(ours, [ONE], ["alice"])
+    await connection.execute(
+        f"INSERT INTO {theirs}.conversation_member VALUES ($1, 'alice', 'member', now())", ONE
+    )
+    await connection.execute("DELETE FROM stretto.conversation")
+    count = "SELECT count(*) FROM {}.conversation_member"
+    assert 0 == await connection.fetchval(count.format("stretto"))
+    assert 1 == await connection.fetchval(count.format(theirs))
+
+
 @pytest.mark.parametrize("table", ["conversation", "conversation_member"])
 async def test_a_conversation_keeps_its_id_and_its_members(
     table: str, connection: Connection

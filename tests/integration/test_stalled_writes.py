@@ -95,6 +95,26 @@ async def test_a_write_that_hangs_is_ended_and_was_not_committed(
         assert kept is store._connection
 
 
+@pytest.mark.parametrize("is_shared", [False, True], ids=["direct", "pooler"])
+async def test_a_commit_that_hangs_behind_a_hook_is_ended(
+    is_shared: bool, database: Database, connection: Connection
+) -> None:
+    """By a deferred trigger, once the hook has ended. The attempt is free, and nothing was committed."""
+    await trigger(connection, "chat_group", "AFTER INSERT", HANG)
+    database.is_shared = is_shared
+    async with asyncio.timeout(10), store_of(database, on_create=running()) as store:
+        ours = write("k")
+        await store.claim([ours])
+        with pytest.raises(Stalled):
+            await store.lead([ours])
+        kept = store._connection
+        assert {ours.claim_token} == await store.unlocked([ours])
+        assert 0 == await connection.fetchval("SELECT count(*) FROM chat_group")
+        await connection.execute("DROP TRIGGER does ON chat_group")
+        assert {ours.claim_token} == await store.lead([ours])
+        assert kept is store._connection
+
+
 async def test_a_claim_that_hangs_is_ended(database: Database, connection: Connection) -> None:
     """Nothing is claimed."""
     await trigger(connection, "attempt", "BEFORE INSERT", HANG)

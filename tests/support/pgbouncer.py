@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 PROGRAM = find_program("pgbouncer")
 # What docs/operations.md asks of an operator.
-ROLE_SETTINGS = ("search_path = stretto", "lock_timeout = '1s'", "statement_timeout = 0")
+ROLE_SETTINGS = (
+    *("search_path = stretto", "lock_timeout = '1s'", "statement_timeout = 0"),
+    "jit = off",
+)
 # Fewer than one service's six: transactions do change their server connection.
 SERVER_CONNECTIONS = 3
 

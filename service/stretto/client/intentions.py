@@ -125,7 +125,8 @@ class Intentions:
     def remove(self, intention: Intention) -> None:
         """Forget an intention once the program has made use of its outcome.
 
-        Another body that is stored under its key by now is another wish, and stays.
+        Another body that is stored under its key by now is another wish, and stays; one that another
+        process stores at this very moment may go. Its key is spent: the service answers `key_reused`.
         """
         path = self._path(intention.key)
         with suppress(FileNotFoundError):

@@ -50,8 +50,11 @@ class _Block:
     data: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, Any] | None:
-        """Return the data, if there is any."""
-        return orjson.loads("\n".join(self.data)) if self.data else None
+        """Return the data, if there is any; raises `ClientError` for what no stretto sends."""
+        try:
+            return orjson.loads("\n".join(self.data)) if self.data else None
+        except orjson.JSONDecodeError:
+            raise foreign(HTTPStatus.OK) from None
 
 
 class Session:
@@ -69,7 +72,7 @@ class Session:
         """Yield events until the caller stops; connect again and resume after each end.
 
         Raises `ClientError` where that does not help: the history at the position is lost
-        (`position_lost`), or the token is refused; and `TimeoutError` where the caller's own session
+        (`position_lost`), the token is refused, or what comes is no event (`http_200`); and `TimeoutError` where the caller's own session
         has no connection left for it, and does not get one.
         """
         while True:
@@ -79,11 +82,12 @@ class Session:
                 # One that ends without a word is resumed as well.
                 with suppress(aiohttp.ClientError, TimeoutError):
                     async for block in self._blocks(response):
+                        document = block.document()
                         if block.kind == "close":
-                            self._judge(block)
+                            self._judge(document or {})
                         elif block.position is not None:
                             self._position = block.position
-                            yield Received(block.position, block.document())
+                            yield Received(block.position, document)
             await sleep(self._pause_seconds)
 
     async def _open(self, connection: AsyncExitStack) -> aiohttp.ClientResponse:
@@ -109,8 +113,7 @@ class Session:
     async def _blocks(self, response: aiohttp.ClientResponse) -> AsyncIterator[_Block]:
         """Yield the blocks that have ended; the connection may break inside the last one."""
         block = _Block()
-        async for line in response.content:
-            text = line.decode().rstrip("\r\n")
+        async for text in _lines(response):
             name, _, value = text.partition(":")
             value = value.removeprefix(" ")
             if not text:
@@ -127,8 +130,17 @@ class Session:
                 self._pause_seconds = int(value[:6]) / 1000
 
     @staticmethod
-    def _judge(end: _Block) -> None:
+    def _judge(why: Mapping[str, Any]) -> None:
         """Raise `ClientError` if the service's reason to end the session will last."""
-        why = end.document() or {}
         if why.get("code") == _POSITION_LOST:
             raise ClientError("position_lost", str(why.get("reason")), Retry.NEVER)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    """Yield lines without their ends; raises `ClientError` for one that no stretto sends."""
+    try:
+        async for line in response.content:
+            # What is no UTF-8 is replaced, as browsers do.
+            yield line.decode(errors="replace").rstrip("\r\n")
+    except aiohttp.http_exceptions.HttpProcessingError:
+        raise foreign(HTTPStatus.OK) from None

@@ -139,6 +139,9 @@ def is_lasting(error: BaseException | None) -> bool:
         )
     if isinstance(error, ssl.SSLError):
         return not isinstance(error, _BROKEN_HANDSHAKES)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        # A certificate or a key that this account may not read; a socket has no name here.
+        return True
     # Also what the driver itself rejects, such as an unknown sslmode.
     return isinstance(error, URL_ERRORS) or is_without_tls(error)
 

@@ -23,12 +23,7 @@ from stretto.postgres.connecting import LOCK_SECONDS
 from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS
 from stretto.postgres.driver_connection import end_resources, end_session, is_lost
 from stretto.postgres.driver_errors import DRIVER_ERRORS, store_error
-from stretto.postgres.hook_errors import (
-    cause_of,
-    too_late,
-    verdict_of,
-    without_row_data,
-)
+from stretto.postgres.hook_errors import cause_of, too_late, verdict_of, without_row_data
 from stretto.postgres.hook_handle import HookHandle
 from stretto.postgres.pooler import RESET_SESSION, ROLL_BACK_SESSION
 from stretto.postgres.queries import QUERIES
@@ -43,6 +38,7 @@ if TYPE_CHECKING:
     from stretto.creation.ports import Write
     from stretto.postgres.driver_connection import Connection
     from stretto.postgres.hook_patience import HookPatience
+    from stretto.postgres.stalls import Stalls
 
     Lead: TypeAlias = Callable[[Connection, Sequence[Write], float], Awaitable[set[UUID]]]
 
@@ -73,6 +69,8 @@ class _Led:
     connection: Connection
     transaction: Transaction
     before: _Session
+    writes: Sequence[Write]
+    is_hasty: bool
 
 
 class HookedLead:
@@ -88,7 +86,7 @@ class HookedLead:
         lead: Lead,
         discard: Callable[[], Awaitable[None]],
         *,
-        is_pooled: bool,
+        stalls: Stalls,
         patience: HookPatience,
         calls: HookCalls,
     ) -> None:
@@ -96,7 +94,7 @@ class HookedLead:
         self._on_create = on_create
         self._lead = lead
         self._discard = discard
-        self._is_pooled = is_pooled
+        self._stalls = stalls
         self._patience = patience
         self._calls = calls
         self._first: tuple[Connection, _Session] | None = None
@@ -119,7 +117,7 @@ class HookedLead:
             if not is_lost(connection):
                 await transaction.rollback()
             raise
-        led = _Led(connection, transaction, before)
+        led = _Led(connection, transaction, before, writes, lock_seconds < LOCK_SECONDS)
         if self._was_changed(led):
             # A statement that an earlier hook had prepared has run since: what it led on is
             # unknown.
@@ -136,7 +134,7 @@ class HookedLead:
             if write.claim_token in tokens
         ]
         try:
-            after = await self._run(led, created, is_hasty=lock_seconds < LOCK_SECONDS)
+            after = await self._run(led, created)
         except Exception as error:
             is_gone = await self._roll_back(led)
             if is_gone and is_a(error, DRIVER_ERRORS):
@@ -155,11 +153,9 @@ class HookedLead:
         """Whether the session has changed since its first lead; behind a pooler each may differ."""
         if self._first is None or self._first[0] is not led.connection:
             self._first = led.connection, led.before
-        return not self._is_pooled and self._first[1].state != led.before.state
+        return not self._stalls.is_shared and self._first[1].state != led.before.state
 
-    async def _run(
-        self, led: _Led, created: Sequence[tuple[CreatedGroup, NewGroup]], *, is_hasty: bool
-    ) -> _Session:
+    async def _run(self, led: _Led, created: Sequence[tuple[CreatedGroup, NewGroup]]) -> _Session:
         """Run the hook, for a bounded time; return the session as the hook has left it."""
         handle = HookHandle(led.connection)
         clock_seconds = asyncio.get_running_loop().time
@@ -167,8 +163,9 @@ class HookedLead:
         # A task of its own: what cancels the hook from within does not cancel the writer.
         hook = asyncio.create_task(self._call(handle, created), name="stretto on_create")
         try:
+            owners = [new_group.owner for _, new_group in created]
             patience_seconds = await self._patience.wait(
-                hook, [new_group.owner for _, new_group in created], HOOK_SECONDS, is_hasty=is_hasty
+                hook, owners, HOOK_SECONDS, is_hasty=led.is_hasty
             )
             is_in_time = hook.done()
             seconds = clock_seconds() - started
@@ -182,7 +179,7 @@ class HookedLead:
             handle.end()
             end_resources(led.connection, led.transaction)
         # One for which others wait may be slow because all are, however long it was given.
-        if not is_in_time and (is_hasty or patience_seconds < HOOK_SECONDS):
+        if not is_in_time and (led.is_hasty or patience_seconds < HOOK_SECONDS):
             raise HookEnded(too_late(seconds, patience_seconds))
         if not is_in_time:
             raise HookError(too_late(seconds, HOOK_SECONDS))
@@ -232,14 +229,16 @@ class HookedLead:
     async def _commit(self, led: _Led, after: _Session) -> None:
         """Commit; the session is then as it was, or not used again."""
         before = led.before
-        if self._is_pooled and after.state != before.state:
+        if self._stalls.is_shared and after.state != before.state:
             await led.connection.execute(RESET_SESSION)
             await led.connection.fetch(QUERIES["unlock_session"])
         if after.durability != before.durability:
             await led.connection.fetch(QUERIES["commit_durably"], before.durability)
         try:
-            # The transaction is not aborted: the server has just answered a statement in it.
-            await led.transaction.commit()
+            # The transaction is not aborted: the server has just answered a statement in it. What is
+            # deferred to the commit may hang for one owner, as a trigger of the lead may.
+            async with self._stalls.ended(led.connection, led.writes, is_hasty=led.is_hasty):
+                await led.transaction.commit()
         except asyncpg.PostgresError as error:
             # Only deferred checks fail here. We have none: it is one of the host's.
             meaning = store_error(error, connection_lives=not is_lost(led.connection))
@@ -254,7 +253,7 @@ class HookedLead:
     async def _roll_back(self, led: _Led) -> bool:
         """End the transaction of a hook that has failed; return whether the connection was lost."""
         try:
-            if self._is_pooled:
+            if self._stalls.is_shared:
                 await led.connection.execute(ROLL_BACK_SESSION)
             await led.transaction.rollback()
         except DRIVER_ERRORS:
@@ -283,7 +282,7 @@ class HookedLead:
 
     async def _keep_if_unchanged(self, led: _Led) -> None:
         """Drop the connection if something was left in its session; the outcome is known by now."""
-        if self._is_pooled:
+        if self._stalls.is_shared:
             return
         try:
             is_unchanged = (await _session(led.connection)).state == led.before.state

@@ -107,6 +107,7 @@ async def require_role_settings(connection: Connection, schema: str, tables: lis
         f"search_path = {schema}",
         "lock_timeout = '1s'",
         "statement_timeout = 0",
+        "jit = off",
         f"default_transaction_isolation = '{ISOLATION}'",
     )
     statements = ";\n".join(alter + setting for setting in settings)

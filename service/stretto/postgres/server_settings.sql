@@ -11,13 +11,15 @@ SELECT current_setting('server_encoding') AS server_encoding,
 
 -- name: ping_pooled
 -- Ask behind PgBouncer whether the schema $1 has our tables, and whether the role brings the
--- settings that a session needs: this schema, READ COMMITTED, a bounded wait for locks, and no
--- bound on a write. Also read what its commits wait for, and in which of the tables $2 policies may
+-- settings that a session needs: this schema, READ COMMITTED, a bounded wait for locks, no bound on a
+-- write, and no JIT: the driver looks types up in each new connection, which compiling makes take
+-- seconds. Also read what its commits wait for, and in which of the tables $2 policies may
 -- hide rows from the role.
 SELECT to_regclass(quote_ident($1::text) || '.attempt') IS NOT NULL AS is_migrated,
        current_schema() IS NOT DISTINCT FROM $1::text
            AND current_setting('lock_timeout')::interval > '0'
            AND current_setting('statement_timeout')::interval = '0'
+           AND NOT current_setting('jit')::boolean
            AND current_setting('default_transaction_isolation') = 'read committed' AS is_set,
        current_setting('synchronous_commit') AS synchronous_commit,
        (SELECT string_agg(name, ', ' ORDER BY name) FROM unnest($2::text[]) AS name

@@ -69,6 +69,11 @@ class Stalls:
         self._others_wait = others_wait
         self._longest = LongestOfLate()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether a pooler shares sessions between clients."""
+        return self._database.is_shared
+
     @asynccontextmanager
     async def ended(
         self, connection: Connection, writes: Sequence[Write], *, is_hasty: bool = True
@@ -80,7 +85,7 @@ class Stalls:
         """
         clock_seconds = asyncio.get_running_loop().time
         began = clock_seconds()
-        is_shared = self._database.is_shared
+        is_shared = self.is_shared
         process_id = None if is_shared else connection.get_server_pid()
 
         def is_due() -> bool:

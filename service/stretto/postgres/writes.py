@@ -80,7 +80,7 @@ class PostgresWriteStore:
                 on_create,
                 self._lead,
                 self._discard,
-                is_pooled=database.is_shared,
+                stalls=self._stalls,
                 patience=HookPatience(others_wait),
                 calls=hooks or HookCalls(),
             )

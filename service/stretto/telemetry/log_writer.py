@@ -126,12 +126,16 @@ def _writer_to(stream: TextIO) -> Callable[[str], object]:
     except OSError:
         return stream.write
     encoding = stream.encoding
+    is_torn = False
 
     def write(text: str) -> None:
-        rest = memoryview(text.encode(encoding, "backslashreplace"))
+        nonlocal is_torn
+        # A full disk may have cut the line before: this one would be a part of it.
+        rest = memoryview(("\n" * is_torn + text).encode(encoding, "backslashreplace"))
         while rest:
             try:
                 rest = rest[os.write(descriptor, rest) :]
+                is_torn = bool(rest)
             except BlockingIOError:
                 # Another process that shares the file has made it non-blocking.
                 select.select((), (descriptor,), ())

@@ -17,6 +17,7 @@ from stretto.http.tokens.jwks import (
     RETRY,
     STALE_SECONDS,
 )
+from stretto.http.tokens.keys import TokenKey
 from stretto.telemetry.logs import flush_log
 from support.issuer import EC_KEY, NEW, OLD, RSA_KEY, Issuer, bearer, owner_of, published
 
@@ -229,3 +230,27 @@ async def test_only_a_few_keys_are_tried() -> None:
         assert await owner_of(known, bearer(OLD, None)) == "alice"
         with pytest.raises(Unauthenticated, match="signature is wrong"):
             await owner_of(known, bearer(NEW, None))
+
+
+class _Incomparable:
+    """A key whose own comparison takes microseconds, of which thousands would hold up the loop."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def public_bytes(self, *_: object) -> bytes:
+        return self.content
+
+    def __eq__(self, _: object) -> bool:
+        raise AssertionError("this takes too long")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_keys_are_compared_by_their_bytes() -> None:
+    """An issuer may replace thousands at once, and each session has one."""
+    ours, same, other = (
+        TokenKey("RS256", _Incomparable(content)) for content in (b"a", b"a", b"b")
+    )
+    assert {ours} == {same}
+    assert ours != other

@@ -144,6 +144,12 @@ def test_a_connection_that_a_server_never_takes_is_not_waited_for(state: str) ->
     assert is_lasting(asyncpg.PostgresError.new(fields))
 
 
+def test_a_key_that_may_not_be_read_is_not_waited_for() -> None:
+    """Such as that of the home of another account; a socket may come up with other rights."""
+    assert is_lasting(PermissionError(13, "Permission denied", "/root/.postgresql/postgresql.key"))
+    assert not is_lasting(PermissionError(13, "Permission denied"))
+
+
 def test_a_connection_that_a_server_refuses_for_lack_of_resources_is_waited_for() -> None:
     """It ends the connection, and may have enough for the next one."""
     for state in ("53200", "53100"):

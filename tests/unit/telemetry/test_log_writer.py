@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -9,17 +10,20 @@ import threading
 import time
 import warnings
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import orjson
 import pytest
 
+from stretto.telemetry import log_writer
 from stretto.telemetry.log_writer import STOP_SECONDS, DroppedLines, LogWriter
 from stretto.telemetry.logs import configured_logging
 from support.full_pipe import fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 LINES_MAX = 3
 DEADLINE_SECONDS = 30
@@ -131,3 +135,26 @@ def test_a_warning_is_a_line_of_the_log(
     line = orjson.loads(capfd.readouterr().err)
     assert "warning" == line["level"]
     assert "password file has group or world access" in line["event"]
+
+
+def test_a_line_behind_one_that_a_full_disk_has_cut_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A collector reads each line by itself."""
+    room = iter([5, 0])
+
+    def write_to_a_full_disk(descriptor: int, data: memoryview) -> int:
+        size = next(room, len(data))
+        if not size:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.write(descriptor, data[:size])
+
+    monkeypatch.setattr(log_writer, "os", SimpleNamespace(write=write_to_a_full_disk))
+    with (tmp_path / "log").open("w") as stream:
+        log = LogWriter(stream, DroppedLines(), LINES_MAX)
+        log.setFormatter(logging.Formatter("%(message)s"))
+        for message in ("first line", "second line"):
+            log.handle(logging.makeLogRecord({"msg": message}))
+        log.close()
+    first, second, *_ = (tmp_path / "log").read_text().splitlines()
+    assert ("first", "second line") == (first, second)

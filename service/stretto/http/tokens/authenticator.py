@@ -23,7 +23,7 @@ from stretto.http.tokens.times import end_of
 from stretto.start_errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from stretto.http.tokens.settings import TokenSettings
 
@@ -83,7 +83,7 @@ class Authenticator:
         self._claims = ClaimsReader(settings.jwt_audience, settings.jwt_issuer)
         self._keys = _fixed_keys(settings)
         self._key_set: KeySet | None = None
-        self.on_withdrawn: Callable[[tuple[TokenKey, ...]], None] = lambda _: None
+        self.on_withdrawn: Callable[[Collection[TokenKey]], None] = lambda _: None
         """Is called with the keys that the issuer publishes no longer."""
         self._verified: dict[str, tuple[str, Verified]] = {}
         """By the part of a token that its signature signs; with the token as it was verified.
@@ -104,7 +104,7 @@ class Authenticator:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def _keys_changed(self, withdrawn: tuple[TokenKey, ...]) -> None:
+    def _keys_changed(self, withdrawn: Collection[TokenKey]) -> None:
         """Forget all tokens: those that a withdrawn key has verified must be verified again."""
         self._verified.clear()
         self._refusals.clear()

@@ -26,7 +26,7 @@ from stretto.runtime.lookups import loop_with_own_lookups
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 KEPT_SECONDS: Final = 600.0
 # For so long, keys are trusted while their issuer does not answer, or publishes no usable one.
@@ -57,7 +57,7 @@ class KeySet:
         self,
         url: str,
         clock_seconds: Callable[[], float],
-        on_change: Callable[[tuple[TokenKey, ...]], None],
+        on_change: Callable[[Collection[TokenKey]], None],
     ) -> None:
         """Take a monotonic clock, and a synchronous callback for when the published keys change.
 
@@ -214,10 +214,11 @@ class KeySet:
             self._fetched_at = self._clock_seconds()
             # There is one fetch at a time: this is the last that has begun.
             self._last_success = self._fetches
-            if keys != self._keys:
-                withdrawn = tuple(key for key in self._keys if key not in keys)
-                self._keys = keys
-                self._on_change(withdrawn)
+            # In another order they are the same.
+            before, now = frozenset(self._keys), frozenset(keys)
+            self._keys = keys
+            if now != before:
+                self._on_change(before - now)
         finally:
             self._next_fetch_at = self._clock_seconds() + pause_seconds
             self._fetching = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import jwt
@@ -13,7 +13,11 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+)
 from jwt.utils import base64url_decode
 
 from stretto.domain import TOKEN_SECRET_BYTES_MIN
@@ -45,9 +49,17 @@ class TokenKey:
     """A key and the one algorithm that it verifies (RFC 8725, 3.1)."""
 
     algorithm: str
-    material: Any
+    material: Any = field(compare=False)
     """A secret's bytes or a public key; equal material verifies the same tokens."""
     kid: str | None = None
+    identity: bytes = field(init=False, repr=False)
+    """Equal for equal material, and quickly compared: a set may have thousands of keys."""
+
+    def __post_init__(self) -> None:
+        material = self.material
+        if not isinstance(material, bytes):
+            material = material.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        object.__setattr__(self, "identity", material)
 
     def is_forged(self, token: str) -> bool:
         """Return whether a token lacks the signature of this secret.
