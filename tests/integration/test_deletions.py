@@ -408,6 +408,26 @@ async def test_a_trigger_that_is_too_slow_keeps_its_group(
     assert await sound(connection)
 
 
+async def test_a_deferred_trigger_that_is_too_slow_keeps_its_group(
+    component: Component, connection: Connection, database: Database
+) -> None:
+    """No time-out bounds what runs in the commit: it would hold up the deletions of all."""
+    await create(component)
+    other = await create(component, "other")
+    await connection.execute(
+        f"""CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                PERFORM pg_sleep(60); RETURN OLD; END $$;
+            CREATE CONSTRAINT TRIGGER hanging AFTER UPDATE ON chat_group
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+            WHEN (OLD.group_id = '{ID}') EXECUTE FUNCTION hang()"""
+    )
+    async with PostgresDeletionStore(database).deleting() as delete:
+        with pytest.raises(ReadCancelled, match="statement timeout"):
+            await delete(Deletion(ID, ALICE, None), is_hasty=True)
+        assert await delete(Deletion(other, ALICE, None), is_hasty=True)
+    assert ID == await create(component)
+
+
 @pytest.mark.parametrize(
     ("table", "operation"),
     [("outbox", "INSERT"), ("chat_group", "UPDATE"), ("conversation", "DELETE")],

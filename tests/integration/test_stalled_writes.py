@@ -11,7 +11,7 @@ import pytest
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.errors import DatabaseUnavailable
+from stretto.errors import DatabaseUnavailable, Failure
 from stretto.observations import Observation, OwnerPaused, WriteFailed
 from stretto.postgres import stalls
 from stretto.postgres.writes import PostgresWriteStore
@@ -115,6 +115,32 @@ async def test_a_commit_that_hangs_behind_a_hook_is_ended(
         assert kept is store._connection
 
 
+async def test_a_failure_that_hangs_is_not_recorded(
+    database: Database, connection: Connection
+) -> None:
+    """The attempt stays pending, and free."""
+    await trigger(connection, "attempt", "BEFORE UPDATE", HANG)
+    async with asyncio.timeout(10), store_of(database) as store:
+        ours = write("k")
+        await store.claim([ours])
+        with pytest.raises(Stalled):
+            await store.fail(ours, Failure("quota", "Ten groups are enough."))
+        assert {ours.claim_token} == await store.unlocked([ours])
+
+
+async def test_a_trigger_that_asks_for_a_lock_again_and_again_is_ended(
+    database: Database, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wait is bounded, all together are not. Twin: the one wait of a lead is left to its bound."""
+    monkeypatch.setattr(stalls, "LOCKED_SECONDS", SOON_SECONDS)
+    waits = "SET LOCAL lock_timeout = 0; PERFORM pg_advisory_xact_lock(7)"
+    await trigger(connection, "chat_group", "BEFORE INSERT", waits)
+    async with asyncio.timeout(10), store_of(database) as store, connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock(7)")
+        with pytest.raises(Stalled):
+            await store.claim_and_lead([write("k")])
+
+
 async def test_a_claim_that_hangs_is_ended(database: Database, connection: Connection) -> None:
     """Nothing is claimed."""
     await trigger(connection, "attempt", "BEFORE INSERT", HANG)
@@ -194,6 +220,7 @@ async def test_a_success_that_comes_while_the_server_is_asked_is_not_believed(
     """A commit that waited for a standby may have been broken off: the next lead, or a look, shows it."""
     statement = (
         "SELECT true WHERE $1::integer > 0 AND $2::uuid[] IS NOT NULL AND $3::uuid[] IS NOT NULL"
+        " AND $4::float8 > 0"
     )
     monkeypatch.setattr(stalls, "QUERIES", {"end_stalled": statement})
     await trigger(connection, "chat_group", "BEFORE INSERT", SLOW)

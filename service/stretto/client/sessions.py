@@ -52,9 +52,12 @@ class _Block:
     def document(self) -> dict[str, Any] | None:
         """Return the data, if there is any; raises `ClientError` for what no stretto sends."""
         try:
-            return orjson.loads("\n".join(self.data)) if self.data else None
+            document = orjson.loads("\n".join(self.data)) if self.data else None
         except orjson.JSONDecodeError:
             raise foreign(HTTPStatus.OK) from None
+        if not isinstance(document, dict | None):
+            raise foreign(HTTPStatus.OK)
+        return document
 
 
 class Session:
@@ -121,7 +124,8 @@ class Session:
                 block = _Block()
             elif name == "data":
                 block.data.append(value)
-            elif name == "id":
+            # As in browsers; others are no header field of the next connection.
+            elif name == "id" and value.isprintable():
                 block.position = value
             elif name == "event":
                 block.kind = value

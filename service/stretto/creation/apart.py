@@ -147,7 +147,7 @@ class OneByOne:
     def _proven_first(self) -> list[WriteRequest]:
         """Return the requests in an order to be taken from the end.
 
-        First come the owners whose last write has gone through, and last those of whom one has hung
+        First come the owners whose last write has gone through quickly, and last those of whom one has hung
         alone. Among those, and among the others, owners take turns: of each its first request, then
         of each its second. While there are suspects, the newest come first in a turn: newcomers have
         come after those who hang. Of the suspects, every other time the oldest do.
@@ -158,7 +158,7 @@ class OneByOne:
         sign = suspects.next_age_sign() if self._are_suspects else -1 if suspects else 0
         for request in self._batch:
             owner, age = request.message.new_group.owner, sign * age_order(request)
-            standing = suspects.error_of(owner) is not None, not self._breakers.is_proven(owner)
+            standing = suspects.error_of(owner) is not None, not self._breakers.is_quick(owner)
             order.append((*standing, ranks[owner], age, request))
             ranks[owner] += 1
         order.sort(key=lambda each: each[:4])

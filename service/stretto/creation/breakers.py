@@ -150,6 +150,11 @@ class OwnerBreakers:
         """Whether a write of the owner went through lately, and none has failed alone since."""
         return owner in self._proven
 
+    def is_quick(self, owner: UserId) -> bool:
+        """Whether the owner is proven, by a write that took no longer than others can bear."""
+        proof = self._proven.get(owner)
+        return proof is not None and proof[1] < OWNER_SECONDS_MAX
+
     def forget_proof(self, owner: UserId) -> None:
         """Note that a write of the owner has failed alone."""
         self._proven.pop(owner, None)

@@ -51,11 +51,14 @@ async def _delete(connection: Connection, wanted: Deletion, /, *, is_hasty: bool
     connection lives.
     """
     try:
-        is_deleted: bool | None = await connection.fetchval(
-            QUERIES["delete_group_of_owner"],
-            *(wanted.group_id, wanted.owner, uuid7(), wanted.trace_context),
-            milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
-        )
+        async with connection.transaction():
+            is_deleted: bool | None = await connection.fetchval(
+                QUERIES["delete_group_of_owner"],
+                *(wanted.group_id, wanted.owner, uuid7(), wanted.trace_context),
+                milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
+            )
+            # No time-out of the server's bounds what is deferred to the commit.
+            await connection.execute(QUERIES["run_deferred"])
     except asyncpg.PostgresError as error:
         if is_of_its_rows(error) or isinstance(error, asyncpg.QueryCanceledError):
             raise ReadCancelled(in_words(error)) from error

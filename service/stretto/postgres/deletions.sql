@@ -5,3 +5,7 @@
 -- if it was deleted before; null where this owner has no such group. Wait at most $5 for each lock: the
 -- call in FROM comes first.
 SELECT delete_group_1($1, $2, $3, $4) AS is_deleted FROM set_config('lock_timeout', $5, true);
+
+-- name: run_deferred
+-- Have what is deferred to a deletion's commit run now, within the time of a statement.
+SET CONSTRAINTS ALL IMMEDIATE;

@@ -42,6 +42,8 @@ FORGOTTEN_RATIO: Final = 0.1
 # While no other request waits. It leaves the server's answer the rest of the write's time. Without
 # an end, the server's process would go on after our connection was cut.
 PATIENCE_SECONDS: Final = WRITE_SECONDS - 1
+# Of waits for locks in one statement, each of which is bounded by `LOCK_SECONDS`.
+LOCKED_SECONDS: Final = 2.0
 # From one look to the next, once a write takes long.
 LOOK_SECONDS: Final = 0.25
 
@@ -98,6 +100,7 @@ class Stalls:
                     process_id,
                     [write.group_id for write in writes] if is_shared else [],
                     [write.claim_token for write in writes] if is_shared else [],
+                    LOCKED_SECONDS,
                 )
             )
 

@@ -3,11 +3,14 @@
 -- name: end_stalled
 -- Have the server end what its process $1 runs, or the process that leads the attempts $2 with the
 -- tokens $3 (behind a pooler, where the process is not known). A statement that waits is left alone:
--- for the disk or for a standby, every other write would wait as well; waits for locks are bounded.
+-- for the disk or for a standby, every other write would wait as well; each wait for a lock is bounded.
+-- But a trigger may ask again and again, or set a bound of its own: after $4 seconds it has waited enough.
 SELECT coalesce(bool_or(pg_cancel_backend(pid)), false)
 FROM pg_stat_activity
 WHERE state = 'active'
-  AND coalesce(wait_event_type, '') NOT IN ('IO', 'IPC', 'Lock', 'LWLock')
+  AND coalesce(wait_event_type, '') NOT IN ('IO', 'IPC', 'LWLock')
+  AND (wait_event_type IS DISTINCT FROM 'Lock'
+       OR clock_timestamp() - query_start > make_interval(secs => $4))
   AND (pid = $1::integer
        OR backend_xid IN (SELECT xmax FROM attempt
                           WHERE group_id = ANY ($2::uuid[]) AND claim_token = ANY ($3::uuid[])));

@@ -152,7 +152,7 @@ class PostgresWriteStore:
 
     async def fail(self, write: Write, failure: Failure) -> bool:
         """Settle as failed, durably, unless the attempt is no longer ours."""
-        async with self._writing() as connection:
+        async with self._writing() as connection, self._stalls.ended(connection, [write]):
             settled = await connection.fetch(
                 QUERIES["fail"],
                 *(write.group_id, write.claim_token, failure.code, failure.detail),

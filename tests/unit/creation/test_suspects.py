@@ -94,6 +94,24 @@ async def test_what_had_no_time_in_a_batch_that_hung_is_tried_apart_from_newcome
     assert [[30, 31]] == world.leads()
 
 
+async def test_an_owner_whose_writes_go_through_slowly_takes_turns_with_newcomers() -> None:
+    """Such a write proves that it hangs no more than a newcomer's does, and takes the time of all."""
+    world = hanging_world(1)
+    world.breakers.note_led([HOT], OWNER_SECONDS_MAX)
+    asked = [
+        write(HOT, 1),
+        write(HOT, 2),
+        write(HOT, 3),
+        write(COLD, 10),
+        write(UserId("bad0"), 20),
+    ]
+    for each in asked:
+        world.mailbox.ask(each)
+    await world.writers[0].run_once()
+    alone = [number for numbers in world.leads()[1:] for number in numbers]
+    assert alone.index(10) < sorted(alone.index(number) for number in alone if number < 4)[1]
+
+
 async def test_where_the_proven_take_all_the_time_the_others_are_tried_apart_as_well() -> None:
     """Else the one who hangs would be in each of their batches, and is never found."""
     world = hanging_world(1)
