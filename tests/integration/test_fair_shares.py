@@ -226,7 +226,7 @@ async def test_on_one_connection_a_look_waits_for_histories(
 ) -> None:
     """The twin."""
     monkeypatch.setattr(trail_module, "Lane", SimpleNamespace(TRAILS=Lane.LOOKS))
-    answered = await answered_beside_histories(database_url, connection, holder, 0.2)
+    answered = await answered_beside_histories(database_url, connection, holder, READ_SECONDS / 2)
     assert {"groups", "lists"} == answered
 
 
