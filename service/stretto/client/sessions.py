@@ -75,8 +75,9 @@ class Session:
         """Yield events until the caller stops; connect again and resume after each end.
 
         Raises `ClientError` where that does not help: the history at the position is lost
-        (`position_lost`), the token is refused, or what comes is no event (`http_200`); and `TimeoutError` where the caller's own session
-        has no connection left for it, and does not get one.
+        (`position_lost`), the token is refused, or what comes is no event (`http_200`); and
+        `TimeoutError` where the caller's own session has no connection left for it, and does not
+        get one.
         """
         while True:
             async with AsyncExitStack() as connection:

@@ -147,10 +147,10 @@ class OneByOne:
     def _proven_first(self) -> list[WriteRequest]:
         """Return the requests in an order to be taken from the end.
 
-        First come the owners whose last write has gone through quickly, and last those of whom one has hung
-        alone. Among those, and among the others, owners take turns: of each its first request, then
-        of each its second. While there are suspects, the newest come first in a turn: newcomers have
-        come after those who hang. Of the suspects, every other time the oldest do.
+        First come the owners whose last write has gone through quickly, and last those of whom one
+        has hung alone. Among those, and among the others, owners take turns: of each its first
+        request, then of each its second. While there are suspects, the newest come first in a turn:
+        newcomers have come after those who hang. Of the suspects, every other time the oldest do.
         """
         ranks: Counter[UserId] = Counter()
         order: list[tuple[bool, bool, int, int, WriteRequest]] = []

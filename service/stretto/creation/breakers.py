@@ -152,8 +152,7 @@ class OwnerBreakers:
 
     def is_quick(self, owner: UserId) -> bool:
         """Whether the owner is proven, by a write that took no longer than others can bear."""
-        proof = self._proven.get(owner)
-        return proof is not None and proof[1] < OWNER_SECONDS_MAX
+        return self._proven.get(owner, (0.0, math.inf))[1] < OWNER_SECONDS_MAX
 
     def forget_proof(self, owner: UserId) -> None:
         """Note that a write of the owner has failed alone."""

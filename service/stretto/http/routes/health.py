@@ -32,7 +32,8 @@ async def livez(_: web.Request) -> web.Response:
 async def readyz(request: web.Request) -> web.Response:
     """`GET /readyz`: 503 if the process stops, knows no key, or nothing can be read or written.
 
-    An issuer that goes away changes nothing while its keys are known: another instance would have none.
+    An issuer that goes away changes nothing while its keys are known: another instance would have
+    none.
 
     An actor that no request waits for, such as the relay, is named and changes nothing: another
     instance would not mend it (ADR 0023).
