@@ -19,6 +19,7 @@ import nats
 import nats.errors
 import orjson
 
+from dashboard.panels import PACE
 from stretto.domain import NewGroup, UserId
 from support.api_client import TEAM, connected_api, token_of
 from support.database import END_OURS, connect, pend, set_read_only
@@ -190,7 +191,7 @@ async def staged(database_url: str, folder: Path) -> AsyncIterator[Scene]:
             for more in ({"WORKERS": "2"}, {"BATCH_MAX": "4", "WRITERS": "1"})
         ]
         urls = [service.url for service in services]
-        prometheus = await enter(running_prometheus(folder, {"stretto": urls}))
+        prometheus = await enter(running_prometheus(folder, {"stretto": urls}, PACE))
         await until(lambda: prometheus.has('sum(up{job="stretto"}) == 2'))
         apis = [await enter(connected_api(url)) for url in urls]
         yield Scene(services, apis, bus, receiver, connection, prometheus)

@@ -1,4 +1,4 @@
-"""Debian's Prometheus and promtool: a real one with our alerts, at sixty times their pace."""
+"""Debian's Prometheus and promtool: a real one with our alerts, at many times their pace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ MISSING = "these tests need Prometheus: apt-get install --no-install-recommends 
 # A minute of the rules is a second of the test.
 PACE = 60
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
-SCRAPE_INTERVAL = "250ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +39,10 @@ class Series:
 class Prometheus:
     """A server that scrapes and evaluates; asked over its API."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, scrape_interval: str) -> None:
         self._session = session
         self._url = url
+        self._scrape_interval = scrape_interval
 
     async def has(self, query: str) -> bool:
         """Whether a query has a result."""
@@ -52,7 +52,8 @@ class Prometheus:
 
     async def series(self, query: str, start: float, end: float) -> list[Series]:
         """Return what a query has yielded over a time, at each scrape."""
-        params = {"query": query, "start": str(start), "end": str(end), "step": SCRAPE_INTERVAL}
+        step = self._scrape_interval
+        params = {"query": query, "start": str(start), "end": str(end), "step": step}
         async with self._session.get(f"{self._url}/api/v1/query_range", params=params) as response:
             document = await response.json()
         assert document["status"] == "success", document
@@ -74,14 +75,17 @@ class Prometheus:
 
 @asynccontextmanager
 async def running_prometheus(
-    folder: Path, jobs: Mapping[str, Sequence[str]]
+    folder: Path, jobs: Mapping[str, Sequence[str]], pace: int = PACE
 ) -> AsyncIterator[Prometheus]:
-    """Run one that scrapes the URLs of each job."""
+    """Run one that scrapes the URLs of each job.
+
+    A scrape has the time until the next one: 250 ms at the usual pace.
+    """
     assert PROMETHEUS is not None, MISSING
-    (folder / "alerts.yml").write_text(yaml.safe_dump(at_pace(alerts())))
+    (folder / "alerts.yml").write_text(yaml.safe_dump(at_pace(alerts(), pace)))
     configuration = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
     for name, seconds in configuration["global"].items():
-        configuration["global"][name] = faster(seconds)
+        configuration["global"][name] = faster(seconds, pace)
     configuration["scrape_configs"] = [
         {
             "job_name": job,
@@ -111,7 +115,8 @@ async def running_prometheus(
                     return False
 
             await until(is_ready)
-            yield Prometheus(session, f"http://{place}")
+            interval = configuration["global"]["scrape_interval"]
+            yield Prometheus(session, f"http://{place}", interval)
     finally:
         if process.returncode is None:
             process.kill()
@@ -124,22 +129,22 @@ def alerts() -> Any:
     return yaml.safe_load((MONITORING / "alerts.yml").read_text())
 
 
-def at_pace(rules: Any) -> Any:
-    """Return rules whose windows, waits and thresholds of seconds pass sixty times as fast."""
+def at_pace(rules: Any, pace: int) -> Any:
+    """Return rules whose windows, waits and thresholds of seconds pass so many times as fast."""
     for rule in (rule for group in rules["groups"] for rule in group["rules"]):
         if "for" in rule:
-            rule["for"] = faster(rule["for"])
+            rule["for"] = faster(rule["for"], pace)
         rule["expr"] = re.sub(
             r"(?<=\[)\d+[smh](?=\])|(?<=offset )\d+[smh]",
-            lambda found: faster(found[0]),
+            lambda found: faster(found[0], pace),
             rule["expr"],
         )
         rule["expr"] = re.sub(
-            r"(?<=_lag_seconds\) > )\d+", lambda found: str(int(found[0]) / PACE), rule["expr"]
+            r"(?<=_lag_seconds\) > )\d+", lambda found: str(int(found[0]) / pace), rule["expr"]
         )
     return rules
 
 
-def faster(duration: str) -> str:
-    """Return a duration at the pace of the test."""
-    return f"{int(duration[:-1]) * _SECONDS[duration[-1]] * 1000 // PACE}ms"
+def faster(duration: str, pace: int) -> str:
+    """Return a duration at this pace."""
+    return f"{int(duration[:-1]) * _SECONDS[duration[-1]] * 1000 // pace}ms"

@@ -13,7 +13,7 @@ import yaml
 from stretto.observations import AttemptAnswered, BatchWritten, ReclaimTried
 from stretto.telemetry.metrics import Metrics
 from stretto.telemetry.table import GAUGES
-from support.prometheus import MISSING, MONITORING, PROMTOOL, alerts, at_pace
+from support.prometheus import MISSING, MONITORING, PACE, PROMTOOL, alerts, at_pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,7 +182,7 @@ def test_the_configuration_is_one(tmp_path: Path) -> None:
     """As delivered; and what the test of a real Prometheus makes of the alerts."""
     code, said = promtool("check", "config", "prometheus.yml")
     assert 0 == code, said
-    (tmp_path / "alerts.yml").write_text(yaml.safe_dump(at_pace(alerts())))
+    (tmp_path / "alerts.yml").write_text(yaml.safe_dump(at_pace(alerts(), PACE)))
     code, said = promtool("check", "rules", tmp_path / "alerts.yml")
     assert 0 == code, said
 
