@@ -197,7 +197,7 @@ async def test_where_writes_are_slow_a_slow_write_is_no_stall(
     async with store_of(database) as store:
         with pytest.raises(Stalled):
             await store.claim_and_lead([write("k")])
-        store._stalls._longest.seconds = 0.5
+        store._stalls._times.of("lead").note([UserId("bob")], 0.5)
         assert await store.claim_and_lead([write("l")])
 
 

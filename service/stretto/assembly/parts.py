@@ -39,6 +39,7 @@ from stretto.postgres.lanes import Lane
 from stretto.postgres.log import PostgresLogStore
 from stretto.postgres.readiness import Readiness
 from stretto.postgres.retention import RetentionSweeper, sweep
+from stretto.postgres.stalls import StepTimes
 from stretto.postgres.tail import PostgresTail
 from stretto.postgres.trail import PostgresTrailStore
 from stretto.postgres.writes import PostgresWriteStore
@@ -96,11 +97,11 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     mailbox: Mailbox[Write, WriteResult] = Mailbox(
         settings.mailbox_max, lambda write: write.new_group.owner, rejection_of, turns_of
     )
-    breakers, hooks = OwnerBreakers(observe), HookCalls()
+    breakers, hooks, times = OwnerBreakers(observe), HookCalls(), StepTimes()
 
     others_wait = partial(breakers.others_wait, mailbox)
     write_stores = [
-        PostgresWriteStore(database, on_lost, inputs.on_create, others_wait, hooks)
+        PostgresWriteStore(database, on_lost, inputs.on_create, others_wait, hooks, times)
         for _ in range(settings.writers)
     ]
     reads = _reads(database, write_stores)

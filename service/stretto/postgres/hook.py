@@ -237,7 +237,8 @@ class HookedLead:
         try:
             # The transaction is not aborted: the server has just answered a statement in it. What is
             # deferred to the commit may hang for one owner, as a trigger of the lead may.
-            async with self._stalls.ended(led.connection, led.writes, is_hasty=led.is_hasty):
+            stalls = self._stalls.ended("commit", led.connection, led.writes, is_hasty=led.is_hasty)
+            async with stalls:
                 await led.transaction.commit()
         except asyncpg.PostgresError as error:
             # Only deferred checks fail here. We have none: it is one of the host's.

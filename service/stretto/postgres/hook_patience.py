@@ -4,8 +4,8 @@ A hook that hangs for one owner must not cost its neighbours all of a write's ti
 again for each of that owner's requests. So it is ended early where others wait, as a statement is that
 stalls (`stalls.py`). While no other waits, it has nearly all of the write's time.
 
-A hook that is slow for all must not be ended for that. So it may take several times as long as the
-longest before it. After it was ended too often without a success in between, one request that is led
+A hook that is slow for all must not be ended for that. So it may take several times as long as those
+before it for one request (`TimesAlone`). After it was ended too often without a success in between, one request that is led
 alone has all of the time. If the hook comes to its end, it was slow for all. If not, it hangs, and
 only the next series of ends earns another such trial: a flood of hangs costs one long wait for each.
 """
@@ -15,18 +15,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from stretto.postgres.stalls import STALL_RATIO, STALL_SECONDS, LongestOfLate
+from stretto.postgres.stalls import STALL_RATIO, STALL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stretto.domain import UserId
+    from stretto.postgres.stalls import TimesAlone
 
 # From one look at the waiting requests to the next, once a hook takes long.
 LOOK_SECONDS: Final = 0.1
 # A request that is led alone while others wait: several owners whose hook hangs are found in a second.
 ALONE_SECONDS: Final = 0.25
-# Such a request, of the longest before it: each that hangs keeps the next from being tried. Above
+# Such a request, of those before it: each that hangs keeps the next from being tried. Above
 # `HANG_RATIO` (`creation/suspects.py`), or the hang would say nothing of its owner.
 ALONE_RATIO: Final = 3.0
 # In a row: more than a dozen owners whose hook hangs. After that the hook may be slow for all.
@@ -34,11 +35,11 @@ ENDED_MAX: Final = 16
 
 
 class HookPatience:
-    """The time of the hooks of one write store."""
+    """The time of the hooks of one write store; `times` are those of all stores of a component."""
 
-    def __init__(self, others_wait: Callable[[], bool]) -> None:
+    def __init__(self, others_wait: Callable[[], bool], times: TimesAlone) -> None:
         self._others_wait = others_wait
-        self._longest = LongestOfLate()
+        self._times = times
         self._ended = 0
         """In a row, while others waited, since the last trial."""
 
@@ -65,7 +66,7 @@ class HookPatience:
             least, ratio = (
                 (ALONE_SECONDS, ALONE_RATIO) if is_apart else (STALL_SECONDS, STALL_RATIO)
             )
-            patience = self._longest.patience(least, seconds_max, ratio)
+            patience = self._times.patience(owners, least, seconds_max, ratio)
         until = patience
         while not (await asyncio.wait({hook}, timeout=began + until - clock_seconds()))[0]:
             if until >= seconds_max:
@@ -74,6 +75,6 @@ class HookPatience:
                 self._ended += 1
                 return until
             until = min(seconds_max, until + LOOK_SECONDS)
-        self._longest.note(clock_seconds() - began)
+        self._times.note(owners, clock_seconds() - began)
         self._ended = 0
         return seconds_max

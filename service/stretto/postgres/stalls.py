@@ -14,7 +14,9 @@ write succeeds all the same while it is asked, its outcome counts as unknown.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from contextlib import asynccontextmanager
+from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
@@ -29,16 +31,18 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from stretto.creation.ports import Write
+    from stretto.domain import UserId
     from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection
 
 # Several times what the largest batch takes. The batch waits so long, and then the request that
 # hangs, alone: twice this is what a hang costs its neighbours.
 STALL_SECONDS: Final = 0.75
-# A write may also take so many times as long as the longest of those before it, which each further
-# write forgets by a tenth: where the server is slow for all, taking batches apart makes it slower.
+# A write may also take so many times as long as one alone has taken of late: where the server is slow
+# for all, taking batches apart makes it slower.
 STALL_RATIO: Final = 5.0
-FORGOTTEN_RATIO: Final = 0.1
+# Of whom the times are kept: enough for a median that one or two of them do not move.
+OWNERS_MAX: Final = 8
 # While no other request waits. It leaves the server's answer the rest of the write's time. Without
 # an end, the server's process would go on after our connection was cut.
 PATIENCE_SECONDS: Final = WRITE_SECONDS - 1
@@ -48,28 +52,65 @@ LOCKED_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.25
 
 
-class LongestOfLate:
-    """How long the longest of the writes, or hooks, before has taken; each further one forgets a part."""
+class TimesAlone:
+    """How long the last write, or hook, of each of a few owners has taken alone.
+
+    The median counts: one owner whose writes take long must not gain time at the cost of others.
+    """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self._seconds: dict[UserId, float] = {}
+        """The latest at the end."""
 
-    def patience(self, least_seconds: float, most_seconds: float, ratio: float) -> float:
-        """Return how long the next one may take: so many times as long, within the bounds."""
-        return min(most_seconds, max(least_seconds, ratio * self.seconds))
+    def patience(
+        self, owners: Sequence[UserId], least_seconds: float, most_seconds: float, ratio: float
+    ) -> float:
+        """Return how long the next one may take, with a request of each of these owners.
 
-    def note(self, seconds: float) -> None:
+        So many times as long as one alone; together, as long as all of them one after the other:
+        beyond that it is better to take them apart. What is known of one owner alone says nothing of
+        others.
+        """
+        times = self._seconds
+        is_known = bool(times) if len(set(owners)) == 1 else len(times) > 1
+        usual_seconds = median_low(times.values()) if is_known else 0.0
+        seconds = max(ratio, len(owners)) * usual_seconds
+        return min(most_seconds, max(least_seconds, seconds))
+
+    def note(self, owners: Sequence[UserId], seconds: float) -> None:
         """Take down how long one has taken that has succeeded."""
-        self.seconds = max(seconds, self.seconds * (1 - FORGOTTEN_RATIO))
+        times = self._seconds
+        if len(owners) == 1:
+            times.pop(owners[0], None)
+            times[owners[0]] = seconds
+            if len(times) > OWNERS_MAX:
+                del times[next(iter(times))]
+        elif owners:
+            # None of them would have taken longer alone.
+            for owner, alone_seconds in times.items():
+                times[owner] = min(seconds, alone_seconds)
+
+
+class StepTimes:
+    """The times of each kind of step of a write; shared by the stores of a component."""
+
+    def __init__(self) -> None:
+        self._times: defaultdict[str, TimesAlone] = defaultdict(TimesAlone)
+
+    def of(self, step: str) -> TimesAlone:
+        """Return the times of this kind."""
+        return self._times[step]
 
 
 class Stalls:
     """The statements of one write store; `others_wait` returns whether requests are queued."""
 
-    def __init__(self, database: Database, others_wait: Callable[[], bool]) -> None:
+    def __init__(
+        self, database: Database, others_wait: Callable[[], bool], times: StepTimes
+    ) -> None:
         self._database = database
         self._others_wait = others_wait
-        self._longest = LongestOfLate()
+        self._times = times
 
     @property
     def is_shared(self) -> bool:
@@ -78,16 +119,18 @@ class Stalls:
 
     @asynccontextmanager
     async def ended(
-        self, connection: Connection, writes: Sequence[Write], *, is_hasty: bool = True
+        self, step: str, connection: Connection, writes: Sequence[Write], *, is_hasty: bool = True
     ) -> AsyncIterator[None]:
         """Have the statement inside ended if it stalls; raises `Stalled`.
 
-        With `is_hasty` others wait for it in any case. If the statement ends by itself while the
+        Each kind of `step` has its usual time. With `is_hasty` others wait for it in any case. If the statement ends by itself while the
         server is asked, the connection is cut: a request that comes late would end the next one.
         """
         clock_seconds = asyncio.get_running_loop().time
         began = clock_seconds()
         is_shared = self.is_shared
+        owners = [write.new_group.owner for write in writes]
+        times = self._times.of(step)
         process_id = None if is_shared else connection.get_server_pid()
 
         def is_due() -> bool:
@@ -105,7 +148,7 @@ class Stalls:
             )
 
         watch = _Watch(self._database, is_due, end)
-        watch.look_in(self._longest.patience(STALL_SECONDS, PATIENCE_SECONDS, STALL_RATIO))
+        watch.look_in(times.patience(owners, STALL_SECONDS, PATIENCE_SECONDS, STALL_RATIO))
         try:
             yield
         except asyncpg.QueryCanceledError as error:
@@ -122,7 +165,7 @@ class Stalls:
             terminate(connection)
             message = "the write ended while the server was asked to end it"
             raise asyncpg.ConnectionDoesNotExistError(message)
-        self._longest.note(clock_seconds() - began)
+        times.note(owners, clock_seconds() - began)
 
 
 class _Watch:

@@ -20,7 +20,7 @@ from stretto.postgres.hook import HookedLead
 from stretto.postgres.hook_patience import HookPatience
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import enter_server, is_same_backend
-from stretto.postgres.stalls import Stalls
+from stretto.postgres.stalls import Stalls, StepTimes
 from stretto.postgres.trail import instance
 from stretto.postgres.write_columns import attempt_columns, group_columns, lead_ids, milliseconds
 from stretto.store_errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
@@ -50,7 +50,7 @@ class PostgresWriteStore:
 
     `on_lost` is called when the database may be another one than before: remembered outcomes may be
     wrong. `others_wait` returns whether requests are queued behind a write. `hooks` are the
-    calls of `on_create` that run, of all stores of a component.
+    calls of `on_create` that run, and `times` how long writes take, of all stores of a component.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class PostgresWriteStore:
         on_create: OnCreate | None = None,
         others_wait: Callable[[], bool] = lambda: False,
         hooks: HookCalls | None = None,
+        times: StepTimes | None = None,
     ) -> None:
         self._database = database
         self._on_lost = on_lost
@@ -73,7 +74,8 @@ class PostgresWriteStore:
         """Whether the database lacked what a statement needs, and no group was written since."""
         self.owner_led: UserId | None = None
         """Whose group was written last."""
-        self._stalls = Stalls(database, others_wait)
+        times = StepTimes() if times is None else times
+        self._stalls = Stalls(database, others_wait, times)
         self._hooked: HookedLead | None = None
         if on_create is not None:
             self._hooked = HookedLead(
@@ -81,7 +83,7 @@ class PostgresWriteStore:
                 self._lead,
                 self._discard,
                 stalls=self._stalls,
-                patience=HookPatience(others_wait),
+                patience=HookPatience(others_wait, times.of("hook")),
                 calls=hooks or HookCalls(),
             )
 
@@ -113,7 +115,7 @@ class PostgresWriteStore:
         """
         async with (
             self._writing() as connection,
-            self._stalls.ended(connection, writes, is_hasty=is_hasty),
+            self._stalls.ended("lead", connection, writes, is_hasty=is_hasty),
         ):
             led = await connection.fetchval(
                 QUERIES["claim_and_lead"],
@@ -126,7 +128,7 @@ class PostgresWriteStore:
 
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""
-        async with self._writing() as connection, self._stalls.ended(connection, writes):
+        async with self._writing() as connection, self._stalls.ended("claim", connection, writes):
             won = await connection.fetchval(
                 QUERIES["claim"], *attempt_columns(writes), _claim_patience(writes)
             )
@@ -152,7 +154,7 @@ class PostgresWriteStore:
 
     async def fail(self, write: Write, failure: Failure) -> bool:
         """Settle as failed, durably, unless the attempt is no longer ours."""
-        async with self._writing() as connection, self._stalls.ended(connection, [write]):
+        async with self._writing() as connection, self._stalls.ended("fail", connection, [write]):
             settled = await connection.fetch(
                 QUERIES["fail"],
                 *(write.group_id, write.claim_token, failure.code, failure.detail),
@@ -210,7 +212,7 @@ class PostgresWriteStore:
         self, connection: Connection, writes: Sequence[Write], lock_seconds: float
     ) -> set[UUID]:
         is_hasty = lock_seconds < LOCK_SECONDS
-        async with self._stalls.ended(connection, writes, is_hasty=is_hasty):
+        async with self._stalls.ended("lead", connection, writes, is_hasty=is_hasty):
             led = await connection.fetchval(
                 QUERIES["lead"],
                 *lead_ids(writes),

@@ -13,6 +13,7 @@ from stretto.creation.suspects import HANG_RATIO
 from stretto.domain import UserId
 from stretto.postgres import hook_patience
 from stretto.postgres.hook_patience import ALONE_RATIO, ENDED_MAX, HookPatience
+from stretto.postgres.stalls import TimesAlone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -68,7 +69,7 @@ async def test_a_hook_is_ended_early_where_others_wait(
     owners: tuple[UserId, ...], is_hasty: bool, others_wait: bool, longest: float
 ) -> None:
     """In its batch, beside it while a batch is taken apart, or in the mailbox."""
-    patience = HookPatience(lambda: others_wait)
+    patience = HookPatience(lambda: others_wait, TimesAlone())
     assert (longest, False) == await waited(patience, *owners, is_hasty=is_hasty)
 
 
@@ -79,7 +80,7 @@ async def test_a_hook_that_keeps_no_other_waiting_has_all_of_its_time(
 ) -> None:
     """One owner's alone; it is ended as soon as another request comes."""
     waiting = False
-    patience = HookPatience(lambda: waiting)
+    patience = HookPatience(lambda: waiting, TimesAlone())
     assert (MAX_SECONDS, False) == await waited(patience, *owners, is_hasty=is_hasty)
     assert (MAX_SECONDS, True) == await waited(patience, *owners, is_hasty=is_hasty, seconds=0.15)
 
@@ -87,19 +88,20 @@ async def test_a_hook_that_keeps_no_other_waiting_has_all_of_its_time(
 @without_waiting
 async def test_a_hook_may_take_several_times_as_long_as_of_late() -> None:
     """Where it is slow for all, it is not ended for that; quick ones make that be forgotten."""
-    patience = HookPatience(lambda: False)
-    await waited(patience, ALICE, seconds=0.15, is_hasty=False)
+    patience = HookPatience(lambda: False, TimesAlone())
+    for owner in (ALICE, BOB):
+        await waited(patience, owner, seconds=0.15, is_hasty=False)
     assert (MAX_SECONDS, False) == await waited(patience, ALICE, BOB)
-    for _ in range(50):
-        await waited(patience, ALICE, seconds=0)
+    await waited(patience, ALICE, seconds=0)
     assert (STALL_SECONDS, False) == await waited(patience, ALICE, BOB)
 
 
 @without_waiting
 async def test_a_request_alone_has_less_of_that_time_and_enough_to_tell_a_hang() -> None:
     """Each that hangs keeps the next from being tried; a shorter hang would say nothing."""
-    patience = HookPatience(lambda: False)
-    await waited(patience, ALICE, seconds=0.06, is_hasty=False)
+    patience = HookPatience(lambda: False, TimesAlone())
+    for owner in (ALICE, BOB):
+        await waited(patience, owner, seconds=0.06, is_hasty=False)
     longest, is_done = await waited(patience, BOB)
     assert pytest.approx(ALONE_RATIO * 0.06) == longest
     assert not is_done
@@ -110,12 +112,11 @@ async def test_a_request_alone_has_less_of_that_time_and_enough_to_tell_a_hang()
 @without_waiting
 async def test_a_hook_that_is_ended_again_and_again_counts_as_slow_for_all() -> None:
     """Without a success in between; one success ends that."""
-    patience = HookPatience(lambda: False)
+    patience = HookPatience(lambda: False, TimesAlone())
     for _ in range(ENDED_MAX):
         assert (ALONE_SECONDS, False) == await waited(patience, ALICE)
     assert (MAX_SECONDS, True) == await waited(patience, BOB, seconds=0.02)
-    for _ in range(50):
-        await waited(patience, ALICE, seconds=0)
+    await waited(patience, ALICE, seconds=0)
     for _ in range(ENDED_MAX):
         await waited(patience, ALICE)
     assert (MAX_SECONDS, False) == await waited(patience, ALICE)
@@ -124,7 +125,7 @@ async def test_a_hook_that_is_ended_again_and_again_counts_as_slow_for_all() -> 
 @without_waiting
 async def test_a_series_of_ends_earns_one_long_trial() -> None:
     """Of a request alone: a flood of hangs must not cost all of a write's time for each."""
-    patience = HookPatience(lambda: False)
+    patience = HookPatience(lambda: False, TimesAlone())
     for _ in range(ENDED_MAX):
         await waited(patience, ALICE)
     assert (STALL_SECONDS, False) == await waited(patience, ALICE, BOB)
