@@ -26,6 +26,7 @@ from stretto.postgres import deletions
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.changes import delete_group, rename_group, set_role
 from stretto.postgres.check import check_database
+from stretto.postgres.connections import READ_SECONDS
 from stretto.postgres.deletions import PostgresDeletionStore
 from stretto.postgres.retention import sweep
 from stretto.postgres.settings import Retention
@@ -422,6 +423,9 @@ async def test_a_deferred_trigger_that_is_too_slow_keeps_its_group(
             WHEN (OLD.group_id = '{ID}') EXECUTE FUNCTION hang()"""
     )
     async with PostgresDeletionStore(database).deleting() as delete:
+        async with asyncio.timeout(READ_SECONDS):
+            with pytest.raises(ReadCancelled, match="statement timeout"):
+                await delete(Deletion(ID, ALICE, None), is_hasty=True, seconds_max=0.1)
         with pytest.raises(ReadCancelled, match="statement timeout"):
             await delete(Deletion(ID, ALICE, None), is_hasty=True)
         assert await delete(Deletion(other, ALICE, None), is_hasty=True)

@@ -4,7 +4,8 @@ The row of a deleted group stays, as a tombstone: its key is answered `GroupDele
 
 A host's transaction may hold a group for any time, and its trigger may be slow. So a turn is short,
 and what it has no time for is put back behind the others. While others wait, a lock is waited for only
-as long as they can bear. Owners whose deletions have taken long come last for a while (`suspects.py`).
+as long as they can bear. Owners whose deletions have taken long come last for a while (`suspects.py`); those of
+whom one failed then have less time.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ WAITING_MAX: Final = 1024
 TURN_SECONDS: Final = 0.5
 # How long a hasty deletion waits for a lock. The owner of one that takes as long is a suspect.
 SLOW_SECONDS: Final = 0.05
+# For a deletion of an owner of whom one has taken long and failed.
+HUNG_SECONDS: Final = 0.5
 # A client's default wait.
 ANSWER_SECONDS: Final = 10.0
 
@@ -58,11 +61,14 @@ class Deletion:
 class Delete(Protocol):
     """Deletes one group."""
 
-    def __call__(self, wanted: Deletion, /, *, is_hasty: bool) -> Awaitable[bool | None]:
+    def __call__(
+        self, wanted: Deletion, /, *, is_hasty: bool, seconds_max: float | None = None
+    ) -> Awaitable[bool | None]:
         """Return True for a group that is deleted now, False for one that was deleted before.
 
         None for one that is not there, or not this owner's. Raises `ReadCancelled` for one that cannot
-        be deleted now. With `is_hasty`, a lock is waited for only as long as others can bear.
+        be deleted now. With `is_hasty`, a lock is waited for only as long as others can bear. Each
+        statement may take `seconds_max`; None: as long as any other.
         """
 
 
@@ -159,9 +165,15 @@ class GroupDeleter(Actor):
     async def _delete(self, delete: Delete, alike: list[_Request], *, is_hasty: bool) -> None:
         """Delete one group, and answer all requests for it."""
         wanted, began = alike[0].message, _clock_seconds()
+        suspects, owner = self._suspects, wanted.owner
+        has_hung = suspects.error_of(owner) is not None
+        seconds_max = HUNG_SECONDS if has_hung else None
         try:
-            is_deleted = await delete(wanted, is_hasty=is_hasty)
+            is_deleted = await delete(wanted, is_hasty=is_hasty, seconds_max=seconds_max)
         except ReadCancelled as error:
+            # Not again: after a while it has all of the time, as its trigger may only be slow by then.
+            if not has_hung:
+                suspects.note_hang(owner, error, _clock_seconds() - began)
             for each in alike:
                 each.fail(error)
         else:
@@ -176,9 +188,9 @@ class GroupDeleter(Actor):
             self._forget(wanted.group_id.bytes)
         seconds = _clock_seconds() - began
         if seconds < SLOW_SECONDS:
-            self._suspects.discard(wanted.owner)
+            suspects.discard(owner)
         else:
-            self._suspects.note_untried(wanted.owner, seconds)
+            suspects.note_untried(owner, seconds)
 
 
 def _owner(alike: list[_Request]) -> UserId:

@@ -44,7 +44,14 @@ class PostgresDeletionStore:
             yield partial(_delete, connection)
 
 
-async def _delete(connection: Connection, wanted: Deletion, /, *, is_hasty: bool) -> bool | None:
+async def _delete(
+    connection: Connection,
+    wanted: Deletion,
+    /,
+    *,
+    is_hasty: bool,
+    seconds_max: float | None = None,
+) -> bool | None:
     """Delete a group in a commit of its own; return what the statement does.
 
     Raises `ReadCancelled` where a lock, a constraint, a trigger or its time prevents it; the
@@ -52,6 +59,8 @@ async def _delete(connection: Connection, wanted: Deletion, /, *, is_hasty: bool
     """
     try:
         async with connection.transaction():
+            if seconds_max is not None:
+                await connection.execute(QUERIES["bound_statements"], milliseconds(seconds_max))
             is_deleted: bool | None = await connection.fetchval(
                 QUERIES["delete_group_of_owner"],
                 *(wanted.group_id, wanted.owner, uuid7(), wanted.trace_context),

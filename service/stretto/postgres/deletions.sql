@@ -1,5 +1,9 @@
 -- Groups that their owners delete.
 
+-- name: bound_statements
+-- Have each further statement of this transaction end after $1.
+SELECT set_config('statement_timeout', $1, true);
+
 -- name: delete_group_of_owner
 -- Delete the group $1 for its owner $2; the event's id is $3, the request's trace $4. Return true; false
 -- if it was deleted before; null where this owner has no such group. Wait at most $5 for each lock: the

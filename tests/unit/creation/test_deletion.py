@@ -10,7 +10,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from stretto.creation import deletion
-from stretto.creation.deletion import SLOW_SECONDS, WAITING_MAX, GroupDeleter
+from stretto.creation.deletion import HUNG_SECONDS, SLOW_SECONDS, WAITING_MAX, GroupDeleter
+from stretto.creation.suspects import SUSPECT_SECONDS
 from stretto.domain import UserId
 from stretto.errors import InternalError, NotFound, Overloaded
 from stretto.runtime.runner import Runner
@@ -36,6 +37,8 @@ class FakeStore:
         self.stuck: set[UUID] = set()
         self.asked: list[tuple[UserId, bool]] = []
         """Of each statement its owner, and whether it is hasty."""
+        self.bounds: list[float | None] = []
+        """How long each may take."""
         self.turns = 0
         self.error: Exception | None = None
         self.clock = 0.0
@@ -49,8 +52,11 @@ class FakeStore:
         self.turns += 1
         yield self._delete
 
-    async def _delete(self, wanted: Deletion, /, *, is_hasty: bool) -> bool | None:
+    async def _delete(
+        self, wanted: Deletion, /, *, is_hasty: bool, seconds_max: float | None = None
+    ) -> bool | None:
         self.asked.append((wanted.owner, is_hasty))
+        self.bounds.append(seconds_max)
         await asyncio.sleep(0)
         await self.opened.wait()
         self.clock += self.seconds.get(wanted.owner, 0.001)
@@ -226,6 +232,38 @@ async def test_an_owner_whose_deletion_was_slow_comes_last_and_in_haste() -> Non
             )
     asked = [(ALICE, False), (BOB, True), (ALICE, True), (ALICE, True), (BOB, False)]
     assert asked == deleting.store.asked
+
+
+async def test_an_owner_whose_deletion_has_hung_has_less_time_for_a_while() -> None:
+    """Whatever becomes of its others meanwhile. Twin: one who was slow, and has succeeded."""
+    async with running() as deleting:
+        deleting.store.seconds = {ALICE: 5.0, BOB: 4.0}
+        stuck = deleting.group()
+        deleting.store.stuck.add(stuck)
+        for _ in range(3):
+            with pytest.raises(ReadCancelled):
+                await deleting.deleter.delete(stuck, ALICE)
+        await deleting.deleter.delete(deleting.group(), ALICE)
+        # Of the first one; the later ones prolong nothing.
+        deleting.store.clock = 5.0 + SUSPECT_SECONDS
+        await deleting.deleter.delete(deleting.group(), ALICE)
+        for _ in range(2):
+            await deleting.deleter.delete(deleting.group(BOB), BOB)
+    bounds = [None, *[HUNG_SECONDS] * 3, None, None, None]
+    assert bounds == deleting.store.bounds
+
+
+async def test_what_has_failed_at_once_has_not_hung() -> None:
+    """Twin: a lock that was waited for in haste."""
+    async with running() as deleting:
+        stuck, other = deleting.group(), deleting.group(BOB)
+        deleting.store.stuck.update((stuck, other))
+        deleting.store.seconds[ALICE] = SLOW_SECONDS
+        for _ in range(2):
+            for group, owner in ((stuck, ALICE), (other, BOB)):
+                with pytest.raises(ReadCancelled):
+                    await deleting.deleter.delete(group, owner)
+    assert [None, None, HUNG_SECONDS, None] == deleting.store.bounds
 
 
 async def test_a_turn_ends_in_time_and_newcomers_come_before_what_is_left() -> None:
