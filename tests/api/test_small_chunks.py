@@ -9,7 +9,7 @@ import pytest
 from aiohttp import StreamReader
 
 from stretto.codec import BODY_BYTES_MAX
-from stretto.http.front.chunks import CHUNK_BYTES_MIN, CHUNKS_MAX, PART_BYTES
+from stretto.http.front.chunks import CHUNK_BYTES_MIN, CHUNKS_MAX, FRAMING_BYTES_MAX, PART_BYTES
 from stretto.http.front.connection import ClientConnection
 from stretto.http.front.queueing import QUEUED_MAX
 from stretto.http.requests import BODY_UNREADABLE
@@ -253,3 +253,40 @@ async def test_many_requests_at_once_queue_as_few_as_ever(
     client = await raw.connect(PING * 600)
     assert [200] * 600 == [(await client.answer())[0] for _ in range(600)]
     assert QUEUED_MAX == max(queued)
+
+
+# Before a size that does not end, and what it goes on with.
+ENDLESS = {
+    "an extension": (b"1;", b"a"),
+    "zeros": (b"", b"0"),
+    "an extension behind a chunk": (chunks(BODY, 64)[:-5] + b"1;", b"a"),
+}
+
+
+@pytest.mark.parametrize(("begin", "byte"), ENDLESS.values(), ids=ENDLESS)
+@pytest.mark.parametrize(("head", "expected"), [(POST, 400), (GET, 200)], ids=["POST", "GET"])
+async def test_a_size_that_never_ends_is_not_read_for_long(
+    head: bytes, expected: int, begin: bytes, byte: bytes, raw: RawClients
+) -> None:
+    """Nothing of it comes into the body, whose bound would never be met."""
+    client = await raw.connect(head + begin)
+    await send(client, byte * 10 * FRAMING_BYTES_MAX, FRAMING_BYTES_MAX, raw)
+    status, fields, document = await client.answer()
+    assert (expected, "close") == (status, fields["connection"])
+    if expected == 400:
+        assert BODY_UNREADABLE == document["errors"][0]["detail"]
+    assert b"" == await client.closed()
+
+
+async def test_extensions_and_fields_of_a_moderate_size_are_taken(raw: RawClients) -> None:
+    """The twin. What follows in the same piece is none of the body's."""
+    half = FRAMING_BYTES_MAX // 2
+    body = b"%x;%b\r\n%b\r\n0\r\n\r\n" % (len(BODY), b"a" * (half - 100), BODY)
+    client = await raw.connect(POST)
+    client.send(body + PING * (2 * FRAMING_BYTES_MAX // len(PING)))
+    assert 201 == (await client.answer())[0]
+    large = BODY.ljust(4 * FRAMING_BYTES_MAX)
+    client = await raw.connect(POST.replace(b": k", b": l"))
+    body = b"%x;%b\r\n%b\r\n0\r\n\r\n" % (len(large), b"a" * (FRAMING_BYTES_MAX - 100), large)
+    client.send(body.replace(b"0\r\n\r\n", b"0;%b\r\n\r\n" % (b"a" * (FRAMING_BYTES_MAX - 100))))
+    assert 201 == (await client.answer())[0]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from stretto.identifiers import plain
+from stretto.runtime.cancelling import in_own_task
 from stretto.runtime.exits import ExitAsError
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ class HostsBus:
         are cut to `REASON_CHARACTERS_MAX`.
         `SystemExit` and `KeyboardInterrupt` are raised as a `RuntimeError`.
         """
-        with ExitAsError("publish"):
-            reasons: object = await self._bus.publish(events)
+        reasons: object = await in_own_task(self._published(events), "stretto publish")
         event_ids = {event.event_id for event in events}
         if isinstance(reasons, Mapping):
             refused = dict(reasons)
@@ -58,3 +58,7 @@ class HostsBus:
             f" and {{}} where none was refused, not {found}"
         )
         raise TypeError(message)
+
+    async def _published(self, events: Sequence[CommittedEvent]) -> object:
+        with ExitAsError("publish"):
+            return await self._bus.publish(events)

@@ -27,7 +27,7 @@ from stretto.postgres.pooler import ADD_PARAMETER
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.server_settings import require_ping, require_role_settings, session_violation
 from stretto.postgres.standby import StandbyWatch
-from stretto.runtime.cancelling import is_cancelled
+from stretto.runtime.cancelling import cancellations, is_cancelled
 from stretto.store_errors import ReadCancelled, Unreachable
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ class Database:
 
         Not even what the `reset` of a host's pool raises: the pool has dropped the connection then.
         """
+        since = cancellations()
         try:
             # Not decided by the type: asyncpg has a pool's connections pass for its own class.
             if self._host_pool is None:
@@ -124,7 +125,7 @@ class Database:
                 await release(self._host_pool, connection, GRACE_SECONDS)
         except (Exception, asyncio.CancelledError) as error:
             terminate(connection)
-            if is_cancelled():
+            if is_cancelled(since):
                 if isinstance(error, asyncio.CancelledError):
                     raise
                 # asyncpg turns a cancellation during its own time-out into a `TimeoutError`, which

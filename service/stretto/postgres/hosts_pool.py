@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
 from stretto.runtime.actor import Actor, Pace
-from stretto.runtime.cancelling import is_cancelled
+from stretto.runtime.cancelling import cancellations, is_cancelled
 from stretto.store_errors import Unreachable
 
 if TYPE_CHECKING:
@@ -25,9 +26,14 @@ LOOK_SECONDS: Final = 0.25
 
 
 async def acquire(pool: Pool, seconds: float) -> Connection:
-    """Return a connection to be released; raises `Unreachable`: nothing has been sent."""
+    """Return a connection to be released; raises `Unreachable`: nothing has been sent.
+
+    The host's code runs in a task of its own (`runtime/cancelling.py`).
+    """
+    since = cancellations()
+    acquiring = asyncio.create_task(_acquired(pool, seconds), name="connection of a host's pool")
     try:
-        return await pool.acquire(timeout=seconds)
+        return await acquiring
     except TimeoutError as error:
         message = (
             f"the host's pool gave no connection within {seconds:g} s: all of its max_size are in use,"
@@ -37,10 +43,26 @@ async def acquire(pool: Pool, seconds: float) -> Connection:
     except DRIVER_ERRORS as error:
         raise Unreachable(in_words(error)) from error
     except (Exception, asyncio.CancelledError) as error:
-        if is_cancelled():
+        if is_cancelled(since):
+            # It may have come to its end in the same turn of the loop.
+            acquiring.add_done_callback(partial(_give_back, pool))
             raise
         message = f"connect, init or setup of the host's pool raised {type(error).__name__}"
         raise Unreachable(message) from error
+    finally:
+        # The traceback of its error refers to this frame, which must not refer back.
+        del acquiring
+
+
+async def _acquired(pool: Pool, seconds: float) -> Connection:
+    return await pool.acquire(timeout=seconds)
+
+
+def _give_back(pool: Pool, acquiring: asyncio.Task[Connection]) -> None:
+    """Release a connection that nobody waits for any more."""
+    if not acquiring.cancelled() and acquiring.exception() is None:
+        releasing = asyncio.ensure_future(pool.release(acquiring.result()))  # type: ignore[arg-type]
+        releasing.add_done_callback(_look_at)
 
 
 async def release(pool: Pool, connection: Connection, seconds: float) -> None:
@@ -63,7 +85,7 @@ async def release(pool: Pool, connection: Connection, seconds: float) -> None:
         del releasing
 
 
-def _look_at(releasing: asyncio.Task[None]) -> None:
+def _look_at(releasing: asyncio.Future[None]) -> None:
     """Retrieve the error of a release that is waited for no longer."""
     if not releasing.cancelled():
         releasing.exception()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 from stretto.kinds import is_a
 from stretto.observations import ActorCrashed, ActorRestarted, UpkeepFailed
 from stretto.runtime.actor import CANCEL_SECONDS, TryAgain
-from stretto.runtime.cancelling import is_cancelled
+from stretto.runtime.cancelling import cancellations, is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -101,13 +101,14 @@ class Run:
             while not actor.is_stopping:
                 # Before the turn: a wake-up during it is for work that it may have missed.
                 actor.woken.clear()
+                since = cancellations()
                 try:
                     done = await actor.run_once()
                 except (KeyboardInterrupt, SystemExit):
                     # For the process: a signal's handler raises it anywhere.
                     raise
                 except BaseException as error:
-                    if is_cancelled() or asyncio.current_task() is not task:
+                    if is_cancelled(since) or asyncio.current_task() is not task:
                         # Another task or none: the coroutine is being closed, its loop is gone.
                         if is_a(error, (asyncio.CancelledError, GeneratorExit)):
                             raise
@@ -192,7 +193,9 @@ class Runner:
         assert actor not in self._runs, f"{actor.name} runs already"
         owner = asyncio.current_task()
         # Weak: the owner's frames refer to the runner.
-        resume = partial(self._resume, weakref.ref(owner) if owner else lambda: None)
+        resume = partial(
+            self._resume, weakref.ref(owner) if owner else lambda: None, cancellations()
+        )
         self._begin(Run(actor, self._report, self._wait, self._clock_seconds, resume))
         if is_vital:
             self._vital.add(actor.name)
@@ -211,15 +214,21 @@ class Runner:
             self._begin(run)
 
     def _resume(
-        self, owner: Callable[[], asyncio.Task[object] | None], run: Run, error: BaseException
+        self,
+        owner: Callable[[], asyncio.Task[object] | None],
+        since: int,
+        run: Run,
+        error: BaseException,
     ) -> bool:
         """Go on in a new task after a cancellation from outside, unless all tasks are to end.
 
         An event loop that is closing cancels the task that has started the actor as well, or that
-        has ended before.
+        has ended before. `since`: how many cancellations that task had counted when it did so.
         """
         task = owner()
-        if task is None or task.done() or task.cancelling() or run.actor not in self._runs:
+        if task is None or task.done() or run.actor not in self._runs:
+            return False
+        if task.cancelling() > since:
             return False
         self._begin(run, error)
         return True

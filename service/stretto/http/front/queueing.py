@@ -190,7 +190,7 @@ class BoundedQueue(BoundedWriting):
         count = self._request_count
         was_in_body = self._is_in_body
         if self._chunks is not None:
-            self._chunks.begin()
+            self._chunks.begin(len(data))
         # Let the parser take one more; `_read_requests` bounds how many there are.
         self._parser.message_consumed()
         super().data_received(data)
@@ -217,6 +217,10 @@ class BoundedQueue(BoundedWriting):
             self._refuse_body(RequestPayloadError("the body comes in too many small chunks"))
             return False
         if self._is_in_body:
+            if self._chunks is not None and self._chunks.is_framing_too_large():
+                logger.info("request.cut_off", reason="large_framing")
+                message = "the body comes with too much around its chunks"
+                self._refuse_body(RequestPayloadError(message))
             return False
         if self._is_last:
             self._message_tail = b""
