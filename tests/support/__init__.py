@@ -16,6 +16,7 @@
 | the event loop | |
 |---|---|
 | `loop_turns` | counts the turns of the event loop |
+| `cancellations` | leaves one behind that is over, as a `TaskGroup` does |
 
 | a browser | |
 |---|---|

@@ -61,8 +61,7 @@ async def _acquired(pool: Pool, seconds: float) -> Connection:
 def _give_back(pool: Pool, acquiring: asyncio.Task[Connection]) -> None:
     """Release a connection that nobody waits for any more."""
     if not acquiring.cancelled() and acquiring.exception() is None:
-        releasing = asyncio.ensure_future(pool.release(acquiring.result()))  # type: ignore[arg-type]
-        releasing.add_done_callback(_look_at)
+        _begin_release(pool, acquiring.result(), None)
 
 
 async def release(pool: Pool, connection: Connection, seconds: float) -> None:
@@ -72,11 +71,7 @@ async def release(pool: Pool, connection: Connection, seconds: float) -> None:
     and asyncio would print what that meets once we have cut the connection. So a task of ours
     awaits it.
     """
-    releasing = asyncio.create_task(
-        pool.release(connection, timeout=seconds),  # type: ignore[arg-type]
-        name="release of a connection",
-    )
-    releasing.add_done_callback(_look_at)
+    releasing = _begin_release(pool, connection, seconds)
     try:
         await asyncio.wait({releasing})
         releasing.result()
@@ -85,7 +80,16 @@ async def release(pool: Pool, connection: Connection, seconds: float) -> None:
         del releasing
 
 
-def _look_at(releasing: asyncio.Future[None]) -> None:
+def _begin_release(pool: Pool, connection: Connection, seconds: float | None) -> asyncio.Task[None]:
+    releasing = asyncio.create_task(
+        pool.release(connection, timeout=seconds),  # type: ignore[arg-type]
+        name="release of a connection",
+    )
+    releasing.add_done_callback(_look_at)
+    return releasing
+
+
+def _look_at(releasing: asyncio.Task[None]) -> None:
     """Retrieve the error of a release that is waited for no longer."""
     if not releasing.cancelled():
         releasing.exception()

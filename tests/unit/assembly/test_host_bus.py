@@ -8,6 +8,9 @@ from uuid import UUID
 import pytest
 
 from stretto.assembly.host_bus import HostsBus
+from stretto.runtime.cancelling import is_cancelled
+from stretto.targets.bus import BusUnavailable
+from support.cancellations import fail_and_leave_one_behind
 from support.log_events import logged
 
 ONE, TWO = logged(1).event, logged(2).event
@@ -84,3 +87,15 @@ async def test_a_reason_of_any_length_is_logged_in_part(characters: int) -> None
     """Each failure is a line of the log; the twin is short enough to be whole."""
     answer = await HostsBus(Bus({ONE.event_id: Text("x" * characters)})).publish([ONE])
     assert {ONE.event_id: "x" * 1024} == answer
+
+
+async def test_what_a_bus_leaves_behind_in_its_task_is_not_left_in_ours() -> None:
+    """Else its failure would pass for a cancellation of the relay from outside: the fourth ends it."""
+
+    class Leaves:
+        async def publish(self, _: object) -> Any:
+            await fail_and_leave_one_behind()
+
+    with pytest.raises(BusUnavailable):
+        await HostsBus(Leaves()).publish([ONE])
+    assert not is_cancelled()

@@ -12,6 +12,7 @@ from stretto.runtime import runner as runner_module
 from stretto.runtime.actor import Actor, Pace, TryAgain
 from stretto.runtime.backoff import Backoff
 from stretto.runtime.runner import CANCELLATIONS_MAX, CRASHES_MAX, STABLE_SECONDS, Run, Runner
+from support.cancellations import leave_one_behind
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -271,17 +272,22 @@ async def test_a_completed_turn_between_cancellations_ends_the_row(world: World)
     assert 0 == actor.closed
 
 
-@pytest.mark.parametrize("end", ["ended", "cancelled"])
+@pytest.mark.parametrize("end", ["ended", "cancelled", "cancelled, and not ended yet"])
 async def test_an_actor_ends_with_the_task_that_has_started_it(end: str, world: World) -> None:
     """A loop that closes cancels all tasks, and waits for them."""
-    actor, over = Scripted(), asyncio.Event()
+    actor, over, cleaned_up = Scripted(), asyncio.Event(), asyncio.Event()
 
     async def own() -> None:
         world.runner.start(actor)
-        await over.wait()
+        try:
+            await over.wait()
+        finally:
+            await cleaned_up.wait()
 
     owner = asyncio.create_task(own())
     await until_idle(actor)
+    if not end.endswith("yet"):
+        cleaned_up.set()
     if end == "ended":
         over.set()
         await owner
@@ -290,6 +296,42 @@ async def test_an_actor_ends_with_the_task_that_has_started_it(end: str, world: 
     await cancelled(world, actor)
     assert ([], 1) == (world.kinds, actor.closed)
     assert 0 == world.runner.up["scripted"]
+    cleaned_up.set()
+
+
+async def test_cancellations_that_its_owner_has_outlived_are_not_counted(world: World) -> None:
+    """A host's main task may have caught the error of a `TaskGroup` once."""
+    actor, over = Scripted(), asyncio.Event()
+
+    async def own() -> None:
+        await leave_one_behind()
+        world.runner.start(actor)
+        await over.wait()
+
+    owner = asyncio.create_task(own())
+    await cancelled(world, actor)
+    await until_idle(actor)
+    assert {"scripted": 1} == world.runner.up
+    over.set()
+    await owner
+    await world.runner.stop(actor)
+
+
+async def test_cancellations_of_earlier_turns_are_not_counted(world: World) -> None:
+    """What fails then is a failure, and not the end of its task."""
+
+    class Leaving(Scripted):
+        async def run_once(self) -> int:
+            if not self.turns:
+                await leave_one_behind()
+            return await super().run_once()
+
+    actor = Leaving(1, Away())
+    world.runner.start(actor)
+    first = world.runner._runs[actor][1]
+    await until_idle(actor)
+    assert ([UpkeepFailed], False) == (world.kinds, first.done())
+    await world.runner.stop(actor)
 
 
 class Fault(BaseException):

@@ -33,7 +33,11 @@ OWNED = {
         "create_task",
     ): "one download for all who wait for keys; the key set's end",
     ("commands/running.py", "create_task"): "the watch of a command's commits; its connection",
-    ("postgres/hosts_pool.py", "create_task"): "a release to a host's pool; its time-out",
+    (
+        "postgres/hosts_pool.py",
+        "create_task",
+    ): "a connection of a host's pool, its release; their time-outs",
+    ("runtime/cancelling.py", "create_task"): "a call of a host's code; who waits for it",
     ("postgres/hook.py", "create_task"): "a host's hook in one write; that write",
     ("postgres/stalls.py", "create_task"): "the server is asked to end one write; that write",
     ("server.py", "create_task"): "the wait for the database at the start; that wait",

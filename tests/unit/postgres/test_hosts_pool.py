@@ -1,0 +1,63 @@
+"""A host's pool: its code runs in a task of its own, and no connection is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stretto.postgres.hosts_pool import acquire
+from stretto.runtime.cancelling import is_cancelled
+from stretto.store_errors import Unreachable
+from support.cancellations import fail_and_leave_one_behind, leave_one_behind
+
+
+class Pool:
+    """Gives a connection once it is opened, or fails as `setup` of a host may."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.given = 0
+        self.released: list[object] = []
+        self.does = leave_one_behind
+
+    async def acquire(self, **_: float) -> object:
+        self.asked.set()
+        await self.opened.wait()
+        await self.does()
+        self.given += 1
+        return self
+
+    async def release(self, connection: object, **_: float | None) -> None:
+        self.released.append(connection)
+
+
+async def test_what_a_hosts_setup_leaves_behind_is_not_left_in_our_task() -> None:
+    """Whether it fails or not: it would pass for a cancellation from outside."""
+    pool: Any = Pool()
+    pool.opened.set()
+    connection: object = await acquire(pool, 1)
+    assert pool == connection
+    pool.does = fail_and_leave_one_behind
+    with pytest.raises(Unreachable, match="setup of the host's pool raised BusUnavailable"):
+        await acquire(pool, 1)
+    assert not is_cancelled()
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_connection_that_comes_as_its_task_is_cancelled_is_released(turns: int) -> None:
+    """In whatever turn of the loop: the pool would be without it for ever."""
+    pool: Any = Pool()
+    task = asyncio.create_task(acquire(pool, 1))
+    await pool.asked.wait()
+    pool.opened.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    result = (await asyncio.gather(task, return_exceptions=True))[0]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    kept = 0 if isinstance(result, asyncio.CancelledError) else 1
+    assert kept + len(pool.released) == pool.given
