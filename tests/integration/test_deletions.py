@@ -26,7 +26,6 @@ from stretto.postgres import deletions
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.changes import delete_group, rename_group, set_role
 from stretto.postgres.check import check_database
-from stretto.postgres.connections import READ_SECONDS
 from stretto.postgres.deletions import PostgresDeletionStore
 from stretto.postgres.retention import sweep
 from stretto.postgres.settings import Retention
@@ -423,13 +422,74 @@ async def test_a_deferred_trigger_that_is_too_slow_keeps_its_group(
             WHEN (OLD.group_id = '{ID}') EXECUTE FUNCTION hang()"""
     )
     async with PostgresDeletionStore(database).deleting() as delete:
-        async with asyncio.timeout(READ_SECONDS):
-            with pytest.raises(ReadCancelled, match="statement timeout"):
-                await delete(Deletion(ID, ALICE, None), is_hasty=True, seconds_max=0.1)
         with pytest.raises(ReadCancelled, match="statement timeout"):
             await delete(Deletion(ID, ALICE, None), is_hasty=True)
         assert await delete(Deletion(other, ALICE, None), is_hasty=True)
     assert ID == await create(component)
+
+
+async def test_a_hasty_deletion_ends_soon(
+    component: Component, connection: Connection, database: Database
+) -> None:
+    """Its time is not enough for this trigger. Twin: that of the second deleter is."""
+    await create(component)
+    await connection.execute(
+        f"""CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                PERFORM pg_sleep({2 * deletions.HASTY_SECONDS}); RETURN NEW; END $$;
+            CREATE TRIGGER waiting BEFORE UPDATE ON chat_group FOR EACH ROW
+            EXECUTE FUNCTION wait()"""
+    )
+    wanted = Deletion(ID, ALICE, None)
+    async with PostgresDeletionStore(database).deleting() as delete:
+        with pytest.raises(ReadCancelled, match="statement timeout"):
+            await delete(wanted, is_hasty=True)
+        assert await delete(wanted, is_hasty=False)
+
+
+async def test_both_statements_of_a_deletion_end_in_its_time(
+    component: Component,
+    connection: Connection,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the connection would be cut, and with it the deletions of all who wait."""
+    await create(component)
+    await connection.execute(
+        """CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                PERFORM pg_sleep(2); RETURN NEW; END $$;
+            CREATE TRIGGER waiting BEFORE UPDATE ON chat_group FOR EACH ROW
+            EXECUTE FUNCTION wait();
+            CREATE CONSTRAINT TRIGGER waiting_again AFTER UPDATE ON chat_group
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait()"""
+    )
+    monkeypatch.setattr(deletions, "READ_SECONDS", 3.0)
+    async with PostgresDeletionStore(database).deleting() as delete:
+        with pytest.raises(ReadCancelled, match="statement timeout"):
+            await delete(Deletion(ID, ALICE, None), is_hasty=False)
+    assert ID == await create(component)
+
+
+async def test_a_slow_trigger_of_one_owner_keeps_no_other_waiting(
+    component: Component, connection: Connection
+) -> None:
+    """Others delete meanwhile, and its deletion comes to its end."""
+    await create(component)
+    await connection.execute(
+        """CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                PERFORM set_config('lock_timeout', '4s', true);
+                PERFORM pg_advisory_xact_lock(7); RETURN NEW; END $$;
+            CREATE TRIGGER waiting BEFORE UPDATE ON chat_group FOR EACH ROW
+            WHEN (OLD.owner_id = 'alice') EXECUTE FUNCTION wait()"""
+    )
+    await component.creator.create(KEY, NewGroup.parse(BOB, {"name": "Team"}))
+    await connection.execute("SELECT pg_advisory_lock(7)")
+    slow = asyncio.create_task(component.deleter.delete(ID, ALICE))
+    await until(lambda: ALICE in component.deleter.suspects)
+    await component.deleter.delete(group_id(BOB, KEY), BOB)
+    assert not slow.done()
+    await connection.execute("SELECT pg_advisory_unlock(7)")
+    await slow
+    assert await sound(connection)
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ class Stage:
         actors: list[Actor] = [
             *component.writers,
             *component.reads.readers,
-            component.deleter,
+            *component.deleters,
             component.deletion_watch,
             component.history_reader,
             component.tail,
@@ -255,6 +255,12 @@ async def delete(stage: Stage) -> None:
     """Ask for a group to be deleted that there is not."""
     with suppress(NotFound):
         await stage.component.deleter.delete(uuid.uuid4(), ALICE)
+
+
+async def delete_slowly(stage: Stage) -> None:
+    """Ask for it as an owner does whose deletions have taken long."""
+    stage.component.deleter.suspects.note_untried(ALICE, 1.0)
+    await delete(stage)
 
 
 async def forget(stage: Stage) -> None:
@@ -385,6 +391,7 @@ LOADS: dict[str, Load] = {
     ),
     "reader of health": lambda s: s.component.reads.ping(),
     "deleter of groups": delete,
+    "deleter of slow groups": delete_slowly,
     "deletion watch": forget,
     "history reader": ask_history,
     "log tail": follow,
@@ -503,8 +510,8 @@ def test_every_actor_of_a_process_is_stressed() -> None:
         return {kind}.union(*map(kinds, kind.__subclasses__()))
 
     ours = {each for each in kinds(Actor) if each.__module__.startswith("stretto.")} - {Actor}
-    # One class of readers has six names.
-    assert len(ours) + 5 == len(LOADS)
+    # One class of readers has six names, that of deleters two.
+    assert len(ours) + 6 == len(LOADS)
 
 
 async def test_all_is_started_and_stopped_in_the_order_of_the_list(
@@ -545,6 +552,7 @@ async def test_all_is_started_and_stopped_in_the_order_of_the_list(
         *(
             "reader of health",
             "deleter of groups",
+            "deleter of slow groups",
             "announcer",
             "trail recorder",
             "writer",
@@ -558,7 +566,8 @@ async def test_all_is_started_and_stopped_in_the_order_of_the_list(
     assert [
         *("commands", "subscriber", "session hub", "history reader", "log tail"),
         *("writer", "writer", *readers),
-        *("deleter of groups", "sweeper", "deletion watch", "announcer", "trail recorder"),
+        *("deleter of groups", "deleter of slow groups"),
+        *("sweeper", "deletion watch", "announcer", "trail recorder"),
         *("relay", "webhook", "nats connection"),
     ] == stopped
     assert [] == [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("stretto ")]

@@ -130,7 +130,9 @@ async def test_writers_that_reach_nothing_are_known_until_a_connection_can_be_ha
             assert 1 == await reader.fetchval("SELECT 1")
 
 
-@pytest.mark.parametrize("lane", [Lane.LOOKS, Lane.FOLLOWERS, Lane.GROUPS, Lane.HISTORY])
+@pytest.mark.parametrize(
+    "lane", [Lane.LOOKS, Lane.FOLLOWERS, Lane.DELETIONS, Lane.GROUPS, Lane.HISTORY]
+)
 async def test_readers_that_reach_nothing_are_known_until_a_connection_can_be_had(
     lane: Lane, database_url: str, server_url: str, connection: Connection
 ) -> None:

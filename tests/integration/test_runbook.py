@@ -117,7 +117,7 @@ async def test_two_replicas_with_a_role_of_their_own(
             rows = await served.fetch(SESSIONS)
             await served.close()
             assert {app} == {row["usename"] for row in rows}
-            assert len(rows) <= len(urls) * (ComponentSettings().writers + 14)
+            assert len(rows) <= len(urls) * (ComponentSettings().writers + 16)
     finally:
         await connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
         for role in (app, owner):

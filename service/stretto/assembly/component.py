@@ -104,6 +104,12 @@ class Component(Handle):
     def _running(self) -> Component:
         return self
 
+    @property
+    def deleters(self) -> Sequence[GroupDeleter]:
+        """Those that are hasty and those that are not."""
+        slow = self.deleter.slow
+        return [self.deleter] if slow is None else [self.deleter, slow]
+
     def announce(self) -> None:
         """Wake every reader of the log."""
         try:
@@ -137,7 +143,7 @@ class Component(Handle):
         with suppress(StoreError):
             await self.deletion_watch.open()
         start(self.deletion_watch)
-        for reader in (*self.reads.readers, self.deleter):
+        for reader in (*self.reads.readers, *self.deleters):
             start(reader, is_vital=True)
         start(self.announcer)
         start(self.trail)
@@ -168,7 +174,7 @@ class Component(Handle):
             self.creator.stop,  # 6
             self._close_mailbox,  # 7
             partial(stop, *([self.pool_watch] if self.pool_watch else []), *self.writers),  # 8
-            partial(stop, *self.reads.readers, self.deleter),  # 9
+            partial(stop, *self.reads.readers, *self.deleters),  # 9
             partial(  # 10
                 stop, self.sweeper, self.deletion_watch, self.announcer, self.trail, *readers
             ),

@@ -120,7 +120,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     return Component(
         creator=creator,
         lookup=AttemptLookup(reads.attempts, settings.creator.lease_seconds),
-        deleter=GroupDeleter(PostgresDeletionStore(database), creator.forget_group, wakes),
+        deleter=_deleter(database, creator, wakes),
         deletion_watch=_deletion_watch(database, creator),
         reads=reads,
         age=age,
@@ -243,6 +243,14 @@ def _pool_watch(
         return None
     releases = [tail.close, *(store.release for store in write_stores)]
     return PoolWatch(inputs.pool.is_closing, releases)
+
+
+def _deleter(
+    database: Database, creator: GroupCreator, wakes: Sequence[Callable[[], None]]
+) -> GroupDeleter:
+    store = PostgresDeletionStore(database)
+    slow = GroupDeleter(store, creator.forget_group, wakes)
+    return GroupDeleter(store, creator.forget_group, wakes, slow)
 
 
 def _reads(database: Database, write_stores: Sequence[PostgresWriteStore]) -> Reads:

@@ -2,10 +2,12 @@
 
 The row of a deleted group stays, as a tombstone: its key is answered `GroupDeleted` for ever.
 
-A host's transaction may hold a group for any time, and its trigger may be slow. So a turn is short,
-and what it has no time for is put back behind the others. While others wait, a lock is waited for only
-as long as they can bear. Owners whose deletions have taken long come last for a while (`suspects.py`); those of
-whom one failed then have less time.
+A host's transaction may hold a group for any time, and its trigger may be slow. So there are two
+deleters. The first one is hasty: a deletion that takes longer than others can bear is broken off, and
+left to the second one, which gives it all of its time. So is what comes from that owner in the next
+minute. Owners who are slow keep waiting each other alone.
+
+A turn is short, and what it has no time for is put back behind the others.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from stretto.errors import NotFound
 from stretto.runtime.actor import Actor
 from stretto.runtime.batch_reader import READ_BACKOFF, REJECTED_MAX, answering
 from stretto.runtime.mailbox import Mailbox
-from stretto.store_errors import ReadCancelled, Unreachable
+from stretto.store_errors import ReadCancelled, StoreError, Unreachable
 from stretto.telemetry.request_context import CURRENT_REQUEST
 
 if TYPE_CHECKING:
@@ -37,13 +39,11 @@ if TYPE_CHECKING:
 # Requests; beyond, the newest of the owner with most is rejected. At some milliseconds each, all of
 # them wait for less than `ANSWER_SECONDS`.
 WAITING_MAX: Final = 1024
-# One deletion after the other, some milliseconds each. With the last one, of `READ_SECONDS` at most,
-# a turn ends before its connection would be cut.
+# One deletion after the other, some milliseconds each; no other begins after this time.
 TURN_SECONDS: Final = 0.5
-# How long a hasty deletion waits for a lock. The owner of one that takes as long is a suspect.
+# The owner of a deletion that takes as long is a suspect: its next ones are left to the second deleter.
+# A hasty one waits for a lock no longer.
 SLOW_SECONDS: Final = 0.05
-# For a deletion of an owner of whom one has taken long and failed.
-HUNG_SECONDS: Final = 0.5
 # A client's default wait.
 ANSWER_SECONDS: Final = 10.0
 
@@ -61,14 +61,11 @@ class Deletion:
 class Delete(Protocol):
     """Deletes one group."""
 
-    def __call__(
-        self, wanted: Deletion, /, *, is_hasty: bool, seconds_max: float | None = None
-    ) -> Awaitable[bool | None]:
+    def __call__(self, wanted: Deletion, /, *, is_hasty: bool) -> Awaitable[bool | None]:
         """Return True for a group that is deleted now, False for one that was deleted before.
 
         None for one that is not there, or not this owner's. Raises `ReadCancelled` for one that cannot
-        be deleted now. With `is_hasty`, a lock is waited for only as long as others can bear. Each
-        statement may take `seconds_max`; None: as long as any other.
+        be deleted now. With `is_hasty` it takes no longer than others can bear.
         """
 
 
@@ -80,7 +77,7 @@ class DeletionStore(Protocol):
 
 
 class GroupDeleter(Actor):
-    """Takes the deletions of all requests; owners take turns."""
+    """Takes the deletions of all requests, or those that take long; owners take turns."""
 
     backoff = READ_BACKOFF
 
@@ -89,16 +86,22 @@ class GroupDeleter(Actor):
         store: DeletionStore,
         forget: Callable[[bytes], None],
         wakes: Sequence[Callable[[], None]],
+        slow: GroupDeleter | None = None,
     ) -> None:
-        """Take what forgets a key's outcome, and what wakes the readers of the log."""
-        super().__init__("deleter of groups")
+        """Take what forgets a key's outcome, and what wakes the readers of the log.
+
+        With `slow` it is hasty, and leaves to that one what takes long.
+        """
+        super().__init__("deleter of slow groups" if slow is None else "deleter of groups")
         self._store = store
         self._forget = forget
         self._wakes = wakes
-        self._mailbox: Mailbox[Deletion, bool | None] = Mailbox(
+        self.mailbox: Mailbox[Deletion, bool | None] = Mailbox(
             WAITING_MAX, lambda wanted: wanted.owner, rejected_max=REJECTED_MAX
         )
-        self._suspects = Suspects(_clock_seconds)
+        self.suspects: Suspects = Suspects(_clock_seconds) if slow is None else slow.suspects
+        """Owners who are left to the second deleter; both know them."""
+        self.slow = slow
 
     async def delete(self, group_id: UUID, owner: UserId) -> None:
         """Delete a group, or find that it was deleted before.
@@ -110,7 +113,8 @@ class GroupDeleter(Actor):
         trace = None if request is None or request.trace is None else request.trace.context
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                is_deleted = await self._mailbox.ask(Deletion(group_id, owner, trace))
+                mailbox = self._mailbox_of(owner)
+                is_deleted = await mailbox.ask(Deletion(group_id, owner, trace))
         except TimeoutError as error:
             message = f"a deletion has not ended after {ANSWER_SECONDS:g} s"
             raise Unreachable(message) from error
@@ -119,34 +123,38 @@ class GroupDeleter(Actor):
 
     async def run_once(self) -> int:
         """Wait for requests, answer as many as there is time for; return how many were taken."""
-        batch = await self._mailbox.take(WAITING_MAX)
+        batch = await self.mailbox.take(WAITING_MAX)
         taken = len(batch)
-        with answering(batch, self._mailbox):
-            left = await self._delete_in_turn(self._ordered(batch))
-            self._mailbox.put_back(left)
+        with answering(batch, self.mailbox):
+            left = await self._delete_in_turn(self._together(batch))
+            self.mailbox.put_back(left)
             batch.clear()
         return taken
 
     def stop(self) -> None:
         """Accept no more requests; answer those that wait with an error. Idempotent."""
         super().stop()
-        self._mailbox.close()
+        self.mailbox.close()
 
     async def close(self) -> None:
         """Leave no request without an answer after the last turn, also if it was never stopped."""
-        self._mailbox.close()
+        self.mailbox.close()
 
-    def _ordered(self, batch: Iterable[_Request]) -> deque[list[_Request]]:
-        """Return requests for the same group and owner together; those of suspects come last.
+    def _mailbox_of(self, owner: UserId) -> Mailbox[Deletion, bool | None]:
+        self.suspects.drop_stale()
+        is_left = self.slow is not None and owner in self.suspects
+        return self.slow.mailbox if self.slow is not None and is_left else self.mailbox
+
+    def _together(self, batch: Iterable[_Request]) -> deque[list[_Request]]:
+        """Return requests for the same group and owner together.
 
         A request whose sender has left is dropped.
         """
-        self._suspects.drop_stale()
         groups: dict[tuple[UUID, UserId], list[_Request]] = {}
         for each in batch:
             if not each.answered.done():
                 groups.setdefault((each.message.group_id, each.message.owner), []).append(each)
-        return deque(sorted(groups.values(), key=lambda alike: _owner(alike) in self._suspects))
+        return deque(groups.values())
 
     async def _delete_in_turn(self, groups: deque[list[_Request]]) -> list[_Request]:
         """Delete group by group, one at least; return the requests for which there is no time."""
@@ -154,47 +162,51 @@ class GroupDeleter(Actor):
             async with self._store.deleting() as delete:
                 ends = _clock_seconds() + TURN_SECONDS
                 while True:
-                    alike = groups.popleft()
-                    others_wait = bool(groups) or len(self._mailbox) > 0
-                    is_hasty = others_wait or _owner(alike) in self._suspects
-                    await self._delete(delete, alike, is_hasty=is_hasty)
+                    await self._delete(delete, groups.popleft())
                     if not groups or _clock_seconds() >= ends:
                         break
         return [each for alike in groups for each in alike]
 
-    async def _delete(self, delete: Delete, alike: list[_Request], *, is_hasty: bool) -> None:
-        """Delete one group, and answer all requests for it."""
+    async def _delete(self, delete: Delete, alike: list[_Request]) -> None:
+        """Delete one group, and answer all requests for it, or leave them to the second deleter."""
         wanted, began = alike[0].message, _clock_seconds()
-        suspects, owner = self._suspects, wanted.owner
-        has_hung = suspects.error_of(owner) is not None
-        seconds_max = HUNG_SECONDS if has_hung else None
+        if self.slow is not None and wanted.owner in self.suspects:
+            # Since it was queued, another one has taken long.
+            self.slow.mailbox.put_back(alike)
+            return
+        failed: ReadCancelled | None = None
         try:
-            is_deleted = await delete(wanted, is_hasty=is_hasty, seconds_max=seconds_max)
+            is_deleted = await delete(wanted, is_hasty=self.slow is not None)
         except ReadCancelled as error:
-            # Not again: after a while it has all of the time, as its trigger may only be slow by then.
-            if not has_hung:
-                suspects.note_hang(owner, error, _clock_seconds() - began)
-            for each in alike:
-                each.fail(error)
-        else:
-            if is_deleted:
-                for wake in self._wakes:
-                    wake()
-            for each in alike:
-                each.answer(is_deleted)
+            failed = error
+        except StoreError:
+            self._note_slow(wanted.owner, began)
+            raise
         finally:
             # Also where it is not known what was deleted: what is forgotten is looked up again. The
             # senders go on only after this.
             self._forget(wanted.group_id.bytes)
-        seconds = _clock_seconds() - began
-        if seconds < SLOW_SECONDS:
-            suspects.discard(owner)
+        is_slow = self._note_slow(wanted.owner, began)
+        if failed is None:
+            if is_deleted:
+                if not is_slow:
+                    self.suspects.discard(wanted.owner)
+                for wake in self._wakes:
+                    wake()
+            for each in alike:
+                each.answer(is_deleted)
+        elif self.slow is not None and is_slow:
+            self.slow.mailbox.put_back(alike)
         else:
-            suspects.note_untried(owner, seconds)
+            for each in alike:
+                each.fail(failed)
 
-
-def _owner(alike: list[_Request]) -> UserId:
-    return alike[0].message.owner
+    def _note_slow(self, owner: UserId, began: float) -> bool:
+        """Suspect the owner if its deletion has taken long; return whether it has."""
+        seconds = _clock_seconds() - began
+        if seconds >= SLOW_SECONDS:
+            self.suspects.note_untried(owner, seconds)
+        return seconds >= SLOW_SECONDS
 
 
 def _clock_seconds() -> float:

@@ -22,6 +22,7 @@ from stretto.creation.attempt import (
     decide,
 )
 from stretto.creation.flight import RETRY_AFTER_SECONDS, public_error
+from stretto.creation.places import OwnerPlaces
 from stretto.creation.ports import Write
 from stretto.domain import CreatedGroup
 from stretto.errors import (
@@ -67,6 +68,7 @@ class Follower:
         self._lease_seconds = lease_seconds
         self._observe = observe
         self._pause = pause
+        self._places = OwnerPlaces()
         self._is_stopping = False
 
     def stop(self) -> None:
@@ -136,14 +138,16 @@ class Follower:
                     if contradicts_failed:
                         self._observe(GuaranteeBroken(flight.group_id))
                     else:
-                        await self._attempts.heal(flight.group_id)
+                        async with self._places.place(owner):
+                            await self._attempts.heal(flight.group_id)
                     flight.status = AnswerStatus.HEALED
                     return group
                 case Reclaim(seen):
                     write = flight.new_write(is_claimed=True)
-                    is_ours = await self._attempts.reclaim(
-                        flight.group_id, seen, write.claim_token, self._lease_seconds
-                    )
+                    async with self._places.place(owner):
+                        is_ours = await self._attempts.reclaim(
+                            flight.group_id, seen, write.claim_token, self._lease_seconds
+                        )
                     self._observe(ReclaimTried("won" if is_ours else "lost"))
                     if is_ours:
                         return write

@@ -45,9 +45,6 @@ GRACE_SECONDS: Final = 1.0
 
 # What requests wait for. A trail decides nothing: where it cannot be read, all else is served.
 _SERVING: Final = frozenset(Lane) - {Lane.PROBE, Lane.TRAILS, Lane.UPKEEP}
-# There are as many followers as keys: what cannot be finished within a client's default wait is
-# answered with an error, and the retry finishes it.
-FOLLOWER_SECONDS: Final = 10.0
 
 
 class Database:
@@ -76,6 +73,8 @@ class Database:
         self.standby = StandbyWatch(partial(self.connection, Lane.PROBE), observe)
         # A host's pool serves all lanes.
         self._pools: dict[Lane, Pool] = {} if pool is None else dict.fromkeys(Lane, pool)
+        self._places = {lane: asyncio.Semaphore(most) for lane, most in CONNECTIONS_MAX.items()}
+        """Of a host's pool: no lane takes more of it than it would have of its own."""
         self._cut_off: set[Lane] = set()
         """Lanes whose newest connection could not be opened; none of a host's pool."""
         self._misfit: set[Lane] = set()
@@ -183,17 +182,17 @@ class Database:
     @asynccontextmanager
     async def _acquired(self, lane: Lane) -> AsyncIterator[Connection]:
         if self._host_pool is None:
-            seconds = FOLLOWER_SECONDS if lane is Lane.FOLLOWERS else None
-            async with self._pools[lane].acquire(timeout=seconds) as connection:
+            async with self._pools[lane].acquire() as connection:
                 yield connection
             return
         if self._refuses_writes and lane in _SERVING:
             raise Unreachable(READ_ONLY)
-        acquired = await self.acquire()
-        try:
-            yield acquired
-        finally:
-            await self.release(acquired)
+        async with self._places[lane]:
+            acquired = await self.acquire()
+            try:
+                yield acquired
+            finally:
+                await self.release(acquired)
 
     def _require_open(self) -> None:
         """Raise `Unreachable` during and after the shutdown."""

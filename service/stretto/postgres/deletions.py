@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -10,6 +11,7 @@ import asyncpg
 
 from stretto.creation.deletion import SLOW_SECONDS
 from stretto.postgres.connecting import LOCK_SECONDS
+from stretto.postgres.connections import READ_SECONDS
 from stretto.postgres.driver_errors import in_words, is_of_its_rows
 from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
@@ -27,8 +29,12 @@ if TYPE_CHECKING:
 
 # The type of a deletion's event, which `delete_group_1` writes.
 DELETED: Final = "group.deleted"
-# While others wait, for each lock. A change of a group, or another deletion of it, commits by then.
+# Of a hasty deletion, for each lock. A change of a group, or another deletion of it, commits by then.
 HASTY_LOCK_SECONDS: Final = SLOW_SECONDS
+# For all of it. The largest group takes half of that on a busy machine; what takes longer is tried again.
+HASTY_SECONDS: Final = 0.2
+# For the second statement of a deletion at least. 0 would mean without a bound.
+LEAST_SECONDS: Final = 0.01
 
 
 class PostgresDeletionStore:
@@ -40,33 +46,33 @@ class PostgresDeletionStore:
     @asynccontextmanager
     async def deleting(self) -> AsyncIterator[Delete]:
         """Yield what deletes, on one connection."""
-        async with self._database.connection(Lane.FOLLOWERS) as connection:
+        async with self._database.connection(Lane.DELETIONS) as connection:
             yield partial(_delete, connection)
 
 
-async def _delete(
-    connection: Connection,
-    wanted: Deletion,
-    /,
-    *,
-    is_hasty: bool,
-    seconds_max: float | None = None,
-) -> bool | None:
+async def _delete(connection: Connection, wanted: Deletion, /, *, is_hasty: bool) -> bool | None:
     """Delete a group in a commit of its own; return what the statement does.
 
     Raises `ReadCancelled` where a lock, a constraint, a trigger or its time prevents it; the
-    connection lives.
+    connection lives: both statements together end before it would be cut.
     """
+    clock_seconds = asyncio.get_running_loop().time
+    ends = clock_seconds() + (HASTY_SECONDS if is_hasty else READ_SECONDS)
+
+    async def bound() -> None:
+        seconds = max(ends - clock_seconds(), LEAST_SECONDS)
+        await connection.execute(QUERIES["bound_statements"], milliseconds(seconds))
+
     try:
         async with connection.transaction():
-            if seconds_max is not None:
-                await connection.execute(QUERIES["bound_statements"], milliseconds(seconds_max))
+            await bound()
             is_deleted: bool | None = await connection.fetchval(
                 QUERIES["delete_group_of_owner"],
                 *(wanted.group_id, wanted.owner, uuid7(), wanted.trace_context),
                 milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
             )
             # No time-out of the server's bounds what is deferred to the commit.
+            await bound()
             await connection.execute(QUERIES["run_deferred"])
     except asyncpg.PostgresError as error:
         if is_of_its_rows(error) or isinstance(error, asyncpg.QueryCanceledError):

@@ -15,7 +15,9 @@ class Lane(StrEnum):
     LOOKS = "looks"
     """What became of attempts."""
     FOLLOWERS = "followers"
-    """Heal and reclaim, key by key; delete, group by group."""
+    """Heal and reclaim, key by key."""
+    DELETIONS = "deletions"
+    """Group by group; those that take long on a connection of their own."""
     GROUPS = "groups"
     """What members read."""
     HISTORY = "history"
@@ -33,6 +35,7 @@ class Lane(StrEnum):
 CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
     Lane.LOOKS: 1,
     Lane.FOLLOWERS: 2,
+    Lane.DELETIONS: 2,
     Lane.GROUPS: 2,
     Lane.HISTORY: 1,
     Lane.PROBE: 1,
@@ -42,7 +45,7 @@ CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
 # Lanes whose statements fail rather than miss rows that row-level security hides: the relay would pass
 # over events for ever. The others, and writers, run triggers and a host's hook as well, whose own
 # tables may have policies. What is hidden from those makes their writes fail.
-SEEING_ALL: Final = frozenset(Lane) - {Lane.FOLLOWERS}
+SEEING_ALL: Final = frozenset(Lane) - {Lane.FOLLOWERS, Lane.DELETIONS}
 
 
 def connections(instances: int, workers: int, writers: int) -> int:

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from stretto.creation import deletion
-from stretto.creation.deletion import HUNG_SECONDS, SLOW_SECONDS, WAITING_MAX, GroupDeleter
+from stretto.creation.deletion import SLOW_SECONDS, WAITING_MAX, GroupDeleter
 from stretto.creation.suspects import SUSPECT_SECONDS
 from stretto.domain import UserId
 from stretto.errors import InternalError, NotFound, Overloaded
@@ -37,32 +37,34 @@ class FakeStore:
         self.stuck: set[UUID] = set()
         self.asked: list[tuple[UserId, bool]] = []
         """Of each statement its owner, and whether it is hasty."""
-        self.bounds: list[float | None] = []
-        """How long each may take."""
         self.turns = 0
         self.error: Exception | None = None
         self.clock = 0.0
         self.seconds: dict[UserId, float] = {}
         """How long an owner's deletions take."""
+        self.breaks_off = False
+        """Whether a hasty deletion that takes long fails."""
         self.opened = asyncio.Event()
         self.opened.set()
+        self.passes: set[UserId] = set()
+        """Owners whose deletions do not wait until it is open."""
 
     @asynccontextmanager
     async def deleting(self) -> AsyncIterator[Delete]:
         self.turns += 1
         yield self._delete
 
-    async def _delete(
-        self, wanted: Deletion, /, *, is_hasty: bool, seconds_max: float | None = None
-    ) -> bool | None:
+    async def _delete(self, wanted: Deletion, /, *, is_hasty: bool) -> bool | None:
         self.asked.append((wanted.owner, is_hasty))
-        self.bounds.append(seconds_max)
         await asyncio.sleep(0)
-        await self.opened.wait()
-        self.clock += self.seconds.get(wanted.owner, 0.001)
+        if wanted.owner not in self.passes:
+            await self.opened.wait()
+        seconds = self.seconds.get(wanted.owner, 0.001)
+        self.clock += seconds
         if self.error is not None:
             raise self.error
-        if wanted.group_id in self.stuck:
+        is_broken_off = self.breaks_off and is_hasty and seconds >= SLOW_SECONDS
+        if wanted.group_id in self.stuck or is_broken_off:
             raise ReadCancelled
         if wanted.group_id in self.deleted:
             return False
@@ -79,7 +81,9 @@ class Deleting:
         self.store = FakeStore()
         self.forgotten: list[bytes] = []
         self.wakes = 0
-        self.deleter = GroupDeleter(self.store, self.forgotten.append, [self._wake])
+        slow = GroupDeleter(self.store, self.forgotten.append, [self._wake])
+        self.deleter = GroupDeleter(self.store, self.forgotten.append, [self._wake], slow)
+        self.deleters = [self.deleter, slow]
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -103,9 +107,10 @@ async def running() -> AsyncIterator[Deleting]:
     deleting = Deleting()
     FakeStore.newest = deleting.store
     async with Runner(lambda _: None) as runner:
-        runner.start(deleting.deleter)
+        for deleter in deleting.deleters:
+            runner.start(deleter)
         yield deleting
-        await runner.stop(deleting.deleter)
+        await runner.stop(*deleting.deleters)
 
 
 async def test_a_group_is_deleted_once_and_found_deleted_then() -> None:
@@ -181,7 +186,7 @@ async def test_requests_for_one_group_share_its_deletion() -> None:
     async with running() as deleting:
         group = deleting.group()
         await asyncio.gather(*asking(deleting, *[(group, ALICE)] * 5))
-        assert [(ALICE, False)] == deleting.store.asked
+        assert [(ALICE, True)] == deleting.store.asked
         deleting.store.stuck.add(stuck := deleting.group())
         outcomes = await asyncio.gather(
             *asking(deleting, *[(stuck, ALICE)] * 5), return_exceptions=True
@@ -208,62 +213,93 @@ async def test_who_has_left_is_not_deleted_for() -> None:
         await asyncio.sleep(0)
         left.cancel()
         await stayed
-    assert [(BOB, False)] == deleting.store.asked
+    assert [(BOB, True)] == deleting.store.asked
 
 
-async def test_a_lock_is_waited_for_in_haste_while_others_wait() -> None:
-    """In the same turn, or in the mailbox."""
+async def test_what_takes_long_is_broken_off_and_has_all_of_its_time_then() -> None:
+    """So do that owner's next ones, until one of them is quick."""
     async with running() as deleting:
-        await asyncio.gather(
-            *asking(deleting, (deleting.group(), ALICE), (deleting.group(BOB), BOB))
-        )
-    assert [(ALICE, True), (BOB, False)] == deleting.store.asked
+        deleting.store.seconds[ALICE] = SLOW_SECONDS
+        deleting.store.breaks_off = True
+        for _ in range(2):
+            await deleting.deleter.delete(deleting.group(), ALICE)
+        del deleting.store.seconds[ALICE]
+        for _ in range(2):
+            await deleting.deleter.delete(deleting.group(), ALICE)
+    asked = [(ALICE, True), (ALICE, False), (ALICE, False), (ALICE, False), (ALICE, True)]
+    assert asked == deleting.store.asked
 
 
-async def test_an_owner_whose_deletion_was_slow_comes_last_and_in_haste() -> None:
-    """Until one ends quickly."""
+async def test_what_an_owner_has_queued_is_left_to_the_second_deleter_with_it() -> None:
+    """One that takes long is enough; others come before the rest."""
+    async with running() as deleting:
+        deleting.store.seconds[ALICE] = SLOW_SECONDS
+        _, order = await behind_one(deleting, [*[ALICE] * 3, BOB])
+    assert [(ALICE, True), (BOB, True)] == deleting.store.asked[1:3]
+    assert [(ALICE, False)] * 2 == deleting.store.asked[3:]
+    assert 4 == len(order)
+
+
+async def test_what_was_slow_once_is_forgotten() -> None:
+    """Whether it was deleted, or failed with all of its time."""
+    async with running() as deleting:
+        deleting.store.seconds[ALICE] = SLOW_SECONDS
+        await deleting.deleter.delete(deleting.group(), ALICE)
+        deleting.store.clock = SUSPECT_SECONDS
+        await deleting.deleter.delete(deleting.group(), ALICE)
+        deleting.store.clock += 1
+        await deleting.deleter.delete(deleting.group(), ALICE)
+    assert [True, False, True] == [is_hasty for _, is_hasty in deleting.store.asked]
+
+
+async def test_a_group_that_is_not_there_shows_nothing() -> None:
+    """Else an owner would be quick again and again in between."""
     async with running() as deleting:
         deleting.store.seconds[ALICE] = SLOW_SECONDS
         await deleting.deleter.delete(deleting.group(), ALICE)
         del deleting.store.seconds[ALICE]
-        for _ in range(2):
-            await asyncio.gather(
-                *asking(deleting, (deleting.group(), ALICE), (deleting.group(BOB), BOB))
-            )
-    asked = [(ALICE, False), (BOB, True), (ALICE, True), (ALICE, True), (BOB, False)]
-    assert asked == deleting.store.asked
+        with pytest.raises(NotFound):
+            await deleting.deleter.delete(uuid4(), ALICE)
+        await deleting.deleter.delete(deleting.group(), ALICE)
+    assert [True, False, False] == [is_hasty for _, is_hasty in deleting.store.asked]
 
 
-async def test_an_owner_whose_deletion_has_hung_has_less_time_for_a_while() -> None:
-    """Whatever becomes of its others meanwhile. Twin: one who was slow, and has succeeded."""
+async def test_what_is_not_known_to_have_ended_was_slow_as_well() -> None:
+    """A connection that was cut: its owner would come first again, and cut the next one."""
     async with running() as deleting:
-        deleting.store.seconds = {ALICE: 5.0, BOB: 4.0}
-        stuck = deleting.group()
-        deleting.store.stuck.add(stuck)
-        for _ in range(3):
+        deleting.store.seconds[ALICE] = 6.0
+        deleting.store.error = Unreachable("cut")
+        with pytest.raises(Unreachable):
+            await deleting.deleter.delete(deleting.group(), ALICE)
+        deleting.store.error = None
+        await deleting.deleter.delete(deleting.group(), ALICE)
+    assert [True, False] == [is_hasty for _, is_hasty in deleting.store.asked]
+
+
+async def test_what_fails_at_once_is_tried_once() -> None:
+    """A constraint of the host's; its owner is not slow. Twin: what fails with all of its time."""
+    async with running() as deleting:
+        deleting.store.stuck.add(stuck := deleting.group())
+        for seconds in (0.0, SLOW_SECONDS):
+            deleting.store.seconds[ALICE] = seconds
             with pytest.raises(ReadCancelled):
                 await deleting.deleter.delete(stuck, ALICE)
-        await deleting.deleter.delete(deleting.group(), ALICE)
-        # Of the first one; the later ones prolong nothing.
-        deleting.store.clock = 5.0 + SUSPECT_SECONDS
-        await deleting.deleter.delete(deleting.group(), ALICE)
-        for _ in range(2):
-            await deleting.deleter.delete(deleting.group(BOB), BOB)
-    bounds = [None, *[HUNG_SECONDS] * 3, None, None, None]
-    assert bounds == deleting.store.bounds
+    assert [True, True, False] == [is_hasty for _, is_hasty in deleting.store.asked]
 
 
-async def test_what_has_failed_at_once_has_not_hung() -> None:
-    """Twin: a lock that was waited for in haste."""
+async def test_an_owner_who_is_slow_keeps_no_other_waiting() -> None:
+    """Whatever it has sent: the first deleter works meanwhile."""
     async with running() as deleting:
-        stuck, other = deleting.group(), deleting.group(BOB)
-        deleting.store.stuck.update((stuck, other))
         deleting.store.seconds[ALICE] = SLOW_SECONDS
-        for _ in range(2):
-            for group, owner in ((stuck, ALICE), (other, BOB)):
-                with pytest.raises(ReadCancelled):
-                    await deleting.deleter.delete(group, owner)
-    assert [None, None, HUNG_SECONDS, None] == deleting.store.bounds
+        await deleting.deleter.delete(deleting.group(), ALICE)
+        deleting.store.opened.clear()
+        slow = asking(deleting, *((deleting.group(), ALICE) for _ in range(3)))
+        await until(lambda: len(deleting.store.asked) == 2)
+        deleting.store.passes.add(BOB)
+        await deleting.deleter.delete(deleting.group(BOB), BOB)
+        assert [False] * 3 == [each.done() for each in slow]
+        deleting.store.opened.set()
+        await asyncio.gather(*slow)
 
 
 async def test_a_turn_ends_in_time_and_newcomers_come_before_what_is_left() -> None:

@@ -388,6 +388,36 @@ async def test_a_group_that_exists_is_answered_and_settles_its_attempt(
         assert ([write.group_id], []) == (world.store.healed, broken)
 
 
+@pytest.mark.parametrize("what", ["heal", "reclaim"])
+async def test_an_owner_whose_heals_hang_leaves_a_place_to_others(
+    what: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whose reclaims hang: one of them at a time, however many keys it has."""
+    begun: list[UUID] = []
+    opened = asyncio.Event()
+
+    async def hang(group_id: UUID, *_: object) -> bool:
+        begun.append(group_id)
+        await opened.wait()
+        return True
+
+    monkeypatch.setattr(world.store, what, hang)
+    over = attempt(AttemptStatus.PENDING, lease_over=True)
+    world.store.sees = lambda id_: Sighting(over, group(id_) if what == "heal" else None)
+    bob = NewGroup.parse(UserId("bob"), {"name": "Team"})
+    wanted = [(f"k{number}", TEAM) for number in range(3)] + [("k", bob)]
+    tasks = [
+        asyncio.create_task(world.creator.create(IdempotencyKey(key), each, wait_seconds=60))
+        for key, each in wanted
+    ]
+    writes = [await world.writers.answer(NotLed()) for _ in wanted]
+    await turns()
+    ids = {write.new_group.owner: write.group_id for write in reversed(writes)}
+    assert [*ids.values()] == begun[::-1]
+    for task in tasks:
+        task.cancel()
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [(Unreachable("away"), DatabaseUnavailable), (ZeroDivisionError("bug"), InternalError)],

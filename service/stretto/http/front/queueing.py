@@ -219,8 +219,8 @@ class BoundedQueue(BoundedWriting):
         if self._is_in_body:
             if self._chunks is not None and self._chunks.is_framing_too_large():
                 logger.info("request.cut_off", reason="large_framing")
-                message = "the body comes with too much around its chunks"
-                self._refuse_body(RequestPayloadError(message))
+                error = RequestPayloadError("the body comes with too much around its chunks")
+                self._refuse_body(error)
             return False
         if self._is_last:
             self._message_tail = b""
