@@ -79,6 +79,7 @@ async def readers(client: RawClient) -> list[str]:
 async def test_an_allowed_page_may_read_every_answer(request_bytes: bytes, raw: RawClients) -> None:
     """The twin is a page of another origin, and one that a name of ours begins."""
     assert [PAGE] == await readers(await raw.connect(from_page(request_bytes)))
+    assert [PAGE] == await readers(await raw.connect(from_page(request_bytes, f"{PAGE} \t")))
     assert [] == await readers(await raw.connect(from_page(request_bytes, FOREIGN)))
     assert [] == await readers(await raw.connect(request_bytes))
 

@@ -28,7 +28,7 @@ RULES = (MONITORING / "alerts.yml").read_text()
 STANDARD = {"up", "ALERTS", *re.findall(r"process_\w+", TELEMETRY)} - {"process_"}
 LABELS = {"job", "instance", "le", "alertname", "alertstate"}
 WORDS = re.compile(
-    r"\b(?:by|sum|min|max|count|rate|increase|unless|or|offset|max_over_time|histogram_quantile"
+    r"\b(?:absent|by|sum|min|max|count|rate|increase|unless|or|offset|max_over_time|histogram_quantile"
     r"|label_values)\b"
 )
 

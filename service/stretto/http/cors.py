@@ -87,7 +87,8 @@ class Cors:
 
     def lines(self, origin: bytes | None) -> bytes:
         """Return the end of an answer's head as it is sent; empty if there is nothing to say."""
-        return self._lines.get(origin or b"", self._others_lines)
+        # As aiohttp's parser does, which does not see every request.
+        return self._lines.get((origin or b"").strip(b" \t"), self._others_lines)
 
     def prepare(self, request: BaseRequest, response: web.StreamResponse) -> None:
         """Put the fields into an answer."""
