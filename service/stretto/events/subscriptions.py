@@ -155,6 +155,8 @@ class Subscriber(Actor):
         self._on_event = on_event
         self._log = log
         self._place = place
+        self._earlier: Place | None = None
+        """Where it was in the history before: a failover may lose the newest one, without its events."""
         self._observe = observe
         self._reportable = reportable
         self._uncalled: deque[CommittedEvent] = deque()
@@ -177,11 +179,17 @@ class Subscriber(Actor):
         try:
             page.present.require(self._place)
         except PositionLost:
+            if self._earlier is not None:
+                # Nothing of the history that was lost was kept, so nothing comes again.
+                self._place, self._earlier = self._earlier, None
+                return PAGE_EVENTS
             # It was swept while the callback took its time, or lost in a failover.
             self._observe(PlaceLost(self.name))
             self._place = page.present.place
             return 0
         self._uncalled.extend(logged.event for logged in page.events)
+        if page.place.history != self._place.history:
+            self._earlier = self._place
         self._place = page.place
         await self._call_back()
         return PAGE_EVENTS if page.is_full else 0

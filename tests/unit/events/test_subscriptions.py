@@ -13,6 +13,7 @@ from stretto.errors import Overloaded
 from stretto.events import subscriptions as subscriptions_module
 from stretto.events.hub import SessionHub
 from stretto.events.log import PAGE_EVENTS, LogPage
+from stretto.events.place import History, Present
 from stretto.events.settings import HubSettings
 from stretto.events.subscriptions import SUBSCRIPTIONS_MAX, Subscriber, Subscriptions
 from stretto.events.tail import LogTail
@@ -21,7 +22,7 @@ from stretto.observations import PlaceLost, SubscriberFailed
 from stretto.runtime.actor import TURN_STOP_SECONDS
 from stretto.runtime.runner import Runner
 from stretto.store_errors import Unreachable
-from support.log_events import logged, place, present
+from support.log_events import HISTORY, logged, place, present
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from stretto.domain import UserId
     from stretto.events.log import CommittedEvent, LoggedEvent
-    from stretto.events.place import Place, Present
+    from stretto.events.place import Place
     from stretto.events.subscriptions import OnEvent
     from stretto.observations import Observation
 
@@ -42,6 +43,8 @@ class ScriptedLog:
     def __init__(self) -> None:
         self.events: list[LoggedEvent] = []
         self.start = 0
+        self.now: Present | None = None
+        """Instead of a log with one history."""
         self.reads = 0
         self.errors: list[Exception] = []
         self.on_announced: Callable[[], None] | None = None
@@ -62,7 +65,9 @@ class ScriptedLog:
         if self.errors:
             raise self.errors.pop(0)
         now = self._present()
-        rows = [each for each in self.events if not begin.covers(1, each.position)]
+        rows = [
+            each for each in self.events if not begin.covers(each.history.number, each.position)
+        ]
         is_full, rows = len(rows) >= events_max, rows[:events_max]
         after = now.place
         if is_full:
@@ -70,6 +75,8 @@ class ScriptedLog:
         return LogPage(begin, rows, after, now, is_full)
 
     def _present(self) -> Present:
+        if self.now is not None:
+            return self.now
         end = self.events[-1].position + 1 if self.events else 1
         return present(end, start=self.start)
 
@@ -226,6 +233,30 @@ async def test_a_place_that_is_lost_is_reported_and_the_present_goes_on(world: W
     world.log.events.append(logged(10))
     await subscriber.run_once()
     assert [10] == world.got
+
+
+async def test_a_history_that_a_failover_has_lost_costs_no_event(world: World) -> None:
+    """It began after a restart, and the standby had not had that. Twin: the place before is lost too."""
+    subscriber = world.subscriber()
+    world.log.events = [logged(1)]
+    await subscriber.run_once()
+    lost, newest = History(2, "10571057"), History(2, "4e1e4e1e")
+
+    def in_history(history: History, end: int, start: tuple[int, int] = (1, 0)) -> Present:
+        return Present(history, end, (), {1: HISTORY.id, 2: history.id}, start)
+
+    world.log.now = in_history(lost, 3)
+    await subscriber.run_once()
+    world.log.now = in_history(newest, 3)
+    world.log.events.append(logged(2, history=newest))
+    assert PAGE_EVENTS == await subscriber.run_once()
+    await subscriber.run_once()
+    assert ([1, 2], []) == (world.got, world.observed)
+
+    world.log.now = in_history(lost, 3, (2, 3))
+    assert PAGE_EVENTS == await subscriber.run_once()
+    assert 0 == await subscriber.run_once()
+    assert [PlaceLost("subscriber")] == world.observed
 
 
 async def test_a_stop_ends_it_after_the_call_under_way(world: World) -> None:
