@@ -17,6 +17,7 @@ from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.events.scan import Ask
 from stretto.postgres.attempts import PostgresAttemptStore
 from stretto.postgres.connections import Database
+from stretto.postgres.lanes import Lane
 from stretto.postgres.log import PostgresLogStore
 from stretto.store_errors import Unreachable
 
@@ -84,7 +85,9 @@ async def test_one_connection_each_and_a_time_out_would_fail_them(server_url: st
     async with asyncpg.create_pool(
         server_url, min_size=4, max_size=4, server_settings=settings
     ) as pool:
-        store = PostgresAttemptStore(Database(pool=pool))
+        database = Database(pool=pool)
+        database._places[Lane.LOOKS] = asyncio.Semaphore(LOOKS)
+        store = PostgresAttemptStore(database)
         async with lagging_loop():
             answers = await asyncio.gather(
                 *(store.look(group_id(ALICE, str(n)), 5.0, ALICE) for n in range(LOOKS)),

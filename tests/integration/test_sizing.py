@@ -217,7 +217,7 @@ async def test_the_command_prints_both_ways() -> None:
     printed = orjson.loads((await stretto(*options, "--json", WORKERS="2"))[1])
     assert 518_400_000 == printed["tables"]["attempt"]["rows"]
     assert 17_280_000 == printed["tables"]["outbox_delivery"]["rows"]
-    assert 3 * 2 * 16 == printed["connections"]
+    assert 3 * 2 * 18 == printed["connections"]
     sizes = printed["tables"].values()
     assert printed["bytes"] == pytest.approx(
         sum(each["table_bytes"] + each["index_bytes"] for each in sizes)
