@@ -212,6 +212,7 @@ async def test_no_lane_takes_more_of_a_hosts_pool_than_its_part(database_url: st
                 await stack.enter_async_context(database.connection(Lane.FOLLOWERS))
             more = asyncio.create_task(ask(Lane.FOLLOWERS))
             await ask(Lane.LOOKS)
+            await asyncio.wait((more,), timeout=2 * SOON_SECONDS)
             assert not more.done()
         await more
 
