@@ -5,7 +5,7 @@ The row of a deleted group stays, as a tombstone: its key is answered `GroupDele
 A host's transaction may hold a group for any time, and its trigger may be slow. So there are two
 deleters. The first one is hasty: a deletion that takes longer than others can bear is broken off, and
 left to the second one, which gives it all of its time. So is what comes from that owner in the next
-minute. Owners who are slow keep waiting each other alone.
+minute. So owners whose deletions are slow delay only each other.
 
 A turn is short, and what it has no time for is put back behind the others.
 """
@@ -113,7 +113,7 @@ class GroupDeleter(Actor):
         trace = None if request is None or request.trace is None else request.trace.context
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                mailbox = self._mailbox_of(owner)
+                mailbox = self._deleter_of(owner).mailbox
                 is_deleted = await mailbox.ask(Deletion(group_id, owner, trace))
         except TimeoutError as error:
             message = f"a deletion has not ended after {ANSWER_SECONDS:g} s"
@@ -140,10 +140,9 @@ class GroupDeleter(Actor):
         """Leave no request without an answer after the last turn, also if it was never stopped."""
         self.mailbox.close()
 
-    def _mailbox_of(self, owner: UserId) -> Mailbox[Deletion, bool | None]:
+    def _deleter_of(self, owner: UserId) -> GroupDeleter:
         self.suspects.drop_stale()
-        is_left = self.slow is not None and owner in self.suspects
-        return self.slow.mailbox if self.slow is not None and is_left else self.mailbox
+        return self if self.slow is None or owner not in self.suspects else self.slow
 
     def _together(self, batch: Iterable[_Request]) -> deque[list[_Request]]:
         """Return requests for the same group and owner together.
@@ -170,9 +169,10 @@ class GroupDeleter(Actor):
     async def _delete(self, delete: Delete, alike: list[_Request]) -> None:
         """Delete one group, and answer all requests for it, or leave them to the second deleter."""
         wanted, began = alike[0].message, _clock_seconds()
-        if self.slow is not None and wanted.owner in self.suspects:
+        deleter = self._deleter_of(wanted.owner)
+        if deleter is not self:
             # Since it was queued, another one has taken long.
-            self.slow.mailbox.put_back(alike)
+            deleter.mailbox.put_back(alike)
             return
         failed: ReadCancelled | None = None
         try:

@@ -6,7 +6,7 @@ a process may have under way. So owners whose last call was late share a few cal
 until one of theirs is answered in time. The others keep the rest, however many the laggards are.
 
 To learn who is one costs a wait for each. While laggards are many, that is cut short for all who
-are none: to some times what the slowest answer took of late. Whoever is wronged by that is a laggard
+are none: to some times what the slowest answer took of late. A caller who is wronged by that is a laggard
 for one call, and that call has the whole time.
 """
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 DELETED: Final = "group.deleted"
 # Of a hasty deletion, for each lock. A change of a group, or another deletion of it, commits by then.
 HASTY_LOCK_SECONDS: Final = SLOW_SECONDS
-# For all of it. The largest group takes half of that on a busy machine; what takes longer is tried again.
+# For all of it. What takes longer is tried again with all of the time (`creation/deletion.py`).
 HASTY_SECONDS: Final = 0.2
 # For the second statement of a deletion at least. 0 would mean without a bound.
 LEAST_SECONDS: Final = 0.01

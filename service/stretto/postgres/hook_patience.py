@@ -5,9 +5,10 @@ again for each of that owner's requests. So it is ended early where others wait,
 stalls (`stalls.py`). While no other waits, it has nearly all of the write's time.
 
 A hook that is slow for all must not be ended for that. So it may take several times as long as those
-before it for one request (`TimesAlone`). After it was ended too often without a success in between, one request that is led
-alone has all of the time. If the hook comes to its end, it was slow for all. If not, it hangs, and
-only the next series of ends earns another such trial: a flood of hangs costs one long wait for each.
+before it for one request (`TimesAlone`). After it was ended too often without a success in between,
+one request that is led alone has all of the time. If the hook comes to its end, it was slow for all.
+If not, it hangs, and only the next series of ends earns another such trial: a flood of hangs costs
+one long wait for each.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ async def _acquired(pool: Pool, seconds: float) -> Connection:
 
 
 def _give_back(pool: Pool, acquiring: asyncio.Task[Connection]) -> None:
-    """Release a connection that nobody waits for any more."""
+    """Release a connection whose caller was cancelled."""
     if not acquiring.cancelled() and acquiring.exception() is None:
         _begin_release(pool, acquiring.result(), None)
 

@@ -65,7 +65,7 @@ REST_SECONDS_MAX: Final = 1.0
 # Each partition of the log holds a seventh of what is kept, so that a sweep truncates one at a time.
 # A read that is under way is waited for no longer: all others queue behind the truncation.
 TRUNCATION_LOCK_SECONDS: Final = 0.1
-# Several sweeps in a row have met a reader by then: a transaction that somebody has left open.
+# Several sweeps in a row have met a reader by then: a transaction that was left open.
 OVERDUE_SECONDS: Final = 3600.0
 
 

@@ -123,8 +123,9 @@ class Stalls:
     ) -> AsyncIterator[None]:
         """Have the statement inside ended if it stalls; raises `Stalled`.
 
-        Each kind of `step` has its usual time. With `is_hasty` others wait for it in any case. If the statement ends by itself while the
-        server is asked, the connection is cut: a request that comes late would end the next one.
+        Each kind of `step` has its usual time. With `is_hasty` others wait for it in any case. If
+        the statement ends by itself while the server is asked, the connection is cut: a request
+        that comes late would end the next one.
         """
         clock_seconds = asyncio.get_running_loop().time
         began = clock_seconds()

@@ -36,10 +36,7 @@ def is_cancelled(since: int = 0) -> bool:
 
 
 async def in_own_task(call: Coroutine[Any, Any, Result], name: str) -> Result:
-    """Await a call of a host's code in a task of its own, which is cancelled with this one.
-
-    A call that returns while it is cancelled has its result dropped.
-    """
+    """Await a call of a host's code in a task of its own, which is cancelled with this one."""
     task = asyncio.create_task(call, name=name)
     try:
         return await task

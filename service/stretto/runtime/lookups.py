@@ -138,7 +138,7 @@ class _Loop:
         found: _Found | Exception
         try:
             found = socket.getaddrinfo(*question)
-        except Exception as error:  # noqa: BLE001 whoever waits raises it
+        except Exception as error:  # noqa: BLE001 raised where it is awaited
             found = error
         # The loop may have been closed meanwhile.
         with suppress(RuntimeError):

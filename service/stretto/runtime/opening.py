@@ -20,7 +20,7 @@ Opened = TypeVar("Opened")
 class Opening(AbstractAsyncContextManager[Opened]):
     """What `enter` returns; what it has put on its stack closes at the end, or when it fails.
 
-    Raises `RuntimeError` where it is entered before it has ended: nobody would close the first.
+    Raises `RuntimeError` where it is entered before it has ended: the first would never be closed.
     """
 
     def __init__(self, enter: Callable[[AsyncExitStack], Awaitable[Opened]]) -> None:
