@@ -240,6 +240,24 @@ async def test_what_an_owner_has_queued_is_left_to_the_second_deleter_with_it() 
     assert 4 == len(order)
 
 
+async def test_no_more_deletions_of_slow_owners_wait_than_of_others() -> None:
+    """Each of them holds its client's connection."""
+    async with running() as deleting:
+        deleting.store.seconds[ALICE] = SLOW_SECONDS
+        await deleting.deleter.delete(deleting.group(), ALICE)
+        deleting.store.opened.clear()
+        tasks = asking(deleting, (deleting.group(), ALICE))
+        await until(lambda: len(deleting.store.asked) == 2)
+        for _ in range(2):
+            tasks += asking(deleting, *[(deleting.group(), ALICE)] * (WAITING_MAX // 2 + 1))
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert any(each.done() and isinstance(each.exception(), Overloaded) for each in tasks)
+        for each in tasks:
+            each.cancel()
+        deleting.store.opened.set()
+
+
 async def test_what_was_slow_once_is_forgotten() -> None:
     """Whether it was deleted, or failed with all of its time."""
     async with running() as deleting:
