@@ -376,4 +376,6 @@ async def test_without_a_store_runs_have_two_groups_or_none(
     """The twin: a key for each click, which a page forgets when it ends."""
     print(f"SEED={SEED}")  # noqa: T201 shown where the test fails
     groups, _ = await play(server_url, connection, 2, forgetful="yes")
-    assert sum(count for number, count in groups.items() if number > 1) > 0, f"SEED={SEED}"
+    # A request that its page has sent in time makes a group, any other none: where the machine is
+    # slow, the first are so few that no run may have two.
+    assert groups.keys() - {1}, f"SEED={SEED}"
