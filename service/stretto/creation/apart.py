@@ -204,9 +204,9 @@ class OneByOne:
         failing.write, failing.error = request.message, error
         failing.seconds += seconds
         failing.count += 1
-        self._breakers.forget_proof(owner)
         if note_hang(self._breakers, request.message, error, seconds):
             self._hang_seconds = max(self._hang_seconds, seconds)
+        self._breakers.forget_proof(owner)
 
     def _fail_failing(
         self, left: list[WriteRequest], together_seconds: float

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from stretto.creation.blame import is_away
 from stretto.creation.contention import ContendedKeys
+from stretto.creation.flight import rejection_of
 from stretto.creation.leads import LeadWriter
 from stretto.creation.ports import NotLed
 from stretto.creation.requests import kept
@@ -97,11 +98,18 @@ class BatchWriter:
         return 0
 
     async def write_apart(self, batch: Sequence[WriteRequest], since: float) -> int:
-        """Claim and lead each alone, for a bounded time: their owners are suspects.
+        """Claim and lead each alone, for a bounded time: their owners are suspects, or newcomers.
 
         What is not tried is not claimed. `since`: when the batch's other requests began.
         """
-        led, untried = await self._leads.one_by_one(batch, since).write(
+        awaited = []
+        for request in batch:
+            if request.message.is_abandoned():
+                # It may take the time of one whose client still waits. Its own comes back, or never.
+                request.fail(rejection_of(request.message))
+            else:
+                awaited.append(request)
+        led, untried = await self._leads.one_by_one(awaited, since).write(
             lambda each: self.write_probe(each, is_hasty=True)
         )
         self._leads.untried += untried

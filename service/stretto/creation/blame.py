@@ -49,10 +49,15 @@ def is_own(error: StoreError, started: float, breakers: OwnerBreakers) -> bool:
 
 
 def note_hang(breakers: OwnerBreakers, write: Write, error: StoreError, seconds: float) -> bool:
-    """Suspect the owner of a write that has failed alone after so long, if it may be its own."""
+    """Suspect the owner of a write that has failed alone after so long, if it may be its own.
+
+    Before the failure ends what its success has proven.
+    """
     is_hang = seconds >= OWNER_SECONDS_MAX and _may_be_own(error)
     if is_hang:
-        breakers.suspects.note_hang(write.new_group.owner, error, seconds)
+        owner = write.new_group.owner
+        is_newcomer = not breakers.is_proven(owner)
+        breakers.suspects.note_hang(owner, error, seconds, is_newcomer=is_newcomer)
     return is_hang
 
 

@@ -139,10 +139,10 @@ class OwnerBreakers:
             self.suspects.discard_since(self._led_quickly_at, seconds)
         proven, has_suspects, proof = self._proven, bool(self.suspects), (now, seconds)
         for owner in owners:
-            proven.pop(owner, None)
+            is_newcomer = proven.pop(owner, None) is None
             proven[owner] = proof
             if has_suspects:
-                self.suspects.discard(owner)
+                self.suspects.note_led(owner, is_newcomer=is_newcomer)
         while len(proven) > OWNERS_MAX:
             del proven[next(iter(proven))]
 

@@ -120,6 +120,7 @@ class Flight:
             fingerprint=self.fingerprint,
             is_claimed=is_claimed,
             request=self.request,
+            is_abandoned=lambda: self.is_abandoned,
         )
 
     def strayed(self, what: str, claim_token: UUID | None = None) -> AttemptStrayed:

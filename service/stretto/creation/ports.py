@@ -15,7 +15,7 @@ from stretto.telemetry.request_context import trace_id_of
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
     from uuid import UUID
 
@@ -42,6 +42,8 @@ class Write:
     """Whether the attempt has the token already: it was reclaimed, or put back."""
     request: RequestContext | None = None
     """Whose write it is."""
+    is_abandoned: Callable[[], bool] = field(default=lambda: False, compare=False)
+    """Whether no request waits for it any more."""
 
     @property
     def trace_id(self) -> str | None:

@@ -115,8 +115,7 @@ class GroupWriter(Actor):
     def _is_left_out(self) -> bool:
         """Whether another writer has a connection, and this one has none.
 
-        If no writer has one, none is left out: each takes requests and connects for them. If it
-        cannot, they fail at once.
+        If no writer has one, each takes requests and connects for them, or fails them at once.
         """
         return not self._store.is_connected and any(
             store.is_connected for store in self._baton.stores
@@ -169,22 +168,25 @@ class GroupWriter(Actor):
         self._baton.mailbox.put_back(rest)
 
     async def _write(self, batch: Sequence[WriteRequest]) -> int:
-        """Write most together, then contended keys, suspects and probes; return how many led."""
+        """Write most together, then what is led apart, and probes; return how many led."""
         suspects = self._breakers.suspects
         if not self._breakers and not suspects and not self._batches.contended:
             return await self._batches.write(batch)
         self._breakers.drop_stale()
         since = self._breakers.clock_seconds()
-        shared: list[WriteRequest] = []
-        contended: list[WriteRequest] = []
-        suspected: list[WriteRequest] = []
+        parts: tuple[list[WriteRequest], ...] = ([], [], [], [])
+        shared, contended, newcomers, suspected = parts
         paused: dict[UserId, list[WriteRequest]] = {}
         for request in batch:
             owner = request.message.new_group.owner
             if owner not in self._breakers:
-                is_contended = request.message.group_id in self._batches.contended
-                others = contended if is_contended else shared
-                (suspected if owner in suspects else others).append(request)
+                if owner in suspects:
+                    suspected.append(request)
+                elif request.message.group_id in self._batches.contended:
+                    contended.append(request)
+                else:
+                    is_shared = not suspects.are_newcomers_apart or self._breakers.is_proven(owner)
+                    (shared if is_shared else newcomers).append(request)
             elif owner in paused:
                 paused[owner].append(request)
             elif self._breakers.may_probe(owner):
@@ -195,14 +197,14 @@ class GroupWriter(Actor):
                 # Before the others have their turn, and before anything is claimed.
                 request.fail(self._breakers.error_of(owner))
         has_others = shared or contended or paused or len(self._baton.mailbox)
-        if not has_others and not has_several_owners(suspected):
+        if not has_others and not has_several_owners(newcomers + suspected):
             # It keeps no other waiting: its hook may take long.
-            shared, suspected = suspected, []
+            shared, newcomers, suspected = newcomers + suspected, [], []
         led = await self._batches.write(shared)
         if contended:
             led += await self._batches.write_contended(contended)
-        if suspected:
-            led += await self._batches.write_apart(suspected, since)
+        for apart in filter(None, (newcomers, suspected)):
+            led += await self._batches.write_apart(apart, since)
         if paused:
             led += await self._write_probes(paused)
         return led

@@ -65,6 +65,17 @@ async def test_a_flight_forgets_who_waits_no_more() -> None:
         await last
 
 
+async def test_a_write_knows_whether_a_request_waits_for_it() -> None:
+    """As long as its flight goes on."""
+    flight = Flight(UUID(int=1), TEAM, b"", b"")
+    write = flight.new_write()
+    waiter = flight.join(asyncio.get_running_loop().time() + 10)
+    assert not write.is_abandoned()
+    waiter.cancel()
+    await asyncio.sleep(0)
+    assert write.is_abandoned()
+
+
 def test_flights_are_counted_by_how_long_they_have_been() -> None:
     """Each class begins with the age that names it; an empty one is shown as well."""
     flights = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,9 +10,15 @@ import pytest
 from stretto.creation.apart import APART_SECONDS_MAX
 from stretto.creation.breakers import OWNER_SECONDS_MAX, OWNERS_MAX, OwnerBreakers
 from stretto.creation.ports import Led, SettledAsFailed, Write
-from stretto.creation.suspects import SUSPECT_SECONDS, SUSPECTS_MAX, Suspects
+from stretto.creation.suspects import (
+    HANG_RATIO,
+    NEWCOMERS_APART,
+    SUSPECT_SECONDS,
+    SUSPECTS_MAX,
+    Suspects,
+)
 from stretto.domain import UserId
-from stretto.errors import Failure
+from stretto.errors import AttemptPending, Failure, Overloaded
 from stretto.observations import OwnerPaused
 from stretto.store_errors import HookEnded, HookError, Refused, Stalled, StoreError, Transient
 from support.clock import Clock
@@ -328,7 +335,133 @@ async def test_a_newcomer_beside_those_who_hang_is_tried_before_them() -> None:
     world.store.failing = {UserId(f"bad{n}"): (HANG, HANG_SECONDS) for n in range(3)}
     bad = [write(owner, n) for n, owner in enumerate(world.store.failing)]
     assert Led() == (await world.answers(*bad, write(COLD, 9)))[-1]
-    assert [[0, 1, 2, 9], [9], [2], [1], [0]] == world.leads()
+    assert [[9], [2], [1], [0]] == world.leads()
+
+
+async def test_where_ever_new_owners_hang_no_newcomer_shares_the_batch_of_those_who_are_known() -> (
+    None
+):
+    """Three who hang come with each turn, and one who does not: each batch would hang."""
+    world = World(share_of=lambda write: write.new_group.owner)
+    world.store.lead_seconds = 0.001
+    numbers = iter(range(1, 1_000_000))
+
+    def ask(owner: UserId) -> asyncio.Future[WriteResult]:
+        return world.mailbox.ask(write(owner, next(numbers)))
+
+    assert [Led()] == await world.answers(write(HOT, next(numbers)))
+    newcomers = []
+    for turn in range(20):
+        for _ in range(3):
+            owner = UserId(f"bad{len(world.store.failing)}")
+            world.store.failing[owner] = HANG, HANG_SECONDS
+            ask(owner)
+        newcomers.append(ask(UserId(f"new{turn}")))
+        known = ask(HOT)
+        world.store.calls.clear()
+        world.clock.now += 1
+        await world.writers[0].run_once()
+        assert Led() == known.result()
+        if turn:
+            assert 1 == max(map(len, world.leads()))
+    assert all(each.done() for each in newcomers[:-2])
+
+
+async def newcomers_apart() -> World:
+    """Return a world in which a newcomer has hung alone, and HOT is known."""
+    world = World()
+    world.store.lead_seconds = 0.001
+    world.breakers.note_led([HOT])
+    world.store.failing[OTHER] = HANG, HANG_SECONDS
+    await world.answers(write(OTHER, 1))
+    assert world.breakers.suspects.are_newcomers_apart
+    return world
+
+
+async def test_after_as_many_newcomers_as_a_hang_costs_they_share_batches_again() -> None:
+    """Of each only the first success counts, and of those who are known none."""
+    world = await newcomers_apart()
+    suspects = world.breakers.suspects
+    for number in range(NEWCOMERS_APART):
+        assert suspects.are_newcomers_apart
+        world.breakers.note_led([HOT, UserId(f"new{number}"), UserId("new0")])
+    assert not suspects.are_newcomers_apart
+    # One who is known to hang: its next hang says nothing new of newcomers.
+    await world.answers(write(OTHER, 2), write(COLD, 3))
+    assert not suspects.are_newcomers_apart
+    assert OTHER in suspects
+
+
+async def test_an_owner_who_is_known_has_newcomers_share_batches_though_it_hangs() -> None:
+    """It is not one of them."""
+    world = World()
+    world.store.lead_seconds = 0.001
+    await world.answers(write(HOT, 1))
+    world.store.failing[HOT] = HANG, HANG_SECONDS
+    await world.answers(write(HOT, 2), write(COLD, 3), write(OTHER, 4))
+    assert HOT in world.breakers.suspects
+    assert not world.breakers.suspects.are_newcomers_apart
+
+
+async def test_a_newcomer_whose_batch_hung_and_who_hangs_alone_is_a_newcomer_still() -> None:
+    """It became a suspect untried."""
+    world = World()
+    world.store.failing[OTHER] = HANG, HANG_SECONDS
+    world.breakers.suspects.note_untried(OTHER, HANG_SECONDS)
+    await world.answers(write(OTHER, 1))
+    assert world.breakers.suspects.are_newcomers_apart
+
+
+@pytest.mark.parametrize(
+    ("ratio", "are_apart"), [(HANG_RATIO * 2, True), (HANG_RATIO / 2, False)], ids=["long", "short"]
+)
+async def test_a_slow_success_has_newcomers_share_batches_if_the_hang_was_not_much_longer(
+    ratio: float, are_apart: bool
+) -> None:
+    """Then all are slow."""
+    world = await newcomers_apart()
+    world.breakers.suspects.note_hang(COLD, HANG, ratio, is_newcomer=True)
+    world.clock.now += 1
+    world.breakers._led_quickly_at = -1.0
+    world.breakers.note_led([HOT], 1.0)
+    assert are_apart == world.breakers.suspects.are_newcomers_apart
+
+
+async def test_newcomers_apart_keep_their_turn_before_suspects_and_after_the_known() -> None:
+    """A key that is contended is claimed as such."""
+    world = await newcomers_apart()
+    world.store.failing.clear()
+    last = write(UserId("last"), 7)
+    world.writers[0]._batches.contended.add(last.group_id)
+    asked = (write(OTHER, 4), write(COLD, 5), write(HOT, 6), last, write(UserId("new"), 8))
+    assert [Led()] * 5 == await world.answers(*asked)
+    assert [[6], [7], [8], [5], [4]] == world.leads()
+
+
+async def test_a_newcomer_who_keeps_no_other_waiting_is_led_as_any_other() -> None:
+    """Together, and not in haste where it is one request: its hook may take long."""
+    world = await newcomers_apart()
+    assert [Led()] * 2 == await world.answers(write(COLD, 2), write(COLD, 3))
+    assert [[2, 3]] == world.leads()
+
+
+async def test_suspects_whose_clients_have_left_take_no_time_of_those_who_wait() -> None:
+    """Nothing is claimed for them; what was claimed before stays pending."""
+    world = await suspected_world(HOT, OTHER, COLD)
+    world.store.failing.clear()
+    left = replace(write(HOT, 1), is_abandoned=lambda: True)
+    claimed = replace(write(OTHER, 2), is_abandoned=lambda: True, is_claimed=True)
+    answers = await world.answers(left, claimed, write(COLD, 3))
+    assert [Overloaded, AttemptPending, Led] == [type(each) for each in answers]
+    assert [("claim", [3]), ("lead", [3])] == world.store.calls
+
+
+async def test_what_is_shared_is_written_although_its_client_has_left() -> None:
+    """It costs hardly anything, and the client need not come back."""
+    world = await suspected_world(HOT)
+    left = replace(write(COLD, 1), is_abandoned=lambda: True)
+    world.breakers.note_led([COLD])
+    assert [Led(), Led()] == await world.answers(left, write(COLD, 2))
 
 
 async def test_while_more_come_who_hang_the_first_of_the_innocent_are_tried() -> None:
