@@ -125,9 +125,17 @@ async def test_reading_is_tried_again(front: Front) -> None:
     assert [] == front.script
 
 
-@pytest.mark.parametrize("document", [{"items": []}, {"groups": []}])
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"items": [], "next_cursor": None},
+        {"groups": []},
+        {"groups": None, "next_cursor": None},
+        {"groups": [], "next_cursor": 1},
+    ],
+)
 async def test_a_list_of_another_service_is_reported(
-    document: dict[str, list[str]], front: Front
+    document: dict[str, object], front: Front
 ) -> None:
     """A document that has no groups, or says nothing of the next page, at a wrong address."""
     front.script = [lambda _: web.json_response(document)]

@@ -142,10 +142,10 @@ class StrettoClient:
         params: dict[str, str | int] = {"limit": PAGE_ITEMS}
         while True:
             page = await self._read(path, params, timeout_seconds)
-            try:
-                items, cursor = page[name], page["next_cursor"]
-            except KeyError:
-                raise foreign(HTTPStatus.OK) from None
+            # The last page says that there is no next one.
+            items, cursor = page.get(name), page.get("next_cursor", False)
+            if not isinstance(items, list) or not isinstance(cursor, str | None):
+                raise foreign(HTTPStatus.OK)
             for item in items:
                 yield item
             if cursor is None:
