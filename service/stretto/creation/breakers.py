@@ -142,7 +142,7 @@ class OwnerBreakers:
             is_newcomer = proven.pop(owner, None) is None
             proven[owner] = proof
             if has_suspects:
-                self.suspects.note_led(owner, is_newcomer=is_newcomer)
+                self.suspects.note_led(owner, seconds, is_newcomer=is_newcomer)
         while len(proven) > OWNERS_MAX:
             del proven[next(iter(proven))]
 

@@ -11,7 +11,7 @@ been suspected since the last quick one, unless the hang was much longer (`HANG_
 hook may take long for all, and hang for some.
 
 Where ever new owners hang, none of them is known when its write comes. So after a newcomer has hung,
-newcomers are led alone as well, before the suspects, until many in a row have gone through.
+newcomers are led alone as well, before the suspects, until that has cost as much as a hang.
 
 Shared by the writers of a process.
 """
@@ -35,9 +35,11 @@ SUSPECT_SECONDS: Final = 60.0
 HANG_RATIO: Final = 2.0
 # As many as several batches hold; each costs some 500 bytes.
 SUSPECTS_MAX: Final = 4096
-# A hang in a batch costs 0.75 s before the batch is taken apart; a newcomer led alone costs some 3 ms
-# more than in a batch. Where fewer hang than one of so many, batches cost less.
-NEWCOMERS_APART: Final = 256
+# What a hang costs in a batch before that is taken apart (`STALL_SECONDS`). Once newcomers who are led
+# alone have cost as much since the last hang of one, batches cost less.
+NEWCOMERS_SECONDS: Final = 0.75
+# At the latest after so many.
+NEWCOMERS_MAX: Final = 256
 
 
 @dataclass(slots=True)
@@ -57,8 +59,8 @@ class Suspects:
         self._clock_seconds = clock_seconds
         self._suspects: dict[UserId, _Suspect] = {}
         """The latest at the end."""
-        self._newcomers_left = 0
-        """How many newcomers are to go through alone before they share batches again."""
+        self._newcomers_left = 0.0
+        """For how long newcomers are to go through alone before they share batches again, in seconds."""
         self._newcomer: _Suspect | None = None
         """The last newcomer that has hung alone."""
         self._age_sign = 1
@@ -81,7 +83,7 @@ class Suspects:
         known = self._suspects.pop(owner, None)
         suspect = _Suspect(self._clock_seconds(), seconds, copy_of(error))
         if is_newcomer and (known is None or known.error is None):
-            self._newcomers_left, self._newcomer = NEWCOMERS_APART, suspect
+            self._newcomers_left, self._newcomer = NEWCOMERS_SECONDS, suspect
         self._note(owner, suspect)
 
     def note_untried(self, owner: UserId, seconds: float) -> None:
@@ -101,11 +103,11 @@ class Suspects:
         """Suspect the owner no more: its write has come to an end. Idempotent."""
         self._suspects.pop(owner, None)
 
-    def note_led(self, owner: UserId, *, is_newcomer: bool) -> None:
-        """Suspect the owner no more, and newcomers less: its write has gone through."""
+    def note_led(self, owner: UserId, seconds: float, *, is_newcomer: bool) -> None:
+        """Suspect the owner no more, and newcomers less: its write has gone through in so long."""
         self.discard(owner)
-        if is_newcomer and self._newcomers_left:
-            self._newcomers_left -= 1
+        if is_newcomer:
+            self._newcomers_left -= max(seconds, NEWCOMERS_SECONDS / NEWCOMERS_MAX)
 
     def discard_since(self, time: float, seconds: float) -> None:
         """Drop suspects whose hang came after `time`, below `HANG_RATIO` times `seconds`."""
@@ -117,7 +119,7 @@ class Suspects:
         for owner in [owner for owner, each in self._suspects.items() if says_nothing(each)]:
             del self._suspects[owner]
         if self._newcomer is not None and says_nothing(self._newcomer):
-            self._newcomers_left = 0
+            self._newcomers_left = 0.0
 
     def next_age_sign(self) -> int:
         """Return -1 and 1 in turns: the youngest requests are tried first, then the oldest.

@@ -12,7 +12,8 @@ from stretto.creation.breakers import OWNER_SECONDS_MAX, OWNERS_MAX, OwnerBreake
 from stretto.creation.ports import Led, SettledAsFailed, Write
 from stretto.creation.suspects import (
     HANG_RATIO,
-    NEWCOMERS_APART,
+    NEWCOMERS_MAX,
+    NEWCOMERS_SECONDS,
     SUSPECT_SECONDS,
     SUSPECTS_MAX,
     Suspects,
@@ -378,13 +379,18 @@ async def newcomers_apart() -> World:
     return world
 
 
-async def test_after_as_many_newcomers_as_a_hang_costs_they_share_batches_again() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "count"), [(0.0, NEWCOMERS_MAX), (NEWCOMERS_SECONDS / 4, 4)], ids=["quick", "slow"]
+)
+async def test_once_newcomers_have_cost_as_much_as_a_hang_they_share_batches_again(
+    seconds: float, count: int
+) -> None:
     """Of each only the first success counts, and of those who are known none."""
     world = await newcomers_apart()
     suspects = world.breakers.suspects
-    for number in range(NEWCOMERS_APART):
+    for number in range(count):
         assert suspects.are_newcomers_apart
-        world.breakers.note_led([HOT, UserId(f"new{number}"), UserId("new0")])
+        world.breakers.note_led([HOT, UserId(f"new{number}"), UserId("new0")], seconds)
     assert not suspects.are_newcomers_apart
     # One who is known to hang: its next hang says nothing new of newcomers.
     await world.answers(write(OTHER, 2), write(COLD, 3))
