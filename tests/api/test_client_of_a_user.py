@@ -60,6 +60,16 @@ async def test_a_user_reads_what_was_created(url: str, monkeypatch: pytest.Monke
         assert ("succeeded", str(id_)) == (attempt["status"], attempt["group_id"])
 
 
+@pytest.mark.parametrize("key", ['"', '"abc"', 'a"b', "\\", ".", "..", "...", "a/../b", "%2e"])
+async def test_a_key_is_read_as_it_was_sent(key: str, url: str) -> None:
+    """One with quotes is not the one between them, and dots do not lead to another path."""
+    async with client_of(url) as client:
+        await client.create_group("Team", key="abc")
+        await client.create_group("Team", key=key)
+        attempt = await client.read_attempt(key)
+        assert str(group_id("alice", key)) == attempt["group_id"]
+
+
 async def test_what_is_not_there_is_refused_at_once(url: str) -> None:
     """With the service's code; a path in an id is no path."""
     async with client_of(url) as client:

@@ -78,7 +78,7 @@ class Intention:
         if metadata is not None:
             # Not by orjson, which writes null for a number that is none.
             document["metadata"] = orjson.Fragment(Metadata(dict(metadata)).encode())
-        return cls(str(_checked(key)), orjson.dumps(document), first_sent)
+        return cls(str(checked_key(key)), orjson.dumps(document), first_sent)
 
     def headers(self) -> dict[str, str]:
         """Return the header fields that go with the body.
@@ -86,7 +86,7 @@ class Intention:
         The key is not sent as it is: blanks at its ends would be lost, and quotes would be taken off.
         """
         headers = {
-            "Idempotency-Key": _checked(self.key).header_field(),
+            "Idempotency-Key": checked_key(self.key).header_field(),
             "Content-Type": "application/json",
         }
         if self.first_sent is not None:
@@ -95,7 +95,7 @@ class Intention:
 
     def group_id(self, owner_id: str) -> UUID:
         """Return the id that the owner's group will have: the token's `sub` says who that is."""
-        return group_id(UserId(owner_id), _checked(self.key))
+        return group_id(UserId(owner_id), checked_key(self.key))
 
 
 class Intentions:
@@ -208,7 +208,8 @@ def _flush(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _checked(key: str) -> IdempotencyKey:
+def checked_key(key: str) -> IdempotencyKey:
+    """Return the key; raises `ClientError` for one that the service refuses."""
     try:
         return IdempotencyKey(key)
     except KeyInvalid as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from stretto.client.calls import Calls
-from stretto.client.intentions import Intention
+from stretto.client.intentions import Intention, checked_key
 from stretto.client.replies import foreign, read_answer, read_document
 from stretto.client.sessions import SILENCE_SECONDS, Session
 
@@ -102,7 +102,10 @@ class StrettoClient:
         self, key: str, *, timeout_seconds: float = CALL_SECONDS
     ) -> dict[str, Any]:
         """Return what has become of a key of the user as the API's document `Attempt`."""
-        return await self._read(f"attempts/{_segment(key)}", {}, timeout_seconds)
+        field = checked_key(key).header_field()
+        # As it is, such a segment would lead to another path.
+        segment = f'"{field}"' if field in {".", ".."} else field
+        return await self._read(f"attempts/{_segment(segment)}", {}, timeout_seconds)
 
     def groups(self, *, timeout_seconds: float = CALL_SECONDS) -> AsyncIterator[dict[str, Any]]:
         """Yield the user's groups, the newest first, as documents `Group`; each page has its time."""

@@ -84,11 +84,10 @@ class ContractRunner(web.AppRunner):
                 message = _UNREADABLE
             elif message.url.raw_path.count("/") > SEGMENTS_MAX:
                 message = message._replace(url=_NOWHERE)
-            try:
-                return make_request(message, body, client, *others)
-            except ValueError:
-                # The host cannot be decoded as a name. The error would end aiohttp's task.
-                return make_request(_UNREADABLE, body, client, *others)
+            elif message.url.absolute:
+                # aiohttp would decode the host as a name, before any turn: 8 KiB of it take 40 ms.
+                message = message._replace(url=message.url.relative())
+            return make_request(message, body, client, *others)
 
         async def answer(request: BaseRequest) -> web.StreamResponse:
             client = request.protocol
