@@ -279,6 +279,18 @@ async def test_a_pool_that_is_not_open_is_refused(
             pass
 
 
+async def test_a_pool_of_another_loop_is_refused(database_url: str) -> None:
+    """Such as one that was opened before the host's server: its connections answer in that loop."""
+
+    async def opened() -> asyncpg.Pool[asyncpg.Record]:
+        return await asyncpg.create_pool(database_url, min_size=0)
+
+    pool = await asyncio.to_thread(lambda: asyncio.run(opened()))
+    with pytest.raises(stretto.ConfigurationError, match="belongs to another event loop: open it"):
+        async with stretto.open_component(pool=pool):
+            pass
+
+
 async def _set_codec(connection: Connection) -> None:
     await connection.set_type_codec(
         "uuid", schema="pg_catalog", encoder=str, decoder=str, format="text"

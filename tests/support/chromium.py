@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from playwright.async_api import async_playwright
+from playwright.async_api import async_playwright, expect
 
 from stretto.http.front.serving import serving
 from support.programs import find_program
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from playwright.async_api import Browser
+
+# On a machine whose processors others have, two answers took longer than the usual 5 s.
+expect.set_options(timeout=30_000)
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ the first request, with an error that names none of these causes.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -80,6 +81,11 @@ def require_pool(pool: Any, writers: int) -> None:
     opened: Pool = pool
     if opened.is_closing():
         message = "the pool is closed; open it before stretto starts, and close it afterwards"
+        raise ConfigurationError(message)
+    # asyncpg would read its connections in two loops: with two threads, that ends the process.
+    running = asyncio.get_running_loop()
+    if getattr(opened, "_loop", running) is not running:
+        message = "the pool belongs to another event loop: open it in the one that stretto runs in"
         raise ConfigurationError(message)
     needed = writers + POOL_SPARE_MIN
     if opened.get_max_size() < needed:

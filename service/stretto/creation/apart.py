@@ -158,7 +158,7 @@ class OneByOne:
         sign = suspects.next_age_sign() if self._are_suspects else -1 if suspects else 0
         for request in self._batch:
             owner, age = request.message.new_group.owner, sign * age_order(request)
-            standing = suspects.error_of(owner) is not None, not self._breakers.is_quick(owner)
+            standing = suspects.error_of(owner) is not None, not self._breakers.proofs.is_quick(owner)
             order.append((*standing, ranks[owner], age, request))
             ranks[owner] += 1
         order.sort(key=lambda each: each[:4])
@@ -167,13 +167,17 @@ class OneByOne:
     def _is_late(self, started: float, left: Sequence[WriteRequest]) -> bool:
         """Whether the requests that are left must make room for others that wait."""
         seconds = self._breakers.clock_seconds() - started
-        # After one hang of a suspect, a newcomer need not wait for the next one.
-        has_hung = self._are_suspects and seconds >= OWNER_SECONDS_MAX
-        if has_hung and self._mailbox.has_besides(self._breakers.suspects):
-            return True
+        suspects, mailbox = self._breakers.suspects, self._mailbox
+        if self._are_suspects and seconds >= OWNER_SECONDS_MAX:
+            # After one hang of a suspect, a newcomer need not wait for the next one. While newcomers
+            # are led alone and none hangs, only who is known need not.
+            are_alike = suspects.are_newcomers_apart and not self._hang_seconds
+            is_known = self._breakers.proofs.is_known
+            if mailbox.has_any(is_known) if are_alike else mailbox.has_besides(suspects):
+                return True
         if seconds < APART_SECONDS_MAX:
             return False
-        return len(self._mailbox) > 0 or has_several_owners(left)
+        return len(mailbox) > 0 or has_several_owners(left)
 
     def _note_success(self, request: WriteRequest, seconds: float) -> None:
         owner = request.message.new_group.owner
@@ -206,7 +210,7 @@ class OneByOne:
         failing.count += 1
         if note_hang(self._breakers, request.message, error, seconds):
             self._hang_seconds = max(self._hang_seconds, seconds)
-        self._breakers.forget_proof(owner)
+        self._breakers.proofs.forget(owner)
 
     def _fail_failing(
         self, left: list[WriteRequest], together_seconds: float
@@ -228,7 +232,7 @@ class OneByOne:
                 request.fail(error)
                 continue
             rest.append(request)
-            is_proven = self._breakers.is_proven(owner)
+            is_proven = self._breakers.proofs.is_proven(owner)
             if hang_seconds := alone_seconds or (0.0 if is_proven else together_seconds):
                 suspects.note_untried(owner, hang_seconds)
         return rest

@@ -56,7 +56,7 @@ def note_hang(breakers: OwnerBreakers, write: Write, error: StoreError, seconds:
     is_hang = seconds >= OWNER_SECONDS_MAX and _may_be_own(error)
     if is_hang:
         owner = write.new_group.owner
-        is_newcomer = not breakers.is_proven(owner)
+        is_newcomer = not breakers.proofs.is_known(owner)
         breakers.suspects.note_hang(owner, error, seconds, is_newcomer=is_newcomer)
     return is_hang
 

@@ -20,10 +20,10 @@ import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from stretto.creation.probes import ProbeTurns, Standing
+from stretto.creation.proofs import QUICK_SECONDS, Proofs
 from stretto.creation.suspects import Suspects, copy_of
 from stretto.observations import Observer, OwnerPaused, OwnerResumed
 from stretto.runtime.backoff import Backoff
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # What one owner's failures may cost the batches of others at once: less than one hasty lock
 # time-out, more than a few errors that the server gives at once.
-OWNER_SECONDS_MAX: Final = 0.2
+OWNER_SECONDS_MAX: Final = QUICK_SECONDS
 # A pause lasts so many times what it follows has cost: the rest of the time is left for the others.
 PAUSE_RATIO: Final = 10.0
 # Between probes that fail. A client that was asked to wait half a minute still has its user.
@@ -96,8 +96,7 @@ class OwnerBreakers:
         """What failures have cost and is not forgiven yet, in seconds, and the time of that sum."""
         self._turns = ProbeTurns(clock_seconds)
         self._led_at = self._led_quickly_at = -math.inf
-        self._proven: dict[UserId, tuple[float, float]] = {}
-        """Owners whose last write has gone through, when, and in which time; the latest at the end."""
+        self.proofs = Proofs(clock_seconds)
         self._refused: dict[UserId, float] = {}
         """When a write of the owner was last refused; the latest at the end."""
         self.are_many_refused = False
@@ -137,26 +136,11 @@ class OwnerBreakers:
             self._led_quickly_at = now
         elif self.suspects:
             self.suspects.discard_since(self._led_quickly_at, seconds)
-        proven, has_suspects, proof = self._proven, bool(self.suspects), (now, seconds)
+        has_suspects, proofs = bool(self.suspects), self.proofs
         for owner in owners:
-            is_newcomer = proven.pop(owner, None) is None
-            proven[owner] = proof
+            proofs.note(owner, seconds)
             if has_suspects:
-                self.suspects.note_led(owner, seconds, is_newcomer=is_newcomer)
-        while len(proven) > OWNERS_MAX:
-            del proven[next(iter(proven))]
-
-    def is_proven(self, owner: UserId) -> bool:
-        """Whether a write of the owner went through lately, and none has failed alone since."""
-        return owner in self._proven
-
-    def is_quick(self, owner: UserId) -> bool:
-        """Whether the owner is proven, by a write that took no longer than others can bear."""
-        return self._proven.get(owner, (0.0, math.inf))[1] < OWNER_SECONDS_MAX
-
-    def forget_proof(self, owner: UserId) -> None:
-        """Note that a write of the owner has failed alone."""
-        self._proven.pop(owner, None)
+                self.suspects.note_led(owner, seconds, is_newcomer=not proofs.is_known(owner))
 
     def note_refused(self, owner: UserId) -> None:
         """Note that a write of the owner was refused, such as by the hook's veto."""
@@ -173,11 +157,6 @@ class OwnerBreakers:
     def has_led_since(self, started: float) -> bool:
         """Whether a write of any writer has gone through since then."""
         return self._led_at > started
-
-    def quickest_since_besides(self, started: float, owner: UserId) -> float:
-        """Return how long the quickest write of another owner took since then; infinite if none."""
-        since = takewhile(lambda each: each[1][0] > started, reversed(self._proven.items()))
-        return min((seconds for other, (_, seconds) in since if other != owner), default=math.inf)
 
     def error_of(self, owner: UserId) -> StoreError:
         """Return the error that answers a paused owner; it says how long to wait."""
@@ -248,7 +227,7 @@ class OwnerBreakers:
 
     def close(self, owner: UserId) -> None:
         """End the pause: the owner shares batches again."""
-        self.suspects.discard(owner)
+        self.suspects.clear(owner)
         if self._open.pop(owner, None) is not None:
             self._observe(OwnerResumed())
 

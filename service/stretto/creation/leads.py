@@ -126,7 +126,7 @@ class LeadWriter:
         note_hang(self._breakers, write, error, seconds)
         if len(self._mailbox) and is_own(error, started, self._breakers):
             self._breakers.charge(write, seconds, error)
-            self._breakers.forget_proof(write.new_group.owner)
+            self._breakers.proofs.forget(write.new_group.owner)
 
     def _charge_slow(self, write: Write, started: float) -> None:
         """Charge the owner of a request that was led alone, if it took long and others waited.
@@ -137,7 +137,7 @@ class LeadWriter:
         seconds, owner = self._breakers.clock_seconds() - started, write.new_group.owner
         if seconds < OWNER_SECONDS_MAX or not len(self._mailbox):
             return
-        if seconds >= SLOW_RATIO * self._breakers.quickest_since_besides(started, owner):
+        if seconds >= SLOW_RATIO * self._breakers.proofs.quickest_since_besides(started, owner):
             self._breakers.charge(write, seconds, slow())
 
     def answered(self, batch: Sequence[WriteRequest], led: set[UUID], started: float) -> int:
@@ -281,7 +281,7 @@ class LeadWriter:
             is_failed = await self._store.fail(request.message, refused.failure)
         owner = request.message.new_group.owner
         # The write has come as far as one that goes through.
-        self._breakers.suspects.discard(owner)
+        self._breakers.suspects.clear(owner)
         self._breakers.note_refused(owner)
         request.answer(SettledAsFailed(refused.failure, refused.is_veto) if is_failed else NotLed())
 

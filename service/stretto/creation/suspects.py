@@ -6,7 +6,8 @@ through, no hang is charged (`apart.py`), so no owner is paused, and the hangs b
 
 An owner becomes a suspect when its write has hung alone, or was in a batch that hung and had no time
 to be tried alone. It stays one until a write of it goes through or is refused, or for
-`SUSPECT_SECONDS`. Where all writes are slow, no hang says anything: so a slow success ends what has
+`SUSPECT_SECONDS`. One that has hung alone stays one for so long even so, as its hook may hang for some
+of its groups; but it comes before the others. Where all writes are slow, no hang says anything: so a slow success ends what has
 been suspected since the last quick one, unless the hang was much longer (`HANG_RATIO`). The host's
 hook may take long for all, and hang for some.
 
@@ -49,7 +50,9 @@ class _Suspect:
     seconds: float
     """How long that has hung."""
     error: StoreError | None
-    """That its write has met alone; None if it was not tried since its batch hung."""
+    """That its last write has met alone; None if that has gone through, or was not tried."""
+    has_hung: bool = False
+    """Whether a write has hung alone."""
 
 
 class Suspects:
@@ -81,8 +84,8 @@ class Suspects:
     ) -> None:
         """Suspect an owner whose write has hung alone for so long, with this error."""
         known = self._suspects.pop(owner, None)
-        suspect = _Suspect(self._clock_seconds(), seconds, copy_of(error))
-        if is_newcomer and (known is None or known.error is None):
+        suspect = _Suspect(self._clock_seconds(), seconds, copy_of(error), has_hung=True)
+        if is_newcomer and (known is None or not known.has_hung):
             self._newcomers_left, self._newcomer = NEWCOMERS_SECONDS, suspect
         self._note(owner, suspect)
 
@@ -100,12 +103,22 @@ class Suspects:
         return None if suspect is None or suspect.error is None else copy_of(suspect.error)
 
     def discard(self, owner: UserId) -> None:
-        """Suspect the owner no more: its write has come to an end. Idempotent."""
+        """Suspect the owner no more. Idempotent."""
         self._suspects.pop(owner, None)
 
+    def clear(self, owner: UserId) -> None:
+        """Suspect the owner no more, or less: its write has come to an end. Idempotent."""
+        suspect = self._suspects.get(owner)
+        if suspect is None:
+            return
+        if suspect.has_hung:
+            suspect.error = None
+        else:
+            del self._suspects[owner]
+
     def note_led(self, owner: UserId, seconds: float, *, is_newcomer: bool) -> None:
-        """Suspect the owner no more, and newcomers less: its write has gone through in so long."""
-        self.discard(owner)
+        """Suspect the owner, and newcomers, less: its write has gone through in so long."""
+        self.clear(owner)
         if is_newcomer:
             self._newcomers_left -= max(seconds, NEWCOMERS_SECONDS / NEWCOMERS_MAX)
 

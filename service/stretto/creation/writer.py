@@ -169,7 +169,7 @@ class GroupWriter(Actor):
 
     async def _write(self, batch: Sequence[WriteRequest]) -> int:
         """Write most together, then what is led apart, and probes; return how many led."""
-        suspects = self._breakers.suspects
+        suspects, proofs = self._breakers.suspects, self._breakers.proofs
         if not self._breakers and not suspects and not self._batches.contended:
             return await self._batches.write(batch)
         self._breakers.drop_stale()
@@ -185,7 +185,7 @@ class GroupWriter(Actor):
                 elif request.message.group_id in self._batches.contended:
                     contended.append(request)
                 else:
-                    is_shared = not suspects.are_newcomers_apart or self._breakers.is_proven(owner)
+                    is_shared = not suspects.are_newcomers_apart or proofs.is_known(owner)
                     (shared if is_shared else newcomers).append(request)
             elif owner in paused:
                 paused[owner].append(request)

@@ -5,7 +5,8 @@ again for each of that owner's requests. So it is ended early where others wait,
 stalls (`stalls.py`). While no other waits, it has nearly all of the write's time.
 
 A hook that is slow for all must not be ended for that. So it may take several times as long as those
-before it for one request (`TimesAlone`). After it was ended too often without a success in between,
+before it for one request (`TimesAlone`). An owner whose hook was ended early when alone has the time of
+a batch once more: it may be slower than that of others, and hang no more than theirs. After it was ended too often without a success in between,
 one request that is led alone has all of the time. If the hook comes to its end, it was slow for all.
 If not, it hangs, and only the next series of ends earns another such trial: a flood of hangs costs
 one long wait for each.
@@ -64,8 +65,9 @@ class HookPatience:
             self._ended = 0
             patience = seconds_max
         else:
+            is_short = is_apart and not self._times.has_chance(owners[0])
             least, ratio = (
-                (ALONE_SECONDS, ALONE_RATIO) if is_apart else (STALL_SECONDS, STALL_RATIO)
+                (ALONE_SECONDS, ALONE_RATIO) if is_short else (STALL_SECONDS, STALL_RATIO)
             )
             patience = self._times.patience(owners, least, seconds_max, ratio)
         until = patience
@@ -74,8 +76,10 @@ class HookPatience:
                 return seconds_max
             if keeps_waiting or self._others_wait():
                 self._ended += 1
+                if is_apart:
+                    self._times.note_ended(owners[0])
                 return until
             until = min(seconds_max, until + LOOK_SECONDS)
-        self._times.note(owners, clock_seconds() - began)
+        self._times.note(owners, clock_seconds() - began, ALONE_SECONDS)
         self._ended = 0
         return seconds_max

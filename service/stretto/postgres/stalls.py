@@ -14,6 +14,7 @@ write succeeds all the same while it is asked, its outcome counts as unknown.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from contextlib import asynccontextmanager
 from statistics import median_low
@@ -43,6 +44,8 @@ STALL_SECONDS: Final = 0.75
 STALL_RATIO: Final = 5.0
 # Of whom the times are kept: enough for a median that one or two of them do not move.
 OWNERS_MAX: Final = 8
+# Who were ended early and are remembered; each costs some 200 bytes.
+ENDED_OWNERS_MAX: Final = 4096
 # While no other request waits. It leaves the server's answer the rest of the write's time. Without
 # an end, the server's process would go on after our connection was cut.
 PATIENCE_SECONDS: Final = WRITE_SECONDS - 1
@@ -61,6 +64,18 @@ class TimesAlone:
     def __init__(self) -> None:
         self._seconds: dict[UserId, float] = {}
         """The latest at the end."""
+        self._chances: dict[UserId, bool] = {}
+        """Owners who were ended early, and whether they may take longer the next time."""
+
+    def has_chance(self, owner: UserId) -> bool:
+        """Whether the owner was ended early when last alone, and may take as long as a batch now."""
+        return self._chances.get(owner, False)
+
+    def note_ended(self, owner: UserId) -> None:
+        """Take down that one of this owner was ended alone: after the first time it has a chance."""
+        self._chances[owner] = owner not in self._chances
+        if len(self._chances) > ENDED_OWNERS_MAX:
+            del self._chances[next(iter(self._chances))]
 
     def patience(
         self, owners: Sequence[UserId], least_seconds: float, most_seconds: float, ratio: float
@@ -77,10 +92,15 @@ class TimesAlone:
         seconds = max(ratio, len(owners)) * usual_seconds
         return min(most_seconds, max(least_seconds, seconds))
 
-    def note(self, owners: Sequence[UserId], seconds: float) -> None:
-        """Take down how long one has taken that has succeeded."""
+    def note(
+        self, owners: Sequence[UserId], seconds: float, short_seconds: float = math.inf
+    ) -> None:
+        """Take down how long one has taken that has succeeded; from `short_seconds` on that was long."""
         times = self._seconds
         if len(owners) == 1:
+            if self._chances.pop(owners[0], None) is not None and seconds >= short_seconds:
+                # It may need as long again.
+                self._chances[owners[0]] = True
             times.pop(owners[0], None)
             times[owners[0]] = seconds
             if len(times) > OWNERS_MAX:

@@ -19,6 +19,7 @@ from stretto.creation.breakers import (
 )
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write
 from stretto.creation.probes import PROBE_RATIO
+from stretto.creation.suspects import SUSPECT_SECONDS
 from stretto.domain import UserId
 from stretto.errors import AttemptPending, Failure, Overloaded, StrettoError
 from stretto.observations import Observation, OwnerPaused, OwnerResumed
@@ -416,7 +417,7 @@ async def test_the_pause_after_a_passing_conflict_stays_short(
 
 
 async def test_a_probe_that_goes_through_ends_the_pause() -> None:
-    """The others of its batch follow together, and the next batch is shared."""
+    """The others of its batch follow together. Batches are shared once its hang is long ago."""
     world = await paused_world(HookError("hang"))
     world.store.failing.clear()
     world.clock.now += PAUSE_RATIO * HANG_SECONDS
@@ -425,7 +426,10 @@ async def test_a_probe_that_goes_through_ends_the_pause() -> None:
     assert [[4], [1], [2, 3]] == world.leads()
     assert [OwnerPaused, OwnerResumed] == world.pauses()
     await world.answers(write(HOT, 5), write(COLD, 6))
-    assert [[5, 6]] == world.leads()
+    assert [[6], [5]] == world.leads()
+    world.clock.now += SUSPECT_SECONDS
+    await world.answers(write(HOT, 7), write(COLD, 8))
+    assert [[7, 8]] == world.leads()
 
 
 async def test_a_veto_ends_the_pause_as_a_success_does() -> None:

@@ -10,6 +10,7 @@ import pytest
 from stretto.creation.apart import APART_SECONDS_MAX
 from stretto.creation.breakers import OWNER_SECONDS_MAX, OWNERS_MAX, OwnerBreakers
 from stretto.creation.ports import Led, SettledAsFailed, Write
+from stretto.creation.proofs import KNOWN_SECONDS
 from stretto.creation.suspects import (
     HANG_RATIO,
     NEWCOMERS_MAX,
@@ -85,7 +86,7 @@ async def test_a_newcomer_is_led_in_the_next_batches_where_many_owners_hang(
 async def test_what_had_no_time_in_a_batch_that_hung_is_tried_apart_from_newcomers(
     error: StoreError,
 ) -> None:
-    """It stays claimed, is tried alone, and shares the batches again once it has gone through."""
+    """It stays claimed, is tried alone, and is no suspect once it has gone through."""
     world = hanging_world(5, error)
     hanging = [write(owner, n) for n, owner in enumerate(world.store.failing)]
     innocent = [world.mailbox.ask(each) for each in (*hanging, write(COLD, 10), write(OTHER, 11))]
@@ -97,9 +98,7 @@ async def test_what_had_no_time_in_a_batch_that_hung_is_tried_apart_from_newcome
     assert [Led()] * 3 == [each.result() for each in (newcomer, *innocent[-2:])]
     assert [("claim", [20]), ("lead", [20])] == world.store.calls[:2]
     assert sorted([[4], [10], [11]]) == sorted(world.leads()[1:])
-    world.store.calls.clear()
-    assert [Led()] * 2 == await world.answers(write(COLD, 30), write(HOT, 31))
-    assert [[30, 31]] == world.leads()
+    assert not {COLD, OTHER, HOT} & {*world.breakers.suspects._suspects}
 
 
 async def test_an_owner_whose_writes_go_through_slowly_takes_turns_with_newcomers() -> None:
@@ -177,7 +176,7 @@ async def test_a_suspect_who_keeps_no_other_waiting_is_led_as_any_other() -> Non
     world.store.failing.clear()
     assert [Led()] * 2 == await world.answers(write(HOT, 1), write(HOT, 2))
     assert [[1, 2]] == world.leads()
-    assert not world.breakers.suspects
+    assert world.breakers.suspects.error_of(HOT) is None
 
 
 @pytest.mark.parametrize("owners", [(HOT,), (HOT, OTHER)], ids=["HOT", "HOT-OTHER"])
@@ -188,7 +187,7 @@ async def test_a_veto_clears_a_suspect(owners: tuple[UserId, ...]) -> None:
     world.store.failing = dict.fromkeys(owners, (Refused(failure), 0.0))
     answers = await world.answers(*(write(owner, n) for n, owner in enumerate(owners)))
     assert [SettledAsFailed(failure)] * len(owners) == answers
-    assert not world.breakers.suspects
+    assert {None} == {world.breakers.suspects.error_of(owner) for owner in owners}
 
 
 async def test_an_attempt_of_another_shows_nothing_of_those_that_hang() -> None:
@@ -266,8 +265,9 @@ def test_a_slow_success_ends_what_was_suspected_since_the_last_quick_one() -> No
     breakers.note_led([COLD], OWNER_SECONDS_MAX)
     assert HOT in breakers.suspects
     assert OTHER not in breakers.suspects
+    assert breakers.suspects.error_of(HOT) is not None
     breakers.note_led([HOT])
-    assert not breakers.suspects
+    assert breakers.suspects.error_of(HOT) is None
 
 
 def test_an_owner_whose_pause_is_forgotten_is_a_suspect() -> None:
@@ -370,9 +370,10 @@ async def test_where_ever_new_owners_hang_no_newcomer_shares_the_batch_of_those_
 
 async def newcomers_apart() -> World:
     """Return a world in which a newcomer has hung alone, and HOT is known."""
-    world = World()
+    world = World(share_of=lambda write: write.new_group.owner)
     world.store.lead_seconds = 0.001
     world.breakers.note_led([HOT])
+    world.clock.now += KNOWN_SECONDS
     world.store.failing[OTHER] = HANG, HANG_SECONDS
     await world.answers(write(OTHER, 1))
     assert world.breakers.suspects.are_newcomers_apart
@@ -385,12 +386,12 @@ async def newcomers_apart() -> World:
 async def test_once_newcomers_have_cost_as_much_as_a_hang_they_share_batches_again(
     seconds: float, count: int
 ) -> None:
-    """Of each only the first success counts, and of those who are known none."""
+    """The successes of those who are known cost nothing."""
     world = await newcomers_apart()
     suspects = world.breakers.suspects
     for number in range(count):
         assert suspects.are_newcomers_apart
-        world.breakers.note_led([HOT, UserId(f"new{number}"), UserId("new0")], seconds)
+        world.breakers.note_led([HOT, UserId(f"new{number}")], seconds)
     assert not suspects.are_newcomers_apart
     # One who is known to hang: its next hang says nothing new of newcomers.
     await world.answers(write(OTHER, 2), write(COLD, 3))
@@ -398,15 +399,50 @@ async def test_once_newcomers_have_cost_as_much_as_a_hang_they_share_batches_aga
     assert OTHER in suspects
 
 
-async def test_an_owner_who_is_known_has_newcomers_share_batches_though_it_hangs() -> None:
-    """It is not one of them."""
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_an_owner_who_is_known_has_newcomers_share_batches_though_it_hangs(
+    is_known: bool,
+) -> None:
+    """It is not one of them. One whose first write has just gone through may be."""
     world = World()
     world.store.lead_seconds = 0.001
     await world.answers(write(HOT, 1))
+    world.clock.now += KNOWN_SECONDS - (0.0 if is_known else 1.0)
     world.store.failing[HOT] = HANG, HANG_SECONDS
     await world.answers(write(HOT, 2), write(COLD, 3), write(OTHER, 4))
     assert HOT in world.breakers.suspects
-    assert not world.breakers.suspects.are_newcomers_apart
+    assert is_known != world.breakers.suspects.are_newcomers_apart
+
+
+async def test_an_owner_who_has_hung_stays_apart_though_its_next_write_goes_through() -> None:
+    """Its hook may hang for some of its groups. It is tried before those who hang, and for a time."""
+    world = await suspected_world(HOT, OTHER)
+    world.clock.now += 1
+    del world.store.failing[HOT]
+    await world.answers(write(HOT, 1), write(COLD, 2))
+    await world.answers(write(OTHER, 3), write(HOT, 4), write(COLD, 5))
+    assert [[5], [4], [3]] == world.leads()
+    world.clock.now += SUSPECT_SECONDS - 1
+    world.breakers.suspects._newcomers_left = 0
+    await world.answers(write(HOT, 6), write(COLD, 7))
+    assert [[6, 7]] == world.leads()
+
+
+async def test_where_newcomers_are_alone_and_none_hangs_only_who_is_known_has_them_wait() -> None:
+    """Else each of their batches would end after a part of it."""
+    world = await newcomers_apart()
+    world.store.failing.clear()
+    world.store.lead_seconds = OWNER_SECONDS_MAX / 4 + 0.001
+    world.writers[0]._batch_max = 8
+    for waiting, count in ((UserId("last"), 8), (HOT, 4)):
+        world.breakers.suspects._newcomers_left = 10.0
+        numbers = range(10 * count, 10 * count + 8)
+        asked = [world.mailbox.ask(write(UserId(f"new{n}"), n)) for n in numbers]
+        last = world.mailbox.ask(write(waiting, 10 * count + 9))
+        await world.writers[0].run_once()
+        assert count == sum(each.done() for each in asked)
+        while not all(each.done() for each in (*asked, last)):
+            await world.writers[0].run_once()
 
 
 async def test_a_newcomer_whose_batch_hung_and_who_hangs_alone_is_a_newcomer_still() -> None:

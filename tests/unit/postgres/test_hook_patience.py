@@ -13,7 +13,7 @@ from stretto.creation.suspects import HANG_RATIO
 from stretto.domain import UserId
 from stretto.postgres import hook_patience
 from stretto.postgres.hook_patience import ALONE_RATIO, ENDED_MAX, HookPatience
-from stretto.postgres.stalls import TimesAlone
+from stretto.postgres.stalls import ENDED_OWNERS_MAX, TimesAlone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -113,13 +113,41 @@ async def test_a_request_alone_has_less_of_that_time_and_enough_to_tell_a_hang()
 async def test_a_hook_that_is_ended_again_and_again_counts_as_slow_for_all() -> None:
     """Without a success in between; one success ends that."""
     patience = HookPatience(lambda: False, TimesAlone())
-    for _ in range(ENDED_MAX):
-        assert (ALONE_SECONDS, False) == await waited(patience, ALICE)
+    for number in range(ENDED_MAX):
+        assert (ALONE_SECONDS, False) == await waited(patience, UserId(f"bad{number}"))
     assert (MAX_SECONDS, True) == await waited(patience, BOB, seconds=0.02)
     await waited(patience, ALICE, seconds=0)
-    for _ in range(ENDED_MAX):
-        await waited(patience, ALICE)
+    for number in range(ENDED_MAX):
+        await waited(patience, UserId(f"bad{number}"))
     assert (MAX_SECONDS, False) == await waited(patience, ALICE)
+
+
+@without_waiting
+async def test_an_owner_whose_hook_was_ended_early_has_the_time_of_a_batch_once_more() -> None:
+    """It may be slower than others', and needs that time again; one that hangs has no third."""
+    times = TimesAlone()
+    patience = HookPatience(lambda: False, times)
+    longest = [(await waited(patience, ALICE))[0] for _ in range(4)]
+    assert [ALONE_SECONDS, STALL_SECONDS, ALONE_SECONDS, ALONE_SECONDS] == longest
+    assert (ALONE_SECONDS, False) == await waited(patience, BOB)
+    for _ in range(3):
+        times._seconds.clear()
+        # Of another writer, which shares the times.
+        other = HookPatience(lambda: False, times)
+        assert (MAX_SECONDS, True) == await waited(other, BOB, seconds=STALL_SECONDS * 0.9)
+    await waited(patience, BOB, seconds=0)
+    times._seconds.clear()
+    assert (ALONE_SECONDS, False) == await waited(patience, BOB)
+
+
+def test_who_was_ended_is_remembered_in_a_bounded_number() -> None:
+    """The oldest is forgotten."""
+    times = TimesAlone()
+    for number in range(ENDED_OWNERS_MAX + 1):
+        times.note_ended(UserId(f"bad{number}"))
+    assert not times.has_chance(UserId("bad0"))
+    assert times.has_chance(UserId("bad1"))
+    assert ENDED_OWNERS_MAX == len(times._chances)
 
 
 @without_waiting

@@ -1,0 +1,76 @@
+"""Proofs: owners whose writes have gone through, since when, and in which time.
+
+An owner is proven by its last write, and known if the first one was some time ago. In between it is a
+newcomer: one whose first write goes through may hang with the next, and thousands such may come.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stretto.domain import UserId
+
+# A newcomer is known after so long.
+KNOWN_SECONDS: Final = 60.0
+# What others can bear of one write.
+QUICK_SECONDS: Final = 0.2
+# As many as several batches hold; each costs some 300 bytes.
+PROOFS_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """Of one owner."""
+
+    since: float
+    """When a write of it first went through; none has failed alone since."""
+    at: float
+    """When one last did."""
+    seconds: float
+    """How long that took."""
+
+
+class Proofs:
+    """Owners, in a bounded number."""
+
+    def __init__(self, clock_seconds: Callable[[], float]) -> None:
+        self._clock_seconds = clock_seconds
+        self._proofs: dict[UserId, _Proof] = {}
+        """The latest at the end."""
+
+    def note(self, owner: UserId, seconds: float) -> None:
+        """Note that a write of the owner has gone through, in so many seconds."""
+        now, known = self._clock_seconds(), self._proofs.pop(owner, None)
+        self._proofs[owner] = _Proof(now if known is None else known.since, now, seconds)
+        if len(self._proofs) > PROOFS_MAX:
+            del self._proofs[next(iter(self._proofs))]
+
+    def forget(self, owner: UserId) -> None:
+        """Note that a write of the owner has failed alone. Idempotent."""
+        self._proofs.pop(owner, None)
+
+    def is_proven(self, owner: UserId) -> bool:
+        """Whether a write of the owner went through lately, and none has failed alone since."""
+        return owner in self._proofs
+
+    def is_known(self, owner: UserId) -> bool:
+        """Whether the owner has been proven for some time."""
+        proof = self._proofs.get(owner)
+        return proof is not None and self._clock_seconds() - proof.since >= KNOWN_SECONDS
+
+    def is_quick(self, owner: UserId) -> bool:
+        """Whether the owner is proven, by a write that took no longer than others can bear."""
+        proof = self._proofs.get(owner)
+        return proof is not None and proof.seconds < QUICK_SECONDS
+
+    def quickest_since_besides(self, started: float, owner: UserId) -> float:
+        """Return how long the quickest write of another owner took since then; infinite if none."""
+        since = takewhile(lambda each: each[1].at > started, reversed(self._proofs.items()))
+        seconds = (proof.seconds for other, proof in since if other != owner)
+        return min(seconds, default=math.inf)
