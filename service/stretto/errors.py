@@ -287,8 +287,7 @@ class AuthorizeFailed(StrettoError):
 class GroupRejected(Picklable, Exception):
     """Raised by a host's `authorize` or `on_create`: this group must not be created.
 
-    The client gets the given code (1 to 64 characters) and detail. Before the claim nothing else
-    happens; in `on_create` the attempt then fails for good.
+    The client gets code (1 to 64 characters) and detail. In `on_create` the attempt fails for good.
     """
 
     def __init__(self, code: str, detail: str) -> None:

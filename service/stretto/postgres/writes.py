@@ -240,8 +240,7 @@ class PostgresWriteStore:
             if isinstance(error, DRIVER_ERRORS):
                 raise Unreachable(in_words(error)) from error
             raise
-        self._connection = connection
-        self.is_cut_off = False
+        self._connection, self.is_cut_off = connection, False
         connection.add_termination_listener(self._report_loss)
         if self._server not in (None, server):
             self._on_lost()

@@ -40,7 +40,7 @@ CRASHES_MAX: Final = 3
 # again.
 STABLE_SECONDS: Final = 30.0
 # Cancellations from outside in a row: without a completed turn in between, and each less than
-# `STABLE_SECONDS` after the one before. A host that cancels a task again and again wants its end, and waits for it.
+# `STABLE_SECONDS` after the one before. A host that cancels again and again waits for the end.
 CANCELLATIONS_MAX: Final = 3
 
 
@@ -85,8 +85,7 @@ class Run:
         """Whether the actor runs: it is in a turn or rests, and not in a loop of crashes."""
         if self._crashes < CRASHES_MAX:
             return self._is_running
-        is_stable = self._clock_seconds() - self._crashed_at >= STABLE_SECONDS
-        return self._is_running and is_stable
+        return self._is_running and self._clock_seconds() - self._crashed_at >= STABLE_SECONDS
 
     async def turns(self, cancelled: BaseException | None = None) -> None:
         """Take turn after turn until the actor is stopped, or the task is cancelled."""
@@ -130,19 +129,14 @@ class Run:
                 await actor.close()
 
     def resume(self, error: asyncio.CancelledError) -> bool:
-        """Whether another task of this run goes on after a cancellation."""
-        return self._may_resume() and self._resume(self, error)
-
-    def _may_resume(self) -> bool:
-        """Whether a cancellation is from outside, and is not repeated again and again."""
+        """Whether another task of this run goes on: after a cancellation from outside, not many."""
         if self.actor.is_stopping:
             return False
         now = self._clock_seconds()
         if now - self._cancelled_at >= STABLE_SECONDS:
             self._cancellations = 0
-        self._cancellations += 1
-        self._cancelled_at = now
-        return self._cancellations <= CANCELLATIONS_MAX
+        self._cancellations, self._cancelled_at = self._cancellations + 1, now
+        return self._cancellations <= CANCELLATIONS_MAX and self._resume(self, error)
 
     async def _rest(self, pace: Pace) -> None:
         seconds = pace.seconds * random.uniform(1 - pace.spread, 1 + pace.spread)
@@ -226,9 +220,8 @@ class Runner:
         has ended before. `since`: how many cancellations that task had counted when it did so.
         """
         task = owner()
-        if task is None or task.done() or run.actor not in self._runs:
-            return False
-        if task.cancelling() > since:
+        is_ending = task is None or task.done() or task.cancelling() > since
+        if is_ending or run.actor not in self._runs:
             return False
         self._begin(run, error)
         return True
