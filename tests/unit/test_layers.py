@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(stretto.__file__).parent
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+MODULE_LINES_MAX = 300
+FUNCTION_LINES_MAX = 70
 
 
 @pytest.fixture
@@ -72,3 +75,18 @@ def test_every_room_has_layers_that_leave_no_module_out(linter: dict[str, Any]) 
     }
     assert rooms == contained
     assert [] == [each["name"] for each in layers if not each["exhaustive"]]
+
+
+def test_modules_and_functions_are_short() -> None:
+    """What does not fit is two subjects."""
+    long = []
+    for path in PACKAGE.rglob("*.py"):
+        source = path.read_text()
+        if source.count("\n") > MODULE_LINES_MAX:
+            long.append(path.name)
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                if node.end_lineno - node.lineno >= FUNCTION_LINES_MAX:
+                    long.append(f"{path.name}: {node.name}")
+    assert [] == long
