@@ -138,7 +138,7 @@ class OwnerBreakers:
             self.suspects.discard_since(self._led_quickly_at, seconds)
         has_suspects, proofs = bool(self.suspects), self.proofs
         for owner in owners:
-            proofs.note(owner, seconds)
+            proofs.note(owner, now, seconds)
             if has_suspects:
                 self.suspects.note_led(owner, seconds, is_newcomer=not proofs.is_known(owner))
 

@@ -24,15 +24,15 @@ QUICK_SECONDS: Final = 0.2
 PROOFS_MAX: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Proof:
     """Of one owner."""
 
     since: float
     """When a write of it first went through; none has failed alone since."""
-    at: float
+    at: float = 0.0
     """When one last did."""
-    seconds: float
+    seconds: float = 0.0
     """How long that took."""
 
 
@@ -44,10 +44,12 @@ class Proofs:
         self._proofs: dict[UserId, _Proof] = {}
         """The latest at the end."""
 
-    def note(self, owner: UserId, seconds: float) -> None:
-        """Note that a write of the owner has gone through, in so many seconds."""
-        now, known = self._clock_seconds(), self._proofs.pop(owner, None)
-        self._proofs[owner] = _Proof(now if known is None else known.since, now, seconds)
+    def note(self, owner: UserId, now: float, seconds: float) -> None:
+        """Note that a write of the owner has gone through now, in so many seconds."""
+        # Of each write, so without a further object.
+        proof = self._proofs.pop(owner, None) or _Proof(now)
+        proof.at, proof.seconds = now, seconds
+        self._proofs[owner] = proof
         if len(self._proofs) > PROOFS_MAX:
             del self._proofs[next(iter(self._proofs))]
 
