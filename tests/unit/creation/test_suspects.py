@@ -407,7 +407,9 @@ async def test_an_owner_who_is_known_has_newcomers_share_batches_though_it_hangs
     world = World()
     world.store.lead_seconds = 0.001
     await world.answers(write(HOT, 1))
-    world.clock.now += KNOWN_SECONDS - (0.0 if is_known else 1.0)
+    world.clock.now += KNOWN_SECONDS / 2
+    await world.answers(write(HOT, 9))
+    world.clock.now += KNOWN_SECONDS / 2 - (0.0 if is_known else 1.0)
     world.store.failing[HOT] = HANG, HANG_SECONDS
     await world.answers(write(HOT, 2), write(COLD, 3), write(OTHER, 4))
     assert HOT in world.breakers.suspects
