@@ -30,9 +30,14 @@ PROBLEM_CONTENT_TYPE: Final = "application/problem+json"
 TYPE_PREFIX: Final = "urn:stretto:problem:"
 # 1,000 members of 128 characters and a description of the widest characters, with room for spaces.
 BODY_BYTES_MAX: Final = 256 * 1024
-# A larger one is parsed in a turn of its own (`runtime/turns.py`). This takes 0.3 ms at most, the
-# largest 6 ms, and a few hundred bytes can be the largest in gzip.
+# A larger one is parsed in a turn of its own (`runtime/turns.py`): the largest takes 6 ms, and a few
+# hundred bytes can be the largest in gzip. So is one with more values: this many take 0.5 ms at most,
+# and as many as fit into that size 3 ms.
 LARGE_BODY_BYTES: Final = 8 * 1024
+SMALL_BODY_VALUES: Final = 256
+# Of small ones that arrive long after their heads: thousands may be complete at once. A large or a
+# compressed one counts as so many.
+BODIES_PER_TURN: Final = 8
 
 STATUS: Final[Mapping[str, int]] = {
     "key_missing": 400,
@@ -101,6 +106,14 @@ def problem(error: StrettoError) -> dict[str, Any]:
     if isinstance(error, (AttemptFailed, ChangeRefused, CreationRefused, GroupDeleted)):
         document["failure"] = {"code": error.failure.code, "detail": error.failure.detail}
     return document
+
+
+def is_large(body: bytes) -> bool:
+    """Whether a body takes more than half a millisecond to parse, or may."""
+    if len(body) <= SMALL_BODY_VALUES:
+        # As most are; each value takes a byte at least.
+        return False
+    return len(body) > LARGE_BODY_BYTES or sum(map(body.count, b",[{")) > SMALL_BODY_VALUES
 
 
 def parse_json(body: bytes) -> object:

@@ -158,7 +158,10 @@ class OneByOne:
         sign = suspects.next_age_sign() if self._are_suspects else -1 if suspects else 0
         for request in self._batch:
             owner, age = request.message.new_group.owner, sign * age_order(request)
-            standing = suspects.error_of(owner) is not None, not self._breakers.proofs.is_quick(owner)
+            standing = (
+                suspects.error_of(owner) is not None,
+                not self._breakers.proofs.is_quick(owner),
+            )
             order.append((*standing, ranks[owner], age, request))
             ranks[owner] += 1
         order.sort(key=lambda each: each[:4])

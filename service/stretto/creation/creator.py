@@ -11,7 +11,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from stretto.codec import LARGE_BODY_BYTES, parse_json
+from stretto.codec import BODIES_PER_TURN, is_large, parse_json
 from stretto.creation.attempt import AnswerStatus
 from stretto.creation.flight import Answer, answer_of
 from stretto.creation.flights import Flights
@@ -75,7 +75,7 @@ class GroupCreator:
             rate_limit=settings.rate_limit,
             stop_seconds=settings.stop_seconds,
         )
-        self._turns = Turns()
+        self.turns = Turns(BODIES_PER_TURN)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -165,8 +165,8 @@ class GroupCreator:
         known = self._memory.find(id_)
         if known is not None and (document := document_of_repeat(known, body)) is not None:
             return self._observed(document, _REPLAYED)
-        if len(body) > LARGE_BODY_BYTES:
-            await self._turns.take(owner)
+        if is_large(body):
+            await self.turns.take(owner, BODIES_PER_TURN)
             # Another request of the key may have succeeded during the wait.
             known = self._memory.find(id_)
         new_group = NewGroup.parse(owner, parse_json(body), claims)
@@ -204,7 +204,7 @@ class GroupCreator:
             waiter = flight.join(deadline)
             waiter.add_done_callback(partial(self._answered, None, then))
             return waiter
-        if not may_start or self._authorization is not None or len(body) > LARGE_BODY_BYTES:
+        if not may_start or self._authorization is not None or is_large(body):
             return None
         try:
             IdempotencyKey(key)

@@ -100,6 +100,7 @@ class LeadWriter:
                 raise
             if is_ended(error):
                 hang_seconds = self._breakers.clock_seconds() - started
+                self._breakers.suspects.note_batch_hang()
         except Exception as error:
             if is_alone:
                 raise

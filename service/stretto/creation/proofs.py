@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 KNOWN_SECONDS: Final = 60.0
 # What others can bear of one write.
 QUICK_SECONDS: Final = 0.2
-# As many as several batches hold; each costs some 300 bytes.
-PROOFS_MAX: Final = 4096
+# Of 270 owners a second, all in that time; each costs some 250 bytes.
+PROOFS_MAX: Final = 16_384
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ Shared by the writers of a process.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +42,11 @@ SUSPECTS_MAX: Final = 4096
 NEWCOMERS_SECONDS: Final = 0.75
 # At the latest after so many.
 NEWCOMERS_MAX: Final = 256
+# And so long after a batch has hung: twice as long each time that the next one hangs too. Alone, a
+# hook is ended sooner than in a batch: where it takes long for newcomers, each of them would prolong
+# this, although their batches would go through.
+NEWCOMERS_APART_SECONDS: Final = 2.5
+NEWCOMERS_APART_SECONDS_MAX: Final = 20.0
 
 
 @dataclass(slots=True)
@@ -66,6 +72,7 @@ class Suspects:
         """For how long newcomers are to go through alone before they share batches again, in seconds."""
         self._newcomer: _Suspect | None = None
         """The last newcomer that has hung alone."""
+        self._batch_hung_at, self._apart_seconds = -math.inf, NEWCOMERS_APART_SECONDS
         self._age_sign = 1
 
     def __len__(self) -> int:
@@ -77,7 +84,17 @@ class Suspects:
     @property
     def are_newcomers_apart(self) -> bool:
         """Whether owners of whom no write has gone through lately are led alone, too."""
-        return self._newcomers_left > 0
+        since = self._clock_seconds() - self._batch_hung_at
+        return self._newcomers_left > 0 and since < self._apart_seconds
+
+    def note_batch_hang(self) -> None:
+        """Note that a batch has hung, for as long as a batch may."""
+        now = self._clock_seconds()
+        if (since := now - self._batch_hung_at) < self._apart_seconds:
+            return
+        is_again = since < 2 * self._apart_seconds
+        longer = 2 * self._apart_seconds if is_again else NEWCOMERS_APART_SECONDS
+        self._batch_hung_at, self._apart_seconds = now, min(longer, NEWCOMERS_APART_SECONDS_MAX)
 
     def note_hang(
         self, owner: UserId, error: StoreError, seconds: float, *, is_newcomer: bool = False

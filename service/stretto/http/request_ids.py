@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from aiohttp import hdrs, web
 
+from stretto.identifiers import KEY_CHARACTERS_MAX
 from stretto.telemetry.request_context import ID_FIELD, RequestContext, taken_id
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # Every header field that carries a key or a token.
 _SECRET_FIELDS: Final = ("Idempotency-Key", hdrs.AUTHORIZATION, hdrs.SEC_WEBSOCKET_PROTOCOL)
+# Of a key in a path: quoted, with a \\ before each character, and percent-encoded.
+_KEY_CHARACTERS_MAX: Final = 3 * (2 * KEY_CHARACTERS_MAX + 2)
 _CONTEXT: Final = web.RequestKey("stretto.request", RequestContext)
 
 
@@ -27,10 +30,11 @@ def context_of(request: BaseRequest) -> RequestContext:
     if context is None:
         offered = request.headers.getall(ID_FIELD, [])
         secrets = [value for name in _SECRET_FIELDS for value in request.headers.getall(name, [])]
-        if "/attempts/" in request.path:
+        if offered and "/attempts/" in request.path:
             # Split before it is decoded, as the router does: a key may have slashes. It is the last
-            # segment, or the one before `history`.
-            secrets += map(unquote, request.rel_url.raw_path.rsplit("/", 2)[1:])
+            # segment, or the one before `history`. 8 KiB of % take 5 ms to decode.
+            segments = request.rel_url.raw_path.rsplit("/", 2)[1:]
+            secrets += (unquote(each) for each in segments if len(each) <= _KEY_CHARACTERS_MAX)
         context = RequestContext(taken_id(offered[0] if len(offered) == 1 else None, *secrets))
         request[_CONTEXT] = context
     return context

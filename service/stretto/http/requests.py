@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from aiohttp import hdrs, web
 
-from stretto.codec import BODY_BYTES_MAX
+from stretto.codec import BODIES_PER_TURN, BODY_BYTES_MAX
 from stretto.creation.age import FIRST_SENT, parse_first_sent
 from stretto.creation.creator import WAIT_SECONDS_MAX
 from stretto.creation.reads import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
@@ -26,7 +26,7 @@ from stretto.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from aiohttp import StreamReader
     from multidict import CIMultiDictProxy
@@ -85,8 +85,17 @@ def wait_seconds_in(preferences: str, default_seconds: float) -> float:
     return min(float(wait[1]), WAIT_SECONDS_MAX) if wait else default_seconds
 
 
-async def read_body(request: web.Request) -> bytes:
+async def _at_once(_: int) -> None:
+    """Wait for no turn."""
+
+
+async def read_body(
+    request: web.Request, turn: Callable[[int], Awaitable[None]] = _at_once
+) -> bytes:
     """Return the body of a request with JSON.
+
+    `turn` waits for a turn of the loop in which so many of `BODIES_PER_TURN` may be read: the bodies
+    of thousands of requests may be complete at once, long after these had their own turns.
 
     The body stays where `request.read()` finds it: a host's middleware may read it afterwards, or call
     the handler again. Raises `UnsupportedMediaType`, `BodyTooLarge` (bytes are counted as they arrive,
@@ -117,6 +126,7 @@ async def read_body(request: web.Request) -> bytes:
             body = content.read_nowait()
         else:
             body = await _read_arriving(content)
+            await turn(1)
     except web.RequestPayloadError as error:
         raise RequestInvalid([FieldError("", BODY_UNREADABLE)]) from error
     if len(body) > BODY_BYTES_MAX:
@@ -125,6 +135,8 @@ async def read_body(request: web.Request) -> bytes:
     # A host's server has decompressed it already; our own leaves that to us (`front/queueing.py`).
     if not body or encoding == "identity" or content.total_compressed_bytes is not None:
         return body
+    # 24 ms for 256 KiB of empty blocks.
+    await turn(BODIES_PER_TURN)
     return _decompressed(body, encoding)
 
 

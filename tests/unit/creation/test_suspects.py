@@ -13,6 +13,8 @@ from stretto.creation.ports import Led, SettledAsFailed, Write
 from stretto.creation.proofs import KNOWN_SECONDS
 from stretto.creation.suspects import (
     HANG_RATIO,
+    NEWCOMERS_APART_SECONDS,
+    NEWCOMERS_APART_SECONDS_MAX,
     NEWCOMERS_MAX,
     NEWCOMERS_SECONDS,
     SUSPECT_SECONDS,
@@ -56,11 +58,13 @@ async def suspected_world(*owners: UserId) -> World:
     return world
 
 
-@pytest.mark.parametrize(("owners", "each"), [(20, 10), (90, 3), (200, 2)])
+@pytest.mark.parametrize(
+    ("owners", "each", "seconds"), [(20, 10, 2.0), (90, 3, 2.0), (200, 2, 7.0)]
+)
 async def test_a_newcomer_is_led_in_the_next_batches_where_many_owners_hang(
-    owners: int, each: int
+    owners: int, each: int, seconds: float
 ) -> None:
-    """Within 5 s, a new owner each time; so all who hang are paused, although they retry."""
+    """Within seconds, a new owner each time; so all who hang are paused, although they retry."""
     world = hanging_world(owners)
     numbers = iter(range(1_000_000))
 
@@ -76,7 +80,7 @@ async def test_a_newcomer_is_led_in_the_next_batches_where_many_owners_hang(
         while not newcomer.done():
             await world.writers[0].run_once()
         assert Led() == newcomer.result()
-        assert world.clock.now - began < 5.0
+        assert world.clock.now - began < seconds
         failed = [owner for owner, answered in asked if answered.done() and answer_of(answered)]
         asked = [each for each in asked if not each[1].done()] + [ask(owner) for owner in failed]
     assert owners <= world.pauses().count(OwnerPaused)
@@ -336,13 +340,13 @@ async def test_a_newcomer_beside_those_who_hang_is_tried_before_them() -> None:
     world.store.failing = {UserId(f"bad{n}"): (HANG, HANG_SECONDS) for n in range(3)}
     bad = [write(owner, n) for n, owner in enumerate(world.store.failing)]
     assert Led() == (await world.answers(*bad, write(COLD, 9)))[-1]
-    assert [[9], [2], [1], [0]] == world.leads()
+    assert [[0, 1, 2, 9], [9], [2], [1], [0]] == world.leads()
 
 
 async def test_where_ever_new_owners_hang_no_newcomer_shares_the_batch_of_those_who_are_known() -> (
     None
 ):
-    """Three who hang come with each turn, and one who does not: each batch would hang."""
+    """Three who hang come with each turn, and one who does not: each batch would hang, not few."""
     world = World(share_of=lambda write: write.new_group.owner)
     world.store.lead_seconds = 0.001
     numbers = iter(range(1, 1_000_000))
@@ -351,7 +355,7 @@ async def test_where_ever_new_owners_hang_no_newcomer_shares_the_batch_of_those_
         return world.mailbox.ask(write(owner, next(numbers)))
 
     assert [Led()] == await world.answers(write(HOT, next(numbers)))
-    newcomers = []
+    newcomers, shared, began = [], 0, world.clock.now
     for turn in range(20):
         for _ in range(3):
             owner = UserId(f"bad{len(world.store.failing)}")
@@ -363,9 +367,9 @@ async def test_where_ever_new_owners_hang_no_newcomer_shares_the_batch_of_those_
         world.clock.now += 1
         await world.writers[0].run_once()
         assert Led() == known.result()
-        if turn:
-            assert 1 == max(map(len, world.leads()))
+        shared += max(map(len, world.leads())) > 1
     assert all(each.done() for each in newcomers[:-2])
+    assert 1 < shared <= (world.clock.now - began) / NEWCOMERS_APART_SECONDS + 1
 
 
 async def newcomers_apart() -> World:
@@ -375,9 +379,46 @@ async def newcomers_apart() -> World:
     world.breakers.note_led([HOT])
     world.clock.now += KNOWN_SECONDS
     world.store.failing[OTHER] = HANG, HANG_SECONDS
+    world.breakers.suspects.note_batch_hang()
     await world.answers(write(OTHER, 1))
     assert world.breakers.suspects.are_newcomers_apart
     return world
+
+
+def test_newcomers_are_alone_for_longer_where_the_next_batches_hang_too() -> None:
+    """Each costs its time; a batch that hangs meanwhile, or long afterwards, says nothing of that."""
+    suspects = Suspects(clock := Clock())
+    lengths = []
+    for _ in range(5):
+        suspects.note_batch_hang()
+        suspects.note_hang(OTHER, HANG, HANG_SECONDS, is_newcomer=True)
+        suspects.discard(OTHER)
+        began = clock.now
+        while suspects.are_newcomers_apart:
+            suspects.note_batch_hang()
+            clock.now += NEWCOMERS_APART_SECONDS / 2
+        lengths.append((clock.now - began) / NEWCOMERS_APART_SECONDS)
+    assert [1, 2, 4, 8, 8] == lengths
+    clock.now += 2 * NEWCOMERS_APART_SECONDS_MAX
+    suspects.note_batch_hang()
+    clock.now += NEWCOMERS_APART_SECONDS
+    assert not suspects.are_newcomers_apart
+
+
+async def test_newcomers_are_alone_for_a_time_after_a_batch_that_hung() -> None:
+    """Though some hang alone meanwhile: where their hook takes long, their batches go through."""
+    world = await newcomers_apart()
+    for number in range(10):
+        if not world.breakers.suspects.are_newcomers_apart:
+            break
+        owner = UserId(f"slow{number}")
+        world.store.failing[owner] = HANG, HANG_SECONDS
+        await world.answers(write(owner, 10 + number), write(HOT, 30 + number))
+    assert NEWCOMERS_APART_SECONDS == pytest.approx(
+        number * (HANG_SECONDS + 0.001), abs=HANG_SECONDS + 0.1
+    )
+    await world.answers(write(COLD, 50), write(UserId("new"), 51))
+    assert [[50, 51]] == world.leads()
 
 
 @pytest.mark.parametrize(
@@ -451,6 +492,7 @@ async def test_a_newcomer_whose_batch_hung_and_who_hangs_alone_is_a_newcomer_sti
     """It became a suspect untried."""
     world = World()
     world.store.failing[OTHER] = HANG, HANG_SECONDS
+    world.breakers.suspects.note_batch_hang()
     world.breakers.suspects.note_untried(OTHER, HANG_SECONDS)
     await world.answers(write(OTHER, 1))
     assert world.breakers.suspects.are_newcomers_apart

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from multidict import CIMultiDict
 
-from stretto.codec import BODY_BYTES_MAX, parse_json
+from stretto.codec import BODIES_PER_TURN, BODY_BYTES_MAX, parse_json
 from stretto.errors import StrettoError
 from stretto.http.requests import MEMBERS_MAX, read_body
 
@@ -67,6 +67,48 @@ async def sent(
             skip_auto_headers=["Content-Type"],
         )
         return await response.text()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "encoding", "parts"),
+    [
+        ([], None, [b"{}"]),
+        ([1], None, [b"{", b"}"]),
+        ([BODIES_PER_TURN], "gzip", [gzip.compress(b"{}")]),
+        ([1, BODIES_PER_TURN], "gzip", [gzip.compress(b"{}")[:5], gzip.compress(b"{}")[5:]]),
+    ],
+)
+async def test_a_body_that_costs_time_waits_for_a_turn(
+    pieces: list[int], encoding: str | None, parts: list[bytes]
+) -> None:
+    """One that is complete after its head, and one that is compressed: many may be at once."""
+    taken: list[int] = []
+    arrived = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        async def turn(count: int) -> None:
+            taken.append(count)
+
+        arrived.set()
+        return web.Response(body=await read_body(request, turn))
+
+    app = web.Application()
+    app.router.add_post("/", answer)
+    server = TestServer(app)
+    await server.start_server(auto_decompress=False)
+    assert server.port is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    length = sum(map(len, parts))
+    head = f"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: {JSON}\r\nContent-Length: {length}\r\n"
+    head += f"Content-Encoding: {encoding}\r\n" if encoding else ""
+    writer.write(head.encode() + b"\r\n" + parts[0])
+    await arrived.wait()
+    for part in parts[1:]:
+        writer.write(part)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    writer.close()
+    await server.close()
+    assert pieces == taken
 
 
 @pytest.mark.parametrize(

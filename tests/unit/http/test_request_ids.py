@@ -105,3 +105,22 @@ def test_every_place_of_a_key_or_a_token_is_looked_at(
     request = make_mocked_request("GET", path, headers=fields)
     assert is_taken == (fields[ID_FIELD] == context_of(request).id)
     assert context_of(request) is context_of(request)
+
+
+@pytest.mark.parametrize(
+    ("offered", "length", "decoded"),
+    [({ID_FIELD: "a"}, 1536, 1), ({ID_FIELD: "a"}, 1537, 0), ({}, 4, 0)],
+)
+def test_what_is_longer_than_a_key_is_not_decoded(
+    offered: dict[str, str], length: int, decoded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 KiB of % would take 5 ms, of anybody. Nor is a path where no id is offered."""
+    seen: list[str] = []
+
+    def unquote(text: str) -> str:
+        seen.append(text)
+        return text
+
+    monkeypatch.setattr("stretto.http.request_ids.unquote", unquote)
+    context_of(make_mocked_request("GET", "/v1/attempts/" + "k" * length, headers=offered))
+    assert decoded == seen.count("k" * length)

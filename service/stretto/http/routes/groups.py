@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -51,8 +52,8 @@ async def create_group(request: web.Request) -> web.Response:
     key = read_key(request.headers)
     first_sent = read_first_sent(request.headers)
     wait_seconds = read_wait_seconds(request.headers, WAIT_SECONDS_DEFAULT)
-    body = await read_body(request)
     service = request.app[SERVICE]
+    body = await read_body(request, partial(service.creator.turns.take, token.owner))
     answer = await service.creator.create_from(
         token.owner,
         key,
