@@ -96,6 +96,7 @@ async def test_what_had_no_time_in_a_batch_that_hung_is_tried_apart_from_newcome
     innocent = [world.mailbox.ask(each) for each in (*hanging, write(COLD, 10), write(OTHER, 11))]
     await world.writers[0].run_once()
     assert [True] * 4 + [False] * 3 == [each.done() for each in innocent]
+    assert {COLD, OTHER} <= {*world.breakers.suspects._suspects}
     newcomer = world.mailbox.ask(write(HOT, 20))
     world.store.calls.clear()
     await world.writers[0].run_once()
@@ -461,6 +462,7 @@ async def test_an_owner_who_has_hung_stays_apart_though_its_next_write_goes_thro
     """Its hook may hang for some of its groups. It is tried before those who hang, and for a time."""
     world = await suspected_world(HOT, OTHER)
     world.clock.now += 1
+    world.breakers.suspects._newcomers_left = 0
     del world.store.failing[HOT]
     await world.answers(write(HOT, 1), write(COLD, 2))
     await world.answers(write(OTHER, 3), write(HOT, 4), write(COLD, 5))
