@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 120
 # Opens the server, says so, and closes it when its input ends.
 OWNER = """
-import asyncio, sys
+import asyncio, signal, sys
 from functools import partial
 from pathlib import Path
 from stretto.embedded import postgres as embedded
@@ -39,6 +39,9 @@ real = embedded.stop_server
 
 async def main():
     loop = asyncio.get_running_loop()
+    # Has any signal wake the loop: one that comes just before the loop waits would be seen when it
+    # wakes, and nothing else wakes it here.
+    loop.add_signal_handler(signal.SIGUSR1, str)
 
     def stop(place):
         # Said by the loop: by then it does nothing but wait for this stop.
