@@ -17,8 +17,8 @@ KEY_CHARACTERS_MAX: Final = 255
 _USER_ID = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
 _KEY = re.compile(r"[!-~]{1,255}")
 _QUOTED_KEY = re.compile(r'"((?:[!#-\[\]-~]|\\["\\])+)"')
-# Each of its characters may need a \ before it.
-_QUOTED_CHARACTERS_MAX: Final = 2 * KEY_CHARACTERS_MAX + 2
+# Of a key as a field has it: between two ", and each of its characters may need a \ before it.
+KEY_FIELD_CHARACTERS_MAX: Final = 2 * KEY_CHARACTERS_MAX + 2
 _QUOTED_KEY_RULE = (
     'A key that begins with " must be a quoted string (RFC 9651, 3.3.3): between two ", with a \\'
     ' before each " and \\ in it.'
@@ -72,7 +72,7 @@ class IdempotencyKey(str):
         if not field.startswith('"'):
             return cls(field)
         # A comparison of 8 KB, character by character, costs as much as ten creations.
-        if len(field) > _QUOTED_CHARACTERS_MAX:
+        if len(field) > KEY_FIELD_CHARACTERS_MAX:
             raise KeyInvalid
         quoted = _QUOTED_KEY.fullmatch(field)
         if quoted is None:

@@ -7,9 +7,9 @@ through, no hang is charged (`apart.py`), so no owner is paused, and the hangs b
 An owner becomes a suspect when its write has hung alone, or was in a batch that hung and had no time
 to be tried alone. It stays one until a write of it goes through or is refused, or for
 `SUSPECT_SECONDS`. One that has hung alone stays one for so long even so, as its hook may hang for some
-of its groups; but it comes before the others. Where all writes are slow, no hang says anything: so a slow success ends what has
-been suspected since the last quick one, unless the hang was much longer (`HANG_RATIO`). The host's
-hook may take long for all, and hang for some.
+of its groups; but it comes before the others. Where all writes are slow, no hang says anything: so a
+slow success ends what has been suspected since the last quick one, unless the hang was much longer
+(`HANG_RATIO`). The host's hook may take long for all, and hang for some.
 
 Where ever new owners hang, none of them is known when its write comes. So after a newcomer has hung,
 newcomers are led alone as well, before the suspects, until that has cost as much as a hang.
@@ -83,7 +83,7 @@ class Suspects:
 
     @property
     def are_newcomers_apart(self) -> bool:
-        """Whether owners of whom no write has gone through lately are led alone, too."""
+        """Whether owners who are not known yet (`proofs.py`) are led alone, too."""
         since = self._clock_seconds() - self._batch_hung_at
         return self._newcomers_left > 0 and since < self._apart_seconds
 

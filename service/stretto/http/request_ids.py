@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from aiohttp import hdrs, web
 
-from stretto.identifiers import KEY_CHARACTERS_MAX
+from stretto.identifiers import KEY_FIELD_CHARACTERS_MAX
 from stretto.telemetry.request_context import ID_FIELD, RequestContext, taken_id
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # Every header field that carries a key or a token.
 _SECRET_FIELDS: Final = ("Idempotency-Key", hdrs.AUTHORIZATION, hdrs.SEC_WEBSOCKET_PROTOCOL)
-# Of a key in a path: quoted, with a \\ before each character, and percent-encoded.
-_KEY_CHARACTERS_MAX: Final = 3 * (2 * KEY_CHARACTERS_MAX + 2)
+# Of a key in a path, percent-encoded.
+_KEY_CHARACTERS_MAX: Final = 3 * KEY_FIELD_CHARACTERS_MAX
 _CONTEXT: Final = web.RequestKey("stretto.request", RequestContext)
 
 
