@@ -68,7 +68,7 @@ async def test_a_client_waits_for_few_requests_of_another(
 async def test_who_shows_no_token_waits_for_one_request_of_each_connection(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Health checks, and sessions of browsers, whose token is elsewhere, are not one client together.
+    """Sessions of browsers, whose token is elsewhere, are not one client together.
 
     Headers that were not verified are none: each request may have one of its own.
     """
@@ -117,3 +117,28 @@ async def test_a_user_waits_for_few_of_the_clients_that_show_no_known_token(
         assert [200] * len(clients) == [(await client.answer())[0] for client in clients]
     # In one rotation with all of them, the user would have a turn after each of theirs.
     assert begun[:FLOOD].count(alice) >= FLOOD // 4, begun
+
+
+@pytest.mark.parametrize(("check", "is_guarded"), [(PING, True), (UNKNOWN, False)])
+async def test_a_health_check_waits_for_no_client_without_a_token(
+    check: bytes, is_guarded: bool, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is answered before most of them; what is no health check waits for them."""
+    monkeypatch.setattr("stretto.http.front.runner.REQUESTS_PER_TURN", 1)
+    begun = noted(monkeypatch)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as api,
+        raw_clients(api.url) as raw,
+    ):
+        clients = [await raw.connect(PING) for _ in range(2 * FLOOD)]
+        last = await raw.connect(PING)
+        for client in (*clients, last):
+            assert (await client.answer())[0] == 200
+        for client in clients:
+            client.send(UNKNOWN)
+        last.send(check)
+        await last.answer()
+        assert is_guarded == (len(begun) <= FLOOD), len(begun)
+        for client in clients:
+            assert (await client.answer())[0] == 401
