@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from support.prometheus import Prometheus
     from support.webhook_receiver import Receiver
 
-# An alert that has to last five minutes, over a window of five, takes ten seconds here.
-ALERT_SECONDS = 40
+# An alert that has to last five minutes, over a window of five, takes ten seconds here, and more where the
+# processors are taken.
+ALERT_SECONDS = 120
 # At once, for an overload.
 CLIENTS = 20
 BROKEN_KEY = "broken"

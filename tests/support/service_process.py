@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     StartService: TypeAlias = Callable[..., Awaitable["ServiceProcess"]]
 
-STOP_SECONDS = 40
+STOP_SECONDS = 120
 
 
 class ServiceProcess:
