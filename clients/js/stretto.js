@@ -154,7 +154,7 @@ class Intention {
       const headers = {
         "Content-Type": "application/json",
         "Idempotency-Key": key,
-        "Idempotency-First-Sent": `@${Math.floor((at + skew) / 1000)}`,
+        "Idempotency-First-Sent": `@${Math.floor((Math.min(at, Date.now()) + skew) / 1000)}`,
       };
       const request = await this.#request({ method: "POST", headers, body }, isRefused, owner);
       // Tabs take turns; the service itself needs no lock.

@@ -126,6 +126,28 @@ async def test_a_client_that_has_closed_its_half_is_answered(
         writer.close()
 
 
+@pytest.mark.parametrize("is_session", [True, False])
+@pytest.mark.parametrize("before", [creation(TOKEN, "h"), PING * 2], ids=["POST", "GET"])
+async def test_a_handshake_costs_no_earlier_request_its_answer(
+    before: bytes, is_session: bool, api: Api
+) -> None:
+    """A client that closes its half has no use for the session, and no answer to its handshake."""
+    handshake = (
+        f"GET /v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    ).encode()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        host, _, port = api.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(before + handshake * is_session)
+        writer.write_eof()
+        answered = await reader.read()
+        writer.close()
+    assert before.count(b"HTTP/1.1\r\n") == answered.count(b"HTTP/1.1 ")
+    assert before.count(b"HTTP/1.1\r\n") == answered.count(b"HTTP/1.1 2")
+
+
 @pytest.mark.parametrize("is_at_once", [True, False])
 async def test_a_client_that_closes_its_half_gets_the_end_of_its_stream(
     is_at_once: bool, api: Api

@@ -379,6 +379,25 @@ async def test_a_wrong_clock_keeps_no_group_from_being_created(
     assert ("first_sent_out_of_range", True) == (ended["code"], is_done)
 
 
+async def test_a_clock_that_was_ahead_keeps_no_group_from_being_created(page: Page) -> None:
+    """As of a device that was offline, and has stored an intention before its clock was set right."""
+    script = await scripted(page, CREATED)
+    now = time.time()
+    ended = await page.evaluate(
+        """async group => {
+            const clock = Date.now;
+            Date.now = () => clock() + 86_400_000;
+            const intention = await client.intend(group);
+            Date.now = clock;
+            return await outcome(intention.send());
+        }""",
+        TEAM,
+    )
+    assert ended["groupId"] == "g"
+    (request,) = script.requests
+    assert abs(int(request.headers["idempotency-first-sent"][1:]) - now) < 60
+
+
 async def test_an_intention_that_is_forgotten_is_sent_no_more(page: Page) -> None:
     """Its promise ends, so that nothing waits for it."""
     await scripted(page, *[problem(503, "overloaded", "same-key")] * 50)

@@ -4,15 +4,13 @@ aiohttp queues 32 requests behind the one in progress, with 512 KiB of each body
 client that does not read. Here that is about half a megabyte.
 
 The parser reads one request at a time. So every request before bytes that cannot be parsed is
-answered, however TCP has cut them. A head that is refused is answered in its turn, too. What comes
-behind a full queue, or behind a part of a body that is not read yet, is kept as it came: the parser
-would copy all of it with each part that it gets.
+answered, however TCP has cut them, and a refused head in its turn. What comes behind a full queue, or
+behind an unread part of a body, is kept as it came: the parser would copy all of it with each part.
 
 The connection of a client that closes its half, or whose newest request cannot go on, closes only
 after every complete request is answered; a stream of events ends then, as its client may have gone.
-Nothing is read behind a request that says that it is the
-last (`Connection: close`, HTTP/1.0; RFC 9112, 9.6), and nothing behind a declined upgrade: the
-client speaks another protocol there.
+Nothing is read behind a request that says that it is the last (`Connection: close`, HTTP/1.0; RFC 9112,
+9.6), and nothing behind a declined upgrade: the client speaks another protocol there.
 """
 
 from __future__ import annotations
@@ -257,8 +255,7 @@ class BoundedQueue(BoundedWriting):
         self._messages.append((_ErrInfo(STATUS[error.code], error, error.detail), EMPTY_PAYLOAD))
         self._request_count += 1
         self._newest = EMPTY_PAYLOAD
-        self._upgraded = False
-        self._message_tail = b""
+        self._upgraded, self._message_tail = False, b""
         self._has_all = True
         self._pause_transport_reading()
         if self._waiter is not None and not self._waiter.done():
@@ -278,6 +275,11 @@ class BoundedQueue(BoundedWriting):
         if self.is_ending:
             self._leave()
             return False
+        if self._upgraded and self._messages:
+            # The handshake waits behind other requests: its client will not be there for the session.
+            self._messages.pop()
+            self._request_count -= 1
+            self._upgraded, self._message_tail = False, b""
         if self._upgraded or not self._owes_answers:
             return False
         self._is_at_end = True
