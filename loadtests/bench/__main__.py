@@ -67,8 +67,6 @@ PARTS: dict[str, Part] = {
     goals.COST_REPLAY: costs.replays,
     goals.COST_FLOOR: costs.requests,
     goals.COST_CONVENTIONAL: costs.transactions,
-    "grow: empty": Grown(0),
-    "grow: 1 million groups": Grown(1),
     goals.FIVE_MILLION: Grown(5),
     goals.MILLION: million,
     "relay": relays.relay,
@@ -86,7 +84,6 @@ PARTS: dict[str, Part] = {
 
 # These take minutes and much disk space: one round is enough.
 ONCE = (
-    "grow: 1 million groups",
     goals.FIVE_MILLION,
     goals.MILLION,
     "overload: a database that stood still",

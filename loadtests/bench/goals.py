@@ -170,7 +170,7 @@ GOALS = (
         "create at 5 million groups, sweeping ÷ empty",
         "0.84",
         "≥ 0.85",
-        _over(_rate(FIVE_MILLION), _rate("grow: empty")),
+        _more(FIVE_MILLION, "of_empty"),
     ),
     Goal(
         "p99 of create at 5 million groups, sweeping ÷ not sweeping",

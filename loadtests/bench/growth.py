@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from loadtests.bench.bench import OWNER, must_have
@@ -20,7 +21,7 @@ from loadtests.bench.machinery import (
 from stretto.http.tokens.making import make_token
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from loadtests.bench.bench import Bench, Connection
 
@@ -34,7 +35,9 @@ _AGE_SLOTS = """
                                                         ELSE interval '30 days' END
     WHERE slot < 2"""
 # Large tables show their cost only after their pages have been written for a while.
-LONGER, LARGE_GROUPS = 4, 100_000
+LONGER, LARGE_GROUPS = 2, 100_000
+# Of the loads that are compared; odd, so that one of them is the median.
+TURNS = 5
 # Samples of the memory on the way to a million.
 LOOKS = 5
 
@@ -74,59 +77,78 @@ _FILL = """
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """Measures creations beside so many groups: first alone, then while half of them are swept."""
+    """Measures creations beside so many groups and beside none, in turns on one server.
+
+    A machine's rate changes by more from minute to minute than the tables cost.
+    """
 
     millions: int
 
     async def __call__(self, bench: Bench) -> Measure:
-        """Fill, load, then load while sweeping; the second load gives the part's figures."""
+        """Load both; the large one also while it is swept, which gives the part's figures."""
         groups = int(self.millions * MILLION * bench.scale)
-        token = make_token(SECRET, OWNER, lifetime_seconds=3600)
-        async with bench.database() as (dsn, connection):
+        seconds = bench.seconds * (LONGER if bench.scale * MILLION > LARGE_GROUPS else 1)
+        async with (
+            bench.database() as (dsn, connection),
+            bench.database() as (empty_dsn, empty_connection),
+        ):
             await _fill(connection, groups)
-            seconds = bench.seconds * (LONGER if bench.scale * MILLION > LARGE_GROUPS else 1)
-            async with bench.service(dsn) as (_, port):
-
-                async def load() -> Measure:
-                    return await wrk(
-                        f"http://127.0.0.1:{port}",
-                        "new",
-                        connections=CONNECTIONS,
-                        seconds=seconds,
-                        token=token,
-                    )
-
-                # Also passes the phase after a checkpoint, in which whole pages are logged once
+            async with (
+                bench.service(dsn) as (_, port),
+                bench.service(empty_dsn) as (_, empty_port),
+            ):
+                # These also pass the phase after a checkpoint, in which whole pages are logged once
                 # each.
-                alone = await load()
+                alone = [await _load(port, seconds)]
+                empty = [await _load(empty_port, seconds)]
+                swept: list[Measure] = []
                 old = await _old_rows(connection)
-                async with _sweeping(bench, dsn):
-                    swept = await load()
-                    left = await _old_rows(connection)
-                await must_have(connection, groups + alone.count + swept.count, loads=2)
+                for number in range(TURNS):
+                    # Which comes first alternates.
+                    if number % 2:
+                        empty.append(await _load(empty_port, seconds))
+                    async with _sweeping(bench, dsn):
+                        swept.append(await _load(port, seconds))
+                    alone.append(await _load(port, seconds))
+                    if not number % 2:
+                        empty.append(await _load(empty_port, seconds))
+                created = sum(each.count for each in (*alone, *swept))
+                await must_have(connection, groups + created, loads=len(alone) + len(swept))
+                await must_have(empty_connection, sum(e.count for e in empty), loads=len(empty))
+                del alone[0], empty[0]
+                left = await _old_rows(connection)
                 more = {
-                    "p99_ms_without_sweep": alone.p99_ms,
-                    "swept_per_second": (old - left) / seconds,
+                    "of_empty": _ratio(swept, empty),
+                    "of_empty_without_sweep": _ratio(alone, empty),
+                    "p99_ms_without_sweep": median(each.p99_ms for each in alone),
+                    # With the events of the slot that is dropped whole.
+                    "swept_per_second": (old - left) / (TURNS * seconds),
                     "unswept": left,
                 }
-                return replace(swept, more=more | await _sizes_mb(connection))
+                swept.sort(key=lambda each: each.per_second)
+                return replace(swept[TURNS // 2], more=more | await _sizes_mb(connection))
+
+
+async def _load(port: int, seconds: float) -> Measure:
+    token = make_token(SECRET, OWNER, lifetime_seconds=3600)
+    url = f"http://127.0.0.1:{port}"
+    return await wrk(url, "new", connections=CONNECTIONS, seconds=seconds, token=token)
+
+
+def _ratio(measures: Sequence[Measure], others: Sequence[Measure]) -> float:
+    """Return the median of the turns' ratios."""
+    pairs = zip(measures, others, strict=True)
+    return median(each.per_second / other.per_second for each, other in pairs)
 
 
 async def million(bench: Bench) -> Measure:
     """Measure the memory of a process that creates a million groups."""
     wanted = MILLION * bench.scale
-    token = make_token(SECRET, OWNER, lifetime_seconds=3600)
     async with bench.database() as (dsn, connection), bench.service(dsn) as (pid, port):
         looks: list[float] = []
         created, measures = 0, []
         while created < wanted:
-            measure = await wrk(
-                f"http://127.0.0.1:{port}",
-                "new",
-                connections=CONNECTIONS,
-                seconds=bench.seconds,
-                token=token,
-            )
+            measure = await _load(port, bench.seconds)
             created += measure.count
             measures.append(measure)
             if created >= wanted * (len(looks) + 1) / LOOKS:
