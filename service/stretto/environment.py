@@ -89,10 +89,18 @@ def _given_as(name: str, flags: Mapping[str, Any], files: Mapping[str, Any]) -> 
 
 
 def _read_environment() -> dict[str, str]:
-    """Return the settings that are set in the environment, in either case; an empty one is not."""
+    """Return the settings that are set in the environment, in either case; an empty one is not.
+
+    Blanks and line ends around a value are none of it, as in a file: they come from files, and would make
+    another secret, or another audience, of it.
+    """
     values = {name.upper(): value for name, value in os.environ.items() if value}
     variables = {name: PREFIX + name.upper() for name in SETTINGS}
-    return {name: values[variable] for name, variable in variables.items() if variable in values}
+    return {
+        name: values[variable].strip() or values[variable]
+        for name, variable in variables.items()
+        if variable in values
+    }
 
 
 def _read_files(flags: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
@@ -135,7 +143,7 @@ def _text_of(path: str) -> str:
     if len(text) > _FILE_CHARACTERS_MAX:
         message = f"has more than {_FILE_CHARACTERS_MAX} characters: name a file of the value alone"
         raise ValueError(message)
-    return text.rstrip()
+    return text.strip()
 
 
 def environment_of(overrides: Mapping[str, str]) -> dict[str, str]:

@@ -451,6 +451,18 @@ def test_a_setting_may_stand_in_a_file(
     assert SECRET[::-1] == read_settings(jwt_secret=SECRET[::-1]).tokens.jwt_secret
 
 
+@pytest.mark.parametrize("around", ["{}\n", "{}\r\n", " {} "])
+def test_blanks_around_a_value_are_none_of_it(around: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a file: a variable is often filled from one. Blanks alone are no value, and not unset."""
+    monkeypatch.setenv("STRETTO_JWT_SECRET", around.format(SECRET))
+    monkeypatch.setenv("STRETTO_JWT_AUDIENCE", around.format("chat"))
+    tokens = read_settings().tokens
+    assert (SECRET, "chat") == (tokens.jwt_secret, tokens.jwt_audience)
+    monkeypatch.setenv("STRETTO_JWT_SECRET", "  ")
+    with pytest.raises(ConfigurationError, match="STRETTO_JWT_SECRET: has nothing but blanks"):
+        read_settings()
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_may_stand_in_a_file(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

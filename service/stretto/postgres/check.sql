@@ -62,7 +62,9 @@ WHERE chat_group.conversation_id IS NOT NULL
        AND (is_whole
             OR is_newest AND next_transaction - age(chat_group.xmin) >= first_transaction
                AND changed.at >= coalesce(first_at, '-infinity')
-            OR NOT is_newest AND changed.at >= first_at))
+            -- A time to come is one of a clock that was ahead: it says nothing of the log's start.
+            OR NOT is_newest AND changed.at >= first_at
+               AND changed.at <= coalesce($3::timestamptz, clock_timestamp())))
 LIMIT $1;
 
 -- name: check_conversations

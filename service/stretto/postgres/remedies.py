@@ -22,6 +22,12 @@ RAISE_LIMITS = (
     "raise the limit that the server names (temp_file_limit, or work_mem beside it) where it is set:"
     " for the server, the role or the database"
 )
+SHORTEN_LOGIN_RETRY = (
+    "set server_login_retry = 1 in pgbouncer.ini: by default PgBouncer answers so for 15 s after one"
+    " login that has failed"
+)
+# What PgBouncer says meanwhile, after the reason of the login that has failed.
+_LOGIN_RETRY = "server_login_retry"
 # Too many connections; of a role or a database with a limit of its own too.
 _NO_CONNECTION_LEFT = "53300"
 _OF_STATES = {
@@ -41,6 +47,8 @@ def remedy_of_waiting(cause: BaseException | None) -> str:
     if isinstance(cause, TargetServerAttributeNotMatched):
         return TAKE_WRITES
     state = sqlstate_of(cause) if isinstance(cause, asyncpg.PostgresError) else ""
+    if state and _LOGIN_RETRY in str(cause):
+        return SHORTEN_LOGIN_RETRY
     if state and not state.startswith(_AWAY_CLASSES):
         return remedy_of_state(state) or ACT_ON_ANSWER
     return "is it started, and is STRETTO_DATABASE_URL right?"

@@ -80,11 +80,11 @@ def authenticator(**settings: Any) -> Authenticator:
         ({"jwt_public_key": pem(ED_KEY)}, bearer(ED_KEY, "EdDSA")),
         ({"jwt_secret": f"{NEW_SECRET} \n\n{SECRET}\n"}, bearer()),
         ({"jwt_secret": f"{NEW_SECRET} \n\n{SECRET}\n"}, bearer(NEW_SECRET)),
-        ({"jwt_secret": f"{SECRET}\n"}, bearer(f"{SECRET}\n")),
+        # An only one as each of several: without the line's end, which is that of a file.
+        ({"jwt_secret": f"{SECRET} \r\n"}, bearer()),
         ({"jwt_secret": f"{NEW_SECRET}\n\ufeff{SECRET}\n"}, bearer()),
         ({"jwt_secret": f"\ufeff{NEW_SECRET}\r\n\ufeff{SECRET}"}, bearer(NEW_SECRET)),
-        # An only one is all the text, as it was before there could be several.
-        ({"jwt_secret": f"\ufeff{SECRET}"}, bearer(f"\ufeff{SECRET}")),
+        ({"jwt_secret": f"\ufeff{SECRET}"}, bearer()),
         ({"jwt_public_key": pem(EC_KEY) + pem(RSA_KEY)}, bearer(EC_KEY, "ES256")),
         ({"jwt_public_key": pem(EC_KEY) + pem(RSA_KEY)}, bearer(RSA_KEY, "RS256")),
     ],
