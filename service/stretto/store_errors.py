@@ -60,6 +60,10 @@ class HookEnded(HookError):
     """The hook was ended because it kept others waiting; nothing was committed."""
 
 
+class HookCutOff(HookError):
+    """The session was lost while the hook ran; nothing was committed, unless the hook did."""
+
+
 class HookInterrupted(HookError, Transient):
     """The hook met a lock, a deadlock or a full disk; the same write may succeed in a moment."""
 

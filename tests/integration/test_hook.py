@@ -11,7 +11,13 @@ import pytest
 
 from stretto.errors import GroupRejected
 from stretto.postgres import hook as hook_module
-from stretto.store_errors import HookError, HookInterrupted, OutcomeUnknown, Refused, Transient
+from stretto.store_errors import (
+    HookCutOff,
+    HookError,
+    HookInterrupted,
+    Refused,
+    Transient,
+)
 from support.both_stores import write
 from support.database import groups
 from support.hooked_stores import DEADLINE_SECONDS, Stores, led_by, running
@@ -180,8 +186,9 @@ async def test_a_hook_that_fails_creates_nothing_and_burns_nothing(
     store = stores(call)
     ours = write("k")
     await store.claim([ours])
-    with pytest.raises(HookError):
+    with pytest.raises(HookError) as failed:
         await store.lead([ours])
+    assert not isinstance(failed.value, HookCutOff)
     for table in ("chat_group", "conversation", "conversation_member", "outbox", "tenant"):
         assert await connection.fetchval(f"SELECT count(*) FROM {table}") == 0
     assert "pending" == await connection.fetchval("SELECT status FROM attempt")
@@ -330,17 +337,17 @@ async def test_a_hook_that_meets_a_lock_may_be_tried_again(
     assert isinstance(interrupted.value, Transient)
 
 
-async def test_a_server_that_dies_under_a_hook_is_not_the_hooks_failure(
+async def test_a_session_that_is_lost_under_a_hook_is_known_as_that(
     stores: Stores, connection: Connection
 ) -> None:
-    """What became of the write is unknown, and asked of the database."""
+    """The hook may have ended it, or the whole server: whose failure it is shows only in others."""
 
     async def hook(inner: InnerConnection, _: Created) -> None:
         pid = await inner.fetchval("SELECT pg_backend_pid()")
         await connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
         await inner.execute("SELECT 1")
 
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(HookCutOff):
         await led_by(stores(hook))
     assert ["lost"] == stores.lost
 

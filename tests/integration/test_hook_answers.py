@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
@@ -175,6 +176,38 @@ async def test_a_hook_that_blocks_the_event_loop_is_called_once_and_reported(
     assert len(calls) == 1
     (failed,) = (event for event in events if isinstance(event, WriteFailed))
     assert "the event loop was blocked while on_create ran, for 6." in str(failed.error)
+
+
+async def test_a_hook_that_blocks_after_an_error_of_the_database_shows_no_row(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error comes with the loss of the connection, and is no less its hook's for that."""
+    loop = asyncio.get_running_loop()
+    clock_seconds, ahead_seconds = loop.time, [0.0]
+    monkeypatch.setattr(loop, "time", lambda: clock_seconds() + ahead_seconds[0])
+    events: list[Observation] = []
+    # Not as a traceback shows it, which quotes this line.
+    email = "carol{}example.org".format("@")
+
+    async def block(connection: InnerConnection, _: Created) -> None:
+        try:
+            async with connection.transaction():
+                await connection.execute("CREATE TEMP TABLE user_ (email text PRIMARY KEY)")
+                await connection.execute("INSERT INTO user_ VALUES ($1), ($1)", email)
+        finally:
+            ahead_seconds[0] += 6.0
+            await asyncio.sleep(0)
+
+    async with open_component(database_url, on_create=block, observe=events.append) as component:
+        with pytest.raises(HookFailed):
+            await component.creator.create(
+                IdempotencyKey("k"), NewGroup.parse(ALICE, {"name": "Team"})
+            )
+    (failed,) = (event for event in events if isinstance(event, WriteFailed))
+    text = "".join(traceback.format_exception(failed.error))
+    assert "the event loop was blocked while on_create ran, for 6." in text
+    assert "UniqueViolationError" in text
+    assert email not in text
 
 
 async def _wrap(connection: InnerConnection, _: Created) -> None:

@@ -117,6 +117,6 @@ async def test_what_was_set_between_two_leads_is_misuse_whatever_was_reloaded(
         connection = store._connection
         assert connection is not None
         await connection.execute(left)
-        with pytest.raises(Transient, match="an earlier on_create has left running"):
+        with pytest.raises(Transient, match="an earlier on_create left something running"):
             await led_by(store, "b")
     await admin.close()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+import asyncpg
 import pytest
 
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
+from stretto.creation import apart
 from stretto.creation.attempt import AnswerStatus, AttemptStatus
 from stretto.creation.flight import Answer
 from stretto.creation.settings import CreatorSettings
@@ -18,6 +20,7 @@ from stretto.observations import BatchWritten, ConnectionLost, WriteFailed
 from stretto.postgres.check import check_database
 from support.database import pend
 from support.routines import change_routine
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -171,9 +174,16 @@ async def poison(connection: Connection, table: str, state: str) -> None:
 @pytest.mark.parametrize("table", ["attempt", "chat_group"])
 @pytest.mark.parametrize("state", ["XX000", "58030", "08006", "08P01", "40003", "42703", "55000"])
 async def test_a_poisoned_key_fails_alone_whatever_its_error(
-    state: str, table: str, database_url: str, connection: Connection
+    state: str,
+    table: str,
+    database_url: str,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Three among 48: neighbours are created, nothing is forgotten, and no connection is dropped."""
+    # A busy machine may take longer for all of them than others are to wait.
+    for limit in ("APART_SECONDS_MAX", "OWNER_SECONDS_MAX"):
+        monkeypatch.setattr(apart, limit, 60.0)
     await poison(connection, table, state)
     events: list[Observation] = []
     poisoned = NewGroup.parse(UserId("mallory"), {"name": "Team"})
@@ -199,6 +209,52 @@ async def test_a_poisoned_key_fails_alone_whatever_its_error(
             # Their outcome stays unknown: neither failed nor forgotten.
             report = await component.lookup.look_up(UserId("mallory"), keys("p", 1)[0], 0)
             assert AttemptStatus.PENDING is report.status
+
+
+async def test_heals_of_one_owner_that_wait_leave_a_place_to_others(
+    database_url: str, connection: Connection
+) -> None:
+    """Those of its look-ups and of its creations together: they share the connections."""
+    bob = NewGroup.parse(UserId("bob"), {"name": "Team"})
+    looked_up, key = keys("k", 2)
+    async with open_component(database_url) as before:
+        await created(before, (looked_up, key))
+        await before.creator.create(key, bob)
+    await connection.execute("DELETE FROM attempt")
+    for pended, group in ((looked_up, TEAM), (key, TEAM), (key, bob)):
+        await pend(connection, pended, group.fingerprint(), owner=group.owner)
+    await connection.execute(
+        """CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+           $$BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END$$;
+           CREATE TRIGGER wait BEFORE UPDATE ON attempt FOR EACH ROW
+           WHEN (NEW.owner_id = 'alice') EXECUTE FUNCTION wait()"""
+    )
+    async with (
+        open_component(database_url) as component,
+        asyncpg.create_pool(database_url, min_size=1, max_size=1) as pool,
+        pool.acquire() as host,
+        host.transaction(),
+    ):
+        await host.execute("SELECT pg_advisory_xact_lock(1)")
+        waiting = [
+            asyncio.ensure_future(component.lookup.look_up(ALICE, looked_up, 0)),
+            asyncio.ensure_future(component.creator.create(key, TEAM)),
+        ]
+
+        async def begun() -> int:
+            waiters = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            return int(await connection.fetchval(waiters))
+
+        async def have_asked() -> bool:
+            return bool(component.creator.places._waiting) or await begun() > 1
+
+        await until(have_asked)
+        assert await begun() <= 1
+        assert AnswerStatus.HEALED is (await component.creator.create(key, bob)).status
+        assert [False, False] == [each.done() for each in waiting]
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
 
 
 async def test_a_failure_lasts_as_long_as_its_attempt(

@@ -119,7 +119,7 @@ def put_together(inputs: Inputs, settings: ComponentSettings) -> Component:
     wakes = [each.wake for each in readers if each is not None]
     return Component(
         creator=creator,
-        lookup=AttemptLookup(reads.attempts, settings.creator.lease_seconds),
+        lookup=AttemptLookup(reads.attempts, settings.creator.lease_seconds, places=creator.places),
         deleter=_deleter(database, creator, wakes),
         deletion_watch=_deletion_watch(database, creator),
         reads=reads,

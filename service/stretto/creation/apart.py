@@ -4,7 +4,7 @@ OneByOne: each request is written alone and answered with its own error. So are 
 suspects (`suspects.py`), without a try together. A batch of which some were refused is taken apart
 by halves first (`halves.py`).
 
-The owners whose writes have gone through of late come first. What takes long ends this, whatever
+The owners whose last write has gone through quickly come first. What takes long ends this, whatever
 its result: no more is tried of an owner whose failures have taken too long, or whose successes take
 much longer than its neighbours', and after `APART_SECONDS_MAX` the rest goes back to the mailbox if
 others wait. Where a write has hung meanwhile, the owners of that rest become suspects.
@@ -77,7 +77,8 @@ class OneByOne:
     ) -> None:
         """Take the mailbox only to see whether others wait; `forget_bug` reports a bug.
 
-        With `since`, all are suspects: other requests of their batch were written from then on.
+        With `since`, all are of suspects or of newcomers; other requests of their batch were written
+        from then on.
         """
         self._batch = batch
         self._mailbox = mailbox
@@ -85,7 +86,7 @@ class OneByOne:
         self._forget_bug = forget_bug
         self._failing: dict[UserId, _Failures] = {}
         self._successes: dict[UserId, _Successes] = {}
-        self._are_suspects = since is not None
+        self._is_led_apart = since is not None
         self._since = breakers.clock_seconds() if since is None else since
         self._hang_seconds = 0.0
         """The longest time for which one of them has hung alone."""
@@ -107,7 +108,7 @@ class OneByOne:
         untried: list[WriteRequest] = []
         clock_seconds, failing = self._breakers.clock_seconds, self._failing
         started, bugs, is_late, others_passed = clock_seconds(), 0, False, False
-        left = self._proven_first()
+        left = self._quick_first()
         try:
             while left and not is_late:
                 request, since = left.pop(), clock_seconds()
@@ -144,18 +145,19 @@ class OneByOne:
             failing.clear()
         return results, untried
 
-    def _proven_first(self) -> list[WriteRequest]:
+    def _quick_first(self) -> list[WriteRequest]:
         """Return the requests in an order to be taken from the end.
 
         First come the owners whose last write has gone through quickly, and last those of whom one
         has hung alone. Among those, and among the others, owners take turns: of each its first
-        request, then of each its second. While there are suspects, the newest come first in a turn:
-        newcomers have come after those who hang. Of the suspects, every other time the oldest do.
+        request, then of each its second. While there are suspects, the newest requests come first in a
+        turn: newcomers have come after those who hang. In every other batch that is led apart, the
+        oldest do.
         """
         ranks: Counter[UserId] = Counter()
         order: list[tuple[bool, bool, int, int, WriteRequest]] = []
         suspects = self._breakers.suspects
-        sign = suspects.next_age_sign() if self._are_suspects else -1 if suspects else 0
+        sign = suspects.next_age_sign() if self._is_led_apart else -1 if suspects else 0
         for request in self._batch:
             owner, age = request.message.new_group.owner, sign * age_order(request)
             standing = (
@@ -171,9 +173,9 @@ class OneByOne:
         """Whether the requests that are left must make room for others that wait."""
         seconds = self._breakers.clock_seconds() - started
         suspects, mailbox = self._breakers.suspects, self._mailbox
-        if self._are_suspects and seconds >= OWNER_SECONDS_MAX:
-            # After one hang of a suspect, a newcomer need not wait for the next one. While newcomers
-            # are led alone and none hangs, only who is known need not.
+        if self._is_led_apart and seconds >= OWNER_SECONDS_MAX:
+            # After one hang of a suspect, a newcomer does not wait for the next one. While newcomers
+            # are led alone and none has hung, only known owners count as waiting.
             are_alike = suspects.are_newcomers_apart and not self._hang_seconds
             is_known = self._breakers.proofs.is_known
             if mailbox.has_any(is_known) if are_alike else mailbox.has_besides(suspects):
@@ -253,8 +255,8 @@ class OneByOne:
         failures that come at once have the whole batch taken apart as well. Slow successes cost as
         much as failures: each pays what they took longer than those of its neighbours.
 
-        A failure that is the owner's own is charged (`is_own`). Any other is charged only if the
-        step of some request did not fail (`others_passed`).
+        A failure that is the owner's own is charged (`is_own`). Any other is charged only if some step
+        neither failed nor ended in `NotLed` (`others_passed`).
         """
         if not has_several_owners(self._batch) and not len(self._mailbox):
             return

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stretto.observations import Observer
 
 # Of a process at once: a host whose service hangs keeps so many requests waiting, and rejects others.
-# One owner has no more of them than are left free for others: alone half, beside one that has half a
+# One owner has no more of them than are left free for others: a single owner gets half, a second one a
 # quarter. So a few owners, for whom the host's code hangs, do not keep all others out. Nor do many:
 # those for whom it was late have calls of their own (`laggards.py`).
 AUTHORIZATIONS_MAX: Final = 1024

@@ -89,7 +89,7 @@ class BatchWriter:
         return await self._write_in_steps(batch, self._claim_contended, self._clock_seconds())
 
     async def write_probe(self, request: WriteRequest, *, is_hasty: bool) -> int:
-        """Claim and lead one request alone, and once."""
+        """Claim and lead one request alone; only a lock is tried again."""
         if request.message.is_claimed or await self._claim([request]):
             return await self._leads.lead_probe(request, is_hasty=is_hasty)
         # Not won: the request follows. After the lease it reclaims, and comes back as claimed: so
@@ -105,7 +105,7 @@ class BatchWriter:
         awaited = []
         for request in batch:
             if request.message.is_abandoned():
-                # It may take the time of one whose client still waits. Its own comes back, or never.
+                # Its client has left: do not spend the time of those who wait. It comes back, or never.
                 request.fail(rejection_of(request.message))
             else:
                 awaited.append(request)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stretto.creation.breakers import OWNER_SECONDS_MAX
 from stretto.store_errors import (
+    HookCutOff,
     HookEnded,
     HookError,
     Locked,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 class RowLocked(Locked):
     """A row beside the attempts, such as a host's, was locked, and no table: others can be written.
 
-    `OwnerPaused.kind` reports it by this name: only a private name would count as `Locked`.
+    `OwnerPaused.kind` reports it by this name; with a private one it would be reported as `Locked`.
     """
 
 
@@ -40,10 +41,10 @@ def is_ended(error: StoreError) -> bool:
 def is_own(error: StoreError, started: float, breakers: OwnerBreakers) -> bool:
     """Whether a failure since `started` is its owner's own: a lock on a row, or the host's hook.
 
-    A write or a hook that was ended may have been slow because all are. So it is its owner's own
-    only where another write has gone through meanwhile.
+    A write or a hook that was ended may have been slow because all are, and where a hook has lost its
+    session, all may have. So it is its owner's own only where another write has gone through meanwhile.
     """
-    if is_ended(error):
+    if is_ended(error) or isinstance(error, HookCutOff):
         return breakers.has_led_since(started)
     return _may_be_own(error)
 
@@ -51,7 +52,7 @@ def is_own(error: StoreError, started: float, breakers: OwnerBreakers) -> bool:
 def note_hang(breakers: OwnerBreakers, write: Write, error: StoreError, seconds: float) -> bool:
     """Suspect the owner of a write that has failed alone after so long, if it may be its own.
 
-    Before the failure ends what its success has proven.
+    Call it before `proofs.forget`: it asks whether the owner is known.
     """
     is_hang = seconds >= OWNER_SECONDS_MAX and _may_be_own(error)
     if is_hang:

@@ -265,7 +265,10 @@ class OwnerBreakers:
         pause = max(PAUSE.seconds(failures), PAUSE_RATIO * cost)
         if may_be_victim:
             pause = min(pause, VICTIM_PAUSE_SECONDS_MAX)
-        self._open[owner] = _Breaker(copy_of(error), self.clock_seconds() + pause, cost, failures)
+        awaited_until = -math.inf if breaker is None else breaker.awaited_until
+        self._open[owner] = _Breaker(
+            copy_of(error), self.clock_seconds() + pause, cost, failures, awaited_until
+        )
         if breaker is None:
             ids = request_ids([write.request])
             self._observe(OwnerPaused(error, write.group_id, pause, ids))

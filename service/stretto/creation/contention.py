@@ -41,6 +41,12 @@ class ContendedKeys:
         if len(self._until) > KEYS_MAX:
             self._until.popitem(last=False)
 
+    def drop_stale(self) -> None:
+        """Forget the keys whose time is over: most are settled by others, and never come again."""
+        now = self._clock_seconds()
+        while self._until and next(iter(self._until.values())) <= now:
+            self._until.popitem(last=False)
+
     def discard(self, group_id: UUID) -> None:
         """Let the key share statements again."""
         self._until.pop(group_id, None)

@@ -1,8 +1,7 @@
 """GroupCreator: answers every request for a group, so that a key never makes two.
 
-It owns the memory of outcomes, and decides what a request waits for. The first request of a key
-starts its flight (`flights.py`); later ones with the same meaning wait for the outcome and hold no
-connection. Nothing here writes domain rows; the writers do.
+It decides what a request waits for. The first request of a key starts its flight (`flights.py`);
+later ones wait for the flight's end, without a connection. The writers write the rows.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class GroupCreator:
         *,
         authorization: Authorization | None = None,
     ) -> None:
-        """Take the calls of the host's hooks that run: none of them may await a creation.
+        """Take what knows which of the host's hooks run: none of them may await a creation.
 
         With an `authorization` nothing is claimed that the host has not allowed.
         """
@@ -68,6 +67,7 @@ class GroupCreator:
         self._hooks = hooks or HookCalls()
         self._memory = OutcomeMemory(settings.outcomes_max)
         self._follower = Follower(writers, attempts, settings.lease_seconds, observe, pause)
+        self.places = self._follower.places
         self._flights = Flights(
             writers,
             self._follower,
@@ -283,7 +283,7 @@ class GroupCreator:
                 known = self._memory.find(id_)
         except StrettoError as error:
             if isinstance(error, KeyReused) and known is not None:
-                # A follower has reported its own.
+                # Without `known` it comes from a follower, which has reported it.
                 owner, trace_id = new_group.owner, trace_id_of(CURRENT_REQUEST.get())
                 self._observe(AttemptStrayed("other_body", uuid_of(id_), owner, trace_id=trace_id))
             self._observe(AttemptAnswered(error.code))

@@ -4,8 +4,8 @@ The row of a deleted group stays, as a tombstone: its key is answered `GroupDele
 
 A host's transaction may hold a group for any time, and its trigger may be slow. So there are two
 deleters. The first one is hasty: a deletion that takes longer than others can bear is broken off, and
-left to the second one, which gives it all of its time. So is what comes from that owner in the next
-minute. So owners whose deletions are slow delay only each other.
+left to the second one, which gives it all of its time. That owner's deletions of the next minute go
+there directly. So owners whose deletions are slow delay only each other.
 
 A turn is short, and what it has no time for is put back behind the others.
 """

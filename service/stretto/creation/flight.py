@@ -75,7 +75,10 @@ class Answer:
 
 @dataclass(slots=True)
 class Flight:
-    """A key's attempt as this process pursues it; all its waiters have the same fingerprint."""
+    """A key's attempt as this process pursues it.
+
+    Its outcome answers requests with its fingerprint; one with another body only waits for its end.
+    """
 
     group_id: UUID
     new_group: NewGroup

@@ -114,9 +114,13 @@ class Flights:
         )
         if self._stopping:
             raise Overloaded.while_stopping()
-        self._limiter.admit(flight.new_group.owner)
+        self._limiter.admit(new_group.owner)
         write = flight.new_write()
-        written = self._writers.ask(write)
+        try:
+            written = self._writers.ask(write)
+        except StrettoError:
+            self._limiter.give_back(new_group.owner)
+            raise
         # No `await` since the flight was looked up: no other task can have registered one.
         self._flights[flight.group_id.bytes] = flight
         written.add_done_callback(partial(self._written, flight, write))

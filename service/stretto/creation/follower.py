@@ -68,11 +68,12 @@ class Follower:
         self._lease_seconds = lease_seconds
         self._observe = observe
         self._pause = pause
-        self._places = OwnerPlaces()
+        self.places = OwnerPlaces()
+        """In which owners take turns to heal and reclaim."""
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Stop waiting for attempts of others; a write that a writer has goes on."""
+        """Stop waiting for attempts of others; a write that was handed to a writer goes on."""
         self._is_stopping = True
 
     async def pursue(self, flight: Flight, write: Write) -> CreatedGroup | Failure:
@@ -138,13 +139,13 @@ class Follower:
                     if contradicts_failed:
                         self._observe(GuaranteeBroken(flight.group_id))
                     else:
-                        async with self._places.place(owner):
+                        async with self.places.place(owner):
                             await self._attempts.heal(flight.group_id)
                     flight.status = AnswerStatus.HEALED
                     return group
                 case Reclaim(seen):
                     write = flight.new_write(is_claimed=True)
-                    async with self._places.place(owner):
+                    async with self.places.place(owner):
                         is_ours = await self._attempts.reclaim(
                             flight.group_id, seen, write.claim_token, self._lease_seconds
                         )

@@ -1,10 +1,10 @@
 """Which calls of a host's hooks run, and whether a creation comes from within one.
 
-A writer waits for `on_create`, so that must not await a creation by its own component. Nor must
-`authorize`: it would be asked for that creation as well, and so on without an end. Such a wait may
-be in a task that the hook has started, such as that of `asyncio.wait_for`, so it is known by a
-context variable: tasks inherit it. Whether a hook awaits its task is not known: until the call has
-ended, each task of its context counts. After that none does.
+A writer waits for `on_create`. So `on_create` must not await a creation by its own component. Nor must
+`authorize`: it would be called again for that creation, without an end. Such a wait may be in a task
+that the hook has started, such as that of `asyncio.wait_for`, so it is known by a context variable:
+tasks inherit it. Whether a hook awaits its task is not known: until the call has ended, each task of
+its context counts. After that none does.
 
 A call may run within one of another component's, and both count. But an `on_create` runs in a writer's
 context, not in that of the request whose group it is called for: there the hook's time bounds the wait.

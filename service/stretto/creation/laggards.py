@@ -5,9 +5,9 @@ these owners then waits for the whole of its time, and thousands of them would t
 a process may have under way. So owners whose last call was late share a few calls among themselves,
 until one of theirs is answered in time. The others keep the rest, however many the laggards are.
 
-To learn who is one costs a wait for each. While laggards are many, that is cut short for all who
-are none: to some times what the slowest answer took of late. A caller who is wronged by that is a laggard
-for one call, and that call has the whole time.
+Each laggard is found by one wait. While there are many laggards, the wait for every other owner is
+shorter: some times as long as the slowest recent answer. An owner who is wrongly called late is a laggard
+for one call, which has the whole time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
     from stretto.domain import UserId
 
-# Nothing is claimed yet, so nothing but its own request waits for it. Half of a client's patience is
-# left to the write.
+# Nothing is claimed yet: only the request itself waits. A client waits 10 s, so 8 are left for the write.
 AUTHORIZE_SECONDS: Final = 2.0
-# That all laggards together have under way: an eighth of `AUTHORIZATIONS_MAX`. Hung ones are tried
+# The most calls that all laggards together have under way: an eighth of `AUTHORIZATIONS_MAX`. Hung ones are tried
 # again at 64 a second, and those whom the host answers by now are no laggards any more.
 LATE_CALLS_MAX: Final = 128
 # A call is late if it takes so many times as long as the slowest answer of late, and so long at least.

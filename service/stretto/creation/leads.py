@@ -22,6 +22,7 @@ from stretto.creation.requests import as_claimed, kept
 from stretto.observations import ActorCrashed, AttemptStrayed, WriteFailed
 from stretto.runtime.backoff import Backoff
 from stretto.store_errors import (
+    HookCutOff,
     HookInterrupted,
     InDoubt,
     Locked,
@@ -76,13 +77,13 @@ class LeadWriter:
     ) -> int:
         """Lead a batch together; where that fails, each request alone. Return how many led.
 
-        `failed` has one error if this batch was led before, at `started`: the first try raises it
-        and sends nothing. The error leaves the list, which a frame of its traceback refers to.
+        `failed` holds one error if this batch was led before, at `started`: the first try takes it out,
+        and raises it instead of sending. It is a list so that no frame keeps the error: a cycle.
         """
         is_alone, hang_seconds = len(batch) == 1, 0.0
         started = self._breakers.clock_seconds() if started is None else started
         try:
-            retried = (OutcomeUnknown, Transient if is_alone else Locked)
+            retried = (OutcomeUnknown, *((Transient, HookCutOff) if is_alone else (Locked,)))
             led = await self._lead_persistently(batch, retried, failed=failed)
         except Refused:
             return await self._lead_halves(batch, started)
@@ -247,7 +248,7 @@ class LeadWriter:
                 return 0
             except retried as error:
                 is_locked = isinstance(error, Locked)
-                is_of_hook = isinstance(error, HookInterrupted)
+                is_of_hook = isinstance(error, HookInterrupted | HookCutOff)
                 # `InDoubt` is the server's own answer to this write: it would give it again.
                 if failures == TRIES_MAX - 1 or isinstance(error, InDoubt):
                     raise
@@ -266,14 +267,14 @@ class LeadWriter:
     async def _lead_once(
         self, batch: Sequence[WriteRequest], failed: list[StoreError] | None, *, is_hasty: bool
     ) -> set[UUID]:
-        """Lead in one statement, or raise the error that it `failed` with before. Handles none."""
+        """Lead in one statement, or raise the error of an earlier try (`lead`). Handles no error."""
         if failed:
             raise failed.pop()
         with self.reporting(batch, "lead"):
             return await self._store.lead([request.message for request in batch], is_hasty=is_hasty)
 
     async def _settle_as_failed(self, request: WriteRequest, refused: Refused) -> None:
-        """Settle an attempt that the server has refused to lead.
+        """Settle an attempt that the server, or the host's hook, has refused to lead.
 
         The statement is over and rolled back, and none that carries this token can commit once the
         attempt is failed: certain (G4).

@@ -1,4 +1,7 @@
-"""How many new attempts one owner may start: a token bucket per owner, in this process."""
+"""How many flights one owner may start: a token bucket per owner, in this process.
+
+A key that has an attempt already counts too, where this process does not remember its success.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ OWNERS_MAX = 10_000
 
 
 class OwnerLimiter:
-    """Admits `rate_per_second` new attempts per owner, in bursts of up to one second's worth.
+    """Admits `rate_per_second` flights per owner, in bursts of up to one second's worth.
 
     A rate of 0 admits everything.
     """
@@ -42,3 +45,9 @@ class OwnerLimiter:
             self._buckets.popitem(last=False)
         if not is_admitted:
             raise RateLimited(retry_after_seconds=math.ceil((1 - tokens) / self._rate))
+
+    def give_back(self, owner: UserId) -> None:
+        """Return a token that `admit` has just taken: nothing was started."""
+        if self._rate:
+            tokens, seen_at = self._buckets[owner]
+            self._buckets[owner] = (tokens + 1, seen_at)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from stretto.creation.attempt import AttemptStatus
 from stretto.creation.follower import POLL
+from stretto.creation.places import OwnerPlaces
 from stretto.domain import group_id
 from stretto.errors import Failure, GroupDeleted, NotFound
 
@@ -51,10 +52,13 @@ class AttemptLookup:
         attempts: AttemptStore,
         lease_seconds: float,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        places: OwnerPlaces | None = None,
     ) -> None:
+        """Take the places in which owners take turns to heal, where others heal too."""
         self._attempts = attempts
         self._lease_seconds = lease_seconds
         self._pause = pause
+        self._places = places or OwnerPlaces()
 
     async def look(self, owner: UserId, key: IdempotencyKey) -> AttemptReport:
         """Report on the attempt and write nothing; raises as `look_up` does."""
@@ -78,7 +82,8 @@ class AttemptLookup:
         for looks in itertools.count():
             sighting = await self._attempts.look(id_, self._lease_seconds, owner)
             if _needs_healing(sighting):
-                await self._attempts.heal(id_)
+                async with self._places.place(owner):
+                    await self._attempts.heal(id_)
                 sighting = await self._attempts.look(id_, self._lease_seconds, owner)
             report = _report(id_, sighting)
             if report is None:

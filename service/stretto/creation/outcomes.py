@@ -2,7 +2,7 @@
 
 A group stays, whatever becomes of its attempt. So a success may be remembered for as long as the
 database behind the process is the same, and the group is not deleted. `forget()` is called whenever
-the first may have changed, `drop()` when the group was deleted, `confirm()` when all groups that
+the database may have changed, `drop()` when the group was deleted, `confirm()` when all groups that
 were deleted are dropped. A failure is not remembered: it lasts as long as its attempt, which
 another process may delete.
 """
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # Of a request that did not come as a body: no body has this digest.
 NO_BODY: Final = bytes(FINGERPRINT_BYTES)
 
-# A look for deletions fails in this time at most, and then everything is forgotten. So this changes
-# nothing in an outage. It is for a process that was stopped, and goes on before its next look.
+# In an outage the look for deletions fails sooner, and its failure forgets everything. This bound is for
+# a process that was suspended (SIGSTOP, a paused machine), and answers before its next look.
 UNCONFIRMED_SECONDS_MAX: Final = 8.0
 
 _DOCUMENT: Final = slice(2 * FINGERPRINT_BYTES, None)

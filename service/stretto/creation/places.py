@@ -50,7 +50,7 @@ class OwnerPlaces:
             # The loop is gone, and all who wait with it.
             raise
         except BaseException as error:
-            # It may have come in the same turn of the loop.
+            # The place may have been granted in this same turn of the event loop.
             if not turn.cancel() and not turn.cancelled():
                 self._leave(owner)
             if isinstance(error, TimeoutError):

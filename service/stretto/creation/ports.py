@@ -150,7 +150,7 @@ class Writers(Protocol):
 
         The future raises a `StoreError` when the attempt could not be settled, and `Overloaded`
         when the mailbox needed its place, or was closed. Where there is no room for a write that is
-        claimed, both raise `AttemptPending` instead.
+        claimed, the call and the future raise `AttemptPending` instead.
         """
 
 

@@ -40,11 +40,11 @@ SUSPECTS_MAX: Final = 4096
 # What a hang costs in a batch before that is taken apart (`STALL_SECONDS`). Once newcomers who are led
 # alone have cost as much since the last hang of one, batches cost less.
 NEWCOMERS_SECONDS: Final = 0.75
-# At the latest after so many.
+# Or once so many have gone through alone, however quickly.
 NEWCOMERS_MAX: Final = 256
-# And so long after a batch has hung: twice as long each time that the next one hangs too. Alone, a
-# hook is ended sooner than in a batch: where it takes long for newcomers, each of them would prolong
-# this, although their batches would go through.
+# Or so long after a batch has hung, which doubles each time that the next batch hangs too. Without this
+# bound a hook that takes long for newcomers would keep them apart for ever: alone it is ended sooner
+# than in a batch.
 NEWCOMERS_APART_SECONDS: Final = 2.5
 NEWCOMERS_APART_SECONDS_MAX: Final = 20.0
 

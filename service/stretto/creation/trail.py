@@ -99,7 +99,7 @@ class TrailRecorder(Actor):
             self.wake()
 
     async def run_once(self) -> int:
-        """Add the oldest that was noted; raises a `StoreError`, and then keeps it.
+        """Add the oldest that was noted; raises a `StoreError`, and then the entries stay queued.
 
         A statement whose acknowledgement was lost may be repeated: the trail then has twins.
         """
@@ -115,5 +115,6 @@ class TrailRecorder(Actor):
         """Add what a stop finds; what cannot be added soon is lost. Idempotent."""
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
-                await self.run_once()
+                while self._noted:
+                    await self.run_once()
         self._noted.clear()

@@ -5,9 +5,8 @@ one at a time takes requests (`baton.py`). What arrives during one batch is the 
 service adds no delay, and a busy one adds few round trips. A batch costs one (`batch.py`). A writer
 that has lost its connection takes no request while a sibling has one.
 
-The writer decides what is written together. A batch is bounded by rows. Keys that held up a batch
-before come after the others. So do requests of suspects (`suspects.py`), each alone. Requests of
-owners who are paused (`breakers.py`) are answered, or come last.
+A batch is bounded by rows. Keys that held up a batch before come after the others. So do requests of
+suspects (`suspects.py`), each alone. Those of paused owners (`breakers.py`) are answered, or come last.
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ class GroupWriter(Actor):
             # The pause that follows is this writer's alone: another one may go on.
             self._baton.pass_on(self)
             if batch:
-                # Whatever has come before their answers, a host's errors of any kind too: a flight
-                # without one would never end.
+                # Whatever was raised, a host's errors of any kind too: a flight without an answer would
+                # never end.
                 for request in batch:
                     request.fail(OutcomeUnknown("the writer has failed"))
                 # A bug or a cancellation leaves the connection in an unknown state.
@@ -137,7 +136,7 @@ class GroupWriter(Actor):
     async def _write_and_answer(self, batch: list[WriteRequest]) -> None:
         """Write a batch; each of its requests is answered or put back, whatever has happened."""
         batch.sort(key=lead_order)
-        unanswered: Exception = OutcomeUnknown("the writer was stopped")
+        unanswered: Exception = OutcomeUnknown("the writer was stopped, or has failed")
         started = time.perf_counter()
         led = 0
         untried: list[WriteRequest] = []
@@ -173,6 +172,7 @@ class GroupWriter(Actor):
         if not self._breakers and not suspects and not self._batches.contended:
             return await self._batches.write(batch)
         self._breakers.drop_stale()
+        self._batches.contended.drop_stale()
         since = self._breakers.clock_seconds()
         parts: tuple[list[WriteRequest], ...] = ([], [], [], [])
         shared, contended, newcomers, suspected = parts
@@ -194,11 +194,11 @@ class GroupWriter(Actor):
             elif self._awaits_probe(request):
                 self._batches.put_back([request])
             else:
-                # Before the others have their turn, and before anything is claimed.
+                # Before the others have their turn. One that is new is not claimed yet.
                 request.fail(self._breakers.error_of(owner))
         has_others = shared or contended or paused or len(self._baton.mailbox)
         if not has_others and not has_several_owners(newcomers + suspected):
-            # It keeps no other waiting: its hook may take long.
+            # This owner keeps no other waiting: its hook may take long.
             shared, newcomers, suspected = newcomers + suspected, [], []
         led = await self._batches.write(shared)
         if contended:
@@ -284,8 +284,8 @@ class GroupWriter(Actor):
             if is_away(error):
                 raise
             return 0
-        # Nor does `NotLed` say anything: the attempt is another's. A refusal, by hook or database,
-        # ends the pause as a success does: the write has come as far.
+        # `NotLed` says nothing about the owner: the attempt is another's. A refusal, by hook or
+        # database, ends the pause as a success does: the write has come as far.
         if not isinstance(result_of(request), NotLed | None):
             self._breakers.close(owner)
         return led

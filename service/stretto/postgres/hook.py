@@ -2,9 +2,9 @@
 
 The hook is the host's code on our connection. So it is not assumed that it ends, that the
 transaction is still ours afterwards, or that the session is as it was. Its veto (`GroupRejected`,
-or a group of nothing else) is the only thing that it says about the new group; every other failure
-is a `HookError`, and the attempt stays pending. Costs two round trips beside those of the
-transaction and of the hook.
+or an exception group of nothing else) is the only thing that it says about the new group; every
+other failure is a `HookError`, and the attempt stays pending. A lead with a hook costs two round trips
+beside those of the transaction and of the hook.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class HookedLead:
     async def lead(
         self, connection: Connection, writes: Sequence[Write], lock_seconds: float
     ) -> set[UUID]:
-        """Return the tokens that led. Raises `HookError`, `Refused`, and errors of the driver.
+        """Return the tokens that led. Raises a `StoreError`, such as `HookError`, or the driver's errors.
 
         The hook's own statements wait for locks no longer than the lead's.
         """
@@ -119,11 +119,10 @@ class HookedLead:
             raise
         led = _Led(connection, transaction, before, writes, lock_seconds < LOCK_SECONDS)
         if self._was_changed(led):
-            # A statement that an earlier hook had prepared has run since: what it led on is
-            # unknown.
+            # Something that an earlier hook left behind has used it: what this lead ran in is unknown.
             await self._roll_back(led)
             await self._discard()
-            message = "something that an earlier on_create has left running has used its session"
+            message = "an earlier on_create left something running, which has changed the session"
             raise Transient(message)
         if not tokens:
             await transaction.rollback()
@@ -137,12 +136,10 @@ class HookedLead:
             after = await self._run(led, created)
         except Exception as error:
             is_gone = await self._roll_back(led)
-            if is_gone and is_a(error, DRIVER_ERRORS):
-                # The hook only met the loss of the connection. The store decides what that means.
-                raise
             if is_a(error, HookError):
                 raise
-            raise verdict_of(error) from without_row_data(self._last_raised(error))
+            verdict = verdict_of(error, is_gone=is_gone)
+            raise verdict from without_row_data(self._last_raised(error))
         if after.transaction_id != before.transaction_id:
             await self._require_committed(led)
         else:
@@ -190,7 +187,8 @@ class HookedLead:
         is_cut_off = seconds >= HOOK_SECONDS and is_lost(led.connection)
         if is_cut_off and (error is None or is_a(error, DRIVER_ERRORS)):
             # The loop was blocked. Once it was free, our own watchdog was due before we were.
-            raise HookError(too_late(seconds, HOOK_SECONDS)) from error
+            cause = error and without_row_data(self._last_raised(error))
+            raise HookError(too_late(seconds, HOOK_SECONDS)) from cause
         if is_a(error, Exception):
             try:
                 raise error

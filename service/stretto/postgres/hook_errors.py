@@ -15,9 +15,16 @@ import asyncpg
 from stretto.creation.host_errors import chain, veto_of
 from stretto.kinds import is_a
 from stretto.misuse import CreatedInHook
-from stretto.postgres.driver_errors import sqlstate_of, store_error
+from stretto.postgres.driver_errors import DRIVER_ERRORS, sqlstate_of, store_error
 from stretto.postgres.hook_handle import HandleMisused
-from stretto.store_errors import HookError, HookInterrupted, Refused, StoreError, Transient
+from stretto.store_errors import (
+    HookCutOff,
+    HookError,
+    HookInterrupted,
+    Refused,
+    StoreError,
+    Transient,
+)
 
 # Messages of this class quote the wrong data (`invalid input syntax for integer: "alice"`); others
 # quote names of tables and constraints.
@@ -26,6 +33,12 @@ _QUOTED: Final = re.compile(r'"[^"]*"')
 
 _ARGS: Final = BaseException.__dict__["args"]
 _TRACEBACK: Final = BaseException.__dict__["__traceback__"]
+
+# The driver has no words for it: the server's reason comes without a statement.
+_SESSION_LOST: Final = (
+    "the session was lost while on_create ran; if that happens again and again, the server ends it:"
+    " look for idle_in_transaction_session_timeout, or for what the hook itself does to it"
+)
 
 # A busy loop does not make a timer as late as this: nothing could run at all.
 BLOCKED_SECONDS_MIN: Final = 1.0
@@ -54,8 +67,13 @@ def too_late(seconds: float, seconds_max: float) -> str:
     )
 
 
-def verdict_of(error: Exception) -> StoreError:
-    """Return what a hook's failure means for the group: only a veto says anything about it."""
+def verdict_of(error: Exception, *, is_gone: bool = False) -> StoreError:
+    """Return what a hook's failure means for the group: only a veto says anything about it.
+
+    With `is_gone` its session is lost, which is all that an error of the driver says then.
+    """
+    if is_gone and is_a(error, DRIVER_ERRORS):
+        return HookCutOff(_SESSION_LOST)
     try:
         return _read_verdict(error)
     except Exception:  # noqa: BLE001 whatever the host's error raises where it is read

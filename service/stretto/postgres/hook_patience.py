@@ -4,12 +4,12 @@ A hook that hangs for one owner must not cost its neighbours all of a write's ti
 again for each of that owner's requests. So it is ended early where others wait, as a statement is that
 stalls (`stalls.py`). While no other waits, it has nearly all of the write's time.
 
-A hook that is slow for all must not be ended for that. So it may take several times as long as those
-before it for one request (`TimesAlone`). An owner whose hook was ended early when alone has the time of
-a batch once more: it may be slower than that of others, and hang no more than theirs. After it was ended too often without a success in between,
-one request that is led alone has all of the time. If the hook comes to its end, it was slow for all.
-If not, it hangs, and only the next series of ends earns another such trial: a flood of hangs costs
-one long wait for each.
+A hook that is slow for all must not be ended for that. So for one request it may take several times
+as long as the last hooks that succeeded (`TimesAlone`). If it is ended early when alone, the owner's
+next hook alone has the time of a batch, once: the owner may be slow, without hanging. After too many
+ends without a success in between, one request that is led alone has all of the time. If the hook
+succeeds, it is slow for all. If not, it hangs, and only the next series of ends earns another such
+trial: a flood of hangs costs one long wait for each series.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 0.1
 # A request that is led alone while others wait: several owners whose hook hangs are found in a second.
 ALONE_SECONDS: Final = 0.25
-# Such a request, of those before it: each that hangs keeps the next from being tried. Above
-# `HANG_RATIO` (`creation/suspects.py`), or the hang would say nothing of its owner.
+# For such a request, as a multiple of the usual time alone. It is low, since each hang delays the next
+# request, and above `HANG_RATIO` (`creation/suspects.py`), or a hang would say nothing of its owner.
 ALONE_RATIO: Final = 3.0
 # In a row: more than a dozen owners whose hook hangs. After that the hook may be slow for all.
 ENDED_MAX: Final = 16
@@ -53,9 +53,10 @@ class HookPatience:
         *,
         is_hasty: bool,
     ) -> float:
-        """Wait until the hook is done, or has taken too long; return how long it might take.
+        """Wait until the hook is done, or has taken too long; return how long it was allowed to take.
 
-        With `is_hasty` others wait for a request that is led alone, and for a batch of several owners.
+        With `is_hasty` a request that is led alone keeps others waiting, and so does a batch of several
+        owners.
         """
         clock_seconds = asyncio.get_running_loop().time
         began = clock_seconds()
@@ -80,6 +81,8 @@ class HookPatience:
                     self._times.note_ended(owners[0])
                 return until
             until = min(seconds_max, until + LOOK_SECONDS)
-        self._times.note(owners, clock_seconds() - began, ALONE_SECONDS)
-        self._ended = 0
+        if not hook.cancelled() and hook.exception() is None:
+            # A veto that comes at once would make every other hook look slow.
+            self._times.note(owners, clock_seconds() - began, ALONE_SECONDS)
+            self._ended = 0
         return seconds_max

@@ -80,11 +80,10 @@ class TimesAlone:
     def patience(
         self, owners: Sequence[UserId], least_seconds: float, most_seconds: float, ratio: float
     ) -> float:
-        """Return how long the next one may take, with a request of each of these owners.
+        """Return how long the next step may take, with a request of each of these owners.
 
-        So many times as long as one alone; together, as long as all of them one after the other:
-        beyond that it is better to take them apart. What is known of one owner alone says nothing of
-        others.
+        That is `ratio` times the usual time alone, and as long as all of them take one after the other:
+        beyond that it is better to take them apart. For several owners, the time of one says nothing.
         """
         times = self._seconds
         is_known = bool(times) if len(set(owners)) == 1 else len(times) > 1
@@ -123,7 +122,7 @@ class StepTimes:
 
 
 class Stalls:
-    """The statements of one write store; `others_wait` returns whether requests are queued."""
+    """The statements of one write store; `others_wait`: whether a request waits that they delay."""
 
     def __init__(
         self, database: Database, others_wait: Callable[[], bool], times: StepTimes

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 CLAIM_LOCK_SECONDS: Final = 0.1
 CLAIM_ALONE_LOCK_SECONDS: Final = 0.02
 # While other requests wait. A row that another lead holds is free in a few milliseconds; a row of
-# the host's may be held for any time. Less than `ALONE_SECONDS`: a hook that waits for a lock meets it.
+# the host's may be held for any time. Below `ALONE_SECONDS`: a hook's lock times out before its end.
 HASTY_LOCK_SECONDS: Final = 0.22
 
 
@@ -49,8 +49,8 @@ class PostgresWriteStore:
     """A writer's statements. Connects when needed; a broken connection is dropped at once.
 
     `on_lost` is called when the database may be another one than before: remembered outcomes may be
-    wrong. `others_wait` returns whether requests are queued behind a write. `hooks` are the
-    calls of `on_create` that run, and `times` how long writes take, of all stores of a component.
+    wrong. `others_wait` returns whether a request waits that a write delays. `hooks` are the calls of
+    `on_create` that run, and `times` how long writes take, of all stores of a component.
     """
 
     def __init__(

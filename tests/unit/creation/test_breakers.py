@@ -24,6 +24,7 @@ from stretto.domain import UserId
 from stretto.errors import AttemptPending, Failure, Overloaded, StrettoError
 from stretto.observations import Observation, OwnerPaused, OwnerResumed
 from stretto.store_errors import (
+    HookCutOff,
     HookEnded,
     HookError,
     HookInterrupted,
@@ -162,15 +163,16 @@ async def test_an_owner_who_is_alone_in_its_batch_is_paused_where_others_wait() 
     assert [OwnerPaused] == world.pauses()
 
 
+@pytest.mark.parametrize("error", [Stalled("hang"), HookCutOff("lost")])
 @pytest.mark.parametrize("others_led", [True, False])
 async def test_a_write_that_the_server_has_ended_is_its_owners_where_others_go_through(
-    others_led: bool,
+    others_led: bool, error: StoreError
 ) -> None:
     """Of this writer or of another, meanwhile: else the server may be slow for all."""
     world = World(writers=2)
     other = CostlyStore(world.clock)
     world.writers[1]._batches._leads._store = world.writers[1]._batches._store = other
-    world.store.failing[HOT] = Stalled("hang"), HANG_SECONDS
+    world.store.failing[HOT] = error, HANG_SECONDS
     stall = world.store.lead
 
     async def lead(writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
@@ -183,7 +185,7 @@ async def test_a_write_that_the_server_has_ended_is_its_owners_where_others_go_t
 
     world.store.lead = lead  # type: ignore[method-assign]
     (answer,) = await world.answers(write(HOT, 1))
-    assert isinstance(answer, Stalled)
+    assert isinstance(answer, type(error))
     assert others_led == (HOT in world.breakers)
 
 

@@ -40,3 +40,15 @@ def test_of_too_many_keys_the_oldest_goes() -> None:
     for number in range(KEYS_MAX + 1):
         keys.add(UUID(int=number))
     assert (KEYS_MAX, False, True) == (len(keys), UUID(int=0) in keys, UUID(int=1) in keys)
+
+
+def test_keys_whose_time_is_over_are_forgotten() -> None:
+    """Most are settled by others: nobody would ever claim them again."""
+    now = 100.0
+    keys = ContendedKeys(lambda: now)
+    keys.add(ONE)
+    now += 1
+    keys.add(OTHER)
+    now += KEY_SECONDS - 1
+    keys.drop_stale()
+    assert (1, True) == (len(keys), OTHER in keys)

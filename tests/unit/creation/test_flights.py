@@ -14,6 +14,7 @@ from stretto.creation.attempt import AnswerStatus, Attempt, AttemptStatus, Group
 from stretto.creation.creator import GroupCreator
 from stretto.creation.flight import Answer, Flight
 from stretto.creation.follower import POLL
+from stretto.creation.lookup import AttemptLookup
 from stretto.creation.ports import Led, NotLed
 from stretto.creation.settings import CreatorSettings
 from stretto.domain import CreatedGroup, IdempotencyKey, NewGroup, UserId
@@ -414,6 +415,57 @@ async def test_an_owner_whose_heals_hang_leaves_a_place_to_others(
     await turns()
     ids = {write.new_group.owner: write.group_id for write in reversed(writes)}
     assert [*ids.values()] == begun[::-1]
+    for task in tasks:
+        task.cancel()
+
+
+async def test_what_finds_no_writer_counts_as_no_attempt(world: World) -> None:
+    """Its client comes back, and must not be told that it has started too many."""
+    settings = CreatorSettings(rate_limit=0.001)
+    ask, rejections = world.writers.ask, [Overloaded("full"), Overloaded("full")]
+
+    def ask_or_reject(write: Write) -> asyncio.Future[WriteResult]:
+        if rejections:
+            raise rejections.pop()
+        return ask(write)
+
+    world.writers.ask = ask_or_reject  # type: ignore[method-assign]
+    async with GroupCreator(world.writers, world.store, settings, world.events.append) as creator:
+        for _ in range(2):
+            with pytest.raises(Overloaded):
+                await creator.create(KEY, TEAM)
+        created = begin(creator)
+        await world.writers.answer(Led())
+        assert AnswerStatus.CREATED is (await created).status
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_look_ups_whose_heals_hang_leave_a_place_to_others(
+    is_shared: bool, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take turns with those who create. In places of their own they would take all connections."""
+    begun: list[UUID] = []
+    opened = asyncio.Event()
+
+    async def hang(group_id: UUID) -> None:
+        begun.append(group_id)
+        await opened.wait()
+
+    monkeypatch.setattr(world.store, "heal", hang)
+    over = attempt(AttemptStatus.PENDING, lease_over=True)
+    world.store.sees = lambda id_: Sighting(over, group(id_))
+    places = world.creator.places if is_shared else None
+    lookup = AttemptLookup(world.store, 5, places=places)
+    tasks: list[asyncio.Task[object]] = [
+        asyncio.create_task(lookup.look_up(TEAM.owner, IdempotencyKey(f"k{number}"), 0))
+        for number in range(3)
+    ]
+    tasks.append(begin(world.creator))
+    write = await world.writers.answer(NotLed())
+    await turns()
+    of_alice = 1 if is_shared else 2
+    assert write.new_group.owner == TEAM.owner
+    assert of_alice == len(begun), begun
     for task in tasks:
         task.cancel()
 

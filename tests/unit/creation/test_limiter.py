@@ -67,3 +67,15 @@ def test_a_rate_of_nothing_is_no_limit() -> None:
     limiter = OwnerLimiter(0, Clock(0))
     assert 100 == admitted(limiter, ALICE, 100)
     assert 0 == len(limiter._buckets)
+
+
+def test_a_token_for_what_was_not_started_is_given_back() -> None:
+    """Also where nothing is limited, and nothing was taken."""
+    limiter = OwnerLimiter(1, Clock(0))
+    for _ in range(3):
+        limiter.admit(ALICE)
+        limiter.give_back(ALICE)
+    assert 1 == admitted(limiter, ALICE, 2)
+    limiter = OwnerLimiter(0, Clock(0))
+    limiter.give_back(ALICE)
+    assert 3 == admitted(limiter, ALICE, 3)

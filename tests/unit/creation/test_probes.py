@@ -230,6 +230,16 @@ def test_a_culprits_probe_makes_room_for_victims() -> None:
     assert not breakers.others_wait(mailbox)
 
 
+def test_a_victim_who_is_charged_again_is_awaited_as_before() -> None:
+    """Its clients were asked to wait: they come back, whatever another writer's batch has met."""
+    breakers, mailbox = breakers_with([HOT], [COLD]), World(share_of=owner_of).mailbox
+    clock_of(breakers).now += 100
+    assert breakers.begin_probe(HOT)
+    breakers.error_of(COLD)
+    breakers.charge(write(COLD, 1), LOCK_SECONDS, CONFLICT)
+    assert breakers.others_wait(mailbox)
+
+
 async def test_a_request_of_a_victim_waits_for_no_other_than_a_culprit() -> None:
     """As one of any paused owner, it has to wait for its pause in any case."""
     breakers, mailbox = breakers_with([HOT], [COLD]), World(share_of=owner_of).mailbox

@@ -103,6 +103,17 @@ async def test_what_could_not_be_added_is_added_later() -> None:
     assert [1, 2] == store.added
 
 
+async def test_the_end_adds_all_that_waits() -> None:
+    """In as many statements as it takes."""
+    store = Store()
+    recorder = TrailRecorder(store)
+    for number in range(2 * BATCH_MAX + 1):
+        recorder.note(stray(number))
+    recorder.stop()
+    await recorder.close()
+    assert list(range(2 * BATCH_MAX + 1)) == store.added
+
+
 @pytest.mark.parametrize(("expected", "failure"), [([1], ""), ([], "fails"), ([], "hangs")])
 async def test_the_end_adds_what_is_left_if_that_is_soon_done(
     expected: list[int], failure: str, monkeypatch: pytest.MonkeyPatch

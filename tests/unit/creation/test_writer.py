@@ -14,6 +14,7 @@ import pytest
 from stretto.creation.apart import APART_SECONDS_MAX
 from stretto.creation.baton import Baton
 from stretto.creation.breakers import OWNER_SECONDS_MAX, OwnerBreakers
+from stretto.creation.contention import KEY_SECONDS, ContendedKeys
 from stretto.creation.leads import TRIES_MAX
 from stretto.creation.ports import Led, NotLed, SettledAsFailed, Write, WriteResult
 from stretto.creation.writer import ROWS_MAX, ROWS_OF_GROUP, GroupWriter
@@ -32,6 +33,7 @@ from stretto.runtime.actor import TryAgain
 from stretto.runtime.mailbox import Mailbox
 from stretto.runtime.runner import Run, Runner
 from stretto.store_errors import (
+    HookCutOff,
     HookInterrupted,
     InDoubt,
     Locked,
@@ -483,12 +485,15 @@ async def test_a_locked_row_beside_the_attempts_fails_its_request_alone() -> Non
     assert 2 == store.calls.count(("are_tables_locked", []))
 
 
-@pytest.mark.parametrize("error", [Locked("row"), HookInterrupted("row")])
+@pytest.mark.parametrize("error", [Locked("row"), HookInterrupted("row"), HookCutOff("lost")])
 @pytest.mark.parametrize("waiting", [0, 1])
 async def test_a_locked_row_is_waited_for_only_while_that_keeps_no_other_waiting(
     waiting: int, error: StoreError
 ) -> None:
-    """The other's turn comes after one time-out; alone, the request has all its tries."""
+    """The other's turn comes after one time-out; alone, the request has all its tries.
+
+    So has one whose hook has lost its session.
+    """
     mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
     store = ScriptedStore(lambda c: error if c == ("lead", [1]) else None)
     writer = writer_of(mailbox, store, batch_max=1)
@@ -540,6 +545,22 @@ async def test_contended_keys_take_little_time_of_each_batch(
     store.calls.clear()
     await writer.run_once()
     assert (NotLed(), []) == (asked.result(), store.calls)
+
+
+async def test_a_key_that_others_have_settled_is_contended_for_a_while_only() -> None:
+    """It never comes again; batches are written the short way then."""
+    store = ScriptedStore(lambda c: Locked("claim") if c[0] == "claim" and 1 in c[1] else None)
+    mailbox: Mailbox[Write, WriteResult] = Mailbox(10)
+    writer = writer_of(mailbox, store, batch_max=10)
+    now, contended = 100.0, ContendedKeys(lambda: now)
+    writer._batches.contended = contended
+    mailbox.ask(write(1))
+    await writer.run_once()
+    assert 1 == len(contended)
+    now += KEY_SECONDS
+    mailbox.ask(write(2))
+    await writer.run_once()
+    assert 0 == len(contended)
 
 
 async def test_a_batch_is_bounded_by_its_rows() -> None:

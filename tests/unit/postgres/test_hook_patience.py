@@ -11,6 +11,7 @@ import pytest
 from races.stepped_loop import SteppedLoop
 from stretto.creation.suspects import HANG_RATIO
 from stretto.domain import UserId
+from stretto.errors import GroupRejected
 from stretto.postgres import hook_patience
 from stretto.postgres.hook_patience import ALONE_RATIO, ENDED_MAX, HookPatience
 from stretto.postgres.stalls import ENDED_OWNERS_MAX, TimesAlone
@@ -159,3 +160,42 @@ async def test_a_series_of_ends_earns_one_long_trial() -> None:
     assert (STALL_SECONDS, False) == await waited(patience, ALICE, BOB)
     assert (MAX_SECONDS, False) == await waited(patience, BOB)
     assert (ALONE_SECONDS, False) == await waited(patience, ALICE)
+
+
+async def failing(seconds: float) -> None:
+    """Fail after so many seconds."""
+    await asyncio.sleep(seconds)
+    raise GroupRejected("no", "No.")
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@without_waiting
+async def test_a_hook_that_does_not_succeed_says_nothing_of_the_usual_time(
+    is_cancelled: bool,
+) -> None:
+    """One who is refused at once would take the time from all whose hooks take long."""
+    patience = HookPatience(lambda: False, TimesAlone())
+    for owner in (ALICE, BOB):
+        await waited(patience, owner, seconds=0.15, is_hasty=False)
+    for owners in ((UserId("carol"),), (ALICE, BOB)):
+        hook = asyncio.create_task(failing(0.01))
+        if is_cancelled:
+            hook.cancel()
+        assert MAX_SECONDS == await patience.wait(hook, owners, MAX_SECONDS, is_hasty=True)
+        await asyncio.wait({hook})
+        assert is_cancelled == hook.cancelled()
+        assert is_cancelled or isinstance(hook.exception(), GroupRejected)
+    assert (MAX_SECONDS, False) == await waited(patience, ALICE, BOB)
+
+
+@without_waiting
+async def test_a_hook_that_fails_is_no_success_between_those_that_were_ended() -> None:
+    """Else one who is refused again and again would keep all others from a trial."""
+    patience = HookPatience(lambda: False, TimesAlone())
+    for _ in range(ENDED_MAX):
+        await waited(patience, ALICE)
+        hook = asyncio.create_task(failing(0.0))
+        await patience.wait(hook, (ALICE, BOB), MAX_SECONDS, is_hasty=True)
+        await asyncio.wait({hook})
+        assert hook.exception() is not None
+    assert (MAX_SECONDS, False) == await waited(patience, BOB)
