@@ -31,7 +31,7 @@ TYPE_PREFIX: Final = "urn:stretto:problem:"
 # 1,000 members of 128 characters and a description of the widest characters, with room for spaces.
 BODY_BYTES_MAX: Final = 256 * 1024
 # A larger one is parsed in a turn of its own (`runtime/turns.py`): the largest takes 6 ms, and 20 ms where
-# it is refused for its lists within lists. A few hundred bytes can be the largest in gzip. So is one with
+# it is deeply nested, and refused. A few hundred bytes can be the largest in gzip. So is one with
 # more values: this many take 0.5 ms at most, and as many as fit into that size 3 ms.
 LARGE_BODY_BYTES: Final = 8 * 1024
 SMALL_BODY_VALUES: Final = 256

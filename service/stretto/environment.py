@@ -45,8 +45,10 @@ def read_settings(**flags: Any) -> Settings:
     given = {name: value for name, value in flags.items() if value is not None}
     files, errors = _read_files(given)
     errors += _errors_of_names(given | files)
+    environment, blank = _read_environment()
+    errors += blank
     values: dict[str, Any] = {}
-    for name, text in (_read_environment() | files | given).items():
+    for name, text in (environment | files | given).items():
         try:
             values[name] = PARSERS[name](text) if name in PARSERS else text
         except ValueError as error:
@@ -88,19 +90,19 @@ def _given_as(name: str, flags: Mapping[str, Any], files: Mapping[str, Any]) -> 
     return PREFIX + name.upper() + (FILE_SUFFIX if name in files else "")
 
 
-def _read_environment() -> dict[str, str]:
-    """Return the settings that are set in the environment, in either case; an empty one is not.
+def _read_environment() -> tuple[dict[str, str], list[str]]:
+    """Return the settings that are set in the environment, in either case, and those in error.
 
-    Blanks and line ends around a value are none of it, as in a file: they come from files, and would make
-    another secret, or another audience, of it.
+    An empty one is not set. Blanks around a value are not part of it: values often come from files, and
+    a line end would make another secret, or another audience.
     """
     values = {name.upper(): value for name, value in os.environ.items() if value}
     variables = {name: PREFIX + name.upper() for name in SETTINGS}
-    return {
-        name: values[variable].strip() or values[variable]
-        for name, variable in variables.items()
-        if variable in values
-    }
+    read = {name: values[each].strip() for name, each in variables.items() if each in values}
+    blank = [
+        f"{variables[name]}: has nothing but blanks" for name, text in read.items() if not text
+    ]
+    return {name: text for name, text in read.items() if text}, blank
 
 
 def _read_files(flags: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:

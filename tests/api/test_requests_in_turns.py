@@ -124,7 +124,8 @@ async def test_a_health_check_waits_for_no_client_without_a_token(
     check: bytes, is_guarded: bool, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is answered before most of them; what is no health check waits for them."""
-    monkeypatch.setattr("stretto.http.front.runner.REQUESTS_PER_TURN", 1)
+    for limit in ("REQUESTS_PER_TURN", "CHECKS_PER_TURN"):
+        monkeypatch.setattr(f"stretto.http.front.runner.{limit}", 1)
     begun = noted(monkeypatch)
     async with (
         asyncio.timeout(DEADLINE_SECONDS),

@@ -186,9 +186,8 @@ async def test_a_hook_that_fails_creates_nothing_and_burns_nothing(
     store = stores(call)
     ours = write("k")
     await store.claim([ours])
-    with pytest.raises(HookError) as failed:
+    with pytest.raises(HookError):
         await store.lead([ours])
-    assert not isinstance(failed.value, HookCutOff)
     for table in ("chat_group", "conversation", "conversation_member", "outbox", "tenant"):
         assert await connection.fetchval(f"SELECT count(*) FROM {table}") == 0
     assert "pending" == await connection.fetchval("SELECT status FROM attempt")
@@ -350,6 +349,20 @@ async def test_a_session_that_is_lost_under_a_hook_is_known_as_that(
     with pytest.raises(HookCutOff):
         await led_by(stores(hook))
     assert ["lost"] == stores.lost
+
+
+async def test_a_veto_counts_where_the_session_was_lost(
+    stores: Stores, connection: Connection
+) -> None:
+    """Nothing of the lead was committed, and the hook has said what it thinks of the group."""
+
+    async def hook(inner: InnerConnection, _: Created) -> None:
+        pid = await inner.fetchval("SELECT pg_backend_pid()")
+        await connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+        raise GroupRejected("quota", "Ten groups are enough.")
+
+    with pytest.raises(Refused):
+        await led_by(stores(hook))
 
 
 @pytest.mark.parametrize(

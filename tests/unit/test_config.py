@@ -458,9 +458,10 @@ def test_blanks_around_a_value_are_none_of_it(around: str, monkeypatch: pytest.M
     monkeypatch.setenv("STRETTO_JWT_AUDIENCE", around.format("chat"))
     tokens = read_settings().tokens
     assert (SECRET, "chat") == (tokens.jwt_secret, tokens.jwt_audience)
-    monkeypatch.setenv("STRETTO_JWT_SECRET", "  ")
-    with pytest.raises(ConfigurationError, match="STRETTO_JWT_SECRET: has nothing but blanks"):
-        read_settings()
+    for name in ("STRETTO_JWT_SECRET", "STRETTO_JWT_AUDIENCE"):
+        monkeypatch.setenv(name, "\n")
+        with pytest.raises(ConfigurationError, match=f"{name}: has nothing but blanks"):
+            read_settings()
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -105,7 +105,7 @@ class BatchWriter:
         awaited = []
         for request in batch:
             if request.message.is_abandoned():
-                # Its client has left: do not spend the time of those who wait. It comes back, or never.
+                # Its client has left: do not spend the time of those who wait.
                 request.fail(rejection_of(request.message))
             else:
                 awaited.append(request)

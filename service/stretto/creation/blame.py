@@ -54,7 +54,8 @@ def note_hang(breakers: OwnerBreakers, write: Write, error: StoreError, seconds:
 
     Call it before `proofs.forget`: it asks whether the owner is known.
     """
-    is_hang = seconds >= OWNER_SECONDS_MAX and _may_be_own(error)
+    may_be_own = _may_be_own(error) and not isinstance(error, HookCutOff)
+    is_hang = may_be_own and seconds >= OWNER_SECONDS_MAX
     if is_hang:
         owner = write.new_group.owner
         is_newcomer = not breakers.proofs.is_known(owner)

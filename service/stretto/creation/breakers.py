@@ -27,7 +27,7 @@ from stretto.creation.proofs import QUICK_SECONDS, Proofs
 from stretto.creation.suspects import Suspects, copy_of
 from stretto.observations import Observer, OwnerPaused, OwnerResumed
 from stretto.runtime.backoff import Backoff
-from stretto.store_errors import HookEnded, Stalled, Transient
+from stretto.store_errors import HookCutOff, HookEnded, Stalled, Transient
 from stretto.telemetry.request_context import request_ids
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class OwnerBreakers:
         debt, at = self._costs.pop(owner, (0.0, now))
         debt = max(0.0, debt - (now - at) / PAUSE_RATIO)
         cost, breaker = debt + seconds, self._open.get(owner)
-        may_be_victim = isinstance(error, HookEnded | Stalled) and (
+        may_be_victim = isinstance(error, HookCutOff | HookEnded | Stalled) and (
             debt < OWNER_SECONDS_MAX or breaker is not None
         )
         if cost < OWNER_SECONDS_MAX or may_be_victim:

@@ -83,7 +83,9 @@ class LeadWriter:
         is_alone, hang_seconds = len(batch) == 1, 0.0
         started = self._breakers.clock_seconds() if started is None else started
         try:
-            retried = (OutcomeUnknown, *((Transient, HookCutOff) if is_alone else (Locked,)))
+            retried = (
+                (OutcomeUnknown, Transient, HookCutOff) if is_alone else (OutcomeUnknown, Locked)
+            )
             led = await self._lead_persistently(batch, retried, failed=failed)
         except Refused:
             return await self._lead_halves(batch, started)
@@ -177,12 +179,8 @@ class LeadWriter:
     def _observe_unknown(self, batch: Sequence[WriteRequest], kind: str) -> None:
         """Report each attempt of which it is not known what a statement has done."""
         for write in (request.message for request in batch):
-            self._observe(
-                AttemptStrayed(
-                    *("unknown", write.group_id, write.new_group.owner),
-                    *(write.claim_token, kind, write.trace_id),
-                )
-            )
+            ids = write.group_id, write.new_group.owner, write.claim_token
+            self._observe(AttemptStrayed("unknown", *ids, kind, write.trace_id))
 
     async def _lead_halves(self, batch: Sequence[WriteRequest], started: float) -> int:
         """Lead a batch in halves: the server or a host's hook has refused some, not saying which.
@@ -248,7 +246,9 @@ class LeadWriter:
                 return 0
             except retried as error:
                 is_locked = isinstance(error, Locked)
-                is_of_hook = isinstance(error, HookInterrupted | HookCutOff)
+                # Once, a session may be lost to a failover. What is done in haste is a second try.
+                is_cut_off = isinstance(error, HookCutOff) and (failures or is_hasty)
+                is_of_hook = isinstance(error, HookInterrupted) or is_cut_off
                 # `InDoubt` is the server's own answer to this write: it would give it again.
                 if failures == TRIES_MAX - 1 or isinstance(error, InDoubt):
                     raise

@@ -73,6 +73,7 @@ class AttemptLookup:
     ) -> AttemptReport:
         """Report on the attempt; wait up to `wait_seconds` for a pending one.
 
+        Where it has to heal, it waits for its owner's turn as well (`places.py`).
         Raises `NotFound` when neither the attempt nor its group exists, `GroupDeleted` when the
         group was deleted, and `Unreachable`.
         """

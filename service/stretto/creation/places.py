@@ -1,4 +1,4 @@
-"""OwnerPlaces: owners take turns for the few statements that heal and reclaim.
+"""OwnerPlaces: owners take turns for the few statements that heal and reclaim, also for look-ups.
 
 Such a statement may hang for one owner: in a trigger of the host's, or at a row that a host's
 transaction holds. So an owner has one place at a time, and all whose statements have taken long

@@ -1,8 +1,8 @@
 """Proofs: owners whose writes have gone through, since when, and in which time.
 
 An owner is proven by its last write, and known if the first one was some time ago. Every other owner is a
-newcomer, also a proven one: whose first write goes through may hang with the next, and thousands such
-may come.
+newcomer, even a proven one: an owner whose first write went through may hang with the next, and
+thousands such may come.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ WHERE chat_group.conversation_id IS NOT NULL
        AND (is_whole
             OR is_newest AND next_transaction - age(chat_group.xmin) >= first_transaction
                AND changed.at >= coalesce(first_at, '-infinity')
-            -- A time to come is one of a clock that was ahead: it says nothing of the log's start.
+            -- A time to come is one of a clock that was ahead: it says nothing of the log's start. Once it
+            -- has come, nothing tells it from the others, and the group is reported for $2 days.
             OR NOT is_newest AND changed.at >= first_at
                AND changed.at <= coalesce($3::timestamptz, clock_timestamp())))
 LIMIT $1;
@@ -130,7 +131,8 @@ CROSS JOIN (
     FROM history_start
 ) AS start
 WHERE newest > revision OR kept <= newest - oldest
-   OR (oldest > 0 AND (is_whole OR chat_group.created_at >= first_at)
+   OR (oldest > 0 AND (is_whole OR chat_group.created_at >= first_at
+                                   AND chat_group.created_at <= coalesce($3, clock_timestamp()))
        AND chat_group.created_at
            > coalesce($3::timestamptz, clock_timestamp()) - make_interval(days => $2))
 LIMIT $1;

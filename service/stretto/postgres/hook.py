@@ -71,6 +71,8 @@ class _Led:
     before: _Session
     writes: Sequence[Write]
     is_hasty: bool
+    began: float
+    """On the loop's clock."""
 
 
 class HookedLead:
@@ -108,7 +110,7 @@ class HookedLead:
         The hook's own statements wait for locks no longer than the lead's.
         """
         # Begun by the driver, so that the hook's `connection.transaction()` is a savepoint in it.
-        transaction = connection.transaction()
+        transaction, began = connection.transaction(), asyncio.get_running_loop().time()
         await transaction.start()
         try:
             tokens = await self._lead(connection, writes, lock_seconds)
@@ -117,7 +119,7 @@ class HookedLead:
             if not is_lost(connection):
                 await transaction.rollback()
             raise
-        led = _Led(connection, transaction, before, writes, lock_seconds < LOCK_SECONDS)
+        led = _Led(connection, transaction, before, writes, lock_seconds < LOCK_SECONDS, began)
         if self._was_changed(led):
             # Something that an earlier hook left behind has used it: what this lead ran in is unknown.
             await self._roll_back(led)
@@ -138,8 +140,8 @@ class HookedLead:
             is_gone = await self._roll_back(led)
             if is_a(error, HookError):
                 raise
-            verdict = verdict_of(error, is_gone=is_gone)
-            raise verdict from without_row_data(self._last_raised(error))
+            # Not assigned to a name: it would refer to itself, by its traceback and this frame.
+            raise verdict_of(error, is_gone=is_gone) from without_row_data(self._last_raised(error))
         if after.transaction_id != before.transaction_id:
             await self._require_committed(led)
         else:
@@ -184,10 +186,10 @@ class HookedLead:
             message = "on_create was cancelled by something that it waited for"
             raise HookError(message)
         error = hook.exception()
-        is_cut_off = seconds >= HOOK_SECONDS and is_lost(led.connection)
+        is_cut_off = is_lost(led.connection) and clock_seconds() - led.began >= HOOK_SECONDS
         if is_cut_off and (error is None or is_a(error, DRIVER_ERRORS)):
-            # The loop was blocked. Once it was free, our own watchdog was due before we were.
-            cause = error and without_row_data(self._last_raised(error))
+            # By our own watchdog: the loop was blocked, or the lead took most of the write's time.
+            cause = None if error is None else without_row_data(self._last_raised(error))
             raise HookError(too_late(seconds, HOOK_SECONDS)) from cause
         if is_a(error, Exception):
             try:

@@ -15,7 +15,7 @@ import asyncpg
 from stretto.creation.host_errors import chain, veto_of
 from stretto.kinds import is_a
 from stretto.misuse import CreatedInHook
-from stretto.postgres.driver_errors import DRIVER_ERRORS, sqlstate_of, store_error
+from stretto.postgres.driver_errors import sqlstate_of, store_error
 from stretto.postgres.hook_handle import HandleMisused
 from stretto.store_errors import (
     HookCutOff,
@@ -70,14 +70,13 @@ def too_late(seconds: float, seconds_max: float) -> str:
 def verdict_of(error: Exception, *, is_gone: bool = False) -> StoreError:
     """Return what a hook's failure means for the group: only a veto says anything about it.
 
-    With `is_gone` its session is lost, which is all that an error of the driver says then.
+    With `is_gone` its session is lost, which is all that any other error says then.
     """
-    if is_gone and is_a(error, DRIVER_ERRORS):
-        return HookCutOff(_SESSION_LOST)
     try:
-        return _read_verdict(error)
+        verdict = _read_verdict(error)
     except Exception:  # noqa: BLE001 whatever the host's error raises where it is read
-        return HookError(f"on_create raised {type(error).__name__}")
+        verdict = HookError(f"on_create raised {type(error).__name__}")
+    return HookCutOff(_SESSION_LOST) if is_gone and not isinstance(verdict, Refused) else verdict
 
 
 def _read_verdict(error: Exception) -> StoreError:

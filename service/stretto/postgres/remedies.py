@@ -23,8 +23,8 @@ RAISE_LIMITS = (
     " for the server, the role or the database"
 )
 SHORTEN_LOGIN_RETRY = (
-    "set server_login_retry = 1 in pgbouncer.ini: by default PgBouncer answers so for 15 s after one"
-    " login that has failed"
+    "correct what it says, or where that is over, set server_login_retry = 1 in pgbouncer.ini: by default"
+    " PgBouncer answers so for 15 s after one login that has failed"
 )
 # What PgBouncer says meanwhile, after the reason of the login that has failed.
 _LOGIN_RETRY = "server_login_retry"

@@ -503,7 +503,9 @@ async def test_a_locked_row_is_waited_for_only_while_that_keeps_no_other_waiting
     await writer.run_once()
     assert isinstance(asked.exception(), type(error))
     leads = [ids for name, ids in store.calls if name == "lead"]
-    assert [[1]] * (1 if waiting else TRIES_MAX) == leads
+    # A session may have been lost to a failover: a second try shows that.
+    tries = 2 if isinstance(error, HookCutOff) else 1
+    assert [[1]] * (tries if waiting else TRIES_MAX) == leads
 
 
 async def test_a_key_whose_claim_was_held_up_is_claimed_after_the_others() -> None:

@@ -78,7 +78,7 @@ def authenticator(**settings: Any) -> Authenticator:
         ({"jwt_public_key": pem(RSA_KEY)}, bearer(RSA_KEY, "RS256")),
         ({"jwt_public_key": pem(EC_KEY)}, bearer(EC_KEY, "ES256")),
         ({"jwt_public_key": pem(ED_KEY)}, bearer(ED_KEY, "EdDSA")),
-        ({"jwt_secret": f"{NEW_SECRET} \n\n{SECRET}\n"}, bearer()),
+        ({"jwt_secret": f"{NEW_SECRET} \n\n {SECRET}\n"}, bearer()),
         ({"jwt_secret": f"{NEW_SECRET} \n\n{SECRET}\n"}, bearer(NEW_SECRET)),
         # An only one as each of several: without the line's end, which is that of a file.
         ({"jwt_secret": f"{SECRET} \r\n"}, bearer()),

@@ -189,6 +189,17 @@ async def test_a_hook_that_does_not_succeed_says_nothing_of_the_usual_time(
 
 
 @without_waiting
+async def test_a_hook_that_fails_after_long_shows_how_long_hooks_take() -> None:
+    """Where hooks take long and are refused then, each would be ended before its veto."""
+    patience = HookPatience(lambda: False, TimesAlone())
+    hook = asyncio.create_task(failing(0.15))
+    await patience.wait(hook, (ALICE,), MAX_SECONDS, is_hasty=False)
+    await asyncio.wait({hook})
+    assert isinstance(hook.exception(), GroupRejected)
+    assert (MAX_SECONDS, False) == await waited(patience, BOB)
+
+
+@without_waiting
 async def test_a_hook_that_fails_is_no_success_between_those_that_were_ended() -> None:
     """Else one who is refused again and again would keep all others from a trial."""
     patience = HookPatience(lambda: False, TimesAlone())

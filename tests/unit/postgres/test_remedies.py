@@ -22,7 +22,7 @@ from stretto.postgres.remedies import remedy, remedy_of_waiting
         ("is it started, and is STRETTO_DATABASE_URL right?", ConnectionRefusedError()),
         ("is it started, and is STRETTO_DATABASE_URL right?", None),
         (
-            "set server_login_retry = 1 in pgbouncer.ini",
+            "where that is over, set server_login_retry = 1 in pgbouncer.ini",
             asyncpg.ConnectionDoesNotExistError(
                 "server login has been failing, try again later (server_login_retry)"
             ),

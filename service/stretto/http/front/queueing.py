@@ -8,9 +8,9 @@ answered, however TCP has cut them, and a refused head in its turn. What comes b
 behind an unread part of a body, is kept as it came: the parser would copy all of it with each part.
 
 The connection of a client that closes its half, or whose newest request cannot go on, closes only
-after every complete request is answered; a stream of events ends then, as its client may have gone.
-Nothing is read behind a request that says that it is the last (`Connection: close`, HTTP/1.0; RFC 9112,
-9.6), and nothing behind a declined upgrade: the client speaks another protocol there.
+after every complete request is answered, but for a handshake behind others; a stream of events ends
+then, as its client may have gone. Nothing is read behind a request that says that it is the last
+(`Connection: close`, HTTP/1.0; RFC 9112, 9.6), nor behind a declined upgrade, whose protocol is another.
 """
 
 from __future__ import annotations

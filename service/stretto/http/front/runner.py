@@ -52,10 +52,11 @@ _NOWHERE: Final = URL("/-")
 # Handlers that begin in one turn of the loop, about 20 ms of work. A creation takes several turns: if
 # each of them began with all that thousands of connections have sent, it would wait for all of those
 # several times. So many of users whose tokens are known, and as many of all others: thousands of clients
-# without a token, or whose tokens have expired, would outweigh the users. As many again of health checks:
-# a proxy takes an instance out that answers two seconds late, and gives its load to the others.
+# without a token, or whose tokens have expired, would outweigh the users. Health checks
+# have turns of their own: a proxy takes an instance out that answers two seconds late.
 REQUESTS_PER_TURN: Final = 32
-# Proxies keep these from clients (`deploy/`).
+CHECKS_PER_TURN: Final = 4
+# The sample proxies of `deploy/` keep these from clients.
 HEALTH_CHECKS: Final = frozenset({"/livez", "/readyz"})
 # A share of all, so that one search through thousands of connections makes room for many new ones.
 CLOSED_AT_ONCE_SHARE: Final = 100
@@ -76,9 +77,8 @@ class ContractRunner(web.AppRunner):
         server = await super()._make_server()
         handle = server.request_handler
         make_request = server.request_factory
-        turns_of_users, turns_of_checks, turns_of_others = (
-            Turns(REQUESTS_PER_TURN) for _ in range(3)
-        )
+        turns_of_users, turns_of_others = Turns(REQUESTS_PER_TURN), Turns(REQUESTS_PER_TURN)
+        turns_of_checks = Turns(CHECKS_PER_TURN)
         # None where a host mounts the application in a server of its own: no fast path.
         service = self.app.get(SERVICE)
 

@@ -85,12 +85,14 @@ class _DroppedError(Exception):
 
 
 def secrets_in(text: str) -> tuple[str, ...]:
-    """Return the shared secrets of a setting, of which each has a line, without blanks at its end.
+    """Return the shared secrets of a setting, of which each has a line, without blanks around it.
 
     Files that were put together may each begin with a byte order mark, as some editors write it.
     """
     lines = tuple(
-        line.rstrip().removeprefix(_BYTE_ORDER_MARK) for line in text.split("\n") if line.strip()
+        line.strip().removeprefix(_BYTE_ORDER_MARK).strip()
+        for line in text.split("\n")
+        if line.strip()
     )
     return lines or (text,)
 
