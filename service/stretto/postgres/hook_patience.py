@@ -5,11 +5,11 @@ again for each of that owner's requests. So it is ended early where others wait,
 stalls (`stalls.py`). While no other waits, it has nearly all of the write's time.
 
 A hook that is slow for all must not be ended for that. So for one request it may take several times
-as long as the last ones that came to their end (`TimesAlone`; a quick failure says nothing). If it is ended early when alone, the owner's
-next hook alone has the time of a batch, once: the owner may be slow, without hanging. After too many
-hooks in a row that were ended, one request that is led alone has all of the time. If its hook comes to
-its end, hooks are slow for all. If not, it hangs, and only the next series earns another such trial: a
-flood of hangs costs one long wait for each series.
+as long as the last ones that came to their end (`TimesAlone`; a quick failure says nothing). If it is
+ended early when alone, the owner's next hook alone has the time of a batch, once: the owner may be
+slow, without hanging. After too many hooks in a row that were ended, one request that is led alone has
+all of the time. If its hook comes to its end, hooks are slow for all. If not, it hangs, and only the
+next series earns another such trial: a flood of hangs costs one long wait for each series.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class HookPatience:
                 return until
             until = min(seconds_max, until + LOOK_SECONDS)
         seconds = clock_seconds() - began
-        if seconds >= ALONE_SECONDS or not (hook.cancelled() or hook.exception()):
+        has_succeeded = not hook.cancelled() and hook.exception() is None
+        if seconds >= ALONE_SECONDS or has_succeeded:
             # But for a veto that comes at once, which would make every other hook look slow.
             self._times.note(owners, seconds, ALONE_SECONDS)
             self._ended = 0

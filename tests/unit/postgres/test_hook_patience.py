@@ -210,3 +210,23 @@ async def test_a_hook_that_fails_is_no_success_between_those_that_were_ended() -
         await asyncio.wait({hook})
         assert hook.exception() is not None
     assert (MAX_SECONDS, False) == await waited(patience, BOB)
+
+
+class Unreadable(Exception):
+    """An error of a host's whose truth cannot be asked for."""
+
+    def __bool__(self) -> bool:
+        raise AssertionError
+
+
+@without_waiting
+async def test_an_error_is_judged_without_the_hosts_code() -> None:
+    """Which may raise, or call an error false."""
+
+    async def fail() -> None:
+        raise Unreadable
+
+    hook = asyncio.create_task(fail())
+    patience = HookPatience(lambda: False, TimesAlone())
+    assert MAX_SECONDS == await patience.wait(hook, (ALICE,), MAX_SECONDS, is_hasty=True)
+    assert isinstance(hook.exception(), Unreadable)
