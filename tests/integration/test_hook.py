@@ -19,7 +19,7 @@ from stretto.store_errors import (
     Transient,
 )
 from support.both_stores import write
-from support.database import groups
+from support.database import end_session, groups
 from support.hooked_stores import DEADLINE_SECONDS, Stores, led_by, running
 
 if TYPE_CHECKING:
@@ -342,8 +342,7 @@ async def test_a_session_that_is_lost_under_a_hook_is_known_as_that(
     """The hook may have ended it, or the whole server: whose failure it is shows only in others."""
 
     async def hook(inner: InnerConnection, _: Created) -> None:
-        pid = await inner.fetchval("SELECT pg_backend_pid()")
-        await connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+        await end_session(connection, inner)
         await inner.execute("SELECT 1")
 
     with pytest.raises(HookCutOff):
@@ -357,8 +356,7 @@ async def test_a_veto_counts_where_the_session_was_lost(
     """Nothing of the lead was committed, and the hook has said what it thinks of the group."""
 
     async def hook(inner: InnerConnection, _: Created) -> None:
-        pid = await inner.fetchval("SELECT pg_backend_pid()")
-        await connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+        await end_session(connection, inner)
         raise GroupRejected("quota", "Ten groups are enough.")
 
     with pytest.raises(Refused):

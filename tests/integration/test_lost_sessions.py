@@ -17,6 +17,7 @@ from stretto.domain import IdempotencyKey, NewGroup, UserId
 from stretto.errors import HookFailed
 from stretto.observations import OwnerPaused, WriteFailed
 from support.clock import Clock
+from support.database import end_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,8 +52,7 @@ class Host:
         if BAD in owners and self._times:
             self._times -= 1
             self._clock.now += 2 * OWNER_SECONDS_MAX
-            pid = await inner.fetchval("SELECT pg_backend_pid()")
-            await self._connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+            await end_session(self._connection, inner)
             await inner.execute("SELECT 1")
 
 

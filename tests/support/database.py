@@ -178,6 +178,12 @@ async def pend(
     return id_
 
 
+async def end_session(connection: Connection, inner: InnerConnection) -> None:
+    """Have the server end the session that a hook runs in."""
+    pid = await inner.fetchval("SELECT pg_backend_pid()")
+    await connection.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+
+
 async def lock_waiters(connection: Connection, count: int) -> None:
     """Wait until so many backends wait for a lock."""
     waiters = """SELECT count(*) >= $1 FROM pg_stat_activity
