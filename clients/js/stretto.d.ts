@@ -111,7 +111,11 @@ export interface StrettoEvent {
 export interface StrettoOptions {
   /** Where the service is, with its prefix if it has one; by default the page's own origin. */
   url?: string;
-  /** Returns a token; `isRefused` says that the last one was refused: return another. */
+  /**
+   * Returns a token; `isRefused` says that the last one was refused: return another. What it throws ends
+   * the iteration of `events`, and the sending of an intention, and is the page's to handle: catch a
+   * network failure in it and try again, if they are to go on.
+   */
   token(isRefused: boolean): string | Promise<string>;
   /** The token's `sub`. Without it the token function is asked, also offline. */
   owner?: string;
@@ -130,8 +134,9 @@ export class Stretto {
   resume(): Promise<Intention[]>;
   /**
    * The user's events from a position on, or from now on, each once. Ends with the signal; throws
-   * `history_lost` if nothing can be resumed there, and a refusal that no retry changes. `silence`:
-   * milliseconds without a sign of life after which it connects again; above two heartbeats.
+   * `history_lost` if nothing can be resumed there, a refusal that no retry changes, and what the token
+   * function throws. `silence`: milliseconds without a sign of life after which it connects again; above
+   * two heartbeats.
    */
   events(options?: { lastEventId?: string; signal?: AbortSignal; silence?: number }): Events;
 }

@@ -1,5 +1,5 @@
 // Creates groups exactly once, and follows their events. README.md says how to use it, stretto.d.ts
-// what each part does; here is why.
+// what it does; here is why.
 
 const NAMESPACE_URL = "6ba7b811-9dad-11d1-80b4-00c04fd430c8"; // RFC 9562, 6.6
 const ADVICE = ["same-key", "new-key", "never"];
@@ -81,15 +81,16 @@ export class Stretto {
     return owner;
   }
 
-  // One object of a page sends for all that ask. With another body it is another intention.
+  // One object of a page sends for all that ask; another body is another intention.
   #intention(record) {
     const { groupId, body } = record;
     const id = groupId + body;
     if (!this.#intentions.has(id)) {
       const request = (...options) => this.#request("groups", ...options);
-      const drop = () => {
+      const drop = async () => {
+        await this.#store.drop(groupId, body);
+        // No earlier: resume() may know it.
         this.#intentions.delete(id);
-        return this.#store.drop(groupId, body);
       };
       this.#intentions.set(id, new Intention(record, request, drop));
     }
@@ -125,7 +126,7 @@ class Intention {
     this.body = JSON.parse(record.body);
   }
 
-  /** Sends until the outcome is known: the group, or a `StrettoError`. */
+  /** Sends until the outcome is known. */
   send() {
     this.#sending ??= this.#outcome().catch((error) => {
       this.#sending = undefined;
@@ -175,7 +176,7 @@ class Intention {
         if (Math.abs(skew) > SKEW_MS_MIN) continue;
       }
       if (error.retry !== "same-key") {
-        // Another token may be allowed what this one is not.
+        // Another token may be allowed it.
         this.#isSettled = !isRefused && error.code !== "insufficient_scope";
         throw error;
       }
@@ -215,6 +216,7 @@ class Events {
         clearTimeout(timer);
         timer = setTimeout(end, this.#silence);
       };
+      if (signal?.aborted) return;
       signal?.addEventListener("abort", end);
       let response;
       try {
@@ -228,6 +230,7 @@ class Events {
           if (response.ok || (error.retry !== "same-key" && (wasRefused || !isRefused))) throw error;
         } else {
           for await (const { id, event, data, retry } of blocksOf(response.body, beat)) {
+            if (signal?.aborted) break;
             if (retry) least = Number(retry);
             if (id !== undefined) this.lastEventId = id;
             if (id) {
@@ -242,7 +245,7 @@ class Events {
               isRefused = code === TOKEN_ENDED;
               break;
             }
-            // What was sent when a connection broke may come again.
+            // What a broken connection has sent may come again.
             if (known.has(document.id)) continue;
             known.add(document.id);
             if (known.size > EVENTS_KNOWN_MAX) known.delete(known.values().next().value);
@@ -310,7 +313,7 @@ function errorOf(response, problem) {
   return new StrettoError(code, detail, advice, status, problem);
 }
 
-// As long as the service asks, else until the network is back.
+// As the service asks, else until the network is back.
 function pause(response, failures, least = 0, signal) {
   const [first, most] = BACKOFF_MS;
   const field = Number(response?.headers.get("Retry-After")) || 0;
@@ -352,8 +355,8 @@ async function uuid5(namespace, name) {
   return hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
 }
 
-// Opened for each use: a connection that stays open can be closed under a page. Transactions of all
-// tabs come one after the other; "strict" is on the disk.
+// Opened for each use: one that stays open can be closed under a page. Transactions of all tabs come
+// one after the other; "strict" is on the disk.
 function indexedStore(name) {
   const use = async (mode, work) => {
     const database = await new Promise((resolve, reject) => {

@@ -32,6 +32,7 @@ from stretto.errors import (
 from stretto.http.front.serving import serving
 from stretto.http.problems import problem_response
 from support.api_client import api_for, token_of
+from support.call_time import CallTime
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -51,12 +52,12 @@ LONG_SECONDS = 60.0
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Retry at once, and so often; returns the pauses that were due."""
     due: list[float] = []
-    sleep = asyncio.sleep
+    sleep, call_time = asyncio.sleep, CallTime(monkeypatch)
 
     async def at_once(seconds: float) -> None:
         due.append(seconds)
         if len(due) >= TRIES_MAX:
-            raise TimeoutError
+            await call_time.end()
         await sleep(0)
 
     monkeypatch.setattr(calls, "sleep", at_once)

@@ -15,6 +15,7 @@ from stretto import StrettoClient
 from stretto.client import calls, sessions
 from stretto.client.connections import shortage
 from stretto.http.front.serving import serving
+from support.call_time import CallTime
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -92,10 +93,11 @@ async def test_a_call_beyond_the_sessions_connections_says_why_it_has_no_outcome
 ) -> None:
     """Whether its own time ends first or that of a try, which another one follows."""
     pauses: list[float] = []
+    call_time = CallTime(monkeypatch)
 
     async def out_of_time(seconds: float) -> None:
         pauses.append(seconds)
-        raise TimeoutError
+        await call_time.end()
 
     monkeypatch.setattr(calls, "sleep", out_of_time)
     monkeypatch.setattr(calls, "TRY_SECONDS_MAX", LONG_SECONDS if is_cut else SOON_SECONDS)
@@ -117,9 +119,10 @@ async def test_a_silent_service_is_no_lack_of_connections(
         with pytest.raises(TimeoutError, match=r"\(no answer\)"):
             await client.create_group("T", timeout_seconds=SOON_SECONDS)
         monkeypatch.setattr(calls, "TRY_SECONDS_MAX", SOON_SECONDS)
+        call_time = CallTime(monkeypatch)
 
         async def out_of_time(_: float) -> None:
-            raise TimeoutError
+            await call_time.end()
 
         monkeypatch.setattr(calls, "sleep", out_of_time)
         with pytest.raises(TimeoutError, match=r"\(no answer in time\)"):

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import orjson
 import pytest
 from aiohttp import web
 
 from stretto import ClientError, Intention, StrettoClient, group_id
-from stretto.client import sessions, stretto_client
+from stretto.client import calls, sessions, stretto_client
+from stretto.domain import MEMBERS_MAX
 from stretto.errors import Retry
 from stretto.http.front.serving import serving
 from support.api_client import api_for, token_of
@@ -195,6 +197,44 @@ async def test_a_token_that_ended_is_asked_for_once_again(front: Front) -> None:
     assert [group] == front.script
 
 
+@pytest.mark.parametrize("is_asked_again", [False, True])
+@pytest.mark.parametrize(
+    "error", [TimeoutError("no issuer"), aiohttp.ServerTimeoutError("no issuer"), OSError("gone")]
+)
+async def test_an_error_of_the_tokens_function_is_the_callers(
+    error: Exception, is_asked_again: bool, front: Front
+) -> None:
+    """Also one of its own time: it is no service that gave no answer, and is not tried again."""
+    tokens = ["old"] * is_asked_again
+
+    async def token() -> str:
+        if not tokens:
+            raise error
+        return tokens.pop()
+
+    async with client_of(front.url, token) as client:
+        for call in (
+            lambda: client.read_group("g"),
+            lambda: client.create_group("Team"),
+            lambda: anext(client.events()),
+        ):
+            front.script, tokens[:] = [refused], ["old"] * is_asked_again
+            with pytest.raises(type(error)) as failure:
+                await call()
+            assert error is failure.value
+
+
+async def test_a_token_that_does_not_come_ends_the_call_in_time(front: Front) -> None:
+    """The twin: this time is the call's."""
+
+    async def token() -> str:
+        return await asyncio.Future()
+
+    async with client_of(front.url, token) as client:
+        with pytest.raises(TimeoutError, match=r"no outcome within 0.05 s \(no answer\)"):
+            await client.read_group("g", timeout_seconds=0.05)
+
+
 async def test_a_fixed_token_is_refused_once(front: Front) -> None:
     """There is no other one to send."""
     front.script = [refused, group]
@@ -235,6 +275,40 @@ async def test_a_session_gets_what_comes_and_resumes(url: str, without_pauses: l
             subjects = [(await next_event(events)).event["subject"] for _ in range(2)]
         assert [str(group_id("alice", key)) for key in ("one", "two")] == subjects
     assert [] == without_pauses
+
+
+async def test_the_largest_event_is_received(front: Front) -> None:
+    """A change of as many members as there may be, of the longest ids; whatever the session keeps."""
+    users = [f"{number:04}" + '"' * 124 for number in range(MEMBERS_MAX)]
+    members = [{"user_id": user, "role": "member", "left": "member"} for user in users]
+    event = {"n": 1, "users": members, "description": "\\" * 1024, "metadata": "\\" * 4096}
+    body = b"id: p\ndata: " + orjson.dumps(event) + b"\n\n"
+    headers = {"Content-Type": "text/event-stream"}
+    front.script = [lambda _: web.Response(body=body, headers=headers)]
+    async with (
+        aiohttp.ClientSession(read_bufsize=2**14) as session,
+        aclosing(StrettoClient(session, front.url, "a").events()) as events,
+    ):
+        assert event == (await anext(events)).event
+
+
+@pytest.mark.parametrize(("status", "script"), [(200, []), (503, [group])])
+async def test_a_reply_that_is_larger_than_any_is_not_read_to_its_end(
+    status: int, script: list[Any], front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could fill the program's memory. A proxy's page is judged by its status, as any other."""
+    monkeypatch.setattr(calls, "REPLY_BYTES_MAX", 2**16)
+    page = orjson.dumps({"name": "x" * 2**16})
+    front.script = [lambda _: web.Response(body=page, status=status), *script]
+    async with client_of(front.url) as client:
+        if script:
+            assert {"name": "Team"} == await client.read_group("g")
+            return
+        with pytest.raises(ClientError, match="http_200: this is not an answer of a stretto"):
+            await client.read_group("g")
+        monkeypatch.setattr(calls, "REPLY_BYTES_MAX", len(page))
+        front.script = [lambda _: web.Response(body=page)]
+        assert {"name": "x" * 2**16} == await client.read_group("g")
 
 
 async def next_event(events: AsyncIterator[Received]) -> Any:

@@ -422,6 +422,48 @@ async def second_tab(page: Page, origin: str) -> Page:
     return tab
 
 
+@pytest.mark.parametrize(("end", "sent"), [("forget", 0), ("done", 1)])
+async def test_what_is_forgotten_while_intentions_are_resumed_does_not_come_back(
+    end: str, sent: int, page: Page
+) -> None:
+    """They were read before it was dropped: it is the same intention, which is not sent once more."""
+    script = await scripted(page, CREATED)
+    is_same = await page.evaluate(
+        """async ([url, token, group, end]) => {
+            const rows = new Map();
+            let isRead, goOn, resumed;
+            const read = new Promise(then => isRead = then);
+            const goesOn = new Promise(then => goOn = then);
+            // As of IndexedDB: what was asked first is answered first.
+            const store = {
+                keep: async record => (rows.set(record.groupId, record), record),
+                all: async () => {
+                    const found = [...rows.values()];
+                    isRead();
+                    await goesOn;
+                    return found;
+                },
+                drop: async id => {
+                    rows.delete(id);
+                    goOn();
+                    await resumed;
+                },
+            };
+            const client = new Stretto({url, owner: "alice", token: () => token, store});
+            const intention = await client.intend(group);
+            if (end === "done") await intention.send();
+            resumed = client.resume();
+            await read;
+            await intention[end]();
+            const [again] = await resumed;
+            await outcome(again.send());
+            return again === intention;
+        }""",
+        [SERVICE, token_of("alice"), TEAM, end],
+    )
+    assert (True, sent) == (is_same, len(script.requests))
+
+
 async def test_what_another_tab_has_finished_is_sent_again_and_harms_nothing(
     page: Page, origin: str
 ) -> None:
@@ -598,6 +640,63 @@ async def test_a_session_ends_with_its_signal(page: Page) -> None:
             return got;
         }"""
     )
+
+
+async def test_a_session_that_ends_while_a_token_is_asked_for_never_begins(page: Page) -> None:
+    """Its signal had ended before anything listened to it."""
+    script = await scripted(page, stream(event("p1", "a"), event("p2", "b")))
+    got = await page.evaluate(
+        """async ([url, token]) => {
+            const got = [], stop = new AbortController();
+            const askOnce = async () => {
+                stop.abort();
+                return token;
+            };
+            const client = new Stretto({url, owner: "alice", token: askOnce});
+            for await (const event of client.events({signal: stop.signal})) got.push(event.id);
+            return got;
+        }""",
+        [SERVICE, token_of("alice")],
+    )
+    assert ([], []) == (got, script.requests)
+
+
+async def test_nothing_comes_after_the_signal(page: Page) -> None:
+    """Not even what had come with the event before it."""
+    await scripted(page, stream(event("p1", "a"), event("p2", "b")))
+    assert [["a"], "p1"] == await page.evaluate(
+        """async () => {
+            const got = [], stop = new AbortController();
+            const events = client.events({signal: stop.signal});
+            for await (const event of events) {
+                got.push(event.id);
+                stop.abort();
+            }
+            return [got, events.lastEventId];
+        }"""
+    )
+
+
+async def test_what_the_token_function_throws_ends_a_session(page: Page) -> None:
+    """It is the page's to handle; the position is kept."""
+    script = await scripted(page)
+    assert [["no token"], "p"] == await page.evaluate(
+        """async url => {
+            const token = () => {
+                throw new TypeError("no token");
+            };
+            const client = new Stretto({url, owner: "alice", token}), got = [];
+            const events = client.events({lastEventId: "p"});
+            try {
+                for await (const event of events) got.push(event.id);
+            } catch (error) {
+                got.push(error.message);
+            }
+            return [got, events.lastEventId];
+        }""",
+        SERVICE,
+    )
+    assert [] == script.requests
 
 
 @pytest.mark.asyncio(loop_scope="function")

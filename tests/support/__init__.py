@@ -15,6 +15,7 @@
 
 | the event loop | |
 |---|---|
+| `call_time` | the time of a call of `StrettoClient`, which ends when a test says so |
 | `loop_turns` | counts the turns of the event loop |
 | `cancellations` | leaves one behind that is over, as a `TaskGroup` does |
 

@@ -38,10 +38,11 @@ class _Session:
     ) -> AsyncIterator[SimpleNamespace]:
         group = group_id(OWNER, read_key(CIMultiDictProxy(CIMultiDict(headers))))
 
-        async def read() -> bytes:
-            return orjson.dumps({"group_id": str(group), "conversation_id": str(group)})
+        async def iter_any() -> AsyncIterator[bytes]:
+            yield orjson.dumps({"group_id": str(group), "conversation_id": str(group)})
 
-        yield SimpleNamespace(status=201, headers={}, read=read)
+        content = SimpleNamespace(iter_any=iter_any)
+        yield SimpleNamespace(status=201, headers={}, content=content)
 
 
 async def create(key: str) -> object:

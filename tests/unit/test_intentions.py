@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,42 @@ def test_it_is_on_the_disk_when_it_is_stored(
     intentions.add(TEAM)
     intentions.remove(TEAM)
     assert ["file", "name", "folder", "folder"] == steps
+
+
+def test_a_disk_that_is_full_is_named_with_the_file(tmp_path: Path) -> None:
+    """And nothing stays of what could not be stored."""
+    intentions = Intentions(tmp_path)
+    long = Intention.of("Team", description="d" * 1000, key="k")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as failure:
+            intentions.add(long)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    # Before anything else lets go of a file that nobody has closed.
+    assert [] == list(tmp_path.iterdir())
+    assert errno.EFBIG == failure.value.errno
+    intentions.add(long)
+    assert [failure.value.filename] == [str(path) for path in tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("step", range(2))
+def test_a_disk_that_fails_is_named_with_the_file(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file's content cannot be brought there, or the folder's names."""
+    left = [None] * step
+
+    def flushed(_: int) -> None:
+        if not left:
+            raise OSError(errno.EIO, "Input/output error")
+        left.pop()
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    with pytest.raises(OSError, match="Input/output error") as failure:
+        Intentions(tmp_path).add(TEAM)
+    assert str(failure.value.filename).startswith(str(tmp_path))
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"key": 1, "body": 2}', b'{"key":'])

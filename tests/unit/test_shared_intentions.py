@@ -126,9 +126,7 @@ def test_what_is_removed_while_it_is_added_again_is_stored_anew(
     assert [OTHER] == list(intentions)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [(tempfile, "NamedTemporaryFile"), (os, "link"), (os, "open")]
-)
+@pytest.mark.parametrize(("owner", "name"), [(tempfile, "mkstemp"), (os, "link"), (os, "open")])
 def test_a_folder_that_is_removed_meanwhile_is_made_again(
     owner: Any, name: str, tmp_path: Path, between: Between
 ) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import random
-from asyncio import sleep
+from asyncio import sleep, timeout
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -15,12 +14,14 @@ from typing import Final, TypeVar
 import aiohttp
 
 from stretto.client.connections import NoConnectionError, shortage
-from stretto.client.replies import BACKOFF_SECONDS_FIRST, Reply, TryAgainError
+from stretto.client.replies import BACKOFF_SECONDS_FIRST, Reply, TryAgainError, foreign
 from stretto.network import network_failure
 
 BACKOFF_SECONDS_MAX: Final = 2.0
 # The service answers within its own wait of 10 s: without an answer in 15 s the connection is lost.
 TRY_SECONDS_MAX: Final = 15.0
+# Several times as much as a page of the largest groups: more would only fill the program's memory.
+REPLY_BYTES_MAX: Final = 16 * 2**20
 
 # Below the host's usual level: a retry is the normal way, and stdout is the host's own.
 _LOGGER: Final = logging.getLogger("stretto")
@@ -32,9 +33,9 @@ T = TypeVar("T")
 class Calls:
     """Sends the requests of one user over the given session.
 
-    A token that is an async function is asked for before each try. Raises `aiohttp.InvalidURL` for a
-    `base_url` that is neither http nor https. One that is empty or begins with a slash is relative to
-    the session's own.
+    A token that is an async function is asked for before each try; what it raises ends the call. Raises
+    `aiohttp.InvalidURL` for a `base_url` that is neither http nor https. One that is empty or begins with
+    a slash is relative to the session's own.
     """
 
     def __init__(self, session: aiohttp.ClientSession, base_url: str, token: Token) -> None:
@@ -58,7 +59,8 @@ class Calls:
     ) -> T:
         """Return what `read` makes of a reply; try again for as long as it says so.
 
-        Raises what `read` raises, and `TimeoutError`, with the last reason and a warning.
+        Raises what `read` and the token's function raise, and `TimeoutError`, with the last reason and a
+        warning.
         """
         tries = Tries()
 
@@ -71,12 +73,15 @@ class Calls:
                 body=body,
                 times=aiohttp.ClientTimeout(total=TRY_SECONDS_MAX),
             ) as response:
-                return read(Reply(response.status, response.headers, await response.read()))
+                return read(await reply_of(response))
 
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with timeout(timeout_seconds) as scope:
                 return await tries.until_it_answers(send)
-        except (TimeoutError, TryAgainError):
+        except TimeoutError:
+            # One of the token's function is the caller's own.
+            if not scope.expired():
+                raise
             why = tries.last_error or shortage(self._session, self._url) or "no answer"
             message = f"no outcome within {timeout_seconds} s ({why})"
             raise TimeoutError(message + warning) from tries.last_error
@@ -126,6 +131,20 @@ class Calls:
 
     async def _current_token(self) -> str:
         return self._token if isinstance(self._token, str) else await self._token()
+
+
+async def reply_of(response: aiohttp.ClientResponse) -> Reply:
+    """Read a reply; raises `ClientError` for one that is larger than any of the service's."""
+    body = bytearray()
+    async for part in response.content.iter_any():
+        body += part
+        if len(body) > REPLY_BYTES_MAX:
+            if response.ok:
+                raise foreign(response.status)
+            # A proxy's page: it is judged by its status.
+            body.clear()
+            break
+    return Reply(response.status, response.headers, bytes(body))
 
 
 class Tries:

@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -164,21 +164,17 @@ class Intentions:
         self._make_folder()
         path = self._path(intention.key)
         stored = intention
-        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".") as file:
-            file.write(
-                orjson.dumps(
-                    {
-                        "key": intention.key,
-                        "first_sent": intention.first_sent,
-                        "body": intention.body.decode(),
-                    }
-                )
-            )
-            file.flush()
-            os.fsync(file.fileno())
+        content = orjson.dumps(
+            {
+                "key": intention.key,
+                "first_sent": intention.first_sent,
+                "body": intention.body.decode(),
+            }
+        )
+        with _named(path), _written(self._folder, content) as name:
             try:
                 # Unlike a renaming, this never replaces what another process has just stored.
-                os.link(file.name, path)
+                os.link(name, path)
             except FileExistsError:
                 stored = _read(path)
         if stored.body != intention.body:
@@ -199,11 +195,38 @@ class Intentions:
         return self._folder / (sha256(key.encode()).hexdigest() + _SUFFIX)
 
 
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Have an error of the disk name the path: what fails at an open file names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def _written(folder: Path, content: bytes) -> Iterator[str]:
+    """Yield the name of a file of this content, which the disk has and which ends with the block."""
+    # Not `NamedTemporaryFile`, whose file stays for a while where its content cannot be written.
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield name
+    finally:
+        Path(name).unlink()
+
+
 def _flush(folder: Path) -> None:
     """Have the disk know of the folder's names, not only of the files' content."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with _named(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

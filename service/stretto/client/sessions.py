@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import orjson
 
-from stretto.client.calls import Tries
+from stretto.client.calls import Tries, reply_of
 from stretto.client.connections import NoConnectionError
-from stretto.client.replies import ClientError, Reply, foreign, refuse
+from stretto.client.replies import ClientError, foreign, refuse
 from stretto.errors import Retry
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ SILENCE_SECONDS: Final = 90.0
 CONNECTION_SECONDS_MAX: Final = 30.0
 # Until the service says how long its clients wait.
 RECONNECT_SECONDS: Final = 2.0
+# A change of 1,000 members, whose ids have 128 characters, is a third of it.
+EVENT_BYTES_MAX: Final = 2**20
 _POSITION_LOST: Final = 4410
 _EVENT_STREAM: Final = "text/event-stream"
 
@@ -75,9 +77,9 @@ class Session:
         """Yield events until the caller stops; connect again and resume after each end.
 
         Raises `ClientError` where that does not help: the history at the position is lost
-        (`position_lost`), the token is refused, or what comes is no event (`http_200`); and
+        (`position_lost`), the token is refused, or what comes is no event (`http_200`);
         `TimeoutError` where the caller's own session has no connection left for it, and does not
-        get one.
+        get one; and what the token's function raises.
         """
         while True:
             async with AsyncExitStack() as connection:
@@ -106,7 +108,7 @@ class Session:
                 message = f"no connection within {self._times.connect:g} s ({error})"
                 raise TimeoutError(message) from error
             if response.status != HTTPStatus.OK:
-                refuse(Reply(response.status, response.headers, await response.read()))
+                refuse(await reply_of(response))
             # As in browsers (WHATWG HTML, 9.2.3): a page would look like a session without events.
             if response.content_type != _EVENT_STREAM:
                 raise foreign(response.status)
@@ -143,8 +145,10 @@ class Session:
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
     """Yield lines without their ends; raises `ClientError` for one that no stretto sends."""
+    content = response.content
     try:
-        async for line in response.content:
+        # Not by iteration: a line would be bounded by how much the caller's session reads ahead.
+        while line := await content.readuntil(max_size=EVENT_BYTES_MAX):
             # What is no UTF-8 is replaced, as browsers do.
             yield line.decode(errors="replace").rstrip("\r\n")
     except aiohttp.http_exceptions.HttpProcessingError:

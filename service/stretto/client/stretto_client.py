@@ -32,9 +32,10 @@ _UNKNOWN: Final = "; the attempt may still succeed"
 class StrettoClient:
     """Calls the service at `base_url` as the user of `token`, over the given session.
 
-    A token that ends before the program does is given as an async function that returns one. Raises
-    `aiohttp.InvalidURL` for a `base_url` that is neither http nor https. One that is empty or begins
-    with a slash is relative to the session's own.
+    A token that ends before the program does is given as an async function that returns one. What it
+    raises ends the call, or `events`, and is the caller's to handle. Raises `aiohttp.InvalidURL` for a
+    `base_url` that is neither http nor https. One that is empty or begins with a slash is relative to the
+    session's own.
 
     The session's connector limits its connections, to 100 unless it was given another `limit`. Each
     `events` holds one of them, also where many clients share the session: for more of them, give the
