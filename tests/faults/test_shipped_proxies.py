@@ -55,6 +55,9 @@ HTTP2_SETTINGS = 4
 HTTP2_STREAMS_MAX = 3
 # Of a connection to haproxy, by our sample.
 STREAMS_MAX = 20
+# haproxy draws one of two instances: all of these draws are the same once in a million runs.
+TRIES = 21
+REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 ANSWER = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
 
 
@@ -297,6 +300,73 @@ async def test_a_shipped_proxy_takes_no_instance_out_for_one_request(
         for _ in range(4):
             answer = await answer_to(head % b"other", api.url, tls)
             assert b"204" == answer.split(b" ", 2)[1]
+
+
+class Instance:
+    """Answers as an instance does, at once; once it is sick, it refuses all but its health check."""
+
+    def __init__(self) -> None:
+        self.is_sick = False
+        self.requests = 0
+        self.sessions: list[asyncio.StreamWriter] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Serve; yields the URL."""
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            host, port = server.sockets[0].getsockname()
+            yield f"http://{host}:{port}"
+            for session in self.sessions:
+                session.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"/v1/events" in head:
+            self.sessions.append(writer)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n:\n\n")
+            return
+        if b"/readyz" in head:
+            writer.write(ANSWER)
+        else:
+            self.requests += 1
+            writer.write(REFUSAL if self.is_sick else ANSWER)
+        writer.close()
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+async def test_an_instance_that_fails_at_once_does_not_get_every_request(
+    proxy: str, tmp_path: Path
+) -> None:
+    """It has fewer connections than one with sessions. And what it refuses goes to the other one."""
+    instances = sick, well = Instance(), Instance()
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        sick.running() as one,
+        well.running() as other,
+        behind(proxy, tmp_path, one, other) as (api, tls),
+    ):
+        head = b"GET /v1/%b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        await until(_answers(head % b"ready", api.url, tls))
+        place = URL(api.url)
+        sessions = []
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection(place.host, place.port, ssl=tls)
+            writer.write(head % b"events")
+            await reader.readuntil(b":\n\n")
+            sessions.append(writer)
+        assert [2, 2] == [len(each.sessions) for each in instances]
+        # It restarts, and its sessions go to the other one.
+        sick.is_sick = True
+        for session in sick.sessions:
+            session.close()
+        before = sick.requests
+        for _ in range(TRIES):
+            answer = await answer_to(head % b"groups", api.url, tls)
+            assert b"204" == answer.split(b" ", 2)[1]
+        assert 0 < sick.requests - before < TRIES
+        for writer in sessions:
+            writer.close()
 
 
 def _answers(request: bytes, url: str, tls: ssl.SSLContext) -> Callable[[], Awaitable[bool]]:

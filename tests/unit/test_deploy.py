@@ -248,7 +248,7 @@ def test_proxies_wait_longer_than_the_service_is_silent() -> None:
     """For an outcome, or between two heartbeats; and shorter than it keeps an idle connection."""
     texts = re.findall(r"timeout (?:client|server|tunnel) (\d+)s", HAPROXY)
     texts += re.findall(r"proxy_read_timeout (\d+)s", NGINX)
-    assert 4 == len(texts)
+    assert 6 == len(texts)
     silent_seconds = max(WAIT_SECONDS_MAX, Settings().streams.heartbeat_seconds)
     assert all(silent_seconds < int(text) < KEEP_ALIVE_SECONDS for text in texts)
 
