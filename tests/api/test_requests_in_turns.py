@@ -143,3 +143,22 @@ async def test_a_health_check_waits_for_no_client_without_a_token(
         assert is_guarded == (len(begun) <= FLOOD), len(begun)
         for client in clients:
             assert (await client.answer())[0] == 401
+
+
+async def test_the_wait_for_a_turn_is_a_part_of_a_requests_time(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a crowded process would look quick to whoever watches it."""
+    now = 1.0
+
+    async def take_long(*_: object) -> None:
+        nonlocal now
+        now += 100.0
+
+    monkeypatch.setattr("stretto.http.front.runner.perf_counter", lambda: now)
+    monkeypatch.setattr("stretto.http.service.perf_counter", lambda: now)
+    async with api_for(database_url) as api:
+        monkeypatch.setattr("stretto.http.front.runner.Turns.take", take_long)
+        assert (await api.get("/v1/groups")).status == 200
+        metrics = (await api.get("/metrics", user=None)).body.decode()
+    assert 'stretto_http_request_seconds_sum{route="/v1/groups"} 100.0\n' in metrics

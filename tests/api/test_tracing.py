@@ -6,16 +6,26 @@ import asyncio
 import socket
 import struct
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    Decision,
+    ParentBased,
+    SamplingResult,
+    StaticSampler,
+)
 
 from stretto.assembly.application import create_app
 from stretto.assembly.settings import ComponentSettings
+from stretto.creation.flight import Flight
 from stretto.creation.settings import CreatorSettings
 from stretto.domain import NewGroup, UserId
+from stretto.http.admission import LoadShedder
+from stretto.http.front.connection import ClientConnection
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.front.serving import serving
 from stretto.http.service import SERVICE
@@ -40,12 +50,28 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace.sampling import Sampler
 
+    from stretto.errors import StrettoError
     from support.database import Connection
     from support.traces import Span
 
 DEADLINE_SECONDS = 60
 TOKEN = token_of("alice")
 CREATE, ROUTE = "POST /v1/groups", "/v1/groups"
+
+
+class NotedSampler(StaticSampler):
+    """Samples everything, and notes the names of what it is asked for."""
+
+    def __init__(self, asked: list[str]) -> None:
+        super().__init__(Decision.RECORD_AND_SAMPLE)
+        self._asked = asked
+
+    def should_sample(
+        self, parent_context: Any, trace_id: int, name: str, *others: Any, **more: Any
+    ) -> SamplingResult:
+        """Sample it."""
+        self._asked.append(name)
+        return super().should_sample(parent_context, trace_id, name, *others, **more)
 
 
 class World:
@@ -175,6 +201,25 @@ async def test_a_batch_has_the_traces_of_some_of_its_requests(
     assert 2 == sum(row["trace_context"] is not None for row in rows) == len(rows) - 3
 
 
+async def test_a_creation_has_one_span_on_whichever_way_it_goes(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that the fast path leaves to the routes; the sampler is asked once for each.
+
+    One that is rejected unparsed has none.
+    """
+    begun: list[str] = []
+    sampler = ParentBased(ALWAYS_OFF, remote_parent_sampled=NotedSampler(begun))
+    async with traced(database_url, sampler) as world:
+        bodies = {b'{"name": "Team"}': 201, b'{"name":  "Team"}': 201, b'{"name": "Other"}': 422}
+        for body, status in bodies.items():
+            assert status == await world.create("k", body=body)
+        assert 400 == await world.create("k2", body=b"{")
+        monkeypatch.setattr(LoadShedder, "has_room", lambda *_: False)
+        assert 503 == await world.create("new")
+        assert 4 == len(world.requests()) == begun.count(CREATE)
+
+
 @pytest.mark.parametrize("is_plain", [True, False], ids=["fast path", "routes"])
 async def test_other_answers_have_spans_too(
     is_plain: bool, world: World, monkeypatch: pytest.MonkeyPatch
@@ -264,6 +309,33 @@ async def test_a_client_that_leaves_ends_its_span(
         await world.spans.until(CREATE)
     (request,) = world.requests()
     assert "client_left" == request.attributes["error.type"]
+
+
+async def test_a_client_that_leaves_just_as_its_outcome_comes_is_not_answered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its span has ended when it left, and no answer is counted."""
+    connections: list[ClientConnection] = []
+    connect, finish = ClientConnection.connection_made, Flight.finish
+
+    def noted(client: ClientConnection, transport: asyncio.BaseTransport) -> None:
+        connections.append(client)
+        connect(client, transport)
+
+    def finish_too_late(flight: Flight, result: bytes | StrettoError) -> None:
+        finish(flight, result)
+        # As the loop does it, before the callbacks of what was finished.
+        connections[-1].connection_lost(None)
+
+    monkeypatch.setattr(ClientConnection, "connection_made", noted)
+    monkeypatch.setattr(Flight, "finish", finish_too_late)
+    client = await world.send("k")
+    assert b"" == await client.closed()
+    (request,) = world.requests()
+    assert "client_left" == request.attributes["error.type"]
+    assert "http.response.status_code" not in request.attributes
+    counted = world.live.app[SERVICE].metrics.exposition().decode()
+    assert f'method="POST",route="{ROUTE}"' not in counted
 
 
 async def test_a_failure_of_ours_is_an_error(world: World, connection: Connection) -> None:

@@ -95,12 +95,16 @@ class WebSocketStream:
         """Answer the request and watch the client."""
         self.response.on_end = session.close
         self.response.in_turn = session.call
-        await self.response.prepare(request)
-        self._transport = _bounded(request)
-        self._reading = asyncio.create_task(self._read(session), name="read a WebSocket session")
         try:
+            await self.response.prepare(request)
+            self._transport = _bounded(request)
+            self._reading = asyncio.create_task(
+                self._read(session), name="read a WebSocket session"
+            )
             yield
         finally:
+            # First: the wait below may be cancelled, by the client that leaves.
+            self.response.end()
             await self._stop_reading()
             # The error of a malformed frame: it refers to frames of the response, which keeps it.
             drop_frames(self.response.exception())

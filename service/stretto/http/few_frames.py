@@ -131,13 +131,26 @@ class QuietWebSocket(web.WebSocketResponse):
 
     on_end: Callable[[CloseCode], object]
     in_turn: Callable[[Callable[[], int]], object]
+    _has_ended = False
+
+    def end(self) -> None:
+        """Stop the timer of the pings: it would keep this object, and the session, until it is due.
+
+        aiohttp stops it only where it closes the WebSocket itself, and begins it again with each byte.
+        """
+        self._has_ended = True
+        self._cancel_heartbeat()
+
+    def _reset_heartbeat(self) -> None:
+        if not self._has_ended:
+            super()._reset_heartbeat()
 
     def _send_heartbeat(self) -> None:
         self.in_turn(self._ping)
 
     def _ping(self) -> int:
         """Send a ping, unless the WebSocket was closed meanwhile, or its client has sent something."""
-        if self.closed:
+        if self.closed or self._has_ended:
             return 0
         super()._send_heartbeat()
         return 1

@@ -7,6 +7,7 @@ import math
 import random
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
@@ -17,6 +18,7 @@ from stretto.http.tokens.jwks import (
     KEY_IDS_MAX,
     LOOK_AGAIN_SECONDS,
 )
+from stretto.http.tokens.keys import read_keys
 from support.issuer import (
     EC_KEY,
     NEW,
@@ -126,6 +128,23 @@ async def test_one_unusable_key_does_not_spoil_the_others(unusable: object, key:
         issuer.now += LOOK_AGAIN_SECONDS
         with pytest.raises(Unauthenticated):
             await owner_of(known, bearer(key, "k"))
+
+
+@pytest.mark.parametrize(
+    "private",
+    [
+        published(RSA_KEY, private=True, kid="k"),
+        # To find its primes would take the loop for hours.
+        {"kty": "RSA", "kid": "k", "n": "_" * 50_000 + "w", "e": "AQAB", "d": "_" * 50_000 + "w"},
+        published(EC_KEY, private=True, kid="k"),
+        published(OLD, private=True, kid="k"),
+    ],
+)
+def test_a_private_key_is_not_even_made(private: dict[str, Any]) -> None:
+    """An issuer publishes it by mistake, or lies; each new key id of anyone's token reads it again."""
+    keys, dropped = read_keys(orjson.dumps({"keys": [private, published(NEW, kid="good")]}))
+    assert ["good"] == [key.kid for key in keys]
+    assert ("key 'k': it is private: whoever has read it can sign with it",) == dropped
 
 
 @pytest.mark.parametrize("garbage", ["x", "a.b.c", "\udcff.a.b", "e30.e30.", "eyJraWQiOjV9.e30."])

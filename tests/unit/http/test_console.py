@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.resources import files
 from unittest.mock import Mock
 
@@ -28,10 +29,12 @@ OWN = {
 PEER = ("127.0.0.1", 50_000)
 
 
-def asking(headers: dict[str, str], peer: object = PEER) -> web.Request:
+def asking(
+    headers: dict[str, str], peer: object = PEER, tokens: TokenSettings = TOKENS
+) -> web.Request:
     """Return a request for a token."""
     app = web.Application()
-    console.offer_tokens(app, TOKENS)
+    console.offer_tokens(app, tokens)
     transport = Mock(get_extra_info=lambda name: peer if name == "peername" else None)
     return make_mocked_request(
         "POST", "/console/token", headers=headers, app=app, transport=transport
@@ -63,6 +66,18 @@ async def test_the_console_on_this_machine_gets_a_token(
     claims = jwt.decode(token, SECRET, ["HS256"], audience="chat", issuer="stretto")
     assert ("alice", console.TOKEN_SECONDS) == (claims["sub"], claims["exp"] - claims["iat"])
     assert response.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("requires", [True, False])
+async def test_the_consoles_token_has_scopes_where_these_are_required(requires: bool) -> None:
+    """The same as the one that `stretto token` prints: the service would refuse one without."""
+    tokens = replace(TOKENS, jwt_require_scopes=requires)
+    response = await console.give_token(asking(OWN, tokens=tokens))
+    assert isinstance(response.body, bytes)
+    token = orjson.loads(response.body)["token"]
+    claims = jwt.decode(token, SECRET, ["HS256"], audience="chat", issuer="stretto")
+    assert {*tokens.trial_scopes} == {*claims.get("scope", "").split()}
+    assert requires is bool(tokens.trial_scopes)
 
 
 @pytest.mark.parametrize("peer", [("192.0.2.7", 1), ("::ffff:192.0.2.7", 1, 0, 0), "", None])

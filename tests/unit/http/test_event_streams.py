@@ -9,19 +9,27 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
+from stretto.domain import UserId
 from stretto.environment import read_settings
 from stretto.events.close_codes import CloseCode
 from stretto.events.outgoing import OutgoingEvent
+from stretto.events.session import Session
 from stretto.http.event_streams import (
     UNACKNOWLEDGED_SECONDS,
+    WebSocketStream,
     _bounded,
     sse_chunk,
     websocket_message,
 )
+from stretto.http.settings import StreamSettings
+from support.live_service import UPGRADE
 from support.log_events import logged, place
 
 if TYPE_CHECKING:
+    from unittest.mock import MagicMock
+
     from aiohttp import web
 
 EVENT = OutgoingEvent(logged(7), str(place(8)))
@@ -44,6 +52,45 @@ async def test_a_client_that_has_vanished_is_given_up_soon() -> None:
         transport.close()
 
     assert UNACKNOWLEDGED_SECONDS * 1000 == milliseconds
+
+
+async def test_a_client_that_leaves_without_a_word_leaves_no_timer_behind() -> None:
+    """Nor can what still arrives, or a ping that has waited for its turn, begin one again."""
+    stream, session = WebSocketStream(StreamSettings()), Session(UserId("bob"), 1e12, 1)
+    response = stream.response
+    async with stream.opened(handshake(), session):
+        assert response._heartbeat_cb is not None
+    assert response._heartbeat_cb is None
+    response._reset_heartbeat()
+    assert 0 == response._ping()
+    assert (None, None) == (response._heartbeat_cb, response._pong_response_cb)
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+async def test_a_session_that_does_not_begin_leaves_no_timer_behind(is_prepared: bool) -> None:
+    """Where its client leaves while the handshake is answered, or just after that."""
+    stream, session = WebSocketStream(StreamSettings()), Session(UserId("bob"), 1e12, 1)
+    request = handshake()
+    writer: MagicMock = request._payload_writer  # type: ignore[assignment]
+    transport: MagicMock = request.transport  # type: ignore[assignment]
+    if is_prepared:
+        transport.set_write_buffer_limits.side_effect = ConnectionResetError
+    else:
+        writer.drain.side_effect = ConnectionResetError
+    with pytest.raises(ConnectionResetError):
+        async with stream.opened(request, session):
+            pytest.fail("the session has begun")
+    assert stream.response._heartbeat_when > 0
+    assert stream.response._heartbeat_cb is None
+
+
+def handshake() -> web.Request:
+    """Return a request for a WebSocket."""
+    request = make_mocked_request("GET", "/v1/events", headers=UPGRADE)
+    # Of aiohttp's connection, in whose place there is a mock.
+    request.protocol._timeout_ceil_threshold = 5.0
+    request.protocol._message_tail = b""
+    return request
 
 
 def test_both_forms_carry_the_same_event_and_position() -> None:

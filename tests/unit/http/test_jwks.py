@@ -78,6 +78,23 @@ async def test_a_new_key_is_found_and_garbage_does_not_hammer(
     assert issuer.asked == 2
 
 
+async def test_a_key_that_was_named_before_it_was_published_is_found_by_the_next_fetch(
+    known: Authenticator, issuer: Issuer
+) -> None:
+    """Until then its tokens are refused as those of a key that is forged, without asking the issuer."""
+    await owner_of(known, bearer(OLD, "old"))
+    issuer.now += LOOK_AGAIN_SECONDS
+    for _ in range(2):
+        with pytest.raises(Unauthenticated):
+            await owner_of(known, bearer(NEW, "new"))
+    issuer.keys.append(published(NEW, kid="new"))
+    with pytest.raises(Unauthenticated):
+        await owner_of(known, bearer(NEW, "new"))
+    assert issuer.asked == 2
+    issuer.now += LOOK_AGAIN_SECONDS
+    assert await owner_of(known, bearer(NEW, "new")) == "alice"
+
+
 async def test_a_withdrawn_key_counts_no_longer_once_that_is_known(
     known: Authenticator, issuer: Issuer
 ) -> None:

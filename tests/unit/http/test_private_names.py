@@ -85,6 +85,7 @@ async def test_a_name_that_is_gone_is_noticed() -> None:
 def test_what_is_overridden_is_still_called_so(base: type) -> None:
     """A method of ours that overrides nothing would never be called."""
     ours = {"data_received", "eof_received", "finish_response", "force_close", "connection_made"}
+    ours.add("_process_keepalive")
     if base is BaseProtocol:
         ours = {"pause_writing", "resume_writing", "_drain_helper"}
     assert ours <= set(vars(base))
@@ -99,8 +100,12 @@ def test_what_was_read_of_a_body_is_kept_where_aiohttp_looks_for_it() -> None:
 
 
 def test_what_a_websocket_stands_on_is_there() -> None:
-    """It puts itself between a connection and aiohttp's reader of frames."""
-    assert "_post_start" in vars(web.WebSocketResponse)
+    """It puts itself between a connection and aiohttp's reader of frames, and stops its pings."""
+    names = {"_post_start", "_send_heartbeat", "_reset_heartbeat", "_cancel_heartbeat"}
+    assert names <= set(vars(web.WebSocketResponse))
+    # Else a byte that arrives would begin the timer again in another way.
+    flush = web.WebSocketResponse._flush_heartbeat_reset
+    assert "self._reset_heartbeat()" in inspect.getsource(flush)
     assert {"_message_tail", "_payload_parser"} <= set(RequestHandler.__slots__)
 
 

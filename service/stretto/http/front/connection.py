@@ -16,11 +16,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
-from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from stretto.errors import HeadTooLarge, InternalError, RequestInvalid, RequestTooSlow, StrettoError
 from stretto.http.front.fast_path import CREATION, FastPathConnection
-from stretto.http.front.heads import HEAD_BYTES_MAX
+from stretto.http.front.heads import HEAD_BYTES_MAX, too_large_part
 from stretto.http.front.plain_requests import PlainRequests
 from stretto.http.problems import COMMON_FIELDS, drop_frames, problem_response
 from stretto.http.request_ids import context_of
@@ -36,11 +35,6 @@ if TYPE_CHECKING:
     from stretto.http.front.limits import LimitedServer
 
 UNREADABLE: Final = "This is not a request that can be read."
-LINE_TOO_LARGE: Final = "A line of the request's head is too large."
-FIELDS_TOO_MANY: Final = "The request's head has too many fields."
-# aiohttp has no class of its own for it: with another text it would be answered 400, as any bytes
-# that cannot be parsed.
-_TOO_MANY: Final = "Too many headers received"
 
 
 class ClientConnection(FastPathConnection):
@@ -182,6 +176,15 @@ class ClientConnection(FastPathConnection):
         self._data_received_cb = self._newest = self._on_end = None
         self._messages.clear()
 
+    def _process_keepalive(self) -> None:
+        """Close an idle connection; aiohttp takes one for idle whose request is still arriving, too."""
+        if self._read_timer is None and not self._owes_unparsed:
+            super()._process_keepalive()
+        else:
+            self._keepalive_handle = self._loop.call_later(
+                self._read_seconds, self._process_keepalive
+            )
+
     def end_at_answer(self) -> None:
         """Read nothing of a request after its answer."""
         self._lingering_time = 0.0
@@ -265,11 +268,11 @@ class ClientConnection(FastPathConnection):
         if isinstance(exc, StrettoError):
             # It is logged as cut off.
             return closing_response(request, exc)
-        # aiohttp bounds each line of a head by itself.
-        too_large = LINE_TOO_LARGE if isinstance(exc, LineTooLong) else None
-        if isinstance(exc, BadHttpMessage) and exc.message == _TOO_MANY:
-            too_large = FIELDS_TOO_MANY
-        if too_large:
+        if isinstance(exc, ConnectionError) and (not self.transport or self.transport.is_closing()):
+            # While it was told to send its body: nothing was unreadable, and no answer reaches it.
+            drop_frames(exc)
+            raise ConnectionError("the client has left")
+        if too_large := too_large_part(exc):
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         with context_of(request):
             logger.info("request.unreadable", kind=type(exc).__name__, status=status)

@@ -190,8 +190,6 @@ class FastPathConnection(BoundedQueue):
         wait_seconds = WAIT_SECONDS_DEFAULT
         if (preferences := creation.fields.get(b"prefer")) is not None:
             wait_seconds = wait_seconds_in(preferences.decode(), WAIT_SECONDS_DEFAULT)
-        if service.tracing is not None:
-            self._request.trace = begin_plain_span(service.tracing, _SPAN, creation.fields)
         # No task has begun for it: what calls back takes the context along from here. Set by hand:
         # a `with` would take as long again, and most creations in a storm are repeats.
         before = CURRENT_REQUEST.set(self._request)
@@ -209,6 +207,9 @@ class FastPathConnection(BoundedQueue):
             CURRENT_REQUEST.reset(before)
         if begun is None:
             return False
+        # Not before: what is not begun here gets its span from the routes, or is rejected without one.
+        # No writer has taken it yet.
+        self._begin_span(service, creation)
         if isinstance(begun, Answer):
             service.metrics.count_request(hdrs.METH_POST, CREATE_PATH, _CREATED, None)
             # No line of the log names it: an id that only the answer has would lead nowhere.
@@ -226,6 +227,9 @@ class FastPathConnection(BoundedQueue):
         """Answer the creation in flight; then read what has come behind it."""
         service = self._service
         assert service is not None
+        if self._in_flight is None:
+            # The client has left after the outcome came, in the same turn of the loop.
+            return
         self._in_flight = None
         status: int = _CREATED
         if isinstance(outcome, Answer):
@@ -244,6 +248,14 @@ class FastPathConnection(BoundedQueue):
             held, self._held = self._held, b""
             self._resume_transport_reading()
             self.data_received(held)
+
+    def _begin_span(self, service: Service, creation: PlainRequest) -> None:
+        """Begin the span of a creation that is answered here; it waits for a writer, if for any."""
+        if service.tracing is not None:
+            trace = begin_plain_span(service.tracing, _SPAN, creation.fields)
+            if trace is not None:
+                self._request.trace = trace
+                trace.queued()
 
     def _end_span(self, status: int | None) -> None:
         """End the span of the creation that is answered, or whose client has left."""

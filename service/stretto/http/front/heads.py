@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import hdrs
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from aiohttp.web_protocol import _ErrInfo
 
 from stretto.http.front.plain_requests import HOST
@@ -20,6 +21,11 @@ HEAD_BYTES_MAX: Final = 32 * 1024
 # Of the largest length that the parser takes.
 _LENGTH_DIGITS_MAX: Final = 20
 _HOST: Final = re.compile(HOST.decode())
+LINE_TOO_LARGE: Final = "A line of the request's head is too large."
+FIELDS_TOO_MANY: Final = "The request's head has too many fields."
+# aiohttp has no class of its own for it: with another text it would be answered 400, as any bytes
+# that cannot be parsed.
+_TOO_MANY: Final = "Too many headers received"
 
 
 def head_bytes(message: RawRequestMessage) -> int:
@@ -29,6 +35,16 @@ def head_bytes(message: RawRequestMessage) -> int:
     """
     line = len(message.method) + len(message.path) + len("  HTTP/1.1\r\n\r\n")
     return line + sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+
+
+def too_large_part(error: BaseException | None) -> str | None:
+    """Return what is too large of a head that the parser has refused; None if it was not for that."""
+    if isinstance(error, LineTooLong):
+        # aiohttp bounds each line of a head by itself.
+        return LINE_TOO_LARGE
+    if isinstance(error, BadHttpMessage) and error.message == _TOO_MANY:
+        return FIELDS_TOO_MANY
+    return None
 
 
 def body_bytes(message: RawRequestMessage) -> int:

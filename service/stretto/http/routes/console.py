@@ -127,6 +127,8 @@ async def give_token(request: web.Request) -> web.Response:
         lifetime_seconds=TOKEN_SECONDS,
         audience=tokens.jwt_audience,
         issuer=tokens.jwt_issuer,
+        # Where scopes are required, a token without any would be refused.
+        scopes=tokens.trial_scopes,
     )
     response = json_response({"token": token})
     response.headers[hdrs.CACHE_CONTROL] = "no-store"

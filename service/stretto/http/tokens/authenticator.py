@@ -116,7 +116,11 @@ class Authenticator:
             self._key_set.refresh()
 
     def has_keys(self) -> bool:
-        """Return whether a token can be verified; begin to fetch an issuer's keys if none is known."""
+        """Return whether a key is known; begin to fetch an issuer's keys if none is.
+
+        Also where the issuer has been away for so long that its keys are trusted no longer: a process
+        that said no then would be taken out of service together with all others.
+        """
         return self._key_set is None or self._key_set.has_keys()
 
     async def verify(self, authorization: str | None) -> Verified:

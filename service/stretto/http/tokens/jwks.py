@@ -5,9 +5,11 @@ fetch is repeated by the next request after a pause, which grows while fetches f
 
 A token that names an unknown key, or does not fit the key that it names, leads to another fetch,
 but seldom: forged tokens must not flood the issuer with requests. A token with an unknown key is
-refused only after a fetch that began later than the token came; until then the key may be new. One
-that does not fit a known key is far more often forged than new, so it is refused at once where the
-last fetch has just been.
+refused only after a fetch that began later than a token first named that key; until then the key may
+be new. From then on it is refused at once where the last fetch has just been, as forged tokens are
+that come again and again: a key that was named before it was published is found by the next fetch, up
+to `LOOK_AGAIN_SECONDS` late. So it is with a token that does not fit a known key, from the first one
+on: it is far more often forged than new.
 """
 
 from __future__ import annotations

@@ -40,6 +40,16 @@ _ALGORITHM_OF_KIND: Final = {
     "EC": ("ES256", "a P-256 public key"),
     "OKP": ("EdDSA", "an Ed25519 public key"),
 }
+# What a public key of each kind consists of; more of what an issuer has published by mistake, or lies,
+# is not even read. A private key is checked when it is made, for as long as its numbers are large: a
+# 4096-bit one takes half a second, and one of 400,000 bits without its primes would never end.
+_PUBLIC_MEMBERS: Final = {
+    "RSA": ("kty", "n", "e"),
+    "EC": ("kty", "crv", "x", "y"),
+    "OKP": ("kty", "crv", "x"),
+}
+# The private part, of all kinds.
+_PRIVATE_MEMBER: Final = "d"
 # Of a published id, so much is logged: the issuer chooses its length.
 _KID_CHARACTERS_LOGGED: Final = 64
 
@@ -189,8 +199,11 @@ def _read_key(entry: object) -> TokenKey:
     algorithm, wanted = _ALGORITHM_OF_KIND[kind]
     if present.get("use", "sig") != "sig":
         raise _DroppedError("it is not for signatures (use)")
+    if _PRIVATE_MEMBER in present:
+        raise _DroppedError("it is private: whoever has read it can sign with it")
+    public = {name: present[name] for name in _PUBLIC_MEMBERS[kind] if name in present}
     try:
-        material = jwt.PyJWK(present, algorithm).key
+        material = jwt.PyJWK(public, algorithm).key
     except (jwt.PyJWTError, UnsupportedAlgorithm, ValueError, TypeError) as error:
         raise _DroppedError(f"it is not {wanted}") from error
     if _algorithm_of(material) != algorithm:

@@ -1,0 +1,153 @@
+"""Connections without a network: which are closed where there are too many, or when they are idle."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+from unittest.mock import Mock
+
+import pytest
+from aiohttp import web
+
+from stretto.http.front.connection import ClientConnection
+from stretto.http.front.runner import SEARCH_AGAIN_SECONDS, ContractRunner, ContractServer
+from stretto.http.settings import ConnectionLimits
+from support.raw_client import PING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+CONNECTIONS_MAX = 10
+EXPECTANT = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+
+
+class Crowd:
+    """A server, and its clients' connections."""
+
+    def __init__(self, server: ContractServer) -> None:
+        self.server = server
+        self.made: list[ClientConnection] = []
+
+    def connect(self, first: bytes = b"") -> ClientConnection:
+        """Connect a client, which sends what is given."""
+        client = self.server()
+        assert isinstance(client, ClientConnection)
+        self.made.append(client)
+        transport = Mock(spec=asyncio.Transport)
+        transport.get_extra_info.return_value = None
+        transport.is_closing.return_value = False
+        transport.get_write_buffer_size.return_value = 0
+        client.connection_made(transport)
+        if first:
+            client.data_received(first)
+        return client
+
+
+async def no_answer(_: web.Request) -> web.StreamResponse:
+    """Fail the test: nothing comes as far."""
+    raise NotImplementedError
+
+
+@asynccontextmanager
+async def crowd() -> AsyncIterator[Crowd]:
+    """Serve a few clients."""
+    app = web.Application()
+    app.router.add_post("/", no_answer)
+    runner = ContractRunner(app, ConnectionLimits(connections_max=CONNECTIONS_MAX))
+    await runner.setup()
+    crowd = Crowd(cast("ContractServer", runner.server))
+    try:
+        yield crowd
+    finally:
+        # Their tasks begin.
+        await asyncio.sleep(0)
+        for client in crowd.made:
+            client.connection_lost(None)
+        await runner.cleanup()
+
+
+async def test_where_nobody_can_make_room_newcomers_are_closed_without_a_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For a short time: to look at thousands of connections for each of them would stop the loop."""
+    loop, now, looks = asyncio.get_running_loop(), 1000.0, 0
+    waiting_since = cast("property", ClientConnection.waiting_since)
+
+    def look(client: ClientConnection) -> object:
+        nonlocal looks
+        looks += 1
+        assert waiting_since.fget is not None
+        return waiting_since.fget(client)
+
+    log = Mock()
+    async with crowd() as clients:
+        with monkeypatch.context() as patches:
+            patches.setattr(loop, "time", lambda: now)
+            patches.setattr(ClientConnection, "waiting_since", property(look))
+            # Not what is logged: that is folded.
+            patches.setattr("stretto.http.front.runner.logger", log)
+            for _ in range(CONNECTIONS_MAX):
+                clients.connect(PING)
+            newcomers = [clients.connect() for _ in range(3)]
+            assert CONNECTIONS_MAX == looks == len(clients.server.connections)
+            assert [None] * 3 == [each.transport for each in newcomers]
+            assert 1 == log.warning.call_count
+
+            now += SEARCH_AGAIN_SECONDS
+            idle = clients.made[0]
+            idle._answered += 1
+            newcomer = clients.connect()
+            assert (None, False) == (idle.transport, newcomer.transport is None)
+            assert 2 * CONNECTIONS_MAX == looks
+            assert 2 == log.warning.call_count
+
+
+async def test_a_search_that_makes_room_is_followed_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While there are clients that owe us something, no newcomer is closed."""
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 1000.0)
+    async with crowd() as clients:
+        newcomers = [clients.connect() for _ in range(2 * CONNECTIONS_MAX)]
+        left = [each.transport is None for each in newcomers]
+        monkeypatch.undo()
+    assert [True] * CONNECTIONS_MAX + [False] * CONNECTIONS_MAX == left
+
+
+@pytest.mark.parametrize("why", ["it arrives", "it waits unparsed", "it is idle"])
+async def test_a_connection_is_not_idle_while_its_request_arrives_or_waits(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at again later; a client whose connection just closes cannot know what was done."""
+    async with crowd() as clients:
+        client = clients.connect(PING[:20] if why == "it arrives" else b"")
+        # Its task begins.
+        await asyncio.sleep(0)
+        if why == "it waits unparsed":
+            monkeypatch.setattr(ClientConnection, "_owes_unparsed", True)
+        client._next_keepalive_close_time = 0.0
+        client._process_keepalive()
+        is_idle = why == "it is idle"
+        assert is_idle == (client.transport is None) == (client._keepalive_handle is None)
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+async def test_a_client_that_leaves_before_its_body_is_no_error(
+    has_left: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked for the body when it has gone. Another connection's loss is an error."""
+    caplog.set_level(logging.INFO)
+    async with crowd() as clients:
+        client = clients.connect()
+        assert client.transport is not None
+        gone = cast("Mock", client.transport)
+        gone.is_closing.return_value = has_left
+        if not has_left:
+            gone.write.side_effect = ConnectionResetError
+        client.data_received(EXPECTANT)
+        assert client.answering is not None
+        await asyncio.wait((client.answering,))
+    logged = [vars(each).get("event") for each in caplog.records]
+    assert has_left == ("request.unreadable" not in logged)
