@@ -31,6 +31,8 @@ from stretto.welcome import welcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from aiohttp.web import Application
+
     from stretto.config import Settings
     from stretto.http.tokens.settings import TokenSettings
 
@@ -43,7 +45,8 @@ SESSIONS_SHARE: Final = 0.9
 async def serve(settings: Settings, notify: Callable[[str], None], *, share_port: bool) -> None:
     """Serve until SIGTERM, SIGHUP or SIGINT; raises what keeps the service from starting.
 
-    A process that shares its port is a supervisor's worker.
+    Raises `EmbeddedError` once a server of its own has ended by itself. A process that shares its
+    port is a supervisor's worker.
     """
     stop = _stop_on_signals(settings.drain_seconds, is_worker=share_port)
     lost: list[str] = []
@@ -62,48 +65,63 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
         nats_url = await enter(bus_place(settings, end))
         tokens = token_settings(settings)
         # Wait for the database here, before any client is served.
-        if not await _database_answers(place.dsn, settings.component.db_schema, stop):
-            logger.info("service.stopped")
-            return
-        if settings.workers > 1:
+        begins = await _database_answers(place.dsn, settings.component.db_schema, stop)
+        has_workers = begins and settings.workers > 1
+        if has_workers:
             await _supervise(settings, place.dsn, nats_url, tokens, notify, stop)
-            return
-        tracer_provider = stack.enter_context(exporting(os.environ))
-        settings = _provided(settings, nats_url)
-        app = create_app(
-            dsn=place.dsn,
-            tokens=tokens,
-            settings=settings.component,
-            streams=settings.streams,
-            console=settings.has_console,
-            tracer_provider=tracer_provider,
-        )
-        # With our own secret alone: tokens that an operator's secret signs may be good elsewhere.
-        if settings.is_embedded and settings.has_console and not settings.tokens.ways:
-            offer_tokens(app, tokens)
-        if supervision is not None:
-            app[INSTANCE] = supervision.instance_metrics
-            supervision.join(lambda: app[SERVICE].metrics.report() if SERVICE in app else b"[]")
-        async with serving(
-            app,
-            host=settings.host,
-            port=settings.port,
-            share_port=share_port,
-            limits=settings.limits,
-        ) as port:
-            logger.info("service.started", host=settings.host, port=port, pid=os.getpid())
-            if settings.is_embedded:
-                notify(welcome(settings, port, tokens, shows_token=sys.stderr.isatty()))
-            async with collecting(app[SERVICE].runner):
-                await stop.asked.wait()
-                app[SERVICE].draining.set()
-                logger.info("service.draining", seconds=stop.drain_seconds)
-                await stop.drain()
-            logger.info("service.stopping")
+        elif begins:
+            tracer_provider = stack.enter_context(exporting(os.environ))
+            settings = _provided(settings, nats_url)
+            app = create_app(
+                dsn=place.dsn,
+                tokens=tokens,
+                settings=settings.component,
+                streams=settings.streams,
+                console=settings.has_console,
+                tracer_provider=tracer_provider,
+            )
+            # With our own secret alone: tokens that an operator's secret signs may be good elsewhere.
+            if settings.is_embedded and settings.has_console and not settings.tokens.ways:
+                offer_tokens(app, tokens)
+            if supervision is not None:
+                app[INSTANCE] = supervision.instance_metrics
+                supervision.join(lambda: app[SERVICE].metrics.report() if SERVICE in app else b"[]")
+            await _serve_clients(app, settings, tokens, notify, stop, share_port=share_port)
+    # Every way to the end leads here.
     flush_log()
-    logger.info("service.stopped")
+    if not has_workers:
+        # Workers say it themselves.
+        logger.info("service.stopped")
     if lost:
         raise EmbeddedError(lost[0])
+
+
+async def _serve_clients(
+    app: Application,
+    settings: Settings,
+    tokens: TokenSettings,
+    notify: Callable[[str], None],
+    stop: Stop,
+    *,
+    share_port: bool,
+) -> None:
+    """Serve until stopped, the drain included; raises `ListenError`."""
+    async with serving(
+        app,
+        host=settings.host,
+        port=settings.port,
+        share_port=share_port,
+        limits=settings.limits,
+    ) as port:
+        logger.info("service.started", host=settings.host, port=port, pid=os.getpid())
+        if settings.is_embedded:
+            notify(welcome(settings, port, tokens, shows_token=sys.stderr.isatty()))
+        async with collecting(app[SERVICE].runner):
+            await stop.asked.wait()
+            app[SERVICE].draining.set()
+            logger.info("service.draining", seconds=stop.drain_seconds)
+            await stop.drain()
+        logger.info("service.stopping")
 
 
 async def _database_answers(dsn: str, schema: str, stop: Stop) -> bool:

@@ -17,7 +17,7 @@ from stretto.embedded import place as embedded_place
 from stretto.embedded import postgres as embedded
 from stretto.embedded.account import Account, server_account
 from stretto.embedded.lock_file import ServerLocks
-from stretto.embedded.postgres import EmbeddedError, embedded_postgres
+from stretto.embedded.postgres import EmbeddedError, embedded_postgres, running_url
 from support.command_process import stretto
 from support.embedded_servers import FAST, IS_ROOT, ask, running_owner, said
 from support.service_process import ServiceProcess
@@ -154,6 +154,17 @@ async def test_second_process_connects_without_owning(folder: Path) -> None:
         assert is_running(folder / "data")
         process.communicate("\n")
     assert not is_running(folder / "data")
+
+
+async def test_who_asks_for_the_url_makes_no_database(folder: Path) -> None:
+    """A server that lacks ours may be one that is being set up, or restored: it stays as it is."""
+    names = "SELECT string_agg(datname, ' ' ORDER BY datname) FROM pg_database"
+    async with embedded_postgres(folder, notify=said, settings=FAST) as server:
+        assert server.dsn == await running_url(folder, said)
+        bare = server.dsn.replace("/stretto?", "/postgres?")
+        await ask(bare, "DROP DATABASE stretto")
+        assert await running_url(folder, said) is None
+        assert "postgres template0 template1" == await ask(bare, names)
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["ended", "killed"])

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
+import subprocess
 from importlib.metadata import PackageNotFoundError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import nats.errors
 import pytest
@@ -22,6 +25,7 @@ from support.service_process import ServiceProcess
 if TYPE_CHECKING:
     from pathlib import Path
 
+DEADLINE_SECONDS: Final = 30
 
 # Opens the server, says so, and closes it when its input ends.
 OWNER = """
@@ -36,6 +40,21 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The servers that this process starts."""
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def note(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = start(*arguments, **options)
+        started.append(process)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", note)
+    return started
 
 
 def is_running(data_dir: Path) -> bool:
@@ -137,6 +156,72 @@ async def test_an_interrupted_start_leaves_no_server_behind(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not is_running(tmp_path)
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_a_server_is_stopped_whose_folder_is_moved_or_removed(
+    is_removed: bool, tmp_path: Path
+) -> None:
+    """Its own pid file is not needed for that, nor is anything waited for without a bound."""
+    data_dir = tmp_path / "data"
+    async with asyncio.timeout(DEADLINE_SECONDS), embedded_nats(data_dir) as server:
+        if is_removed:
+            shutil.rmtree(data_dir)
+        else:
+            data_dir.rename(tmp_path / "moved")
+    with pytest.raises(ProcessLookupError):
+        os.kill(server.pid, 0)
+
+
+async def test_a_server_that_was_taken_over_is_stopped_whose_folder_is_moved(
+    tmp_path: Path,
+) -> None:
+    """It is no child of ours; what it was started with tells it from another program."""
+    data_dir = tmp_path / "data"
+    with running_owner(OWNER, data_dir) as (process, pid):
+        process.kill()
+        process.wait()
+        async with asyncio.timeout(DEADLINE_SECONDS), embedded_nats(data_dir) as server:
+            assert (pid, True) == (server.pid, server.owned)
+            data_dir.rename(tmp_path / "moved")
+    assert b"nats-server" not in embedded._command_of(pid)
+
+
+async def test_a_server_that_does_not_stop_is_not_waited_for_without_a_bound(
+    processes: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the wait block the loop: a further signal would not be heard."""
+    signals: list[int] = []
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        with monkeypatch.context() as patch:
+            async with embedded_nats(tmp_path):
+                patch.setattr(embedded, "_STOP_POLLS_MAX", 2)
+                patch.setattr(os, "kill", lambda _, number: signals.append(number))
+    assert [signal.SIGTERM, signal.SIGKILL] == signals
+    (process,) = processes
+    process.kill()
+    process.wait()
+
+
+async def test_a_full_disk_leaves_no_server_behind(
+    processes: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one that runs already as its pid cannot be written; the next start has the folder."""
+    write = embedded._write
+
+    def write_no_pid(path: Path, content: bytes) -> None:
+        if path.suffix == ".pid":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embedded, "_write", write_no_pid)
+        with pytest.raises(EmbeddedError, match=os.strerror(errno.ENOSPC)):
+            async with embedded_nats(tmp_path):
+                pass
+    assert [True] == [process.returncode is not None for process in processes]
+    async with embedded_nats(tmp_path) as server:
+        assert server.owned
 
 
 async def test_stale_pid_of_another_program_neither_blocks_nor_hits_it(tmp_path: Path) -> None:

@@ -99,14 +99,19 @@ async def test_a_process_without_a_file_left_goes_on_watching(
     await server.wait()
 
 
-@pytest.mark.parametrize("name", ["PostgreSQL", "NATS"])
-async def test_a_service_ends_with_its_embedded_server(name: str, folder: Path) -> None:
-    """With an exit code of its own, so that a supervisor starts both again."""
+@pytest.mark.parametrize(
+    ("name", "workers"), [("PostgreSQL", "1"), ("NATS", "1"), ("PostgreSQL", "2"), ("NATS", "2")]
+)
+async def test_a_service_ends_with_its_embedded_server(
+    name: str, workers: str, folder: Path
+) -> None:
+    """With an exit code of its own, so that a supervisor starts both again; also over workers."""
     settings = {
         "DATA_DIR": str(folder),
         "PORT": "0",
         "NATS_URL": "embedded",
         "LOG_FORMAT": "json",
+        "WORKERS": workers,
     }
     service = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "stretto", "serve"),
@@ -125,7 +130,7 @@ async def test_a_service_ends_with_its_embedded_server(name: str, folder: Path) 
             said = await service.stderr.read()
             assert 4 == await service.wait()
         assert 1 == said.count(b'"embedded.ended"')
-        assert f"{name} (process ".encode() in said
+        assert f"stretto: {name} (process ".encode() in said
     finally:
         if service.returncode is None:
             service.kill()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stretto.assembly.opening import open_component
+from stretto.commands.events import DEAD_LETTERS_MAX
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.connections import Database
 from stretto.targets.delivery import PutOff
@@ -65,6 +66,31 @@ async def test_dead_letters_are_listed_with_their_reasons(
         expected = f"{id_} group.created of {time}, 2 tries: larger than 7 bytes"
         assert re.fullmatch(expected, letter)
     assert set(ids) == await dead(connection)
+
+
+@pytest.mark.parametrize(
+    ("expected", "count"),
+    [
+        (f"{DEAD_LETTERS_MAX} dead letters", DEAD_LETTERS_MAX),
+        (f"the oldest {DEAD_LETTERS_MAX} dead letters; there are more", DEAD_LETTERS_MAX + 1),
+    ],
+)
+async def test_a_list_that_is_cut_says_so(
+    expected: str, count: int, database_url: str, connection: Connection
+) -> None:
+    """What is shown is not the number of all."""
+    await connection.execute(
+        """INSERT INTO outbox_delivery (reader, event_id, subject, conversation_id, recipients,
+                                        group_name, created_at, due_at, dead_reason)
+           SELECT 'bus', gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), '{a}',
+                  'Team', clock_timestamp(), clock_timestamp(), 'number ' || number
+           FROM generate_series(1, $1::int) AS number""",
+        count,
+    )
+    code, output, _ = await stretto("events", DATABASE_URL=database_url)
+    *letters, total = output.splitlines()
+    assert (0, expected, DEAD_LETTERS_MAX) == (code, total, len(letters))
+    assert letters[0].endswith(": number 1")
 
 
 async def test_those_that_are_named_are_retried_and_no_others(

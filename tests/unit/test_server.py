@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stretto.config import Settings
 from stretto.http.front.serving import cannot_listen
+from stretto.http.tokens.settings import TokenSettings
+from stretto.provision import Place
 from stretto.runtime.stop import Stop
 from stretto.server import (
     FILES_OWN,
@@ -24,12 +27,14 @@ from stretto.server import (
     _reserved_port,
     _sessions_max,
     _stop_on_signals,
+    serve,
 )
-from stretto.start_errors import ListenError
+from stretto.start_errors import EmbeddedError, ListenError
+from stretto.telemetry.logs import logger
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 ANY = resource.RLIM_INFINITY
 
@@ -133,6 +138,51 @@ async def test_a_stop_ends_the_wait_for_a_database_that_never_answers(
         stop.asked.set()
         assert not await waiting
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_service_that_loses_its_server_before_it_serves_ends_with_that(
+    workers: int, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that serves does; the twin is stopped by a signal then, and is no failure."""
+    losing: list[Callable[[str], object]] = []
+    logged: list[str] = []
+
+    @asynccontextmanager
+    async def embedded(
+        *_: object, on_lost: Callable[[str], object], **__: object
+    ) -> AsyncIterator[Place]:
+        losing.append(on_lost)
+        yield Place("", None)
+        logged.append("the server is closed")
+
+    @asynccontextmanager
+    async def never(*_: object, **__: object) -> AsyncIterator[None]:
+        if is_lost:
+            losing[0]("it has ended by itself")
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr("stretto.server.database_place", embedded)
+    monkeypatch.setattr("stretto.server.database_connection", never)
+    monkeypatch.setattr("stretto.server.flush_log", lambda: logged.append("flushed"))
+    monkeypatch.setattr(logger, "info", lambda event, **_: logged.append(event))
+    settings = Settings(workers=workers, port=0, tokens=TokenSettings(jwt_secret="s" * 44))
+    try:
+        async with asyncio.timeout(5):
+            serving = serve(settings, lambda _: None, share_port=False)
+            if is_lost:
+                with pytest.raises(EmbeddedError, match="has ended by itself"):
+                    await serving
+            else:
+                await serving
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().remove_signal_handler(number)
+    assert ["the server is closed", "flushed", "service.stopped"] == logged
 
 
 def test_a_port_is_reserved_by_one_service_alone() -> None:

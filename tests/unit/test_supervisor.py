@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stretto.postgres.connecting import CONNECT_SECONDS
+from stretto.provision import START_SECONDS
 from stretto.runtime.stop import Stop
 from stretto.start_errors import WorkersError
 from stretto.supervisor import BACKOFF, FAILED_STARTS_MAX, YOUNG_SECONDS, Supervisor
@@ -84,6 +86,16 @@ async def test_a_worker_that_has_served_is_replaced_at_once_and_for_ever() -> No
     await Supervisor(DIES, {}, stop, times.clock_seconds, times.pause).run(1)
     assert 2 * FAILED_STARTS_MAX == len(times.pauses)
     assert max(times.pauses) <= BACKOFF.seconds_first
+
+
+async def test_workers_that_wait_in_vain_for_their_database_are_given_up() -> None:
+    """As long as they may: none of them has served, however long its start has taken."""
+    stop = Stop(drain_seconds=0)
+    # One that does not answer, then an older schema; and the start itself, on a busy machine.
+    longest = START_SECONDS + CONNECT_SECONDS + START_SECONDS + 5
+    times = Times(stop, starts_max=100, start_seconds=longest)
+    with pytest.raises(WorkersError):
+        await Supervisor(DIES, {}, stop, times.clock_seconds, times.pause).run(1)
 
 
 async def test_nothing_is_given_up_while_another_worker_serves(tmp_path: Path) -> None:

@@ -62,15 +62,19 @@ def events(
                     message = f"{len({*retry}) - count} of these ids are no dead letters"
                     raise NotFound(message)
                 return
-            letters = await dead_letters(connection, DEAD_LETTERS_MAX)
+            # One more than is shown says whether there are more.
+            letters = await dead_letters(connection, DEAD_LETTERS_MAX + 1)
             since = await disabled_at(connection)
             pause_end = await paused_until(connection)
-        for letter in letters:
+        for letter in letters[:DEAD_LETTERS_MAX]:
             stdout.print(
                 f"{letter['event_id']} {letter['event_type']} of {letter['created_at']:{_TIME}},"
                 f" {letter['tries']} tries: {letter['dead_reason']}"
             )
-        stdout.print(f"{len(letters) or 'no'} dead letters")
+        if len(letters) > DEAD_LETTERS_MAX:
+            stdout.print(f"the oldest {DEAD_LETTERS_MAX} dead letters; there are more")
+        else:
+            stdout.print(f"{len(letters) or 'no'} dead letters")
         if since is not None:
             stdout.print(f"the webhook is disabled: its endpoint answered 410 at {since:{_TIME}}")
         if pause_end is not None:

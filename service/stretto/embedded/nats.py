@@ -85,8 +85,11 @@ class _Place:
             pid = int(self.pid_file.read_text())
         except (OSError, ValueError):
             return None
-        # After a crash of the machine the pid may belong to another program.
-        return pid if os.fsencode(self.configuration) in _command_of(pid) else None
+        return pid if self.is_of(pid) else None
+
+    def is_of(self, pid: int) -> bool:
+        """Whether the process is this server; after a crash of the machine it may be any other."""
+        return os.fsencode(self.configuration) in _command_of(pid)
 
     def url(self, pid: int) -> str | None:
         """Return the server's URL once it listens."""
@@ -141,6 +144,8 @@ class _Keeper:
         self.program = program
         self.locks = locks
         self.process: subprocess.Popen[bytes] | None = None
+        self.seen_pid: int | None = None
+        """The server's, as its file has had it."""
 
     async def running(self) -> NatsServer:
         """Return the server once it answers; raises `EmbeddedError` if it never does."""
@@ -150,8 +155,8 @@ class _Keeper:
             owned = is_user and self.locks.try_own()
             pid = self.place.pid()
             if owned and pid is None and self.process is None:
-                self.process = _start(self.place, self.program)
-                pid = self.process.pid
+                pid = self._start()
+            self.seen_pid = pid or self.seen_pid
             url = self.place.url(pid) if pid is not None else None
             if is_user and pid is not None and url is not None and await _answers(url):
                 return NatsServer(url, pid, owned)
@@ -162,23 +167,41 @@ class _Keeper:
                 raise EmbeddedError(message)
             await asyncio.sleep(_POLL_SECONDS)
 
+    def _start(self) -> int:
+        """Start the server, and return its pid."""
+        try:
+            # Known before anything else can fail: what has been started is stopped.
+            self.process = _start(self.place, self.program)
+            # Written by us at once: if this process is killed now, the next start finds the server.
+            _write(self.place.pid_file, str(self.process.pid).encode())
+        except OSError as error:
+            message = f"{self.place.folder} cannot be used: {error}"
+            raise EmbeddedError(message) from error
+        return self.process.pid
+
     async def stop(self) -> None:
         """Stop the server if no other process uses it: in order if possible, else at once."""
         if not self.locks.leave():
             return
         for number in (signal.SIGTERM, signal.SIGKILL):
-            pid = self.place.pid()
+            pid = self._pid()
             if pid is None:
                 break
             # Signal before the first await: the server ends even if this stop is interrupted.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
             for _ in range(_STOP_POLLS_MAX):
-                if self.place.pid() != pid:
+                if self._pid() != pid:
                     break
                 await asyncio.sleep(_POLL_SECONDS)
+
+    def _pid(self) -> int | None:
+        """Return the server's pid while it runs; its files may have been moved or removed."""
         if self.process is not None:
-            self.process.wait()
+            # A child of ours: asking for its end leaves no zombie.
+            return self.process.pid if self.process.poll() is None else None
+        pid = self.place.pid() or self.seen_pid
+        return pid if pid is not None and self.place.is_of(pid) else None
 
 
 async def _answers(url: str) -> bool:
@@ -212,7 +235,7 @@ def _start(place: _Place, program: Path) -> subprocess.Popen[bytes]:
     }
     _write(place.configuration, orjson.dumps(configuration))
     try:
-        process = subprocess.Popen(  # noqa: S603 our own program with fixed arguments
+        return subprocess.Popen(  # noqa: S603 our own program with fixed arguments
             [program, "--config", place.configuration],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -223,9 +246,6 @@ def _start(place: _Place, program: Path) -> subprocess.Popen[bytes]:
     except OSError as error:
         message = f"{program} cannot be run: {error}"
         raise EmbeddedError(message) from error
-    # Written by us at once: if this process is killed now, the next start finds the server.
-    _write(place.pid_file, str(process.pid).encode())
-    return process
 
 
 def _password(place: _Place) -> str:

@@ -105,12 +105,15 @@ async def embedded_postgres(
 
 
 async def running_url(data_dir: Path, notify: Callable[[str], None]) -> str | None:
-    """Return the URL of our database in a data dir, if its server runs; starts and makes nothing."""
+    """Return the URL of our database in a data dir; None if its server does not run, or lacks it.
+
+    Starts no server, and makes no database.
+    """
     if not has_cluster(data_dir):
         return None
     place = await asyncio.to_thread(find_place, data_dir, notify)
     try:
-        return (await _connected(place, owned=False)).dsn
+        return (await _connected(place, owned=False, makes=False)).dsn
     except _NOT_READY:
         return None
 
@@ -192,8 +195,8 @@ async def _to_end(work: Callable[[], _Result]) -> _Result:
     return work_done.result()
 
 
-async def _connected(place: ServerPlace, *, owned: bool) -> EmbeddedServer:
-    """Connect to the server, and create our database if it is missing.
+async def _connected(place: ServerPlace, *, owned: bool, makes: bool = True) -> EmbeddedServer:
+    """Connect to the server, and create our database if it is missing, unless nothing is made.
 
     Raises any error of a server that is not ready (`_NOT_READY`): the caller tries again.
     """
@@ -211,6 +214,8 @@ async def _connected(place: ServerPlace, *, owned: bool) -> EmbeddedServer:
     )
     try:
         if not await connection.fetchval("SELECT true FROM pg_database WHERE datname = $1", NAME):
+            if not makes:
+                raise LookupError(NAME)
             await connection.execute(f'CREATE DATABASE "{NAME}"')
     finally:
         await connection.close()

@@ -20,12 +20,18 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
+from aiohappyeyeballs import start_connection
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _Question: TypeAlias = tuple[Any, ...]
 _Found: TypeAlias = list[tuple[Any, ...]]
 """As `socket.getaddrinfo` returns them."""
+
+# An address that drops what it is sent is silent for as long as its caller waits, 2 s or more. One that
+# lives answers within some milliseconds, or round trips over an ocean.
+SILENT_SECONDS: Final = 0.25
 
 # By loop. An answer refers to its loop, so it is kept only while it is awaited.
 _UNDER_WAY: Final[
@@ -86,11 +92,17 @@ class _Loop:
         port: int | None = None,
         **options: Any,
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        """Connect to the first address of the host that answers; raises `OSError`."""
+        """Connect to the first address of the host that answers; raises `OSError`.
+
+        Each is tried as soon as the one before has failed, or has been silent for `SILENT_SECONDS`.
+        """
         if host is None or _is_address(host):
             options |= {"host": host, "port": port}
             return await self._loop.create_connection(protocol_factory, **options)
-        connected = await self._connected(host, port)
+        found = await self.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        connected = await start_connection(
+            found, happy_eyeballs_delay=SILENT_SECONDS, loop=self._loop
+        )
         if options.get("ssl"):
             options.setdefault("server_hostname", host)
         try:
@@ -98,29 +110,6 @@ class _Loop:
         except BaseException:
             connected.close()
             raise
-
-    async def _connected(self, host: str, port: int | None) -> socket.socket:
-        failures: list[OSError] = []
-        for family, kind, proto, _, address in await self.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        ):
-            connecting: socket.socket | None = None
-            try:
-                connecting = socket.socket(family, kind, proto)
-                connecting.settimeout(0)
-                await self._loop.sock_connect(connecting, address)
-            except BaseException as error:
-                if connecting is not None:
-                    connecting.close()
-                if not isinstance(error, OSError):
-                    raise
-                failures.append(error)
-            else:
-                return connecting
-        # As a loop tells them: the first one, unless they differ.
-        if len({str(failure) for failure in failures}) == 1:
-            raise failures[0]
-        raise OSError(f"Multiple exceptions: {', '.join(map(str, failures))}")
 
     def _ask(self, question: _Question) -> asyncio.Future[_Found | Exception]:
         answer: asyncio.Future[_Found | Exception] = self._loop.create_future()

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 # a full mailbox again and again, which was a sixth of an overloaded process's time.
 YOUNG_OBJECTS_MAX: Final = 100_000
 # Little is left to collect (some objects of a request for an unknown path), but a bound in objects
-# is no bound in time. Walking the objects of the last 20 s takes milliseconds, even with a full
+# is no bound in time. Walking the objects of the last 10 s takes milliseconds, even with a full
 # mailbox.
 COLLECT_SECONDS: Final = 10.0
-# Objects that survived one collection: a session, while it lasts.
+# The young, and those that the interpreter's own collections of the young have left since.
 MIDDLE_GENERATION: Final = 1
-# Objects that survived two are walked once in ten minutes, so that no leak there is for ever. Those
-# of the start are frozen; those of 9,000 open connections (342,000 objects) take the loop 0.2 s.
+# What is in use when the clock strikes, such as a session or a request, counts as old from then on.
+# The old are walked once in ten minutes, so that no leak there is for ever. Those of the start are
+# frozen; those of 9,000 open connections (342,000 objects) take the loop 0.2 s.
 FULL_GENERATION: Final = 2
 COLLECTIONS_TO_FULL: Final = 60
 
@@ -59,7 +60,7 @@ def trim() -> None:
 
 
 class GarbageCollector(Actor):
-    """Collects by the clock the garbage of the last two pauses, and now and then all garbage."""
+    """Collects by the clock the garbage of what the last pause has made, and now and then all."""
 
     pace = Pace(seconds=COLLECT_SECONDS, rests_first=True)
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     Wait = Callable[[asyncio.Event, float], Awaitable[bool]]
     Resume = Callable[["Run", BaseException], bool]
 
-# In a row, without a completed turn in between: a request that meets a bug must not make the
-# process unready, a loop of crashes must.
+# In a row: no turn completed in between, and each less than `STABLE_SECONDS` after the one before.
+# A request that meets a bug must not make the process unready, a loop of crashes must.
 CRASHES_MAX: Final = 3
 # An actor that waits for work completes no turn, so after so long without a crash it counts as
 # running. Otherwise a process that gets no requests because it is unready would never be ready
@@ -75,10 +75,9 @@ class Run:
         self._failures = 0
         """In a row, crashes included."""
         self._crashes = 0
-        self._crashed_at = 0.0
         self._cancellations = 0
         """In a row, from outside."""
-        self._cancelled_at = 0.0
+        self._failed_at = self._crashed_at = self._cancelled_at = 0.0
 
     @property
     def is_up(self) -> bool:
@@ -145,13 +144,14 @@ class Run:
 
     async def _recover(self, error: BaseException) -> None:
         """Report what ended a turn, then wait; wake-ups do not shorten this pause."""
-        actor = self.actor
-        seconds = actor.backoff.seconds(self._failures)
-        self._failures += 1
+        actor, now = self.actor, self._clock_seconds()
+        before = self._failures if now - self._failed_at < STABLE_SECONDS else 0
+        seconds = actor.backoff.seconds(before)
+        self._failures, self._failed_at = before + 1, now
         is_crash = not (is_a(error, TryAgain) or is_a(error, actor.failures))
         if is_crash:
-            self._crashes += 1
-            self._crashed_at = self._clock_seconds()
+            self._crashes = self._crashes + 1 if now - self._crashed_at < STABLE_SECONDS else 1
+            self._crashed_at = now
             self._is_running = False
             self._report(ActorCrashed(actor.name, error))
         elif is_a(error, actor.failures):

@@ -11,6 +11,7 @@ import pytest
 from stretto.runtime import memory
 from stretto.runtime.memory import (
     COLLECT_SECONDS,
+    COLLECTIONS_TO_FULL,
     YOUNG_OBJECTS_MAX,
     GarbageCollector,
     collecting,
@@ -57,10 +58,11 @@ async def collect(times: int) -> list[float]:
 
 @pytest.mark.parametrize("is_older", [False, True])
 async def test_a_cycle_is_freed_when_the_clock_strikes(is_older: bool) -> None:
-    """One that was made since, and one that outlived a collection, as a session's objects do."""
+    """One that was made since, also if the interpreter has found it in use meanwhile."""
     cycle = Cycle()
     left = weakref.ref(cycle)
     if is_older:
+        # As the interpreter does by itself, each time that there are `YOUNG_OBJECTS_MAX`.
         gc.collect(0)
     del cycle
     assert left() is not None
@@ -69,16 +71,16 @@ async def test_a_cycle_is_freed_when_the_clock_strikes(is_older: bool) -> None:
     assert [COLLECT_SECONDS] * 2 == steps
 
 
-async def test_what_has_survived_for_long_is_freed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full collection comes now and then, and not each time."""
-    monkeypatch.setattr(memory, "COLLECTIONS_TO_FULL", 2)
-    cycle = Cycle()
+async def test_what_was_in_use_at_one_strike_is_freed_by_the_next_full_collection() -> None:
+    """As a session's objects: the collections before it pass over them, the full one does not."""
+    collector, cycle = GarbageCollector(), Cycle()
     left = weakref.ref(cycle)
-    gc.collect()
+    await collector.run_once()
     del cycle
-    await collect(1)
+    for _ in range(COLLECTIONS_TO_FULL - 2):
+        await collector.run_once()
     assert left() is not None
-    await collect(2)
+    await collector.run_once()
     assert left() is None
 
 

@@ -171,6 +171,60 @@ async def test_each_address_is_tried_in_turn(names: Names) -> None:
                     await heard(port, "db")
 
 
+class Addresses:
+    """Stands for the network: which addresses were tried, of which some stay silent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *silent: tuple[str, int]) -> None:
+        loop = asyncio.get_running_loop()
+        connect = loop.sock_connect
+        self.tried: list[tuple[str, int]] = []
+        self.left: list[socket.socket] = []
+
+        async def connect_or_wait(connecting: socket.socket, address: tuple[str, int]) -> None:
+            self.tried.append(address)
+            if address in silent:
+                self.left.append(connecting)
+                await asyncio.Event().wait()
+            await connect(connecting, address)
+
+        monkeypatch.setattr(loop, "sock_connect", connect_or_wait)
+
+
+async def test_a_silent_address_keeps_no_other_from_being_tried(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would use up all the time that its caller has; its socket is closed."""
+    monkeypatch.setattr(lookups_module, "SILENT_SECONDS", 0.01)
+    async with asyncio.timeout(DEADLINE_SECONDS), server() as port:
+        living, silent = ("127.0.0.1", port), ("192.0.2.1", port)
+        network = Addresses(monkeypatch, silent)
+        names.answers["db"] = [(*FOUND[0][:4], address) for address in (silent, living)]
+        assert b"hello" == await heard(port, "db")
+    assert [silent, living] == network.tried
+    assert [-1] == [each.fileno() for each in network.left]
+
+
+async def test_an_address_that_answers_has_no_rival(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin: a server is not called by all of its addresses; nor are silent ones left open."""
+    monkeypatch.setattr(lookups_module, "SILENT_SECONDS", DEADLINE_SECONDS)
+    async with asyncio.timeout(DEADLINE_SECONDS), server() as port:
+        living, silent = ("127.0.0.1", port), ("192.0.2.1", port)
+        network = Addresses(monkeypatch, silent)
+        names.answers["db"] = [(*FOUND[0][:4], address) for address in (living, silent)]
+        assert b"hello" == await heard(port, "db")
+        assert [living] == network.tried
+        monkeypatch.setattr(lookups_module, "SILENT_SECONDS", 0.01)
+        names.answers["db"] = [(*FOUND[0][:4], silent)] * 2
+        connecting = asyncio.create_task(heard(port, "db"))
+        await until(lambda: len(network.left) == 2)
+        connecting.cancel()
+        await asyncio.wait({connecting})
+    assert connecting.cancelled()
+    assert [-1] * 2 == [each.fileno() for each in network.left]
+
+
 async def test_tls_checks_the_name(tmp_path: Path, names: Names) -> None:
     """And not the address that was found for it."""
     authority = Authority(tmp_path)

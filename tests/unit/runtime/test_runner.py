@@ -193,6 +193,43 @@ async def test_a_loop_of_crashes_stays_red_until_a_turn_has_come_to_its_end(worl
     await world.runner.stop(done)
 
 
+@pytest.mark.parametrize(
+    ("is_down", "pause_longest", "seconds"), [(False, 1.0, STABLE_SECONDS), (True, 8.0, 29.9)]
+)
+async def test_crashes_far_apart_do_not_add_up(
+    is_down: bool, pause_longest: float, seconds: float, world: World
+) -> None:
+    """Where an actor waits for requests, no turn is completed between them; the twin's are in a row."""
+    at = iter([n * seconds for n in range(2 * CRASHES_MAX)])
+
+    def crash() -> None:
+        world.now = next(at)
+        raise KeyError
+
+    actor = Scripted(*[crash] * (2 * CRASHES_MAX))
+    world.runner.start(actor, is_vital=True)
+    await until_idle(actor)
+    assert is_down is (world.runner.down == ["scripted"])
+    assert pause_longest == max(seconds for _, seconds in world.waits)
+    await world.runner.stop(actor)
+
+
+async def test_crashes_far_apart_do_not_add_up_for_failures_between_them(world: World) -> None:
+    """Failures keep the back-off growing; they make no row of the crashes."""
+    steps = [Away(), KeyError()] * CRASHES_MAX
+
+    def step() -> None:
+        world.now += 0.7 * STABLE_SECONDS
+        raise steps.pop(0)
+
+    actor = Scripted(*[step] * len(steps))
+    world.runner.start(actor, is_vital=True)
+    await until_idle(actor)
+    assert [] == world.runner.down
+    assert actor.backoff.seconds_max == world.waits[-1][1]
+    await world.runner.stop(actor)
+
+
 async def test_of_siblings_one_that_runs_is_enough(world: World) -> None:
     """Two writers share their work; and what is not vital is only counted."""
     world.gate = asyncio.Event()
