@@ -437,7 +437,7 @@ async def test_a_dead_letter_keeps_of_its_command_what_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The headers, which name key and owner, rather than the body."""
-    monkeypatch.setattr(connection_module, "_FRAME_BYTES", 2**20 - room_bytes)
+    monkeypatch.setattr(connection_module, "header_bytes", lambda _: 2**20 - room_bytes)
     async with consuming(server, component.creator), sender(server) as bus:
         await bus.ask(b"x" * body_bytes, X_Filler="h" * 2000)
         await bus.settled()
@@ -551,7 +551,7 @@ async def test_a_problem_that_quotes_too_much_does_not_cut_the_connection(
     # What is quoted is short by now, but a host's own reasons need not be.
     monkeypatch.setattr(errors_module, "QUOTED_CHARACTERS_MAX", 1 << 20)
     if not is_guarded:
-        monkeypatch.setattr(connection_module, "_FRAME_BYTES", 0)
+        monkeypatch.setattr(connection_module, "header_bytes", lambda _: 0)
     async with consuming(server, component.creator, observed), sender(server) as bus:
         poison = unknown_field(bus.client.max_payload)
         if is_guarded:

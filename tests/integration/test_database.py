@@ -79,9 +79,10 @@ async def test_where_every_host_refuses_the_failure_is_reported(closed_port: int
         assert isinstance(error.value.__cause__, ConnectionRefusedError)
 
 
-def test_addresses_with_colons_are_distinguished_from_their_ports() -> None:
+@pytest.mark.parametrize("where", ["@{}/x", "@/x?host={}"])
+def test_addresses_with_colons_are_distinguished_from_their_ports(where: str) -> None:
     """An IPv6 address stands in brackets; without a port it is PostgreSQL's own."""
-    database = Database("postgresql://u:p@[::1]:6000,[::2],db.test:6001/x")
+    database = Database(f"postgresql://u:p{where.format('[::1]:6000,[::2],db.test:6001')}")
     expected = [("::1", 6000), ("::2", 5432), ("db.test", 6001)]
     assert expected == database._connector.hosts
 

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import asyncpg
 import pytest
 
+from stretto.creation.host_errors import name_of
 from stretto.errors import Failure, GroupRejected
 from stretto.store_errors import HookError, Refused
 from support.both_stores import write
 from support.hooked_stores import led_by
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from support.hooked_stores import Stores
 
 
@@ -57,6 +60,25 @@ class _Unreadable(Exception):
         raise RuntimeError
 
 
+class _Nameless(type):
+    @property
+    def __name__(cls) -> NoReturn:  # type: ignore[override]
+        raise RuntimeError
+
+
+class _OfNoName(Exception, metaclass=_Nameless):
+    """Its class does not say its name."""
+
+
+class _Closed(type):
+    def __getattribute__(cls, name: str) -> NoReturn:
+        raise RuntimeError
+
+
+class _OfNoClass(Exception, metaclass=_Closed):
+    """Its class says nothing, not even to a traceback."""
+
+
 class _OddMessage:
     def __str__(self) -> NoReturn:
         raise RuntimeError
@@ -76,6 +98,18 @@ def _odd_state() -> Exception:
     return error  # type: ignore[no-any-return]
 
 
+async def _failure_of(lead: Awaitable[object]) -> HookError:
+    try:
+        await lead
+    except HookError as failed:
+        return failed
+    except Exception as crash:  # noqa: BLE001 whatever it is, pytest cannot show what led to it
+        message = f"the writer would crash: {type(crash)!r}"
+        raise AssertionError(message) from None
+    message = "it did not fail"
+    raise AssertionError(message)
+
+
 @pytest.mark.parametrize(
     ("is_shown", "error"),
     [
@@ -84,11 +118,16 @@ def _odd_state() -> Exception:
         (False, _OddGroup("odd", [ValueError()])),
         (False, _OddTraceback()),
         (False, _Unreadable()),
+        (True, _OfNoName()),
+        (False, _OfNoClass()),
         (True, _odd_state()),
         (False, asyncpg.PostgresError(_OddMessage())),
         (False, _FixedDetail("fixed")),
     ],
-    ids=["frozen", "failure", "group", "traceback", "unreadable", "sqlstate", "message", "detail"],
+    ids=[
+        *("frozen", "failure", "group", "traceback", "unreadable"),
+        *("nameless", "closed", "sqlstate", "message", "detail"),
+    ],
 )
 async def test_an_error_of_any_kind_is_a_failed_hook(
     is_shown: bool, error: Exception, stores: Stores
@@ -102,13 +141,20 @@ async def test_an_error_of_any_kind_is_a_failed_hook(
 
     store, ours = stores(hook), write("k")
     await store.claim([ours])
-    with pytest.raises(HookError, match=f"on_create raised {type(error).__name__}") as failed:
-        await store.lead([ours])
-    assert (error if is_shown else None) is failed.value.__cause__
-    shown = "".join(traceback.format_exception(failed.value))
+    failed = await _failure_of(store.lead([ours]))
+    assert str(failed).startswith(f"on_create raised {name_of(error)}")
+    assert (error if is_shown else None) is failed.__cause__
+    shown = "".join(traceback.format_exception(failed))
     assert is_shown == ("in hook" in shown)
     assert "alice" not in shown
     assert {ours.claim_token} == await store.lead([ours])
+
+
+def test_a_class_is_named_as_it_was_written() -> None:
+    """Whatever its metaclass makes of that."""
+    assert ["_Frozen", "_OfNoName", "_OfNoClass"] == [
+        name_of(error) for error in (_Frozen("no"), _OfNoName(), _OfNoClass())
+    ]
 
 
 async def test_a_frozen_veto_is_a_veto(stores: Stores) -> None:

@@ -18,6 +18,7 @@ import stretto
 from stretto.assembly.host_options import require_hook
 from stretto.assembly.host_pool import POOL_SPARE_MIN, READ, SENT
 from stretto.errors import KeyInvalid
+from stretto.postgres import hosts_pool
 from stretto.postgres.migrate import PRIVILEGES
 from stretto.postgres.queries import QUERIES
 from stretto.targets.settings import RelaySettings
@@ -307,7 +308,7 @@ async def _leave(_: Connection) -> None:
         (r"search_path \(public\).*in the schema stretto", "public", _leave),
         # A table of the host's, called like one of ours, comes first.
         (r"search_path \(public, stretto\)", "public, stretto", _leave),
-        ("reads a uuid as str", "stretto", _set_codec),
+        ("gives connections with codecs of its own", "stretto", _set_codec),
     ],
 )
 async def test_a_pool_that_does_not_find_our_tables_is_refused(
@@ -447,9 +448,17 @@ def _crash(text: object) -> str:
     ],
 )
 async def test_a_pool_with_codecs_for_our_types_is_refused(
-    name: str, encoder: Callable[[Any], str], decoder: Callable[[str], Any], database_url: str
+    name: str,
+    encoder: Callable[[Any], str],
+    decoder: Callable[[str], Any],
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Answers, retries and events would be made of what the host's codec makes of it."""
+    """Answers, retries and events would be made of what the host's codec makes of it.
+
+    Also where the driver does not know of it, as of what a `connection_class` does.
+    """
+    monkeypatch.setattr(hosts_pool, "is_recoded", lambda _: False)
 
     async def set_codec(connection: Connection) -> None:
         await connection.set_type_codec(

@@ -172,6 +172,20 @@ async def test_what_is_larger_than_the_server_takes_is_refused_alone(server: Nat
         assert [BusConnected()] == one.observed
 
 
+@pytest.mark.parametrize("excess", [0, 1])
+async def test_headers_count_as_a_part_of_a_message(server: NatsProcess, excess: int) -> None:
+    """Those of a sender's trace are long; a server cuts a connection for a single byte too many."""
+    event = replace(new_event(), trace_context=f"{SAMPLED} a={'b' * 250},c={'d' * 250}")
+    ((_, headers),) = publisher_module._messages(OURS, event)
+    room = 2**20 - connection_module.header_bytes(headers)
+    assert room < 2**20 - 700
+    event = replace(event, envelope=b" " * (room + excess))
+    async with publisher(server.url) as one:
+        assert excess == len(await one.bus.publish([event]))
+        assert [str(event.event_id)] * (1 - excess) == await ids_of(server.url)
+        assert [BusConnected()] == one.observed
+
+
 async def test_a_stream_that_an_operator_made_stays_as_it_is(server: NatsProcess) -> None:
     """Its limits are the operator's; what it does not take is refused alone."""
     async with nats_client(server.url) as client:

@@ -10,7 +10,8 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from stretto.observations import EventDeadLettered
+from stretto.events.place import History, Place
+from stretto.observations import EventDeadLettered, PlaceLost
 from stretto.postgres import bus as bus_module
 from stretto.postgres.bus import PostgresBusStore
 from stretto.postgres.deliveries import dead_letters, retry_dead_letters
@@ -93,6 +94,11 @@ async def world(database: Database) -> World:
     world = World(database)
     await world.relay.open()
     return world
+
+
+def lost_places(world: World) -> list[Observation]:
+    """Return what was reported of lost places."""
+    return [each for each in world.observed if isinstance(each, PlaceLost)]
 
 
 async def commit_events(connection: Connection, count: int = 1) -> list[UUID]:
@@ -305,6 +311,45 @@ async def test_an_event_that_commits_late_is_published(
     assert [early_id, late_id] == world.bus.ids
 
 
+@pytest.mark.parametrize("is_lease_due", [True, False])
+async def test_a_place_of_a_history_that_a_failover_has_lost_is_none_of_the_new_one(
+    world: World, connection: Connection, is_lease_due: bool
+) -> None:
+    """The new primary has begun another history of that number: what it commits was not published."""
+    # What the standby had got of the reader's row.
+    ids = await commit_events(connection)
+    assert 1 == await world.relay.run_once()
+    ids += await commit_events(connection, 2)
+    end = await connection.fetchval("SELECT max(position)::text::bigint FROM outbox")
+    number = await connection.fetchval("SELECT max(history) FROM outbox")
+    world.relay._place = Place(History(number, "10571057"), end)
+    if is_lease_due:
+        world.clock.now += LEASE_SECONDS
+    while await world.relay.run_once():
+        pass
+    assert (ids, []) == (world.bus.ids, lost_places(world))
+
+
+@pytest.mark.parametrize("was_leased", [True, False])
+async def test_a_reader_whose_row_was_lost_begins_again_where_it_was(
+    world: World, connection: Connection, was_leased: bool
+) -> None:
+    """Not at the present, which would pass over what was committed since."""
+    relay = world.relay if was_leased else world.another()
+    await relay.open()
+    ids = await commit_events(connection)
+    assert 1 == await world.relay.run_once()
+    # An asynchronous standby had not got it.
+    await connection.execute("DELETE FROM outbox_reader")
+    ids += await commit_events(connection)
+    world.clock.now += LEASE_SECONDS
+    for _ in range(3):
+        await relay.run_once()
+    # A process that never had the lease does not know how far the bus was, and repeats.
+    assert (ids if was_leased else [ids[0], *ids]) == world.bus.ids
+    assert [PlaceLost("relay")] == lost_places(world)
+
+
 async def test_a_bus_that_is_away_costs_no_try(world: World, connection: Connection) -> None:
     """However long; the events go as soon as it is back."""
     ids = await commit_events(connection)
@@ -318,23 +363,26 @@ async def test_a_bus_that_is_away_costs_no_try(world: World, connection: Connect
     assert ids == world.bus.ids
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"), [("too large\0", "too large"), ("", "refused without a reason")]
+)
 async def test_an_event_refused_too_often_dies_and_can_be_retried(
-    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    world: World, connection: Connection, given: str, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its neighbours go on; its death says why."""
     monkeypatch.setattr(relay_module, "TRIES_MAX", TRIES_MAX)
     monkeypatch.setattr(relay_module, "PAUSE", Backoff(0.0, 0.0))
     bad, good = await commit_events(connection, 2)
-    world.bus.reasons = {bad: "too large\0"}
+    world.bus.reasons = {bad: given}
     assert 2 == await world.relay.run_once()
     for _ in range(TRIES_MAX):
         world.clock.now += LOOK_SECONDS + 1
         await world.relay.run_once()
     assert [good] == world.bus.ids
     dead = [each for each in world.observed if isinstance(each, EventDeadLettered)]
-    assert [EventDeadLettered(bad, "too large\0")] == dead
+    assert [EventDeadLettered(bad, given)] == dead
     (letter,) = await dead_letters(connection, 10)
-    assert (bad, 3, "too large") == (letter["event_id"], letter["tries"], letter["dead_reason"])
+    assert (bad, 3, kept) == (letter["event_id"], letter["tries"], letter["dead_reason"])
     assert 0 == await retry_dead_letters(connection, [good])
     assert 1 == await retry_dead_letters(connection, None)
     world.bus.reasons = {}

@@ -18,7 +18,7 @@ import pytest
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.domain import IdempotencyKey, NewGroup, UserId
-from stretto.observations import EventDeadLettered, WebhookDisabled, WebhookTried
+from stretto.observations import EventDeadLettered, PlaceLost, WebhookDisabled, WebhookTried
 from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.runner import Run
@@ -631,6 +631,17 @@ async def test_a_redirect_is_not_followed(
     assert 1 == await connection.fetchval("SELECT tries FROM outbox_delivery")
 
 
+async def test_an_answer_in_pieces_is_read_to_its_end(
+    sender: WebhookSender, receiver: Receiver, connection: Connection
+) -> None:
+    """Otherwise each event would have a connection of its own, and the endpoint an error."""
+    receiver.pieces = (b"o", b"k", b"\n")
+    for _ in range(3):
+        await commit_events(connection)
+        await work(sender)
+    assert (3, 1) == (len(receiver.ids), len(receiver.clients))
+
+
 async def test_a_request_that_hangs_holds_back_no_other(
     sender: WebhookSender, receiver: Receiver, connection: Connection
 ) -> None:
@@ -689,6 +700,57 @@ async def test_a_restored_place_from_another_server_passes_nothing_over(
         await work(sender)
     assert sorted(ids) == sorted(receiver.ids)
     assert sent[0] not in receiver.ids
+
+
+async def test_a_reader_whose_row_was_lost_begins_again_where_it_was(
+    database: Database, receiver: Receiver, clock: Clock, connection: Connection
+) -> None:
+    """An asynchronous standby had not got it. At the present, what was committed since would be lost."""
+    async with opened(database, receiver, clock) as (sender, observed):
+        ids = await commit_events(connection)
+        await work(sender)
+        await connection.execute("DELETE FROM outbox_reader")
+        ids += await commit_events(connection)
+        await work(sender)
+    assert ids == receiver.ids
+    assert [PlaceLost("webhook")] == [each for each in observed if isinstance(each, PlaceLost)]
+
+
+async def test_a_component_starts_while_the_webhooks_row_cannot_be_had(
+    database_url: str, receiver: Receiver, connection: Connection
+) -> None:
+    """Groups are created meanwhile; the webhook begins as soon as its row can be had."""
+    settings = replace(ComponentSettings(), webhook=settings_of(receiver))
+    await connection.execute("BEGIN; LOCK TABLE outbox_reader IN SHARE MODE")
+    async with open_component(database_url, settings=settings) as component:
+        await component.creator.create(IdempotencyKey("a"), TEAM)
+        await connection.execute("COMMIT")
+        await until(lambda: connection.fetchval("SELECT EXISTS (SELECT FROM outbox_reader)"))
+        answer = await component.creator.create(IdempotencyKey("b"), TEAM)
+        await receiver.until(1)
+    assert str(answer.group.group_id) in str(receiver.requests[-1][1])
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_page_of_a_history_that_a_failover_has_lost_moves_no_place(
+    is_guarded: bool, database: Database, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new primary has begun another history of that number, whose events would be passed over."""
+    guard = "EXISTS (SELECT FROM outbox_history WHERE number = $7::integer AND id = $12)"
+    assert guard in QUERIES["enrol"]
+    if not is_guarded:
+        unguarded = QUERIES["enrol"].replace(guard, "$12 <> ''")
+        monkeypatch.setattr(webhook_store, "QUERIES", {**QUERIES, "enrol": unguarded})
+    store, slow = PostgresWebhookStore(database, URL_DIGEST), SlowStore(database)
+    await store.open()
+    ids = await commit_events(connection, 3)
+    enrolling = asyncio.create_task(slow.enrol(100))
+    await slow.has_read.wait()
+    await connection.execute("UPDATE outbox_history SET id = '10571057'")
+    slow.may_go_on.set()
+    assert (0 if is_guarded else 3) == await enrolling
+    await store.enrol(100)
+    assert sorted(ids) == await enrolled(connection)
 
 
 async def test_a_hanging_endpoint_delays_neither_sessions_nor_creations(

@@ -12,7 +12,7 @@ from uuid import UUID
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
 
 class Receiver:
@@ -25,6 +25,10 @@ class Receiver:
         self.has_got = asyncio.Condition()
         self.is_held = False
         """Whether answers are kept back, until the client gives up."""
+        self.pieces: Sequence[bytes] = ()
+        """Of the body of each answer, if there are any: each is sent by itself."""
+        self.clients: set[object] = set()
+        """The connections by which requests have come."""
 
     @property
     def ids(self) -> list[UUID]:
@@ -39,6 +43,8 @@ class Receiver:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Take a request down."""
         body = await request.read()
+        assert request.transport is not None
+        self.clients.add(request.transport.get_extra_info("peername"))
         async with self.has_got:
             self.requests.append((dict(request.headers), body))
             self.has_got.notify_all()
@@ -46,6 +52,14 @@ class Receiver:
             await asyncio.Event().wait()
         if self.answers:
             return web.Response(**self.answers.popleft())
+        if self.pieces:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for piece in self.pieces:
+                await response.write(piece)
+                # Until it has gone, and may have been read.
+                await asyncio.sleep(0.01)
+            return response
         return web.Response(status=204)
 
 

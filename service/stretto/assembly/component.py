@@ -137,7 +137,8 @@ class Component(Handle):
             start(self.relay)
         start(self.sweeper)
         if self.webhook is not None:
-            await self.webhook.open()
+            with suppress(StoreError):
+                await self.webhook.open()
             start(self.webhook)
         # Before the first request, as the relay.
         with suppress(StoreError):

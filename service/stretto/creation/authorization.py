@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from stretto.creation.attempt import Sighting
 from stretto.creation.flight import RETRY_AFTER_SECONDS, public_error
-from stretto.creation.host_errors import last_raised, veto_of
-from stretto.creation.laggards import LATE_CALLS_MAX, Laggards
+from stretto.creation.host_errors import last_raised, name_of, veto_of
+from stretto.creation.laggards import LATE_CALLS_MAX, RETRY_AFTER_SECONDS_MAX, Laggards
 from stretto.domain import NewGroup
 from stretto.errors import AuthorizeFailed, CreationRefused, Overloaded
 from stretto.kinds import is_a
@@ -23,6 +22,7 @@ from stretto.misuse import CreatedInHook
 from stretto.observations import AuthorizationFailed
 from stretto.runtime.exits import ExitAsError
 from stretto.store_errors import StoreError
+from stretto.telemetry.logs import logger
 from stretto.uuids import uuid_of
 
 if TYPE_CHECKING:
@@ -38,6 +38,13 @@ if TYPE_CHECKING:
 # quarter. So a few owners, for whom the host's code hangs, do not keep all others out. Nor do many:
 # those for whom it was late have calls of their own (`laggards.py`).
 AUTHORIZATIONS_MAX: Final = 1024
+# A call that goes on for so long after its cancellation is stuck: it may never end, so it keeps no place.
+# Code that only tidies up has ended by then.
+STUCK_SECONDS: Final = 3.0
+# Stuck calls of one owner. With so many it is refused without a call: that would not end either.
+STUCK_OF_OWNER_MAX: Final = 16
+# Stuck calls in all, each of some kilobytes; further ones keep their places.
+STUCK_MAX: Final = 16_384
 
 Authorize: TypeAlias = Callable[[NewGroup], Awaitable[None]]
 """A host's say about a new group: returns, or raises `GroupRejected`."""
@@ -67,6 +74,38 @@ class _Calls:
         if not self._of_owner[owner]:
             del self._of_owner[owner]
 
+    def of(self, owner: UserId) -> int:
+        """Return how many there are of the owner."""
+        return self._of_owner[owner]
+
+
+class _Place:
+    """What counts a call until it has ended, which a host may delay beyond its time."""
+
+    def __init__(self, calls: _Calls, owner: UserId) -> None:
+        self._calls, self._owner = calls, owner
+        self._timer: asyncio.TimerHandle | None = None
+
+    def end(self, call: asyncio.Task[None]) -> None:
+        """Give the place back: the call has ended."""
+        self._calls.end(self._owner)
+        if self._timer is not None:
+            self._timer.cancel()
+        if not call.cancelled():
+            # Read, or asyncio complains of one that came too late.
+            call.exception()
+
+    def end_soon(self, stuck: _Calls) -> None:
+        """Count the call, which was cancelled, among the stuck ones unless it ends in time."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(STUCK_SECONDS, self._move, stuck)
+
+    def _move(self, stuck: _Calls) -> None:
+        if stuck.begin(self._owner):
+            self._calls.end(self._owner)
+            self._calls = stuck
+            logger.warning("authorize.stuck", calls=stuck.of(self._owner))
+
 
 class Authorization:
     """Calls the host's `authorize`, for a bounded time, and for a bounded number of requests at once."""
@@ -89,6 +128,7 @@ class Authorization:
         self._hooks = hooks
         self._laggards = Laggards()
         self._calls, self._late_calls = _Calls(AUTHORIZATIONS_MAX), _Calls(LATE_CALLS_MAX)
+        self._stuck = _Calls(STUCK_MAX)
 
     async def require(self, group_id: bytes, new_group: NewGroup) -> None:
         """Return if the host allows the group, or if its key has an attempt or a group already.
@@ -110,6 +150,8 @@ class Authorization:
 
     async def _ask(self, new_group: NewGroup) -> None:
         owner, laggards = new_group.owner, self._laggards
+        if self._stuck.of(owner) >= STUCK_OF_OWNER_MAX:
+            raise AuthorizeFailed(retry_after_seconds=RETRY_AFTER_SECONDS_MAX)
         is_late = owner in laggards
         calls = self._late_calls if is_late else self._calls
         if not calls.begin(owner):
@@ -118,15 +160,16 @@ class Authorization:
         began, patience = laggards.clock_seconds(), laggards.patience_seconds(owner)
         # A task of its own: what cancels the host's code from within does not cancel the request.
         call = asyncio.create_task(self._call(new_group), name="stretto authorize")
-        # Counted until it has ended, which a host may delay beyond its time.
-        call.add_done_callback(partial(_end, calls, owner))
+        place = _Place(calls, owner)
+        call.add_done_callback(place.end)
         try:
             await asyncio.wait({call}, timeout=patience)
         except asyncio.CancelledError:
             laggards.note_left(owner, laggards.clock_seconds() - began)
             raise
         finally:
-            call.cancel()
+            if call.cancel():
+                place.end_soon(self._stuck)
         if not call.done():
             laggards.note_late(owner)
             seconds = laggards.retry_after_seconds()
@@ -148,7 +191,7 @@ class Authorization:
         if veto is not None:
             raise CreationRefused(veto)
         bug = self._reportable(last_raised(error, Authorization._call.__code__))
-        cause = f"authorize raised {type(error).__name__}"
+        cause = f"authorize raised {name_of(error)}"
         if is_a(error, CreatedInHook):
             # Our own: it says what to do.
             cause += f": {error}"
@@ -177,10 +220,3 @@ class Authorization:
         """Report that the host has said neither yes nor no; return the error for the client."""
         self._observe(AuthorizationFailed(cause, bug))
         return AuthorizeFailed(retry_after_seconds=retry_after_seconds)
-
-
-def _end(calls: _Calls, owner: UserId, call: asyncio.Task[None]) -> None:
-    calls.end(owner)
-    if not call.cancelled():
-        # Read, or asyncio complains of one that came too late.
-        call.exception()

@@ -87,6 +87,11 @@ class SessionHub(Actor):
         """The longest time that `close` takes, and one second more."""
         return STOP_SECONDS + 1
 
+    @property
+    def session_events_max(self) -> int:
+        """How many events may wait for a session."""
+        return self._settings.session_events_max
+
     def __len__(self) -> int:
         return self._count
 

@@ -169,7 +169,8 @@ class Present:
     @property
     def first(self) -> Place:
         """Where a reader is that has had nothing of what is kept."""
-        number, position = max(self.start, (min(self.histories), 0))
+        # Below 1 there is no transaction, and no snapshot of the database's begins there.
+        number, position = max(self.start, (min(self.histories), 1))
         first = Place(History(number, self.histories[number]), position)
         below = _below(position, {*self.running, *self.start_running})
         return replace(first, running=tuple(n for n in below if self._is_whole(first.history, n)))

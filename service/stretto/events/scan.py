@@ -133,8 +133,13 @@ class Scan:
     def _on(self, waiting: Sequence[Waiting]) -> Place:
         """Return where the scan goes on; a new one begins if it has passed all that wait."""
         scanned = self._scanned
-        ahead = {each.place for each in waiting if scanned is None or covers(each.place, scanned)}
-        return lowest(ahead or {each.place for each in waiting})
+        if scanned is None:
+            return lowest({each.place for each in waiting})
+        if ahead := {each.place for each in waiting if covers(each.place, scanned)}:
+            # What the scan has passed is not read again where too many transactions run to be named.
+            begin = lowest(ahead)
+            return scanned if covers(scanned, begin) else begin
+        return lowest({each.place for each in waiting})
 
 
 def _own(number: int, waiting: Sequence[Waiting]) -> Place:

@@ -32,7 +32,7 @@ from stretto.store_errors import StoreError
 if TYPE_CHECKING:
     from types import CodeType
 
-    from stretto.events.log import LogStore
+    from stretto.events.log import LogPage, LogStore
     from stretto.events.place import Place
     from stretto.events.tail import LogTail
     from stretto.observations import Observer
@@ -161,6 +161,8 @@ class Subscriber(Actor):
         self._reportable = reportable
         self._uncalled: deque[CommittedEvent] = deque()
         self._call_under_way: object | None = None
+        self._unended: asyncio.Task[None] | None = None
+        """A call that went on when its turn was cancelled."""
         self.loop = asyncio.get_running_loop()
 
     @property
@@ -174,13 +176,16 @@ class Subscriber(Actor):
         Raises a `StoreError`; the next turn then reads the same page.
         """
         # What a turn that was cancelled has left.
+        if self._unended is not None:
+            await asyncio.wait({self._unended})
+            self._unended = None
         await self._call_back()
         page = await self._log.page(self._place, PAGE_EVENTS)
         try:
             page.present.require(self._place)
         except PositionLost:
             if self._earlier is not None:
-                # Nothing of the history that was lost was kept, so nothing comes again.
+                # What has come of the history that was lost is lost: nothing comes again.
                 self._place, self._earlier = self._earlier, None
                 return PAGE_EVENTS
             # It was swept while the callback took its time, or lost in a failover.
@@ -189,10 +194,18 @@ class Subscriber(Actor):
             return 0
         self._uncalled.extend(logged.event for logged in page.events)
         if page.place.history != self._place.history:
-            self._earlier = self._place
+            self._earlier = self._end_of_earlier(page)
         self._place = page.place
         await self._call_back()
         return PAGE_EVENTS if page.is_full else 0
+
+    def _end_of_earlier(self, page: LogPage) -> Place:
+        """Return where this was before it came to the newest history of a page."""
+        place = self._place
+        for logged in page.events:
+            if logged.history != page.place.history:
+                place = page.present.after(place, logged.history, logged.position)
+        return place
 
     async def _call_back(self) -> None:
         while self._uncalled and not self.is_stopping:
@@ -211,6 +224,7 @@ class Subscriber(Actor):
                 return
         except asyncio.CancelledError:
             call.cancel()
+            self._unended = call
             await asyncio.wait({call}, timeout=CALL_CANCEL_SECONDS)
             raise
         if call.cancelled():

@@ -34,8 +34,8 @@ LOOK_SECONDS: Final = 1.0
 LOOK_SECONDS_UNHEARD: Final = 0.05
 # How long a wake-up waits for more events: one read of ten costs as much as one of one.
 GATHER_SECONDS: Final = 0.005
-# After so many events, sessions send them before more are queued. It is fewer than a session's queue
-# holds, so that a burst does not close a session whose client reads.
+# After so many events, sessions send them before more are queued; after fewer where a session's queue
+# holds fewer. So a burst closes no session whose client reads.
 BURST_EVENTS: Final = 64
 # Into the queues of sessions, in one turn of the event loop: some 5 ms.
 QUEUED_PER_TURN: Final = 4096
@@ -134,6 +134,7 @@ class LogTail(Actor):
         return PAGE_EVENTS if page.is_full else 0
 
     async def _deliver(self) -> None:
+        burst_events = min(BURST_EVENTS, self._hub.session_events_max)
         events = queued = 0
         if self._undelivered and self._hub.turns.live.is_behind:
             # Of the page before.
@@ -141,7 +142,7 @@ class LogTail(Actor):
         while self._undelivered:
             queued += self._hub.deliver(*self._undelivered.popleft())
             events += 1
-            if events % BURST_EVENTS == 0:
+            if events % burst_events == 0:
                 queued = 0
                 await self._hub.sent()
             elif queued >= QUEUED_PER_TURN:

@@ -71,8 +71,9 @@ async def reply_problem(link: Link, subject: str | None, error: StrettoError) ->
     if subject is not None:
         documents = map(orjson.dumps, _problems(error))
         # Without any of them, the status in the headers still says the outcome.
-        body = next((each for each in documents if link.may_send(len(each))), b"")
-        await link.client.publish(subject, body, headers=_problem_headers(error))
+        headers = _problem_headers(error)
+        body = next((each for each in documents if link.may_send(len(each), headers)), b"")
+        await link.client.publish(subject, body, headers=headers)
 
 
 async def dead_letter(
@@ -111,7 +112,7 @@ async def _store(link: Link, deployment: Deployment, message: Msg, error: Strett
     ):
         # The NATS client may use an enum of its own for a header's name.
         letter = orjson.dumps({**document, "command": command}, option=orjson.OPT_NON_STR_KEYS)
-        if not link.may_send(len(letter)):
+        if not link.may_send(len(letter), headers):
             continue
         try:
             await link.jetstream.publish(deployment.dead_subject, letter, headers=headers)

@@ -169,7 +169,8 @@ class CommandConsumer(Actor):
         await end_tasks([worker for worker in workers if worker not in self._busy])
         if self._busy:
             # After `ack_seconds` another consumer gets these commands anyway.
-            finished = asyncio.wait(self._busy, timeout=self._settings.ack_seconds)
+            # A copy: the last of them may end before the wait begins.
+            finished = asyncio.wait([*self._busy], timeout=self._settings.ack_seconds)
             with contextlib.suppress(ConnectionResetError):
                 await link.unless_ended(finished)
 

@@ -27,7 +27,7 @@ from stretto.runtime.backoff import Backoff
 from stretto.targets.bus import BusUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine
+    from collections.abc import Collection, Coroutine, Mapping
 
     from nats.js import JetStreamContext
 
@@ -48,6 +48,8 @@ CLOSE_SECONDS: Final = 2.0
 # How often to look: the client reports a lost connection, but not while it hangs in closing it.
 WATCH_SECONDS: Final = 1.0
 
+# A pause while a connection that is lost still counts as the present one.
+LOST_SECONDS: Final = 0.01
 # A task that is still running after this has swallowed its cancellation, and is cancelled again.
 CANCEL_SECONDS: Final = 0.5
 
@@ -60,8 +62,12 @@ ACCESS_HINT: Final = (
 )
 # JetStream's error codes for a message, or headers, larger than the stream accepts.
 TOO_LARGE: Final = (10054, 10097)
-# For short headers, their names, line ends and the protocol's own line.
-_FRAME_BYTES: Final = 512
+
+
+def header_bytes(headers: Mapping[str, str]) -> int:
+    """Return the size of a message's block of headers: a line for the version, one for each, an empty one."""
+    lines = (f"{name}: {value}\r\n" for name, value in headers.items())
+    return len(f"NATS/1.0\r\n{''.join(lines)}\r\n".encode())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,12 +86,12 @@ class Link:
         if not self.ended.done():
             self.ended.set_result(None)
 
-    def may_send(self, message_bytes: int) -> bool:
-        """Whether the server takes a message of this size; it cuts a connection that sends more.
+    def may_send(self, body_bytes: int, headers: Mapping[str, str]) -> bool:
+        """Whether the server takes such a message: it cuts a connection that sends a larger one.
 
-        The size is that of the body and of all long headers: the server's limit includes headers.
+        Its limit includes the headers, and a sender's trace makes ours longer.
         """
-        return message_bytes + _FRAME_BYTES <= self.client.max_payload
+        return body_bytes + header_bytes(headers) <= self.client.max_payload
 
     async def unless_ended(self, work: Coroutine[object, object, Result]) -> Result:
         """Run work that waits for the server; raises `ConnectionResetError` when the link ends."""
@@ -159,8 +165,8 @@ class NatsConnection(Actor):
             await self._linked.wait()
             with contextlib.suppress(BusUnavailable):
                 return self.link()
-            # Lost, but the task that owns it has not noticed yet.
-            await asyncio.sleep(0)
+            # Lost, but the task that owns it has not noticed yet, or hangs in closing it.
+            await asyncio.sleep(LOST_SECONDS)
 
     def report(self, error: Exception) -> None:
         """Report a failure once per connection, not at every try that fails the same way."""

@@ -92,10 +92,10 @@ class NatsBus:
         wave_bytes = 0
         for event in events:
             for subject, headers in _messages(self._deployment, event):
-                message_bytes = len(headers[RECIPIENTS]) + len(event.envelope)
-                if not link.may_send(message_bytes):
+                if not link.may_send(len(event.envelope), headers):
                     refused[event.event_id] = f"larger than {link.client.max_payload} bytes"
                     break
+                message_bytes = len(headers[RECIPIENTS]) + len(event.envelope)
                 wave_bytes += message_bytes
                 if wave_bytes > UNACKNOWLEDGED_BYTES_MAX or len(wave) == UNACKNOWLEDGED_MAX:
                     refused |= await self._publish_wave(link, wave)

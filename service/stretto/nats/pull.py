@@ -6,6 +6,7 @@ a stored message can set it as well: such a message would fail the fetch, or com
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final, Self
 
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 # The server answers when a request ends. A request that is made before that answer would leave two
 # of them open.
 LATE_SECONDS: Final = 1.0
-# No message in time, or a request that the server ended early, for example for a new leader.
-_NOTHING: Final = (StatusCode.NO_MESSAGES, StatusCode.REQUEST_TIMEOUT, StatusCode.CONFLICT)
+# After a request that the server ended at once, for example for a new leader, or because the consumer
+# lets no more of them wait: the next one would be ended at once as well, and again.
+CONFLICT_SECONDS: Final = 0.25
+# No message in time.
+_NOTHING: Final = (StatusCode.NO_MESSAGES, StatusCode.REQUEST_TIMEOUT)
 
 
 class Pull:
@@ -72,6 +76,9 @@ class Pull:
         headers = message.headers or {}
         status = headers.get(Header.STATUS.value)
         if status is None or status in _NOTHING:
+            return None
+        if status == StatusCode.CONFLICT:
+            await asyncio.sleep(CONFLICT_SECONDS)
             return None
         raise nats.errors.Error(
             f"JetStream answers {status} {headers.get(Header.DESCRIPTION.value, '')}".rstrip()

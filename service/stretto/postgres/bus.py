@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from stretto.events.place import PositionLost
 from stretto.postgres.deliveries import PostgresDeliveryStore
 from stretto.postgres.log import PostgresLogStore, event_columns, reader_place, reader_row
 from stretto.postgres.queries import QUERIES
@@ -30,24 +31,41 @@ class PostgresBusStore(PostgresLogStore, PostgresDeliveryStore):
     ) -> None:
         PostgresLogStore.__init__(self, database.upkeep)
         PostgresDeliveryStore.__init__(self, database, READER, now)
+        self._last: Place | None = None
+        """The last place of the reader's that this process has known."""
 
     async def open(self) -> None:
         """Have the bus's reader begin at the present, unless it has begun before."""
         async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["open_reader"], READER)
+            row = await connection.fetchrow(QUERIES["reader_place"], READER)
+        if row is not None:
+            self._last = reader_place(row)
 
     async def lease(self, token: UUID, seconds: float) -> Place | None:
-        """Take or renew the lease; None while another process has it."""
+        """Take or renew the lease; None while another process has it.
+
+        Raises `PositionLost` once the reader, whose row was lost, has begun again.
+        """
         async with self._database.upkeep() as connection:
             row = await connection.fetchrow(QUERIES["lease_bus"], token, seconds, self._now())
-        return None if row is None else reader_place(row)
+        if row is None:
+            await self._begin_again(self._last)
+            raise PositionLost
+        if row["history"] is None:
+            return None
+        self._last = reader_place(row)
+        return self._last
 
     async def advance(self, token: UUID, place: Place) -> bool:
-        """Move to a place; False where the lease is another's by now, and nothing was moved."""
+        """Move to a place; False, and nothing is moved, where it is none here or the lease another's."""
         async with self._database.upkeep() as connection:
-            return bool(
-                await connection.fetchval(QUERIES["advance_bus"], token, *reader_row(place))
+            is_moved = await connection.fetchval(
+                QUERIES["advance_bus"], token, *reader_row(place), place.history.id
             )
+        if is_moved:
+            self._last = place
+        return bool(is_moved)
 
     async def give_back(self, token: UUID) -> None:
         """End the lease, if it is ours."""

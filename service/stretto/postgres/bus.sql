@@ -7,11 +7,27 @@ SELECT $1, history, seen FROM outbox_present
 WHERE NOT EXISTS (SELECT FROM outbox_reader WHERE name = $1)
 ON CONFLICT DO NOTHING;
 
+-- name: reader_place
+-- Read the place of a reader $1.
+SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
+       seen::text AS seen, parts
+FROM outbox_reader WHERE name = $1;
+
+-- name: begin_again
+-- Have a reader $1, whose row was lost in a failover or by hand, begin at history $2, snapshot $3 and
+-- parts $4, with the target $5; another process may have done so.
+INSERT INTO outbox_reader (name, history, seen, parts, target_digest)
+VALUES ($1, $2, $3::text::pg_snapshot, $4, $5)
+ON CONFLICT DO NOTHING;
+
 -- name: lease_bus
 -- Lease the bus's place to the process $1 for $2 seconds, unless another one has it. $3 is now. A
 -- lease that ends later than this clock could have given it was given by another clock, before a
--- failover, and is over. If the clock has gone back, the reader's clock, which due times are of, goes
--- ahead of it by as much more: by how far `served_at` lies in the future. Needs no durability: a crash gives the lease back.
+-- failover, and is over (or by an instance with a lease of more than twice the length, until that is
+-- replaced as well). If the clock has gone back, the reader's clock, which due times are of, goes
+-- ahead of it by as much more: by how far `served_at` lies in the future. Returns a row of nulls while
+-- another process has the lease, and none if there is no such reader any more. Needs no durability: a
+-- crash gives the lease back.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($3::timestamptz, clock_timestamp()) AS now,
            make_interval(secs => $2) AS lease,
@@ -25,21 +41,25 @@ WITH clock AS MATERIALIZED (
       AND (token IS NULL OR token = $1 OR leased_until <= now OR leased_until > now + 2 * lease)
     -- Beside a relay that settles.
     FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
+), leased AS (
+    UPDATE outbox_reader
+    SET token = $1, leased_until = now + lease, served_at = now, clock_ahead = clock_ahead + set_back
+    FROM clock, free
+    WHERE outbox_reader.name = free.name
+    RETURNING history, seen::text AS seen, parts
 )
-UPDATE outbox_reader
-SET token = $1, leased_until = now + lease, served_at = now, clock_ahead = clock_ahead + set_back
-FROM clock, free
-WHERE outbox_reader.name = free.name
-RETURNING history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
-          seen::text AS seen, parts;
+SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id, seen, parts
+FROM (SELECT FROM outbox_reader WHERE name = 'bus') AS kept LEFT JOIN leased ON true;
 
 -- name: advance_bus
--- Move the bus's place to history $2, snapshot $3 and parts $4, if the process $1 still has the lease.
+-- Move the bus's place to history $2, snapshot $3 and parts $4, if the process $1 still has the lease,
+-- and if that history has the id $5 here: a promoted server may have begun another one under its number.
 -- Needs no durability: what a crash undoes is published again.
 UPDATE outbox_reader
 SET history = $2, seen = $3::text::pg_snapshot, parts = $4
 FROM set_config('synchronous_commit', 'off', true)
 WHERE name = 'bus' AND token = $1
+  AND EXISTS (SELECT FROM outbox_history WHERE number = $2 AND id = $5)
 RETURNING true;
 
 -- name: give_back_bus

@@ -10,7 +10,7 @@ few of them share a lane, and each needs one connection at a time.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -18,7 +18,7 @@ import asyncpg
 
 from stretto.postgres.connecting import CONNECT_SECONDS, READ_ONLY, Connector, require_read_write
 from stretto.postgres.database_url import SCHEMA
-from stretto.postgres.driver_connection import Connection, Pool, terminate, watchdog
+from stretto.postgres.driver_connection import Connection, Pool, close_pool, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_misfit
 from stretto.postgres.hosts_pool import acquire, release
 from stretto.postgres.lanes import CONNECTIONS_MAX, SEEING_ALL, Lane
@@ -66,7 +66,7 @@ class Database:
         self._connector = Connector(dsn, schema)
         self.is_pooled = self._connector.is_pooled
         self.is_shared = self.is_pooled
-        """Whether others use the sessions between our transactions; found out for a host's pool."""
+        """Whether others use sessions between our transactions; found out for a host's pool."""
         self._schema = schema
         self._host_pool = pool
         self._cut_seconds = cut_seconds
@@ -92,9 +92,10 @@ class Database:
         if self._host_pool is None:
             pools, self._pools = self._pools, {}
             try:
-                await asyncio.gather(*map(_close, pools.values()))
+                closing = (close_pool(pool, CONNECT_SECONDS) for pool in pools.values())
+                await asyncio.gather(*closing)
             finally:
-                # A cancellation may come before a `_close` has begun.
+                # A cancellation may come before one of them has begun.
                 for pool in pools.values():
                     pool.terminate()
 
@@ -147,6 +148,11 @@ class Database:
                 except asyncio.CancelledError:
                     # The pool would wait until the server has cancelled it: for ever, if frozen.
                     terminate(connection)
+                    raise
+                except asyncpg.PostgresError as error:
+                    if self._host_pool is not None and is_misfit(error):
+                        # A handler of the host's may have left a role in it, or a temporary table.
+                        terminate(connection)
                     raise
         except asyncpg.QueryCanceledError as error:
             raise ReadCancelled(in_words(error)) from error
@@ -291,10 +297,3 @@ class Database:
 
 async def _keep_session(_: object) -> None:
     """Reset nothing: reads leave nothing in a session, and a pooler's session is not ours."""
-
-
-async def _close(pool: Pool) -> None:
-    """Close a pool of ours; what is not closed in time is left to be terminated."""
-    with suppress(*DRIVER_ERRORS, TimeoutError):
-        async with asyncio.timeout(CONNECT_SECONDS):
-            await pool.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from stretto.postgres.log import MEMBER_IDS_MAX, committed_event
+from stretto.postgres.log import MEMBER_IDS_MAX, committed_event, reader_row
 from stretto.postgres.queries import QUERIES
 from stretto.targets.delivery import Delivery
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
+    from stretto.events.place import Place
     from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection
     from stretto.targets.delivery import PutOff
@@ -41,6 +42,17 @@ class PostgresDeliveryStore:
         self._target_digest = target_digest
         self.is_disabled = False
         """Whether the target was disabled when the oldest event was last asked for."""
+
+    async def _begin_again(self, place: Place | None) -> None:
+        """Have the reader, whose row was lost, begin at a place that was its own.
+
+        At the present it would pass over what has been committed since.
+        """
+        if place is not None:
+            async with self._database.upkeep() as connection:
+                await connection.execute(
+                    QUERIES["begin_again"], self._reader, *reader_row(place), self._target_digest
+                )
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
         """Lease due deliveries; none while the target is paused, disabled, or another one."""
@@ -69,7 +81,7 @@ class PostgresDeliveryStore:
                 [each.event_id for each in put_off],
                 [each.seconds for each in put_off],
                 [each.is_try for each in put_off],
-                [each.dead_reason and _storable(each.dead_reason) for each in put_off],
+                [_storable(each.dead_reason) for each in put_off],
                 self._now(),
                 self._target_digest,
             )
@@ -116,7 +128,9 @@ async def _each_page(connection: Connection, statement: str, *arguments: object)
     return count
 
 
-def _storable(reason: str) -> str:
-    """Return the reason that a target gave as text that the database takes."""
+def _storable(reason: str | None) -> str | None:
+    """Return the reason that a target gave as text that the database takes; None as it is."""
+    if reason is None:
+        return None
     printable = reason.encode(errors="replace").decode().replace("\0", "")
     return printable or "refused without a reason"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import asyncpg
 
+from stretto.postgres.driver_errors import DRIVER_ERRORS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,6 +25,9 @@ else:
     _Connection = asyncpg.Connection
 
 
+# bool, bytea, name, int8, int4, text, tid, json, float8, timestamptz, uuid, pg_lsn and xid8, by the
+# numbers that they have in every database. Arrays follow their elements.
+OUR_TYPES: Final = (16, 17, 19, 20, 23, 25, 27, 114, 701, 1184, 2950, 3220, 5069)
 # Several times what a request takes; each is a connection.
 CANCEL_AGAIN_SECONDS: Final = 0.1
 
@@ -51,6 +56,16 @@ def is_lost(connection: Connection) -> bool:
         return True
 
 
+def is_recoded(connection: Connection) -> bool:
+    """Whether a host has changed how the session sends or reads a type of our statements.
+
+    It costs no statement. A pool's reset leaves the codecs as they are.
+    """
+    driver: Any = getattr(connection, "_con", connection)
+    codec_of = driver._protocol.get_settings().get_data_codec  # noqa: SLF001 no other way
+    return any(codec_of(oid) is not codec_of(oid, ignore_custom_codec=True) for oid in OUR_TYPES)
+
+
 def is_in_transaction(connection: Connection) -> bool:
     """Whether a living connection is in a transaction; what is sent then would be a part of it."""
     return not is_lost(connection) and connection.is_in_transaction()
@@ -60,6 +75,13 @@ def terminate(connection: Connection) -> None:
     """Cut the connection, unless its pool has already taken it back."""
     with suppress(asyncpg.InterfaceError):
         connection.terminate()
+
+
+async def close_pool(pool: Pool, seconds: float) -> None:
+    """Close a pool of ours; what is not closed in time is left to be terminated."""
+    with suppress(*DRIVER_ERRORS, TimeoutError):
+        async with asyncio.timeout(seconds):
+            await pool.close()
 
 
 async def end_session(connection: Connection, seconds: float) -> None:

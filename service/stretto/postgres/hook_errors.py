@@ -2,7 +2,7 @@
 
 The error is the host's own object. It may refuse attributes, as a frozen dataclass does, or have
 others in their place. So what Python keeps of it is written by the descriptors of `BaseException`,
-it is judged by `is_a`, and an error that cannot be read is reported by its type alone.
+it is judged by `is_a`, and an error that cannot be read is reported by its class's name alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 import asyncpg
 
-from stretto.creation.host_errors import chain, veto_of
+from stretto.creation.host_errors import chain, name_of, veto_of
 from stretto.kinds import is_a
 from stretto.misuse import CreatedInHook
 from stretto.postgres.driver_errors import sqlstate_of, store_error
@@ -49,7 +49,7 @@ def cause_of(error: BaseException) -> str:
 
     `HandleMisused` and `CreatedInHook`, our own, are given in full: they say what to do.
     """
-    cause = f"on_create raised {type(error).__name__}"
+    cause = f"on_create raised {name_of(error)}"
     if is_a(error, asyncpg.PostgresError):
         cause += f" ({sqlstate_of(error)}): {_message(error)}"
     elif is_a(error, (HandleMisused, CreatedInHook)):
@@ -75,7 +75,7 @@ def verdict_of(error: Exception, *, is_gone: bool = False) -> StoreError:
     try:
         verdict = _read_verdict(error)
     except Exception:  # noqa: BLE001 whatever the host's error raises where it is read
-        verdict = HookError(f"on_create raised {type(error).__name__}")
+        verdict = HookError(f"on_create raised {name_of(error)}")
     return HookCutOff(_SESSION_LOST) if is_gone and not isinstance(verdict, Refused) else verdict
 
 
@@ -97,6 +97,9 @@ def without_row_data(error: BaseException) -> BaseException | None:
     """
     try:
         for link in chain(error):
+            kind = type(link)
+            if not (kind.__module__ and kind.__qualname__):
+                return None
             if link.__traceback__ is not _TRACEBACK.__get__(link):
                 return None
             if is_a(link, asyncpg.PostgresError):

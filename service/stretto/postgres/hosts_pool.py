@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from stretto.postgres.driver_connection import is_recoded, terminate
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.cancelling import cancellations, is_cancelled
@@ -20,9 +21,15 @@ if TYPE_CHECKING:
 
     from stretto.postgres.driver_connection import Connection, Pool
 
+# Connections with other codecs that are cut for one request: where `init` sets them, all have them.
+RECODED_MAX: Final = 4
 # The longest extra wait of a host that closes first, besides a write that is under way. A look
 # reads one attribute.
 LOOK_SECONDS: Final = 0.25
+
+
+class Recoded(Unreachable):
+    """The host has changed how its pool's connections send or read values."""
 
 
 async def acquire(pool: Pool, seconds: float) -> Connection:
@@ -42,6 +49,8 @@ async def acquire(pool: Pool, seconds: float) -> Connection:
         raise Unreachable(message) from error
     except DRIVER_ERRORS as error:
         raise Unreachable(in_words(error)) from error
+    except Recoded:
+        raise
     except (Exception, asyncio.CancelledError) as error:
         if is_cancelled(since):
             # It may have come to its end in the same turn of the loop.
@@ -55,7 +64,21 @@ async def acquire(pool: Pool, seconds: float) -> Connection:
 
 
 async def _acquired(pool: Pool, seconds: float) -> Connection:
-    return await pool.acquire(timeout=seconds)
+    """Return a connection whose codecs are the driver's own for the types of our statements.
+
+    One that a handler of the host's has changed is replaced by the pool.
+    """
+    for _ in range(RECODED_MAX):
+        connection: Connection = await pool.acquire(timeout=seconds)
+        if not is_recoded(connection):
+            return connection
+        terminate(connection)
+        await pool.release(connection, timeout=seconds)  # type: ignore[arg-type]
+    message = (
+        "the host's pool gives connections with codecs of its own for PostgreSQL's own types: leave those"
+        " as they are, or give stretto a pool of its own"
+    )
+    raise Recoded(message)
 
 
 def _give_back(pool: Pool, acquiring: asyncio.Task[Connection]) -> None:

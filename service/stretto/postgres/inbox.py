@@ -14,7 +14,7 @@ from stretto.postgres.queries import QUERIES
 if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection
 
-# Records that one statement of a sweep deletes: some ten milliseconds of work.
+# Records that one statement of a sweep deletes. Where few are as old, it reads the whole table.
 SWEPT_MAX: Final = 10_000
 
 

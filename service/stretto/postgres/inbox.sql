@@ -25,14 +25,15 @@ CREATE TABLE IF NOT EXISTS inbox (
 
 -- name: forget_messages
 -- Delete at most $3 records of messages that a consumer processed more than $2 days ago; return how
--- many there were.
+-- many there were. No index leads to them, so the table is read until they are found, the oldest
+-- usually first. An array is looked up by the primary key; IN would read the whole table once more.
 WITH forgotten AS (
     DELETE FROM inbox
-    WHERE consumer = $1 AND message_id IN (
+    WHERE consumer = $1 AND message_id = ANY (ARRAY(
         SELECT message_id FROM inbox
         WHERE consumer = $1 AND received_at < clock_timestamp() - make_interval(days => $2)
         LIMIT $3
-    )
+    ))
     RETURNING true
 )
 SELECT count(*) FROM forgotten;

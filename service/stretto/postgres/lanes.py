@@ -27,10 +27,11 @@ class Lane(StrEnum):
     TRAILS = "trails"
     """What owners read of their attempts' trails."""
     UPKEEP = "upkeep"
-    """Relay, sweeper, webhook, announcer and deletion watch: each does one thing at a time."""
+    """Relay, sweeper, webhook, announcer, deletion watch, the writer of trails, and a host's subscribers:
+    each does one thing at a time."""
 
 
-# One for each actor. Two of GROUPS, so that a large page does not delay single groups; two of
+# One for each actor; the users of UPKEEP can wait for each other. Two of GROUPS, so that a large page does not delay single groups; two of
 # FOLLOWERS, so that a row lock does not delay every other key.
 CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
     Lane.LOOKS: 1,

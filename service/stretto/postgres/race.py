@@ -7,6 +7,7 @@ another host becomes the primary: only asking again finds it.
 from __future__ import annotations
 
 import asyncio
+from itertools import cycle
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
@@ -28,26 +29,27 @@ async def race(
     """Return the first host that gives a connection, with it; else what each host has failed with.
 
     The hosts are tried in their order: each as soon as the one before has failed, or has been silent
-    for `SILENT_SECONDS`. Those that have failed are tried again until no host is silent.
-    `connect` bounds its time, and returns its failure. A second connection is given to `close`.
+    for `SILENT_SECONDS`. Those that have failed are tried again until each has failed once: so this
+    takes no longer than the slowest first try. `connect` bounds its time, and returns its failure. A
+    second connection is given to `close`.
     """
     pending: dict[Host, asyncio.Task[Opened | Exception]] = {}
     failures: dict[Host, Exception] = {}
     won: tuple[Host, Opened] | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
-            while won is None and (pending or not failures):
-                for host in hosts:
-                    if host not in pending:
-                        pending[host] = tasks.create_task(connect(host), name=f"connect to {host}")
-                    await asyncio.wait(
-                        pending.values(),
-                        timeout=SILENT_SECONDS,
-                        return_when=asyncio.FIRST_COMPLETED,
-                    )
-                    won = _take(pending, failures)
-                    if won is not None:
-                        break
+            for host in cycle(hosts):
+                if host not in pending:
+                    pending[host] = tasks.create_task(connect(host), name=f"connect to {host}")
+                await asyncio.wait(
+                    pending.values(),
+                    timeout=SILENT_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                won = _take(pending, failures)
+                # What has failed once may be silent now: to wait for it would never end where all are.
+                if won is not None or failures.keys() >= {*hosts}:
+                    break
             for task in pending.values():
                 task.cancel()
     except BaseException:

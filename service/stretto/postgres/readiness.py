@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # At most so often, since `/readyz` needs no token, and each probe is a new connection.
 PROBE_SECONDS: Final = 1.0
-# Until a probe says more.
 _MISFIT: Final = "a statement has met a missing table, column, partition or right"
 _CUT_OFF: Final = "no connection to the database can be opened"
 
@@ -58,8 +57,13 @@ class Readiness:
         """Do as a writer does; if that works, all writers and readers count as well again."""
         now = self._clock_seconds()
         if now - self._probed_at < PROBE_SECONDS:
-            raise Unreachable(self._refusal or (_MISFIT if is_misfit else _CUT_OFF))
+            if self._refusal is None:
+                # It has just worked. One owner's trigger, which is repeated, makes nobody else wait.
+                return
+            raise Unreachable(self._refusal)
         self._probed_at = now
+        # Until it says more.
+        self._refusal = _MISFIT if is_misfit else _CUT_OFF
         try:
             if is_misfit:
                 await self._require_fit()

@@ -54,7 +54,7 @@ _WAL_ROW: Final = _WAL_RECORD + _WAL_BLOCK + 5 + 5 - _ROW_HEADER
 _WAL_ENTRY: Final = _WAL_RECORD + _WAL_BLOCK + 4
 # The update that settles an attempt: its new version without what it shares with the old one.
 _WAL_SETTLE: Final = 136
-# The lock of a conversation that the foreign keys take, by its group's and its members' inserts.
+# The lock of a conversation that a foreign key takes, by its group's insert.
 _WAL_KEY_LOCK: Final = 56
 # A split logs the half that moves to the new page. A batch ends two transactions.
 _SPLIT_SHARE: Final = 0.5

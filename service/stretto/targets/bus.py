@@ -46,10 +46,17 @@ class BusStore(LogStore, DeliveryStore, Protocol):
         """Begin at the present, unless a process has begun before."""
 
     async def lease(self, token: UUID, seconds: float) -> Place | None:
-        """Take or renew the lease; return the bus's place, or None if another process has it."""
+        """Take or renew the lease; return the bus's place, or None if another process has it.
+
+        Raises `PositionLost` where the place itself was lost; the bus has then begun again at one that
+        this process had known.
+        """
 
     async def advance(self, token: UUID, place: Place) -> bool:
-        """Move to a place; return False, and move nothing, if another process has the lease now."""
+        """Move to a place; return False, and move nothing, if another process has the lease now.
+
+        So it does where a promoted server has not got the place's history.
+        """
 
     async def give_back(self, token: UUID) -> None:
         """End the lease, if it is ours."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from stretto.events.log import CommittedEvent, LogPage
-    from stretto.events.place import Place
+    from stretto.events.place import Place, Present
     from stretto.targets.bus import BusStore, EventBus
     from stretto.targets.delivery import Delivery
     from stretto.targets.settings import RelaySettings
@@ -109,9 +109,7 @@ class OutboxRelay(Actor):
         try:
             page.present.require(self._place)
         except PositionLost:
-            # It was swept, since no relay had run for as long as events are kept.
-            self._observe(PlaceLost(self.name))
-            self._place = page.present.first
+            await self._find_place(page.present)
             return self._settings.batch_max
         if not page.events:
             self._place = page.place
@@ -130,10 +128,26 @@ class OutboxRelay(Actor):
         if self._place is not None:
             await self._store.advance(self._token, self._place)
         seconds = self._settings.relay_lease_seconds
-        self._place = await self._store.lease(self._token, seconds)
+        try:
+            self._place = await self._store.lease(self._token, seconds)
+        except PositionLost:
+            # A failover has lost the reader's row. The next turn leases it.
+            self._observe(PlaceLost(self.name))
+            self._place = None
+            return
         is_ours = self._place is not None
         pause = seconds / RENEWALS if is_ours else self._settings.poll_seconds
         self._lease_due_at = self._clock_seconds() + pause
+
+    async def _find_place(self, present: Present) -> None:
+        """Go on where the database's own place is, or at the log's beginning if that is lost as well."""
+        lost = self._place
+        # After a failover ours may be of a history that the new primary has never had.
+        await self._lease()
+        if self._place is not None and self._place == lost:
+            # It was swept, since no relay had run for as long as events are kept.
+            self._observe(PlaceLost(self.name))
+            self._place = present.first
 
     async def _publish_page(self, page: LogPage) -> bool:
         """Publish part by part, and move on behind each; return whether that was the whole page."""
@@ -159,8 +173,11 @@ class OutboxRelay(Actor):
                 await self._store.refuse(refused)
             place = page.place_behind(first)
             is_ours = await self._store.advance(self._token, place)
-            # If it is not, the relay that has it publishes these events again.
+            # If it is not, the relay that has it publishes these events again; or we, if a promoted
+            # server has not got this history.
             self._place = place if is_ours else None
+            if not is_ours:
+                self._lease_due_at = self._clock_seconds()
             seconds = time.perf_counter() - started
             self._observe(EventsRelayed(len(events) - len(refused), len(refused), seconds))
         return True

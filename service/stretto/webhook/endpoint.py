@@ -8,6 +8,7 @@ address that is connected to.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import socket
@@ -94,8 +95,8 @@ class WebhookEndpoint:
                 self._settings.webhook_url, data=body, headers=headers, allow_redirects=False
             ) as response:
                 # The status is known, and it alone decides.
-                with suppress(aiohttp.ClientError, TimeoutError):
-                    await response.content.read(ANSWER_BYTES_MAX)
+                with suppress(aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError):
+                    await response.content.readexactly(ANSWER_BYTES_MAX)
                 return Answered(
                     response.status, _retry_after(response.headers.get("Retry-After", ""), now)
                 )

@@ -35,6 +35,9 @@ RETRY_SECONDS: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_4
 JITTER_RATIO_MAX: Final = 0.2
 # Pause after a 429 without `Retry-After`.
 THROTTLE_SECONDS: Final = 5.0
+# Shortest pause after an answer that asks for one: 0, or a time that is over, would let every delivery
+# be sent again at once, and again, without ever counting as a try.
+THROTTLE_SECONDS_MIN: Final = 1.0
 # Longest pause that an endpoint can ask for: it may ask by mistake, or just before it is moved.
 THROTTLE_SECONDS_MAX: Final = 3600.0
 # RFC 6052: the last 32 bits are an IPv4 address, to which a gateway connects.
@@ -193,7 +196,7 @@ def judge(answer: Answer) -> Verdict:
             return Gone()
         case Answered(429, seconds) | Answered(503, float(seconds)):
             wanted = THROTTLE_SECONDS if seconds is None else seconds
-            return Throttled(min(wanted, THROTTLE_SECONDS_MAX))
+            return Throttled(min(max(wanted, THROTTLE_SECONDS_MIN), THROTTLE_SECONDS_MAX))
         case Answered(status):
             return Failed(f"answered {status}")
 
@@ -245,7 +248,7 @@ class WebhookStore(DeliveryStore, Protocol):
         """
 
     async def enrol(self, events_max: int) -> int:
-        """Create deliveries for the next events, whole transactions only; return how many.
+        """Create deliveries for the next events, up to so many; return how many.
 
         If another URL is the target and no sender serves it any more, ours becomes the target.
         Raises `PositionLost` where the log no longer has what comes next: the place was moved to

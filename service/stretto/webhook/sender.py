@@ -74,6 +74,7 @@ class WebhookSender(Actor):
         self._lease_seconds = lease_seconds
         self._tracing = tracing
         self._under_way: dict[asyncio.Task[Answer], Delivery] = {}
+        self._is_open = False
         self._is_blocked: bool | None = None
         """None before the first turn: not known yet."""
         self.lag = Lag(store.oldest_seconds)
@@ -85,14 +86,17 @@ class WebhookSender(Actor):
         return self._store.is_disabled
 
     async def open(self) -> None:
-        """Begin at the present, unless a process has begun before."""
-        await self._store.open()
+        """Begin at the present, unless a process has begun before. Raises a `StoreError`."""
+        if not self._is_open:
+            await self._store.open()
+            self._is_open = True
 
     async def run_once(self) -> int:
         """Settle what was answered, send what is due, enrol; return how many events were enrolled.
 
         Raises a `StoreError`; what was answered is then settled at the next turn.
         """
+        await self.open()
         if self._is_blocked is None:
             self._note_blocked(is_blocked=await self._endpoint.is_blocked())
         await self._settle()
@@ -111,7 +115,8 @@ class WebhookSender(Actor):
             return await self._store.enrol(ENROLLED_MAX)
         except PositionLost:
             # What was next was swept, since no sender had run, or the webhook was disabled, for as
-            # long as events are kept. The next turn goes on where the log begins.
+            # long as events are kept: the next turn goes on where the log begins. Or a failover has lost
+            # the reader's row: it goes on where this process was.
             self._observe(PlaceLost(self.name))
             return 1
 

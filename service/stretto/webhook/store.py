@@ -37,6 +37,8 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
     ) -> None:
         PostgresLogStore.__init__(self, database.upkeep)
         PostgresDeliveryStore.__init__(self, database, READER, now, url_digest)
+        self._last: Place | None = None
+        """The last place of the reader's that this process has known."""
 
     async def open(self) -> None:
         """Make our URL the target; begin at the present, unless a process has begun before.
@@ -46,17 +48,24 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         """
         async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["open_webhook"], self._target_digest)
+            row = await connection.fetchrow(QUERIES["reader_place"], READER)
+        if row is not None:
+            self._last = reader_place(row)
         await self._become_target(unserved_seconds=None)
 
     async def enrol(self, events_max: int) -> int:
         """Create deliveries for the next events, up to so many; return how many.
 
         If another URL is the target and no sender serves it any more, ours becomes the target.
-        Raises `PositionLost` once it has moved the webhook's place, which was lost.
+        Raises `PositionLost` once it has moved the webhook's place, which was lost, or has begun again
+        at one that this process had known, because the reader's row was lost.
         """
         async with self._database.upkeep() as connection:
             row = await connection.fetchrow(QUERIES["webhook_place"], self._target_digest)
         if row is None:
+            await self._begin_again(self._last)
+            raise PositionLost
+        if not row["is_ours"]:
             await self._become_target(UNSERVED_SECONDS)
             return 0
         page = await self.page(reader_place(row), events_max)
@@ -76,14 +85,21 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
                 *reader_row(page.place),
                 self._now(),
                 self._target_digest,
+                page.place.history.id,
             )
+        if count is not None:
+            self._last = page.place
         return count or 0
 
     async def _move(self, kept: tuple[int, str, str], place: Place) -> bool:
         """Move the place from the one that is kept; return whether it was still the one."""
         async with self._database.upkeep() as connection:
             is_moved = await connection.fetchval(
-                QUERIES["move_webhook"], *kept, *reader_row(place), self._target_digest
+                QUERIES["move_webhook"],
+                *kept,
+                *reader_row(place),
+                self._target_digest,
+                place.history.id,
             )
         return bool(is_moved)
 

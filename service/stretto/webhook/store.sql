@@ -41,18 +41,18 @@ FROM clock
 WHERE name = 'webhook';
 
 -- name: webhook_place
--- Read the webhook's place in the log; no row while it is disabled, or while its target is not $1.
+-- Read the webhook's place in the log, and whether it is enabled and its target is $1.
 SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
-       seen::text AS seen, parts
-FROM outbox_reader
-WHERE name = 'webhook' AND target_digest = $1 AND disabled_at IS NULL;
+       seen::text AS seen, parts,
+       coalesce(target_digest = $1, false) AND disabled_at IS NULL AS is_ours
+FROM outbox_reader WHERE name = 'webhook';
 
 -- name: enrol
 -- Create deliveries for the events of a page (their histories $1, positions $2 and ids $3), and move
 -- the place from history $4, snapshot $5 and parts $6 to history $7, snapshot $8 and parts $9. Another
 -- process may have moved it since the page was read: then the place would go back, and events would be
--- sent twice; so nothing is done, as where the target is not $11. $10 is now. Needs no durability: a
--- crash loses deliveries and place together. If the clock has gone back, as after a failover, the
+-- sent twice; so nothing is done, as where the target is not $11, or history $7 has not the id
+-- $12 here (a promoted server may have begun another one). $10 is now. Needs no durability: a crash loses deliveries and place together. If the clock has gone back, as after a failover, the
 -- reader's clock goes ahead of it by as much more: by how far `served_at` lies in the future, which is
 -- known to a minute. A transaction is gone through once, not for each of its events.
 WITH clock AS MATERIALIZED (
@@ -66,6 +66,7 @@ WITH clock AS MATERIALIZED (
     ) AS difference
     WHERE name = 'webhook' AND target_digest = $11 AND disabled_at IS NULL
       AND history = $4::integer AND seen::text = $5::text AND parts = $6::text
+      AND EXISTS (SELECT FROM outbox_history WHERE number = $7::integer AND id = $12)
     -- Beside a sender that settles.
     FOR NO KEY UPDATE OF outbox_reader SKIP LOCKED
 ), enrolled AS (
@@ -93,10 +94,11 @@ RETURNING cardinality($1);
 -- name: move_webhook
 -- Move the place from history $1, snapshot $2 and parts $3 to history $4, snapshot $5 and parts $6,
 -- without deliveries: the log no longer has what comes next there. Returns no row if another process
--- has moved it, or if the target is not $7.
+-- has moved it, if the target is not $7, or if that history has not the id $8 here.
 UPDATE outbox_reader SET history = $4, seen = $5::text::pg_snapshot, parts = $6
 WHERE name = 'webhook' AND target_digest = $7 AND disabled_at IS NULL
   AND history = $1::integer AND seen::text = $2::text AND parts = $3::text
+  AND EXISTS (SELECT FROM outbox_history WHERE number = $4::integer AND id = $8)
 RETURNING true;
 
 -- name: pause_webhook

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from uuid import UUID
 
 import pytest
@@ -13,8 +13,9 @@ import pytest
 from stretto.creation import authorization as authorization_module
 from stretto.creation import laggards as laggards_module
 from stretto.creation.attempt import Attempt, AttemptStatus, GroupRow, Sighting
-from stretto.creation.authorization import Authorization
+from stretto.creation.authorization import AUTHORIZATIONS_MAX, Authorization
 from stretto.creation.hook_calls import HookCalls
+from stretto.creation.laggards import RETRY_AFTER_SECONDS_MAX
 from stretto.domain import CreatedGroup, NewGroup, UserId
 from stretto.errors import (
     AuthorizeFailed,
@@ -105,6 +106,19 @@ async def _crash(_: NewGroup) -> None:
     raise LookupError
 
 
+class _Closed(type):
+    def __getattribute__(cls, name: str) -> NoReturn:
+        raise RuntimeError
+
+
+class _OfNoClass(Exception, metaclass=_Closed):
+    """Its class says nothing."""
+
+
+async def _crash_without_a_name(_: NewGroup) -> None:
+    raise _OfNoClass
+
+
 async def _crash_beside_a_veto(_: NewGroup) -> None:
     message = "two"
     raise ExceptionGroup(message, [VETO, LookupError()])
@@ -151,6 +165,7 @@ async def test_what_the_host_rejects_is_refused_with_its_reason(host: Host, worl
 
 FAILING: dict[str, tuple[str, Host]] = {
     "bug": ("authorize raised LookupError", _crash),
+    "a bug without a name": ("authorize raised _OfNoClass", _crash_without_a_name),
     "a veto beside a bug": ("authorize raised ExceptionGroup", _crash_beside_a_veto),
     "a value": ("authorize raised TypeError", _say_no),
     "exit": ("authorize raised RuntimeError", _exit),
@@ -271,6 +286,7 @@ async def test_a_call_counts_until_it_has_ended(
 ) -> None:
     """Also if the host's code goes on after its time, and fails then."""
     monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 2)
+    monkeypatch.setattr(authorization_module, "STUCK_SECONDS", 60.0)
     monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 0.02)
     goes_on = asyncio.Event()
 
@@ -296,6 +312,129 @@ async def test_a_call_counts_until_it_has_ended(
         with pytest.raises(AuthorizeFailed):
             await crowd.ask("carol")
     assert "authorize raised LookupError" == world.causes[-1]
+
+
+class Stuck:
+    """A host whose code swallows its cancellation for some owners, and ends when it is told to."""
+
+    def __init__(self, *owners: str) -> None:
+        self._owners = owners
+        self._goes_on = asyncio.Event()
+        self.calls = 0
+
+    async def __call__(self, new_group: NewGroup) -> None:
+        """Allow the others at once."""
+        self.calls += 1
+        while new_group.owner in self._owners and not self._goes_on.is_set():
+            with suppress(asyncio.CancelledError):
+                await self._goes_on.wait()
+
+    def end(self) -> None:
+        """Have all calls end: they cannot be cancelled."""
+        self._goes_on.set()
+
+
+@pytest.fixture
+def stuck_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a call be late, and then stuck, at once."""
+    monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 0.02)
+    monkeypatch.setattr(authorization_module, "STUCK_SECONDS", 0.02)
+
+
+def _stuck(crowd: Crowd) -> int:
+    return crowd._authorization._stuck._of_owner.total()
+
+
+@pytest.mark.usefixtures("stuck_soon")
+async def test_a_call_that_swallows_its_cancellation_keeps_no_place(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or some owners for whom the host's code never ends would keep all others out for good."""
+    monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 2)
+    host = Stuck("alice", "bob")
+    crowd = Crowd(world.by(host))
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        stack.callback(host.end)
+        for owner in ("alice", "bob"):
+            with pytest.raises(AuthorizeFailed):
+                await crowd.ask(owner)
+        await until(lambda: _stuck(crowd) == 2)
+        monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 20)
+        await crowd.ask("carol")
+        assert {"authorize.stuck"} == {record.msg for record in caplog.records}
+        host.end()
+        await until(lambda: not _stuck(crowd))
+    assert 2 == crowd._authorization._calls._free
+
+
+@pytest.mark.usefixtures("stuck_soon")
+async def test_an_owner_has_only_so_many_calls_that_do_not_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the host is not called for it until one has ended; a key that was claimed is found."""
+    monkeypatch.setattr(authorization_module, "STUCK_OF_OWNER_MAX", 1)
+    host = Stuck("alice")
+    crowd = Crowd(world.by(host))
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        stack.callback(host.end)
+        with pytest.raises(AuthorizeFailed):
+            await crowd.ask("alice")
+        await until(lambda: _stuck(crowd))
+        with pytest.raises(AuthorizeFailed) as failure:
+            await crowd.ask("alice")
+        assert RETRY_AFTER_SECONDS_MAX == failure.value.retry_after_seconds
+        world.attempts.found = Sighting(ATTEMPT, None)
+        await crowd.ask("alice")
+        assert 1 == host.calls
+        monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 20)
+        await crowd.ask("bob")
+        host.end()
+        await until(lambda: not _stuck(crowd))
+        await crowd.ask("alice")
+    assert 3 == host.calls
+
+
+@pytest.mark.usefixtures("stuck_soon")
+async def test_beyond_so_many_calls_that_do_not_end_each_keeps_its_place(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their memory is bounded, whatever the host's code does."""
+    monkeypatch.setattr(authorization_module, "STUCK_MAX", 1)
+    host = Stuck("alice", "bob")
+    crowd = Crowd(world.by(host))
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        stack.callback(host.end)
+        for owner in ("alice", "bob"):
+            with pytest.raises(AuthorizeFailed):
+                await crowd.ask(owner)
+        await until(lambda: len(caplog.records) == 1)
+        await _so_long()
+        calls = crowd._authorization._calls
+        assert (1, {"bob": 1}) == (_stuck(crowd), calls._of_owner)
+        host.end()
+        await until(lambda: not calls._of_owner)
+    assert 1 == crowd._authorization._stuck._free
+
+
+@pytest.mark.usefixtures("stuck_soon")
+async def test_a_call_that_ends_with_its_cancellation_is_not_stuck(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The twin: its place is counted back once."""
+    crowd = Crowd(world.by(_hang))
+    with pytest.raises(AuthorizeFailed):
+        await crowd.ask("alice")
+    await _so_long()
+    authorization = crowd._authorization
+    assert (AUTHORIZATIONS_MAX, 0) == (authorization._calls._free, _stuck(crowd))
+    assert [] == caplog.records
+
+
+async def _so_long() -> None:
+    """Wait for a timer of the same length that was set later: the earlier ones have run."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(authorization_module.STUCK_SECONDS, over.set)
+    await over.wait()
 
 
 async def test_many_owners_for_whom_the_host_hangs_keep_none_out_for_long(

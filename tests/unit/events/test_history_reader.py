@@ -487,6 +487,19 @@ async def test_sessions_that_name_many_transactions_share_pages_that_name_few(
     assert RUNNING_MAX >= max(len(begin.running) for begin, _ in world.log.scans)
 
 
+async def test_more_transactions_than_a_place_names_make_no_page_be_read_twice(
+    world: World,
+) -> None:
+    """The scan knows how far it has come, also where that takes more names than a client's position."""
+    first, pages = RUNNING_MAX + 10, 30
+    world.log.running = tuple(range(1, first))
+    world.log.events = [logged(n, BOB) for n in range(first, first + pages * PAGE_EVENTS)]
+    with world.hub.session(ALICE, 1e12) as session:
+        assert [[]] == await world.all_of(world.catch_up(session, place(1)))
+    # A third more: of four pages, one is the session's own.
+    assert len(world.log.scans) <= 4 * pages / 3 + 2
+
+
 async def test_waits_for_one_page_end_some_in_each_turn_of_the_loop(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

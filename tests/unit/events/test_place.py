@@ -176,10 +176,10 @@ def test_a_place_beyond_the_end_of_a_history_that_has_ended_is_kept(is_ended: bo
 
 @pytest.mark.parametrize(
     ("expected", "start"),
-    [(place(5), (1, 5)), (place(0), (0, 0)), (place(3, history=NEXT), (2, 3))],
+    [(place(5), (1, 5)), (place(1), (0, 0)), (place(3, history=NEXT), (2, 3))],
 )
 def test_the_first_place_is_where_the_log_begins(expected: Place, start: tuple[int, int]) -> None:
-    """Whichever history that is in."""
+    """Whichever history that is in; a snapshot of the database's begins at 1 at the earliest."""
     assert expected == Present(NEXT, 9, (), {1: HISTORY.id, 2: NEXT.id}, start).first
 
 

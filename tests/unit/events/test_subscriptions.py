@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -257,6 +257,57 @@ async def test_a_history_that_a_failover_has_lost_costs_no_event(world: World) -
     assert PAGE_EVENTS == await subscriber.run_once()
     assert 0 == await subscriber.run_once()
     assert [PlaceLost("subscriber")] == world.observed
+
+
+async def test_what_came_before_a_lost_history_on_the_same_page_does_not_come_again(
+    world: World,
+) -> None:
+    """One event just before a restart and one just after are read together."""
+    subscriber = world.subscriber()
+    lost, newest = History(2, "10571057"), History(2, "4e1e4e1e")
+
+    def in_history(history: History) -> Present:
+        return Present(history, 4, (), {1: HISTORY.id, 2: history.id}, (1, 0))
+
+    world.log.now = in_history(lost)
+    world.log.events = [logged(1), logged(2), logged(3, history=lost)]
+    await subscriber.run_once()
+    world.log.now = in_history(newest)
+    world.log.events = [logged(1), logged(2), logged(3, history=newest)]
+    while await subscriber.run_once():
+        pass
+    assert ([1, 2, 3, 3], []) == (world.got, world.observed)
+
+
+async def test_a_call_that_outlives_its_turn_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at once would break the order. As after a host's cancellation, which the runner outlasts."""
+    monkeypatch.setattr(subscriptions_module, "CALL_CANCEL_SECONDS", 0.0)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+    ended: list[int] = []
+
+    async def linger(event: CommittedEvent) -> None:
+        begun.set()
+        while not may_end.is_set():
+            with suppress(asyncio.CancelledError):
+                await may_end.wait()
+        ended.append(event.event_id.int)
+
+    subscriber = world.subscriber(linger)
+    world.log.events = [logged(1), logged(2)]
+    turn = asyncio.create_task(subscriber.run_once())
+    await begun.wait()
+    turn.cancel()
+    await asyncio.wait({turn})
+    begun.clear()
+    turn = asyncio.create_task(subscriber.run_once())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not begun.is_set()
+    may_end.set()
+    await turn
+    assert [1, 2] == ended
 
 
 async def test_a_stop_ends_it_after_the_call_under_way(world: World) -> None:

@@ -88,10 +88,10 @@ class ScriptedLog:
 class World:
     """A tail on a scripted log, and its hub."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: int) -> None:
         self.observed: list[Observation] = []
         self.log = ScriptedLog()
-        self.hub = SessionHub(HubSettings(), lambda _: None)
+        self.hub = SessionHub(HubSettings(**settings), lambda _: None)
         self.tail = LogTail(self.log, self.hub, self.observed.append)
 
     def session(self, stack: ExitStack) -> Session:
@@ -296,6 +296,8 @@ async def test_a_burst_finds_no_client_too_slow_that_reads(
 ) -> None:
     """The tail lets sessions take their share; without its turns it would run them over."""
     monkeypatch.setattr(tail_module, "BURST_EVENTS", turn_events)
+    if turn_events != BURST_EVENTS:
+        monkeypatch.setattr(SessionHub, "session_events_max", turn_events)
     monkeypatch.setattr(tail_module, "PAGE_EVENTS", 1001)
     taken: list[int] = []
 
@@ -315,6 +317,29 @@ async def test_a_burst_finds_no_client_too_slow_that_reads(
         session.close(CloseCode.CLIENT_LEFT)
         await serving
     assert expected or list(range(1, 901)) == taken[:900]
+
+
+async def test_a_burst_is_no_longer_than_a_sessions_queue() -> None:
+    """Where fewer events may wait for a session than are queued at once elsewhere."""
+    world = World(session_events_max=2)
+    with ExitStack() as stack:
+        session = world.session(stack)
+        await world.tail.run_once()
+        assert session.go_live(place(0))
+        taken: list[int] = []
+
+        async def serve() -> None:
+            async with session.until_closed():
+                while True:
+                    taken.extend(numbers(await session.take()))
+
+        serving = asyncio.create_task(serve())
+        world.log.events = [logged(number) for number in range(1, 8)]
+        await world.tail.run_once()
+        assert session.close_code is None
+        session.close(CloseCode.CLIENT_LEFT)
+        await serving
+    assert [1, 2, 3, 4, 5, 6] == taken[:6]
 
 
 async def test_events_for_many_sessions_are_queued_in_several_turns_of_the_loop(

@@ -35,7 +35,7 @@ async def test_messages_go_out_in_waves_of_so_many_bytes(
         return [PubAck(stream="s", seq=1)] * len(messages)
 
     monkeypatch.setattr(publisher, "acknowledged", acknowledged)
-    link: Any = SimpleNamespace(may_send=lambda _: True)
+    link: Any = SimpleNamespace(may_send=lambda *_: True)
     bus = NatsBus(cast("Any", None), OURS)
     bus._provided = link
     count = sum(expected) * RECIPIENTS_MAX // max(recipients, RECIPIENTS_MAX)

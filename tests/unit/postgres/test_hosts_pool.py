@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ class Pool:
     """Gives a connection once it is opened, or fails as `setup` of a host may."""
 
     def __init__(self) -> None:
+        # Its connections have the driver's own codecs.
+        settings = SimpleNamespace(get_data_codec=lambda _, **__: None)
+        self._protocol = SimpleNamespace(get_settings=lambda: settings)
         self.opened = asyncio.Event()
         self.asked = asyncio.Event()
         self.given = 0

@@ -76,6 +76,32 @@ async def test_a_standby_that_is_promoted_while_another_host_is_silent_is_found(
     assert ["frozen"] == hosts.given_up
 
 
+async def test_hosts_that_are_all_silent_are_given_up() -> None:
+    """Each is silent anew when the time of another one's try is up: there is always one to wait for."""
+    tries: Counter[str] = Counter()
+
+    async def connect(host: str) -> str | Exception:
+        tries[host] += 1
+        # Ends behind the beginning of the other one's next try.
+        ahead = tries[host] + (host == "b")
+        other = "a" if host == "b" else "b"
+        await until(lambda: tries[other] >= ahead)
+        return TimeoutError()
+
+    async with asyncio.timeout(10):
+        failures = await race(["a", "b"], connect, list[str]().append)
+    assert [TimeoutError, TimeoutError] == [type(failure) for failure in failures]
+    assert tries.total() <= 4
+
+
+async def test_a_host_that_is_named_twice_is_one() -> None:
+    """Its name stands twice in a URL."""
+    refused = ConnectionRefusedError()
+    hosts = Hosts(a=lambda _: refused)
+    async with asyncio.timeout(10):
+        assert [refused, refused] == await race(["a", "a"], hosts.connect, hosts.closed.append)
+
+
 async def test_a_slow_primary_is_waited_for() -> None:
     """Hosts that answer sooner do not cut it off."""
     hosts = Hosts(slow=lambda _: None, standby=lambda _: STANDBY)

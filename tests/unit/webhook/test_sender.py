@@ -62,7 +62,7 @@ class ScriptedStore:
             raise error
 
     async def open(self) -> None:
-        raise AssertionError
+        self._fail("open")
 
     async def enrol(self, events_max: int) -> int:
         self._fail("enrol")
@@ -123,6 +123,7 @@ async def test_a_place_that_was_swept_is_reported_once() -> None:
 @pytest.mark.parametrize(
     ("expected", "name", "error"),
     [
+        ([UpkeepFailed], "open", Unreachable()),
         ([UpkeepFailed], "take", Unreachable()),
         ([ActorCrashed, ActorRestarted], "take", ZeroDivisionError()),
         ([UpkeepFailed], "settle", Unreachable()),
