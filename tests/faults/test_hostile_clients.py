@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import resource
 import signal
 from contextlib import asynccontextmanager
@@ -183,6 +184,9 @@ async def test_where_it_is_crowded_those_that_owe_a_request_make_room(
             await client.closed()
         assert (await api.create("k")).status == 201
         assert sum(client.is_closed for client in more) < len(more) / 2
+        metrics = (await api.get("/metrics")).body.decode()
+    (closed,) = re.findall(r"^stretto_connections_closed_total (\S+)$", metrics, re.MULTILINE)
+    assert float(closed) >= len(first)
     # One line a second for all of them: fewer than there were newcomers.
     assert await logged(service, b"server.crowded") < 50
 

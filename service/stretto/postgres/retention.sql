@@ -73,7 +73,8 @@ SELECT is_ours, (SELECT count(*) FROM swept) AS rows FROM turn;
 -- name: sweep_deliveries
 -- The same for dead letters that were last tried more than $3 days ago, and for events of that age
 -- whose reader is disabled or was not served by any process for so long. When a dead letter was last
--- tried is its due time, which its reader's clock has given.
+-- tried is its due time, which its reader's clock has given: each time that this goes further ahead, as to
+-- enable the webhook, the letter looks older by as much, a day and some hours at most.
 WITH turn AS MATERIALIZED (
     SELECT pg_try_advisory_xact_lock(hashtextextended('stretto.sweep.' || current_schema(), 0))
                AS is_ours,

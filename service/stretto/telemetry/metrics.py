@@ -43,6 +43,7 @@ class Metrics:
         requests = RequestTally()
         self.count_request = requests.count
         self.time_fast_path = requests.time_fast_path
+        self.count_closed = requests.count_closed
         self.registry.register(requests)
         self.registry.register(LogLines())
         ProcessCollector(registry=self.registry)

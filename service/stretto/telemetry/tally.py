@@ -47,6 +47,7 @@ class RequestTally:
         self._requests = PlainCounter(
             "stretto_http_requests_total", "Requests answered.", ("method", "route", "status")
         )
+        self._closed = 0
         self._seconds: defaultdict[str, _Durations] = defaultdict(lambda: _Durations(SECONDS))
         self._fast_path: defaultdict[str, _Durations] = defaultdict(
             lambda: _Durations(FAST_PATH_SECONDS)
@@ -57,6 +58,10 @@ class RequestTally:
         self._requests.counts[method, route, status] += 1
         if seconds is not None:
             self._seconds[route].add(seconds)
+
+    def count_closed(self, connections: int) -> None:
+        """Count connections that were closed because there were too many."""
+        self._closed += connections
 
     def time_fast_path(self, outcome: str, seconds: float) -> None:
         """Take down the time of an answer on the fast path."""
@@ -77,7 +82,12 @@ class RequestTally:
         for family, seconds in ((requests, self._seconds), (fast_path, self._fast_path)):
             for label, durations in seconds.items():
                 family.add_metric([label], list(durations.buckets()), durations.total_seconds)
-        return [*self._requests.collect(), requests, fast_path]
+        closed = CounterMetricFamily(
+            "stretto_connections_closed_total",
+            "Clients' connections closed because there were too many.",
+            value=self._closed,
+        )
+        return [*self._requests.collect(), requests, fast_path, closed]
 
 
 class _Durations:

@@ -30,7 +30,7 @@ from stretto.runtime.turns import Turns
 from stretto.telemetry.logs import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from aiohttp import StreamReader
     from aiohttp.web_protocol import RequestHandler
@@ -197,7 +197,9 @@ class ContractServer(LimitedServer):
         self._close(closing)
         logger.warning("server.crowded", connections=len(self._connections), closed=len(closing))
 
-    def _close(self, closing: Iterable[ClientConnection]) -> None:
+    def _close(self, closing: Sequence[ClientConnection]) -> None:
+        if self.service is not None:
+            self.service.metrics.count_closed(len(closing))
         for handler in closing:
             # aiohttp notices the loss later, when more clients may already have connected.
             del self._connections[handler]
