@@ -304,10 +304,10 @@ async def test_a_call_that_outlives_its_turn_is_waited_for(
     turn = asyncio.create_task(subscriber.run_once())
     for _ in range(5):
         await asyncio.sleep(0)
-    assert not begun.is_set()
+    was_begun = begun.is_set()
     may_end.set()
     await turn
-    assert [1, 2] == ended
+    assert (False, [1, 2]) == (was_begun, ended)
 
 
 async def test_a_stop_ends_it_after_the_call_under_way(world: World) -> None:

@@ -23,6 +23,5 @@ async def test_the_last_command_may_end_before_the_wait_for_it_begins() -> None:
     worker = asyncio.create_task(consumer._to_its_end(cast("Any", is_handled.wait())))
     await asyncio.sleep(0)
     is_handled.set()
-    await asyncio.sleep(0)
     await consumer._end_when_idle(Link(nothing, nothing, observed.append), [worker])
     assert worker.done()
