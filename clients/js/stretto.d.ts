@@ -78,7 +78,8 @@ export interface Intention {
   /**
    * Sends until the outcome is known, and returns the same promise to all that ask. Rejects with a
    * `StrettoError` whose `retry` says what to do, or with what the token function throws: then the
-   * intention stays, and `send` or `resume` goes on with it.
+   * intention stays, and `send` or `resume` goes on with it. Rejects with an `AbortError` once it was
+   * forgotten.
    */
   send(): Promise<CreatedGroup>;
   /**

@@ -87,11 +87,9 @@ export class Stretto {
     const id = groupId + body;
     if (!this.#intentions.has(id)) {
       const request = (...options) => this.#request("groups", ...options);
-      const drop = async () => {
-        await this.#store.drop(groupId, body);
-        // No earlier: resume() may know it.
-        this.#intentions.delete(id);
-      };
+      // Until then resume() may know it.
+      const drop = () =>
+        this.#store.drop(groupId, body).finally(() => this.#intentions.delete(id));
       this.#intentions.set(id, new Intention(record, request, drop));
     }
     return this.#intentions.get(id);

@@ -45,15 +45,17 @@ SESSIONS_SHARE: Final = 0.9
 async def serve(settings: Settings, notify: Callable[[str], None], *, share_port: bool) -> None:
     """Serve until SIGTERM, SIGHUP or SIGINT; raises what keeps the service from starting.
 
-    Raises `EmbeddedError` once a server of its own has ended by itself. A process that shares its
-    port is a supervisor's worker.
+    Raises `EmbeddedError` once a server of its own has ended by itself, unless what needs that fails
+    first. A process that shares its port is a supervisor's worker.
     """
     stop = _stop_on_signals(settings.drain_seconds, is_worker=share_port)
     lost: list[str] = []
 
     def end(message: str) -> None:
         """Stop without a drain: what an embedded server has taken along cannot be served."""
-        lost.append(message)
+        # A stop of a whole group of processes, as systemd's, ends that server too.
+        if not stop.asked.is_set():
+            lost.append(message)
         stop.take(signal.SIGINT)
 
     async with AsyncExitStack() as stack:
@@ -87,7 +89,6 @@ async def serve(settings: Settings, notify: Callable[[str], None], *, share_port
                 app[INSTANCE] = supervision.instance_metrics
                 supervision.join(lambda: app[SERVICE].metrics.report() if SERVICE in app else b"[]")
             await _serve_clients(app, settings, tokens, notify, stop, share_port=share_port)
-    # Every way to the end leads here.
     flush_log()
     if not has_workers:
         # Workers say it themselves.

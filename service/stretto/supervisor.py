@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 # After its drain, a worker stops within 10 s by itself.
 STOP_SECONDS: Final = 15.0
-# One that lived longer has served. A worker that waits in vain ends before: 12 s for a database that
-# does not answer, 10 s for its migration, and some seconds of its own start on a busy machine.
-YOUNG_SECONDS: Final = 30.0
+# One that lived longer has served. A worker that waits in vain ends before: up to 15 s for a database that
+# does not answer, 12 s for its migration, and more than ten of its own start on a busy machine.
+YOUNG_SECONDS: Final = 45.0
 BACKOFF: Final = Backoff(1.0, 30.0)
 # Failures in a row of one worker while no other serves: 15 s of pauses, and the starts themselves.
 FAILED_STARTS_MAX: Final = 5

@@ -14,6 +14,7 @@ import pytest
 from nats.aio.client import Client
 
 from stretto.embedded import nats as embedded
+from stretto.embedded.lock_file import ServerLocks
 from stretto.embedded.nats import embedded_nats
 from stretto.embedded.place import find_place
 from stretto.start_errors import EmbeddedError
@@ -25,7 +26,7 @@ from support.service_process import ServiceProcess
 if TYPE_CHECKING:
     from pathlib import Path
 
-DEADLINE_SECONDS: Final = 30
+DEADLINE_SECONDS: Final = 60
 
 # Opens the server, says so, and closes it when its input ends.
 OWNER = """
@@ -203,10 +204,14 @@ async def test_a_server_that_does_not_stop_is_not_waited_for_without_a_bound(
     process.wait()
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
 async def test_a_full_disk_leaves_no_server_behind(
-    processes: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_alone: bool,
+    processes: list[subprocess.Popen[bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not even one that runs already as its pid cannot be written; the next start has the folder."""
+    """Not even one that runs already as its pid cannot be written, though others wait for it."""
     write = embedded._write
 
     def write_no_pid(path: Path, content: bytes) -> None:
@@ -216,6 +221,9 @@ async def test_a_full_disk_leaves_no_server_behind(
 
     with monkeypatch.context() as patch:
         patch.setattr(embedded, "_write", write_no_pid)
+        if not is_alone:
+            leave = ServerLocks.leave
+            patch.setattr(ServerLocks, "leave", lambda locks: leave(locks) and False)
         with pytest.raises(EmbeddedError, match=os.strerror(errno.ENOSPC)):
             async with embedded_nats(tmp_path):
                 pass

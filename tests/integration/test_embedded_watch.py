@@ -123,7 +123,10 @@ async def test_a_service_ends_with_its_embedded_server(
         said = b""
         async with asyncio.timeout(DEADLINE_SECONDS * 2):
             while b"service.started" not in said:
-                said += await service.stderr.readline()
+                line = await service.stderr.readline()
+                # Else it has ended.
+                assert line, said.decode()
+                said += line
             files = {"PostgreSQL": "postgres/postmaster.pid", "NATS": "nats/nats.pid"}
             (file,) = folder.rglob(files[name])
             os.kill(int(file.read_text().split()[0]), signal.SIGKILL)

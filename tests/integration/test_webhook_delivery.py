@@ -23,6 +23,7 @@ from stretto.postgres.deliveries import dead_letters, retry_dead_letters
 from stretto.postgres.queries import QUERIES
 from stretto.runtime.runner import Run
 from stretto.targets.bus import BusUnavailable
+from stretto.webhook import endpoint as endpoint_module
 from stretto.webhook import store as webhook_store
 from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.rules import JITTER_RATIO_MAX, RETRY_SECONDS, WebhookSettings
@@ -640,6 +641,23 @@ async def test_an_answer_in_pieces_is_read_to_its_end(
         await commit_events(connection)
         await work(sender)
     assert (3, 1) == (len(receiver.ids), len(receiver.clients))
+
+
+async def test_nobody_waits_for_the_rest_of_an_answer(
+    sender: WebhookSender,
+    receiver: Receiver,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An endpoint that keeps it open has accepted the event, and would hold a place for 15 s."""
+    monkeypatch.setattr(endpoint_module, "ANSWER_SECONDS", 0.05)
+    receiver.keeps_open = True
+    ids = await commit_events(connection)
+    async with asyncio.timeout(endpoint_module.SEND_SECONDS - 3):
+        while await waiting(connection) or not receiver.ids:
+            await sender.run_once()
+            await sender.answered()
+    assert ids == receiver.ids
 
 
 async def test_a_request_that_hangs_holds_back_no_other(

@@ -27,6 +27,8 @@ class Receiver:
         """Whether answers are kept back, until the client gives up."""
         self.pieces: Sequence[bytes] = ()
         """Of the body of each answer, if there are any: each is sent by itself."""
+        self.keeps_open = False
+        """Whether an answer has no end."""
         self.clients: set[object] = set()
         """The connections by which requests have come."""
 
@@ -52,13 +54,16 @@ class Receiver:
             await asyncio.Event().wait()
         if self.answers:
             return web.Response(**self.answers.popleft())
-        if self.pieces:
+        if self.pieces or self.keeps_open:
             response = web.StreamResponse()
             await response.prepare(request)
             for piece in self.pieces:
                 await response.write(piece)
                 # Until it has gone, and may have been read.
                 await asyncio.sleep(0.01)
+            if self.keeps_open:
+                await response.write(b"...")
+                await asyncio.Event().wait()
             return response
         return web.Response(status=204)
 

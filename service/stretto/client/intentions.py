@@ -241,7 +241,9 @@ def checked_key(key: str) -> IdempotencyKey:
 
 def _read(path: Path) -> Intention:
     try:
-        stored = orjson.loads(path.read_bytes())
+        with _named(path):
+            content = path.read_bytes()
+        stored = orjson.loads(content)
         return Intention(stored["key"], stored["body"].encode(), stored["first_sent"])
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         message = f"{path} holds no intention: move it away"

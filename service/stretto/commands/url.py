@@ -52,8 +52,8 @@ def url(
         start = "stretto serve (make run)"
     if found is None:
         message = (
-            f"no embedded {server} runs in {folder.resolve()}: start it with {start},"
-            " or set STRETTO_DATA_DIR to the folder of the service"
+            f"no embedded {server} runs in {folder.resolve()}, or it is just starting: start it with"
+            f" {start}, or set STRETTO_DATA_DIR to the folder of the service"
         )
         raise EmbeddedError(message)
     stdout.print(found)

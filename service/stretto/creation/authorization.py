@@ -41,9 +41,10 @@ AUTHORIZATIONS_MAX: Final = 1024
 # A call that goes on for so long after its cancellation is stuck: it may never end, so it keeps no place.
 # Code that only tidies up has ended by then.
 STUCK_SECONDS: Final = 3.0
-# Stuck calls of one owner. With so many it is refused without a call: that would not end either.
+# With so many stuck calls, an owner is refused without a call for a while, after each that gets stuck. Then
+# the host is asked again: it may have recovered, though the old calls never end.
 STUCK_OF_OWNER_MAX: Final = 16
-# Stuck calls in all, each of some kilobytes; further ones keep their places.
+# Stuck calls in all, each of some kilobytes; further ones keep their places until there are fewer.
 STUCK_MAX: Final = 16_384
 
 Authorize: TypeAlias = Callable[[NewGroup], Awaitable[None]]
@@ -84,27 +85,61 @@ class _Place:
 
     def __init__(self, calls: _Calls, owner: UserId) -> None:
         self._calls, self._owner = calls, owner
-        self._timer: asyncio.TimerHandle | None = None
 
     def end(self, call: asyncio.Task[None]) -> None:
         """Give the place back: the call has ended."""
         self._calls.end(self._owner)
-        if self._timer is not None:
-            self._timer.cancel()
         if not call.cancelled():
             # Read, or asyncio complains of one that came too late.
             call.exception()
 
-    def end_soon(self, stuck: _Calls) -> None:
+    def end_soon(self, call: asyncio.Task[None], stuck: _StuckCalls) -> None:
         """Count the call, which was cancelled, among the stuck ones unless it ends in time."""
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(STUCK_SECONDS, self._move, stuck)
+        asyncio.get_running_loop().call_later(STUCK_SECONDS, self._move, call, stuck)
 
-    def _move(self, stuck: _Calls) -> None:
+    def _move(self, call: asyncio.Task[None], stuck: _StuckCalls) -> None:
+        if call.done():
+            return
         if stuck.begin(self._owner):
             self._calls.end(self._owner)
             self._calls = stuck
             logger.warning("authorize.stuck", calls=stuck.of(self._owner))
+        else:
+            self.end_soon(call, stuck)
+
+
+class _StuckCalls(_Calls):
+    """Calls that go on long after their cancellation, and the owners who are refused for them."""
+
+    def __init__(self, clock_seconds: Callable[[], float]) -> None:
+        super().__init__(STUCK_MAX)
+        self._clock_seconds = clock_seconds
+        self._refused_until: dict[UserId, float] = {}
+
+    def begin(self, owner: UserId) -> bool:
+        """Count one more, if there may be more; with many of them, its owner is refused for a while."""
+        if not self._free:
+            return False
+        self._free -= 1
+        self._of_owner[owner] += 1
+        if self._of_owner[owner] >= STUCK_OF_OWNER_MAX:
+            self._refused_until[owner] = self._clock_seconds() + RETRY_AFTER_SECONDS_MAX
+        return True
+
+    def end(self, owner: UserId) -> None:
+        """Count one less."""
+        super().end(owner)
+        if self._of_owner[owner] < STUCK_OF_OWNER_MAX:
+            self.allow(owner)
+
+    def allow(self, owner: UserId) -> None:
+        """Refuse the owner no longer: the host has answered for it, or its calls have ended."""
+        self._refused_until.pop(owner, None)
+
+    def is_refused(self, owner: UserId) -> bool:
+        """Whether a call of the owner would most likely not end either."""
+        until = self._refused_until.get(owner)
+        return until is not None and self._clock_seconds() < until
 
 
 class Authorization:
@@ -128,7 +163,7 @@ class Authorization:
         self._hooks = hooks
         self._laggards = Laggards()
         self._calls, self._late_calls = _Calls(AUTHORIZATIONS_MAX), _Calls(LATE_CALLS_MAX)
-        self._stuck = _Calls(STUCK_MAX)
+        self._stuck = _StuckCalls(self._laggards.clock_seconds)
 
     async def require(self, group_id: bytes, new_group: NewGroup) -> None:
         """Return if the host allows the group, or if its key has an attempt or a group already.
@@ -150,8 +185,9 @@ class Authorization:
 
     async def _ask(self, new_group: NewGroup) -> None:
         owner, laggards = new_group.owner, self._laggards
-        if self._stuck.of(owner) >= STUCK_OF_OWNER_MAX:
-            raise AuthorizeFailed(retry_after_seconds=RETRY_AFTER_SECONDS_MAX)
+        if self._stuck.is_refused(owner):
+            cause = f"{self._stuck.of(owner)} calls of authorize for the owner do not end"
+            raise self._failure(cause, None, RETRY_AFTER_SECONDS_MAX)
         is_late = owner in laggards
         calls = self._late_calls if is_late else self._calls
         if not calls.begin(owner):
@@ -169,12 +205,13 @@ class Authorization:
             raise
         finally:
             if call.cancel():
-                place.end_soon(self._stuck)
+                place.end_soon(call, self._stuck)
         if not call.done():
             laggards.note_late(owner)
             seconds = laggards.retry_after_seconds()
             raise self._failure(f"authorize took longer than {patience:g} s", None, seconds)
         laggards.note_answered(owner, laggards.clock_seconds() - began)
+        self._stuck.allow(owner)
         self._raise_failure(call)
 
     def _raise_failure(self, call: asyncio.Task[None]) -> None:

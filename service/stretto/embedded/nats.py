@@ -170,11 +170,14 @@ class _Keeper:
     def _start(self) -> int:
         """Start the server, and return its pid."""
         try:
-            # Known before anything else can fail: what has been started is stopped.
             self.process = _start(self.place, self.program)
             # Written by us at once: if this process is killed now, the next start finds the server.
             _write(self.place.pid_file, str(self.process.pid).encode())
         except OSError as error:
+            if self.process is not None:
+                # At once, also where others wait for it: without its file nobody else would find it.
+                self.process.kill()
+                self.process.wait()
             message = f"{self.place.folder} cannot be used: {error}"
             raise EmbeddedError(message) from error
         return self.process.pid
@@ -183,25 +186,25 @@ class _Keeper:
         """Stop the server if no other process uses it: in order if possible, else at once."""
         if not self.locks.leave():
             return
+        # Its files may have been moved or removed, and be another server's by now.
+        pid = self.seen_pid if self.process is None else self.process.pid
         for number in (signal.SIGTERM, signal.SIGKILL):
-            pid = self._pid()
-            if pid is None:
+            if pid is None or not self._is_running(pid):
                 break
             # Signal before the first await: the server ends even if this stop is interrupted.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
             for _ in range(_STOP_POLLS_MAX):
-                if self._pid() != pid:
+                if not self._is_running(pid):
                     break
                 await asyncio.sleep(_POLL_SECONDS)
 
-    def _pid(self) -> int | None:
-        """Return the server's pid while it runs; its files may have been moved or removed."""
+    def _is_running(self, pid: int) -> bool:
+        """Whether the server with that pid runs."""
         if self.process is not None:
             # A child of ours: asking for its end leaves no zombie.
-            return self.process.pid if self.process.poll() is None else None
-        pid = self.place.pid() or self.seen_pid
-        return pid if pid is not None and self.place.is_of(pid) else None
+            return self.process.poll() is None
+        return self.place.is_of(pid)
 
 
 async def _answers(url: str) -> bool:

@@ -32,7 +32,7 @@ class PostgresBusStore(PostgresLogStore, PostgresDeliveryStore):
         PostgresLogStore.__init__(self, database.upkeep)
         PostgresDeliveryStore.__init__(self, database, READER, now)
         self._last: Place | None = None
-        """The last place of the reader's that this process has known."""
+        """The last place of the reader's that this process has seen."""
 
     async def open(self) -> None:
         """Have the bus's reader begin at the present, unless it has begun before."""
@@ -50,12 +50,10 @@ class PostgresBusStore(PostgresLogStore, PostgresDeliveryStore):
         async with self._database.upkeep() as connection:
             row = await connection.fetchrow(QUERIES["lease_bus"], token, seconds, self._now())
         if row is None:
-            await self._begin_again(self._last)
+            await self.begin_again(READER, self._last)
             raise PositionLost
-        if row["history"] is None:
-            return None
         self._last = reader_place(row)
-        return self._last
+        return self._last if row["is_leased"] else None
 
     async def advance(self, token: UUID, place: Place) -> bool:
         """Move to a place; False, and nothing is moved, where it is none here or the lease another's."""

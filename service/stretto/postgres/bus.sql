@@ -15,9 +15,10 @@ FROM outbox_reader WHERE name = $1;
 
 -- name: begin_again
 -- Have a reader $1, whose row was lost in a failover or by hand, begin at history $2, snapshot $3 and
--- parts $4, with the target $5; another process may have done so.
+-- parts $4, with the target $5, if that history has the id $6 here; another process may have done so.
 INSERT INTO outbox_reader (name, history, seen, parts, target_digest)
-VALUES ($1, $2, $3::text::pg_snapshot, $4, $5)
+SELECT $1, $2, $3::text::pg_snapshot, $4, $5
+WHERE EXISTS (SELECT FROM outbox_history WHERE number = $2 AND id = $6)
 ON CONFLICT DO NOTHING;
 
 -- name: lease_bus
@@ -25,9 +26,9 @@ ON CONFLICT DO NOTHING;
 -- lease that ends later than this clock could have given it was given by another clock, before a
 -- failover, and is over (or by an instance with a lease of more than twice the length, until that is
 -- replaced as well). If the clock has gone back, the reader's clock, which due times are of, goes
--- ahead of it by as much more: by how far `served_at` lies in the future. Returns a row of nulls while
--- another process has the lease, and none if there is no such reader any more. Needs no durability: a
--- crash gives the lease back.
+-- ahead of it by as much more: by how far `served_at` lies in the future. Returns the place, and whether
+-- it is leased now; no row if there is no such reader any more. Needs no durability: a crash gives the
+-- lease back.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($3::timestamptz, clock_timestamp()) AS now,
            make_interval(secs => $2) AS lease,
@@ -46,10 +47,11 @@ WITH clock AS MATERIALIZED (
     SET token = $1, leased_until = now + lease, served_at = now, clock_ahead = clock_ahead + set_back
     FROM clock, free
     WHERE outbox_reader.name = free.name
-    RETURNING history, seen::text AS seen, parts
+    RETURNING true
 )
-SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id, seen, parts
-FROM (SELECT FROM outbox_reader WHERE name = 'bus') AS kept LEFT JOIN leased ON true;
+SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
+       seen::text AS seen, parts, EXISTS (SELECT FROM leased) AS is_leased
+FROM outbox_reader WHERE name = 'bus';
 
 -- name: advance_bus
 -- Move the bus's place to history $2, snapshot $3 and parts $4, if the process $1 still has the lease,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import asyncpg
@@ -182,8 +182,7 @@ async def _set_up(connection: Connection, *, seconds: float, sees_all: bool) -> 
 
 def _hosts(dsn: str) -> list[_Host]:
     """Return the hosts of a DSN, to be tried one by one; a single one is left to the driver."""
-    parts = urlsplit(dsn)
-    places = parts.netloc.rpartition("@")[2] or dict(parse_qsl(parts.query)).get("host", "")
+    places = urlsplit(dsn).netloc.rpartition("@")[2]
     if "," not in places:
         return [(None, None)]
     return [(name, port or DEFAULT_PORT) for name, port in split_hosts(places)]

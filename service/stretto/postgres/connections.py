@@ -150,7 +150,7 @@ class Database:
                     terminate(connection)
                     raise
                 except asyncpg.PostgresError as error:
-                    if self._host_pool is not None and is_misfit(error):
+                    if self._host_pool and is_misfit(error) and lane not in self._misfit:
                         # A handler of the host's may have left a role in it, or a temporary table.
                         terminate(connection)
                     raise

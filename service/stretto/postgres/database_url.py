@@ -51,9 +51,6 @@ def require_database_url(url: str) -> None:
     except ValueError:
         message = "its parameters must be name=value, with & between them and none at the end"
         raise ValueError(message) from None
-    if len(hosts) > 1 and "port" in parameters:
-        message = "each of several hosts has its own port, such as a:5432,b:5433, instead of ?port="
-        raise ValueError(message)
     for host, _ in hosts:
         if not _is_host(host):
             # The driver would report a host that is not known yet.

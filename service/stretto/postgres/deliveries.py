@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from stretto.postgres.log import MEMBER_IDS_MAX, committed_event, reader_row
+from stretto.postgres.log import MEMBER_IDS_MAX, committed_event
 from stretto.postgres.queries import QUERIES
 from stretto.targets.delivery import Delivery
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from stretto.events.place import Place
     from stretto.postgres.connections import Database
     from stretto.postgres.driver_connection import Connection
     from stretto.targets.delivery import PutOff
@@ -42,17 +41,6 @@ class PostgresDeliveryStore:
         self._target_digest = target_digest
         self.is_disabled = False
         """Whether the target was disabled when the oldest event was last asked for."""
-
-    async def _begin_again(self, place: Place | None) -> None:
-        """Have the reader, whose row was lost, begin at a place that was its own.
-
-        At the present it would pass over what has been committed since.
-        """
-        if place is not None:
-            async with self._database.upkeep() as connection:
-                await connection.execute(
-                    QUERIES["begin_again"], self._reader, *reader_row(place), self._target_digest
-                )
 
     async def take(self, deliveries_max: int, lease_seconds: float) -> list[Delivery]:
         """Lease due deliveries; none while the target is paused, disabled, or another one."""

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from stretto.postgres.driver_connection import is_recoded, terminate
+from stretto.postgres.driver_connection import is_lost, is_recoded, terminate
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.cancelling import cancellations, is_cancelled
@@ -68,9 +68,11 @@ async def _acquired(pool: Pool, seconds: float) -> Connection:
 
     One that a handler of the host's has changed is replaced by the pool.
     """
+    clock_seconds = asyncio.get_running_loop().time
+    ends = clock_seconds() + seconds
     for _ in range(RECODED_MAX):
-        connection: Connection = await pool.acquire(timeout=seconds)
-        if not is_recoded(connection):
+        connection: Connection = await pool.acquire(timeout=ends - clock_seconds())
+        if is_lost(connection) or not is_recoded(connection):
             return connection
         terminate(connection)
         await pool.release(connection, timeout=seconds)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import orjson
 
 from stretto.domain import EVENT_TYPE
 from stretto.events.log import CommittedEvent, LoggedEvent, LogPage
-from stretto.events.place import History, Part, Place, Present
+from stretto.events.place import History, Part, Place, PositionLost, Present
 from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import begin_history
@@ -48,6 +48,24 @@ class PostgresLogStore:
             row = await connection.fetchrow(QUERIES["log_present"])
         assert row is not None
         return _present(orjson.loads(row["present"])).place
+
+    async def begin_again(
+        self, reader: str, last: Place | None, target_digest: bytes | None = None
+    ) -> None:
+        """Have a reader, whose row was lost, begin at a place that was its own, or where the log begins.
+
+        At the present it would pass over what has been committed since.
+        """
+        present = (await self.page(await self.present(), 1)).present
+        place = present.first
+        if last is not None:
+            with suppress(PositionLost):
+                present.require(last)
+                place = last
+        async with self._acquire() as connection:
+            await connection.execute(
+                QUERIES["begin_again"], reader, *reader_row(place), target_digest, place.history.id
+            )
 
     async def page(
         self, begin: Place, events_max: int, users: Sequence[UserId] | None = None

@@ -22,6 +22,8 @@ from weakref import WeakKeyDictionary
 
 from aiohappyeyeballs import start_connection
 
+from stretto.runtime.cancelling import cancellations, is_cancelled
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -100,9 +102,14 @@ class _Loop:
             options |= {"host": host, "port": port}
             return await self._loop.create_connection(protocol_factory, **options)
         found = await self.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        since = cancellations()
         connected = await start_connection(
-            found, happy_eyeballs_delay=SILENT_SECONDS, loop=self._loop
+            found, happy_eyeballs_delay=SILENT_SECONDS, interleave=0, loop=self._loop
         )
+        if is_cancelled(since):
+            # The library swallows one that comes while it cancels the addresses that have lost.
+            connected.close()
+            raise asyncio.CancelledError
         if options.get("ssl"):
             options.setdefault("server_hostname", host)
         try:

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     Wait = Callable[[asyncio.Event, float], Awaitable[bool]]
     Resume = Callable[["Run", BaseException], bool]
 
-# In a row: no turn completed in between, and each less than `STABLE_SECONDS` after the one before.
-# A request that meets a bug must not make the process unready, a loop of crashes must.
+# In a row: no turn completed in between, and each less than `ROW_SECONDS` after the one before. A
+# request that meets a bug must not make the process unready, a loop of crashes must.
 CRASHES_MAX: Final = 3
-# An actor that waits for work completes no turn, so after so long without a crash it counts as
-# running. Otherwise a process that gets no requests because it is unready would never be ready
-# again.
+ROW_SECONDS: Final = 600.0
+# An actor that waits for work completes no turn, so after so long without a crash it counts as running:
+# a process that gets no requests because it is unready would never be ready again.
 STABLE_SECONDS: Final = 30.0
 # Cancellations from outside in a row: without a completed turn in between, and each less than
 # `STABLE_SECONDS` after the one before. A host that cancels again and again waits for the end.
@@ -150,7 +150,7 @@ class Run:
         self._failures, self._failed_at = before + 1, now
         is_crash = not (is_a(error, TryAgain) or is_a(error, actor.failures))
         if is_crash:
-            self._crashes = self._crashes + 1 if now - self._crashed_at < STABLE_SECONDS else 1
+            self._crashes = self._crashes + 1 if now - self._crashed_at < ROW_SECONDS else 1
             self._crashed_at = now
             self._is_running = False
             self._report(ActorCrashed(actor.name, error))

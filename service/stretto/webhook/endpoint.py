@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 
 # Standard Webhooks recommends 15 to 30 s, from the first packet to the last.
 SEND_SECONDS: Final = 15.0
-# The body of an answer is not used. A body up to this size is read, so that the connection is kept.
+# The body of an answer is not used. A body up to this size, which comes in this time, is read, so that
+# the connection is kept.
 ANSWER_BYTES_MAX: Final = 16 * 1024
+ANSWER_SECONDS: Final = 1.0
 _NO_FIELDS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -94,9 +96,10 @@ class WebhookEndpoint:
             async with self._session.post(
                 self._settings.webhook_url, data=body, headers=headers, allow_redirects=False
             ) as response:
-                # The status is known, and it alone decides.
+                # The status is known, and it alone decides: nobody waits for the rest of an answer.
                 with suppress(aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError):
-                    await response.content.readexactly(ANSWER_BYTES_MAX)
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        await response.content.readexactly(ANSWER_BYTES_MAX)
                 return Answered(
                     response.status, _retry_after(response.headers.get("Retry-After", ""), now)
                 )

@@ -38,7 +38,7 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         PostgresLogStore.__init__(self, database.upkeep)
         PostgresDeliveryStore.__init__(self, database, READER, now, url_digest)
         self._last: Place | None = None
-        """The last place of the reader's that this process has known."""
+        """The last place of the reader's that this process has seen."""
 
     async def open(self) -> None:
         """Make our URL the target; begin at the present, unless a process has begun before.
@@ -63,12 +63,13 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         async with self._database.upkeep() as connection:
             row = await connection.fetchrow(QUERIES["webhook_place"], self._target_digest)
         if row is None:
-            await self._begin_again(self._last)
+            await self.begin_again(READER, self._last, self._target_digest)
             raise PositionLost
+        self._last = reader_place(row)
         if not row["is_ours"]:
             await self._become_target(UNSERVED_SECONDS)
             return 0
-        page = await self.page(reader_place(row), events_max)
+        page = await self.page(self._last, events_max)
         kept = (row["history"], row["seen"], row["parts"])
         try:
             page.present.require(page.begin)
@@ -87,8 +88,6 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
                 self._target_digest,
                 page.place.history.id,
             )
-        if count is not None:
-            self._last = page.place
         return count or 0
 
     async def _move(self, kept: tuple[int, str, str], place: Place) -> bool:

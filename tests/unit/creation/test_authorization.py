@@ -27,6 +27,7 @@ from stretto.errors import (
 )
 from stretto.observations import AuthorizationFailed, Observation
 from stretto.store_errors import Unreachable
+from support.clock import Clock
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -395,6 +396,33 @@ async def test_an_owner_has_only_so_many_calls_that_do_not_end(
 
 
 @pytest.mark.usefixtures("stuck_soon")
+async def test_a_host_that_has_recovered_is_asked_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its old calls may never end; an owner whom it answers is not refused for them."""
+    monkeypatch.setattr(authorization_module, "STUCK_OF_OWNER_MAX", 1)
+    host, clock = Stuck("alice"), Clock(0.0)
+    crowd = Crowd(world.by(host))
+    crowd._authorization._stuck._clock_seconds = clock
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        stack.callback(host.end)
+        with pytest.raises(AuthorizeFailed):
+            await crowd.ask("alice")
+        await until(lambda: _stuck(crowd))
+        monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 20)
+        host._owners = ()
+        with pytest.raises(AuthorizeFailed):
+            await crowd.ask("alice")
+        clock.now += RETRY_AFTER_SECONDS_MAX
+        for _ in range(2):
+            await crowd.ask("alice")
+        clock.now -= RETRY_AFTER_SECONDS_MAX
+        await crowd.ask("alice")
+        assert 1 == _stuck(crowd)
+    assert 4 == host.calls
+
+
+@pytest.mark.usefixtures("stuck_soon")
 async def test_beyond_so_many_calls_that_do_not_end_each_keeps_its_place(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,8 +439,12 @@ async def test_beyond_so_many_calls_that_do_not_end_each_keeps_its_place(
         await _so_long()
         calls = crowd._authorization._calls
         assert (1, {"bob": 1}) == (_stuck(crowd), calls._of_owner)
-        host.end()
+        # Once there is room, it is one of them.
+        crowd._authorization._stuck._free += 1
         await until(lambda: not calls._of_owner)
+        crowd._authorization._stuck._free -= 1
+        host.end()
+        await until(lambda: not _stuck(crowd))
     assert 1 == crowd._authorization._stuck._free
 
 

@@ -63,8 +63,6 @@ def test_what_the_driver_can_use_is_taken(url: str) -> None:
         ("parameters must be name=value", "postgresql://u:secret@a/x?sslmode"),
         ("parameters must be name=value", "postgresql://u:secret@a/x?sslmode=disable&"),
         ("parameters must be name=value", "postgresql://u:secret@/x?host=a:b"),
-        ("each of several hosts has its own port", "postgresql://u:secret@a,b/x?port=6000"),
-        ("each of several hosts has its own port", "postgresql://u:secret@/x?host=a,b&port=6000"),
     ],
 )
 def test_what_never_leads_to_a_database_is_refused(expected: str, url: str) -> None:

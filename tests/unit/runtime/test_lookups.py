@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -202,6 +202,30 @@ async def test_a_silent_address_keeps_no_other_from_being_tried(
         assert b"hello" == await heard(port, "db")
     assert [silent, living] == network.tried
     assert [-1] == [each.fileno() for each in network.left]
+
+
+async def test_a_cancellation_that_the_library_swallows_is_obeyed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does while it cancels the addresses that have lost; the connection is closed."""
+    ours, others = socket.socketpair()
+    begun = asyncio.Event()
+
+    async def connect(*_: object, **__: object) -> socket.socket:
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return ours
+
+    monkeypatch.setattr(lookups_module, "start_connection", connect)
+    loop: Any = loop_with_own_lookups()
+    connecting = asyncio.create_task(loop.create_connection(asyncio.Protocol, "localhost", 1))
+    await begun.wait()
+    connecting.cancel()
+    await asyncio.wait({connecting})
+    assert connecting.cancelled()
+    assert -1 == ours.fileno()
+    others.close()
 
 
 async def test_an_address_that_answers_has_no_rival(
