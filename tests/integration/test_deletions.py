@@ -360,6 +360,28 @@ async def test_what_a_host_keeps_keeps_its_group(
     assert await sound(connection)
 
 
+@pytest.mark.parametrize("state", ["LH001", "42P01", "21000", "P0001"])
+async def test_whatever_an_owners_trigger_raises_holds_up_no_other_deletion(
+    state: str, component: Component, connection: Connection
+) -> None:
+    """A legal hold with a state of the host's own, a table that is missing."""
+    await create(component)
+    other = await create(component, "other")
+    await connection.execute(
+        f"""CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF OLD.group_id = '{ID}' THEN RAISE EXCEPTION 'held' USING ERRCODE = '{state}'; END IF;
+                RETURN NEW;
+            END $$;
+            CREATE TRIGGER hold BEFORE UPDATE OR DELETE ON chat_group
+                FOR EACH ROW EXECUTE FUNCTION hold()"""
+    )
+    outcomes = await asyncio.gather(
+        *(component.deleter.delete(each, ALICE) for each in (ID, other)), return_exceptions=True
+    )
+    assert isinstance(outcomes[0], ReadCancelled)
+    assert outcomes[1] is None
+
+
 @pytest.mark.parametrize("is_hasty", [True, False])
 async def test_a_deletion_waits_for_a_lock_as_long_as_others_can_bear(
     is_hasty: bool,

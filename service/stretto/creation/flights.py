@@ -135,23 +135,25 @@ class Flights:
             following = self._follow(flight, write)
             task = written.get_loop().create_task(following, name=f"flight {flight.group_id}")
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._followed, flight))
+
+    def _followed(self, flight: Flight, following: asyncio.Task[None]) -> None:
+        """Finish the flight also where a host has cancelled the task before its first step."""
+        self._tasks.discard(following)
+        self._finish(
+            flight, Overloaded.while_stopping() if following.cancelled() else InternalError()
+        )
 
     async def _follow(self, flight: Flight, write: Write) -> None:
-        """Follow the attempt to its outcome; the flight finishes, whatever happens."""
+        """Follow the attempt to its outcome."""
         try:
             with span_of(flight.trace, "stretto.follow"):
                 outcome = await self._follower.pursue(flight, write)
             self._finish(flight, outcome)
         except (StrettoError, StoreError) as error:
             self._finish(flight, error)
-        except asyncio.CancelledError:
-            self._finish(flight, Overloaded.while_stopping())
-            raise
-        finally:
-            # Any other exception is a bug, which leaves the outcome unknown: it ends this task, and
-            # the requests get an error. A flight that has finished is left alone.
-            self._finish(flight, InternalError())
+        # Any other exception is a bug, which leaves the outcome unknown: it ends this task, and the
+        # requests get an error (`_followed`).
 
     def _finish(self, flight: Flight, outcome: CreatedGroup | Failure | BaseException) -> None:
         """Answer the flight's requests and remember a success. Does nothing if it has finished."""

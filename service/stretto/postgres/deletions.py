@@ -12,7 +12,7 @@ import asyncpg
 from stretto.creation.deletion import SLOW_SECONDS
 from stretto.postgres.connecting import LOCK_SECONDS
 from stretto.postgres.connections import READ_SECONDS
-from stretto.postgres.driver_errors import in_words, is_of_its_rows
+from stretto.postgres.driver_errors import in_words, is_of_one_statement
 from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.write_columns import milliseconds
@@ -53,8 +53,9 @@ class PostgresDeletionStore:
 async def _delete(connection: Connection, wanted: Deletion, /, *, is_hasty: bool) -> bool | None:
     """Delete a group in a commit of its own; return what the statement does.
 
-    Raises `ReadCancelled` where a lock, a constraint, a trigger or its time prevents it; the
-    connection lives: both statements together end before it would be cut.
+    Raises `ReadCancelled` where the server refuses this deletion, and goes on: for a lock, a rule, its
+    time, or whatever an owner's trigger raises. Both statements together end before the connection would
+    be cut.
     """
     clock_seconds = asyncio.get_running_loop().time
     ends = clock_seconds() + (HASTY_SECONDS if is_hasty else READ_SECONDS)
@@ -75,7 +76,7 @@ async def _delete(connection: Connection, wanted: Deletion, /, *, is_hasty: bool
             await bound()
             await connection.execute(QUERIES["run_deferred"])
     except asyncpg.PostgresError as error:
-        if is_of_its_rows(error) or isinstance(error, asyncpg.QueryCanceledError):
+        if is_of_one_statement(error):
             raise ReadCancelled(in_words(error)) from error
         raise
     return is_deleted

@@ -109,9 +109,14 @@ def is_misfit(error: asyncpg.PostgresError) -> bool:
     return sqlstate_of(error).startswith(_MISFIT_CLASS)
 
 
-def is_of_its_rows(error: asyncpg.PostgresError) -> bool:
-    """Whether a statement has met a lock, a deadlock, a constraint or a trigger: another may not."""
-    return sqlstate_of(error).startswith((_LOCKED, "40", *_REFUSED_CLASSES, "39"))
+def is_of_one_statement(error: asyncpg.PostgresError) -> bool:
+    """Whether the server has refused a statement and goes on: another owner's may go through.
+
+    Whatever the reason is: a trigger may raise any SQLSTATE. Not where its resources are exhausted, or
+    where it takes no writes.
+    """
+    of_all = (*_UNKNOWN_CLASSES, "53", READ_ONLY_STATE)
+    return error.severity_en == _ANSWERED and not sqlstate_of(error).startswith(of_all)
 
 
 def _is_refusal(error: asyncpg.PostgresError, state: str) -> bool:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Connections with other codecs that are cut for one request: where `init` sets them, all have them.
 RECODED_MAX: Final = 4
+# Beyond the driver's own time-out, which waits for the end of a host's code that it has cancelled.
+STUCK_SECONDS: Final = 1.0
 # The longest extra wait of a host that closes first, besides a write that is under way. A look
 # reads one attribute.
 LOOK_SECONDS: Final = 0.25
@@ -40,7 +42,8 @@ async def acquire(pool: Pool, seconds: float) -> Connection:
     since = cancellations()
     acquiring = asyncio.create_task(_acquired(pool, seconds), name="connection of a host's pool")
     try:
-        return await acquiring
+        await asyncio.wait({acquiring}, timeout=seconds + STUCK_SECONDS)
+        return _result_of(acquiring, pool)
     except TimeoutError as error:
         message = (
             f"the host's pool gave no connection within {seconds:g} s: all of its max_size are in use,"
@@ -49,10 +52,11 @@ async def acquire(pool: Pool, seconds: float) -> Connection:
         raise Unreachable(message) from error
     except DRIVER_ERRORS as error:
         raise Unreachable(in_words(error)) from error
-    except Recoded:
+    except Unreachable:
         raise
     except (Exception, asyncio.CancelledError) as error:
         if is_cancelled(since):
+            acquiring.cancel()
             # It may have come to its end in the same turn of the loop.
             acquiring.add_done_callback(partial(_give_back, pool))
             raise
@@ -61,6 +65,19 @@ async def acquire(pool: Pool, seconds: float) -> Connection:
     finally:
         # The traceback of its error refers to this frame, which must not refer back.
         del acquiring
+
+
+def _result_of(acquiring: asyncio.Task[Connection], pool: Pool) -> Connection:
+    """Return the connection; raises `Unreachable` where the host's code does not end.
+
+    It may swallow the cancellation with which the driver bounds it.
+    """
+    if acquiring.done():
+        return acquiring.result()
+    acquiring.cancel()
+    acquiring.add_done_callback(partial(_give_back, pool))
+    message = "connect, init or setup of the host's pool does not end"
+    raise Unreachable(message)
 
 
 async def _acquired(pool: Pool, seconds: float) -> Connection:
@@ -98,7 +115,9 @@ async def release(pool: Pool, connection: Connection, seconds: float) -> None:
     """
     releasing = _begin_release(pool, connection, seconds)
     try:
-        await asyncio.wait({releasing})
+        await asyncio.wait({releasing}, timeout=seconds + STUCK_SECONDS)
+        if not releasing.done():
+            raise TimeoutError("reset of the host's pool does not end")
         releasing.result()
     finally:
         # The traceback of its error refers to this frame, which must not refer back.

@@ -419,6 +419,24 @@ async def test_an_owner_whose_heals_hang_leaves_a_place_to_others(
         task.cancel()
 
 
+async def test_a_flight_whose_task_is_cancelled_before_it_begins_has_ended(world: World) -> None:
+    """By a host that cancels tasks that are not its own; otherwise its key would wait for ever."""
+    request = begin(world.creator)
+    _, answered = await world.writers.take()
+
+    def cancel() -> None:
+        for task in asyncio.all_tasks():
+            if task.get_name().startswith("flight "):
+                task.cancel()
+
+    answered.set_result(NotLed())
+    # Behind the callback that makes the task, and before that begins.
+    answered.add_done_callback(lambda _: cancel())
+    with pytest.raises(Overloaded):
+        await request
+    assert 0 == len(world.creator._flights)
+
+
 async def test_what_finds_no_writer_counts_as_no_attempt(world: World) -> None:
     """Its client comes back, and must not be told that it has started too many."""
     settings = CreatorSettings(rate_limit=0.001)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stretto.postgres.hosts_pool import acquire
+from stretto.postgres import hosts_pool
+from stretto.postgres.hosts_pool import acquire, release
 from stretto.runtime.cancelling import is_cancelled
 from stretto.store_errors import Unreachable
 from support.cancellations import fail_and_leave_one_behind, leave_one_behind
@@ -26,6 +28,9 @@ class Pool:
         self.given = 0
         self.released: list[object] = []
         self.does = leave_one_behind
+
+    def is_closed(self) -> bool:
+        return False
 
     async def acquire(self, **_: float) -> object:
         self.asked.set()
@@ -48,6 +53,32 @@ async def test_what_a_hosts_setup_leaves_behind_is_not_left_in_our_task() -> Non
     with pytest.raises(Unreachable, match="setup of the host's pool raised BusUnavailable"):
         await acquire(pool, 1)
     assert not is_cancelled()
+
+
+async def test_code_of_a_hosts_that_swallows_its_cancellation_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every read of that kind would wait with it; its connection is given back once it has ended."""
+    monkeypatch.setattr(hosts_pool, "STUCK_SECONDS", 0.02)
+    pool: Any = Pool()
+    may_end = asyncio.Event()
+
+    async def stay() -> None:
+        while not may_end.is_set():
+            with suppress(asyncio.CancelledError):
+                await may_end.wait()
+
+    pool.does = stay
+    pool.opened.set()
+    with pytest.raises(Unreachable, match="does not end"):
+        await acquire(pool, 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "release", lambda *_, **__: stay())
+        with pytest.raises(TimeoutError, match="does not end"):
+            await release(pool, pool, 0.01)
+    may_end.set()
+    while not pool.released:
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("turns", range(4))
