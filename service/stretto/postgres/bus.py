@@ -38,9 +38,7 @@ class PostgresBusStore(PostgresLogStore, PostgresDeliveryStore):
         """Have the bus's reader begin at the present, unless it has begun before."""
         async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["open_reader"], READER)
-            row = await connection.fetchrow(QUERIES["reader_place"], READER)
-        if row is not None:
-            self._last = reader_place(row)
+        self._last = await self.kept_place(READER)
 
     async def lease(self, token: UUID, seconds: float) -> Place | None:
         """Take or renew the lease; None while another process has it.

@@ -7,20 +7,6 @@ SELECT $1, history, seen FROM outbox_present
 WHERE NOT EXISTS (SELECT FROM outbox_reader WHERE name = $1)
 ON CONFLICT DO NOTHING;
 
--- name: reader_place
--- Read the place of a reader $1.
-SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
-       seen::text AS seen, parts
-FROM outbox_reader WHERE name = $1;
-
--- name: begin_again
--- Have a reader $1, whose row was lost in a failover or by hand, begin at history $2, snapshot $3 and
--- parts $4, with the target $5, if that history has the id $6 here; another process may have done so.
-INSERT INTO outbox_reader (name, history, seen, parts, target_digest)
-SELECT $1, $2, $3::text::pg_snapshot, $4, $5
-WHERE EXISTS (SELECT FROM outbox_history WHERE number = $2 AND id = $6)
-ON CONFLICT DO NOTHING;
-
 -- name: lease_bus
 -- Lease the bus's place to the process $1 for $2 seconds, unless another one has it. $3 is now. A
 -- lease that ends later than this clock could have given it was given by another clock, before a

@@ -49,6 +49,12 @@ class PostgresLogStore:
         assert row is not None
         return _present(orjson.loads(row["present"])).place
 
+    async def kept_place(self, reader: str) -> Place | None:
+        """Return the place of a reader whose row is kept; None if there is none."""
+        async with self._acquire() as connection:
+            row = await connection.fetchrow(QUERIES["reader_place"], reader)
+        return None if row is None else reader_place(row)
+
     async def begin_again(
         self, reader: str, last: Place | None, target_digest: bytes | None = None
     ) -> None:

@@ -83,3 +83,17 @@ ORDER BY number NULLS FIRST;
 SELECT row_to_json(outbox_present) AS present,
        deleted_groups_1($1, $2, $3::text::xid8[], $4) AS group_ids
 FROM outbox_present;
+
+-- name: reader_place
+-- Read the place of a reader $1.
+SELECT history, (SELECT id FROM outbox_history WHERE number = history) AS history_id,
+       seen::text AS seen, parts
+FROM outbox_reader WHERE name = $1;
+
+-- name: begin_again
+-- Have a reader $1, whose row was lost in a failover or by hand, begin at history $2, snapshot $3 and
+-- parts $4, with the target $5, if that history has the id $6 here; another process may have done so.
+INSERT INTO outbox_reader (name, history, seen, parts, target_digest)
+SELECT $1, $2, $3::text::pg_snapshot, $4, $5
+WHERE EXISTS (SELECT FROM outbox_history WHERE number = $2 AND id = $6)
+ON CONFLICT DO NOTHING;

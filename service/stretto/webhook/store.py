@@ -48,9 +48,7 @@ class PostgresWebhookStore(PostgresLogStore, PostgresDeliveryStore):
         """
         async with self._database.upkeep() as connection:
             await connection.execute(QUERIES["open_webhook"], self._target_digest)
-            row = await connection.fetchrow(QUERIES["reader_place"], READER)
-        if row is not None:
-            self._last = reader_place(row)
+        self._last = await self.kept_place(READER)
         await self._become_target(unserved_seconds=None)
 
     async def enrol(self, events_max: int) -> int:
