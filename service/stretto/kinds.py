@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TypeGuard, TypeVar
+from typing import Final, TypeGuard, TypeVar
 
+_NAME: Final = type.__dict__["__name__"]
 _Kind = TypeVar("_Kind", bound=BaseException)
 
 
@@ -32,3 +33,8 @@ def is_a(
 ) -> TypeGuard[_Kind]:
     """Whether a host's error is of such a kind: `isinstance` may run its code, which may raise."""
     return issubclass(type(error), kinds)
+
+
+def name_of(error: BaseException) -> str:
+    """Return the name of an error's class, as it was written: a host's metaclass may refuse to say it."""
+    return str(_NAME.__get__(type(error)))

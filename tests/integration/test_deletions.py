@@ -341,6 +341,13 @@ async def test_a_deleted_key_is_not_asked_about(database_url: str) -> None:
             await create(component)
 
 
+async def deletions_at_once(component: Component, *ids: UUID) -> Sequence[BaseException | None]:
+    """Have alice's groups deleted in one batch; return what became of each."""
+    return await asyncio.gather(
+        *(component.deleter.delete(each, ALICE) for each in ids), return_exceptions=True
+    )
+
+
 async def test_what_a_host_keeps_keeps_its_group(
     component: Component, connection: Connection
 ) -> None:
@@ -351,9 +358,7 @@ async def test_what_a_host_keeps_keeps_its_group(
     await connection.execute(
         "INSERT INTO message SELECT conversation_id FROM chat_group WHERE group_id = $1", ID
     )
-    outcomes = await asyncio.gather(
-        *(component.deleter.delete(each, ALICE) for each in (ID, other)), return_exceptions=True
-    )
+    outcomes = await deletions_at_once(component, ID, other)
     assert isinstance(outcomes[0], Unreachable)
     assert outcomes[1] is None
     assert ID == await create(component)
@@ -375,9 +380,7 @@ async def test_whatever_an_owners_trigger_raises_holds_up_no_other_deletion(
             CREATE TRIGGER hold BEFORE UPDATE OR DELETE ON chat_group
                 FOR EACH ROW EXECUTE FUNCTION hold()"""
     )
-    outcomes = await asyncio.gather(
-        *(component.deleter.delete(each, ALICE) for each in (ID, other)), return_exceptions=True
-    )
+    outcomes = await deletions_at_once(component, ID, other)
     assert isinstance(outcomes[0], ReadCancelled)
     assert outcomes[1] is None
 

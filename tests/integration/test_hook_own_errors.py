@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import asyncpg
 import pytest
 
-from stretto.creation.host_errors import name_of
 from stretto.errors import Failure, GroupRejected
+from stretto.kinds import name_of
 from stretto.store_errors import HookError, Refused
 from support.both_stores import write
 from support.hooked_stores import led_by

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from stretto.creation.attempt import Sighting
 from stretto.creation.flight import RETRY_AFTER_SECONDS, public_error
-from stretto.creation.host_errors import last_raised, name_of, veto_of
+from stretto.creation.host_errors import last_raised, veto_of
 from stretto.creation.laggards import LATE_CALLS_MAX, RETRY_AFTER_SECONDS_MAX, Laggards
 from stretto.domain import NewGroup
 from stretto.errors import AuthorizeFailed, CreationRefused, Overloaded
-from stretto.kinds import is_a
+from stretto.kinds import is_a, name_of
 from stretto.misuse import CreatedInHook
 from stretto.observations import AuthorizationFailed
 from stretto.runtime.exits import ExitAsError

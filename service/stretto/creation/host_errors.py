@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from types import CodeType
 
 _TRACEBACK: Final = BaseException.__dict__["__traceback__"]
-_NAME: Final = type.__dict__["__name__"]
 
 
 def veto_of(error: BaseException) -> Failure | None:
@@ -85,8 +84,3 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         left += [link.__cause__, link.__context__]
         if is_a(link, BaseExceptionGroup):
             left += link.exceptions
-
-
-def name_of(error: BaseException) -> str:
-    """Return the name of the error's class, as it was written: a metaclass may refuse to say it."""
-    return str(_NAME.__get__(type(error)))

@@ -175,7 +175,7 @@ class _Keeper:
             _write(self.place.pid_file, str(self.process.pid).encode())
         except OSError as error:
             if self.process is not None:
-                # At once, also where others wait for it: without its file nobody else would find it.
+                # At once, also where others wait for it: without its file no other process would find it.
                 self.process.kill()
                 self.process.wait()
             message = f"{self.place.folder} cannot be used: {error}"

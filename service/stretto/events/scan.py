@@ -132,14 +132,12 @@ class Scan:
 
     def _on(self, waiting: Sequence[Waiting]) -> Place:
         """Return where the scan goes on; a new one begins if it has passed all that wait."""
-        scanned = self._scanned
-        if scanned is None:
-            return lowest({each.place for each in waiting})
-        if ahead := {each.place for each in waiting if covers(each.place, scanned)}:
-            # What the scan has passed is not read again where too many transactions run to be named.
+        scanned, places = self._scanned, {each.place for each in waiting}
+        if scanned is not None and (ahead := {each for each in places if covers(each, scanned)}):
             begin = lowest(ahead)
+            # What the scan has passed is not read again where too many transactions run to be named.
             return scanned if covers(scanned, begin) else begin
-        return lowest({each.place for each in waiting})
+        return lowest(places)
 
 
 def _own(number: int, waiting: Sequence[Waiting]) -> Place:

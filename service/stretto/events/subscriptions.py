@@ -23,6 +23,7 @@ from stretto.errors import Overloaded
 from stretto.events.log import PAGE_EVENTS, CommittedEvent
 from stretto.events.place import PositionLost
 from stretto.events.tail import GATHER_SECONDS, LOOK_SECONDS
+from stretto.kinds import name_of
 from stretto.misuse import WrongEventLoop
 from stretto.observations import PlaceLost, SubscriberFailed
 from stretto.runtime.actor import Actor, Pace
@@ -231,7 +232,7 @@ class Subscriber(Actor):
             self._report("on_event was cancelled by something that it waited for")
         elif (error := call.exception()) is not None:
             bug = self._reportable(error, Subscriber._call.__code__)
-            self._report(f"on_event raised {type(error).__name__}", bug)
+            self._report(f"on_event raised {name_of(error)}", bug)
 
     async def _call(self, event: CommittedEvent) -> None:
         self._call_under_way = call = object()

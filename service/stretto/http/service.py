@@ -99,7 +99,7 @@ def json_response(document: object, *, status: int = 200) -> web.Response:
 @web.middleware
 async def answer_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer every error as a problem document, and count every request."""
-    # Where the server is a host's own, nobody has noted it.
+    # A host's own server does not note it.
     began = request.get(BEGAN) or perf_counter()
     service = request.app[SERVICE]
     route = request.match_info.route.resource

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import asyncpg
 
+from stretto.postgres.driver_errors import DRIVER_ERRORS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -77,8 +79,7 @@ def terminate(connection: Connection) -> None:
 
 async def close_pool(pool: Pool, seconds: float) -> None:
     """Close a pool of ours; what is not closed in time is left to be terminated."""
-    # Whatever the driver raises: there is no more to do.
-    with suppress(Exception):
+    with suppress(*DRIVER_ERRORS, TimeoutError):
         async with asyncio.timeout(seconds):
             await pool.close()
 

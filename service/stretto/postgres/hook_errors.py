@@ -12,8 +12,8 @@ from typing import Final
 
 import asyncpg
 
-from stretto.creation.host_errors import chain, name_of, veto_of
-from stretto.kinds import is_a
+from stretto.creation.host_errors import chain, veto_of
+from stretto.kinds import is_a, name_of
 from stretto.misuse import CreatedInHook
 from stretto.postgres.driver_errors import sqlstate_of, store_error
 from stretto.postgres.hook_handle import HandleMisused

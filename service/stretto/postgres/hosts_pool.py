@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from stretto.kinds import name_of
 from stretto.postgres.driver_connection import is_lost, is_recoded, terminate
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
 from stretto.runtime.actor import Actor, Pace
@@ -60,7 +61,7 @@ async def acquire(pool: Pool, seconds: float) -> Connection:
             # It may have come to its end in the same turn of the loop.
             acquiring.add_done_callback(partial(_give_back, pool))
             raise
-        message = f"connect, init or setup of the host's pool raised {type(error).__name__}"
+        message = f"connect, init or setup of the host's pool raised {name_of(error)}"
         raise Unreachable(message) from error
     finally:
         # The traceback of its error refers to this frame, which must not refer back.

@@ -31,8 +31,8 @@ class Lane(StrEnum):
     each does one thing at a time."""
 
 
-# One for each actor; the users of UPKEEP can wait for each other. Two of GROUPS, so that a large page does not delay single groups; two of
-# FOLLOWERS, so that a row lock does not delay every other key.
+# One for each actor; the users of UPKEEP can wait for each other. Two of GROUPS, so that a large page
+# does not delay single groups; two of FOLLOWERS, so that a row lock does not delay every other key.
 CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
     Lane.LOOKS: 1,
     Lane.FOLLOWERS: 2,

@@ -58,7 +58,7 @@ class Readiness:
         now = self._clock_seconds()
         if now - self._probed_at < PROBE_SECONDS:
             if self._refusal is None:
-                # It has just worked. One owner's trigger, which is repeated, makes nobody else wait.
+                # It has just worked. One owner's trigger, which is repeated, keeps no other waiting.
                 return
             raise Unreachable(self._refusal)
         self._probed_at = now

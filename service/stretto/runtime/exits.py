@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.kinds import is_a
+from stretto.kinds import is_a, name_of
 
 
 class ExitAsError:
@@ -23,5 +23,5 @@ class ExitAsError:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if is_a(error, (KeyboardInterrupt, SystemExit)):
-            message = f"{self._name} raised {type(error).__name__}"
+            message = f"{self._name} raised {name_of(error)}"
             raise RuntimeError(message) from error

@@ -96,7 +96,7 @@ class WebhookEndpoint:
             async with self._session.post(
                 self._settings.webhook_url, data=body, headers=headers, allow_redirects=False
             ) as response:
-                # The status is known, and it alone decides: nobody waits for the rest of an answer.
+                # The status is known, and it alone decides: no delivery waits for the rest.
                 with suppress(aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError):
                     async with asyncio.timeout(ANSWER_SECONDS):
                         await response.content.readexactly(ANSWER_BYTES_MAX)

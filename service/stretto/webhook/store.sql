@@ -51,10 +51,11 @@ FROM outbox_reader WHERE name = 'webhook';
 -- Create deliveries for the events of a page (their histories $1, positions $2 and ids $3), and move
 -- the place from history $4, snapshot $5 and parts $6 to history $7, snapshot $8 and parts $9. Another
 -- process may have moved it since the page was read: then the place would go back, and events would be
--- sent twice; so nothing is done, as where the target is not $11, or history $7 has not the id
--- $12 here (a promoted server may have begun another one). $10 is now. Needs no durability: a crash loses deliveries and place together. If the clock has gone back, as after a failover, the
--- reader's clock goes ahead of it by as much more: by how far `served_at` lies in the future, which is
--- known to a minute. A transaction is gone through once, not for each of its events.
+-- sent twice; so nothing is done, as where the target is not $11, or history $7 has not the id $12 here
+-- (a promoted server may have begun another one). $10 is now. Needs no durability: a crash loses
+-- deliveries and place together. If the clock has gone back, as after a failover, the reader's clock goes
+-- ahead of it by as much more: by how far `served_at` lies in the future, which is known to a minute. A
+-- transaction is gone through once, not for each of its events.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($10::timestamptz, clock_timestamp()) AS now,
            set_config('synchronous_commit', 'off', true)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from uuid import UUID
@@ -31,7 +31,7 @@ from support.clock import Clock
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     Host = Callable[[NewGroup], Awaitable[Any]]
 
@@ -342,6 +342,19 @@ def stuck_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authorization_module, "STUCK_SECONDS", 0.02)
 
 
+@asynccontextmanager
+async def stuck_for(world: World, *owners: str) -> AsyncIterator[tuple[Stuck, Crowd]]:
+    """Have a call of each of these owners go on after its cancellation, until the block ends."""
+    host = Stuck(*owners)
+    crowd = Crowd(world.by(host))
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        stack.callback(host.end)
+        for owner in owners:
+            with pytest.raises(AuthorizeFailed):
+                await crowd.ask(owner)
+        yield host, crowd
+
+
 def _stuck(crowd: Crowd) -> int:
     return crowd._authorization._stuck._of_owner.total()
 
@@ -352,13 +365,7 @@ async def test_a_call_that_swallows_its_cancellation_keeps_no_place(
 ) -> None:
     """Or some owners for whom the host's code never ends would keep all others out for good."""
     monkeypatch.setattr(authorization_module, "AUTHORIZATIONS_MAX", 2)
-    host = Stuck("alice", "bob")
-    crowd = Crowd(world.by(host))
-    async with asyncio.timeout(20), AsyncExitStack() as stack:
-        stack.callback(host.end)
-        for owner in ("alice", "bob"):
-            with pytest.raises(AuthorizeFailed):
-                await crowd.ask(owner)
+    async with stuck_for(world, "alice", "bob") as (host, crowd):
         await until(lambda: _stuck(crowd) == 2)
         monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 20)
         await crowd.ask("carol")
@@ -374,12 +381,7 @@ async def test_an_owner_has_only_so_many_calls_that_do_not_end(
 ) -> None:
     """Then the host is not called for it until one has ended; a key that was claimed is found."""
     monkeypatch.setattr(authorization_module, "STUCK_OF_OWNER_MAX", 1)
-    host = Stuck("alice")
-    crowd = Crowd(world.by(host))
-    async with asyncio.timeout(20), AsyncExitStack() as stack:
-        stack.callback(host.end)
-        with pytest.raises(AuthorizeFailed):
-            await crowd.ask("alice")
+    async with stuck_for(world, "alice") as (host, crowd):
         await until(lambda: _stuck(crowd))
         with pytest.raises(AuthorizeFailed) as failure:
             await crowd.ask("alice")
@@ -401,13 +403,10 @@ async def test_a_host_that_has_recovered_is_asked_again(
 ) -> None:
     """Its old calls may never end; an owner whom it answers is not refused for them."""
     monkeypatch.setattr(authorization_module, "STUCK_OF_OWNER_MAX", 1)
-    host, clock = Stuck("alice"), Clock(0.0)
-    crowd = Crowd(world.by(host))
-    crowd._authorization._stuck._clock_seconds = clock
-    async with asyncio.timeout(20), AsyncExitStack() as stack:
-        stack.callback(host.end)
-        with pytest.raises(AuthorizeFailed):
-            await crowd.ask("alice")
+    clock = Clock(0.0)
+    async with stuck_for(world, "alice") as (host, crowd):
+        # Before the call is stuck, which sets the time until which its owner is refused.
+        crowd._authorization._stuck._clock_seconds = clock
         await until(lambda: _stuck(crowd))
         monkeypatch.setattr(laggards_module, "AUTHORIZE_SECONDS", 20)
         host._owners = ()
@@ -428,13 +427,7 @@ async def test_beyond_so_many_calls_that_do_not_end_each_keeps_its_place(
 ) -> None:
     """Their memory is bounded, whatever the host's code does."""
     monkeypatch.setattr(authorization_module, "STUCK_MAX", 1)
-    host = Stuck("alice", "bob")
-    crowd = Crowd(world.by(host))
-    async with asyncio.timeout(20), AsyncExitStack() as stack:
-        stack.callback(host.end)
-        for owner in ("alice", "bob"):
-            with pytest.raises(AuthorizeFailed):
-                await crowd.ask(owner)
+    async with stuck_for(world, "alice", "bob") as (host, crowd):
         await until(lambda: len(caplog.records) == 1)
         await _so_long()
         calls = crowd._authorization._calls
