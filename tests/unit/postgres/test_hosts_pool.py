@@ -14,6 +14,7 @@ from stretto.postgres.hosts_pool import acquire, release
 from stretto.runtime.cancelling import is_cancelled
 from stretto.store_errors import Unreachable
 from support.cancellations import fail_and_leave_one_behind, leave_one_behind
+from support.waiting import until
 
 
 class Pool:
@@ -77,8 +78,7 @@ async def test_code_of_a_hosts_that_swallows_its_cancellation_is_not_waited_for(
         with pytest.raises(TimeoutError, match="does not end"):
             await release(pool, pool, 0.01)
     may_end.set()
-    while not pool.released:
-        await asyncio.sleep(0)
+    await until(lambda: pool.released)
 
 
 @pytest.mark.parametrize("turns", range(4))
