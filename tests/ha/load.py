@@ -23,7 +23,7 @@ from stretto.client import StrettoClient
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from chaos.clients import Serving
     from chaos.history import History
@@ -104,20 +104,39 @@ class _Notebook:
     @asynccontextmanager
     async def request(
         self, method: str, path: str, *, data: bytes, **options: Any
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[_Copy]:
         url = random.choice(self.load.replicas.urls())
         history = self.load.history
         operation = history.invoke("create", self.key, orjson.loads(data))
         try:
             sent = self.load.session.request(method, url + path, data=data, **options)
             async with sent as response:
-                text = await response.text()
+                copy = _Copy(response.status, response.headers, response.ok, await response.read())
                 how = response.headers.get("Idempotency-Status", "")
-                history.answer(operation, response.status, how, text)
+                history.answer(operation, response.status, how, copy.body.decode())
                 if response.status == CREATED:
                     self.load.created[url].append(time.monotonic())
-                yield response
+                yield copy
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if operation.status is None:
                 history.unknown(operation, type(error).__name__)
             raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """An answer that was read to be noted, for a client that reads it once more."""
+
+    status: int
+    headers: Mapping[str, str]
+    ok: bool
+    body: bytes
+
+    @property
+    def content(self) -> _Copy:
+        """Its stream."""
+        return self
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        """Yield the body, in one piece."""
+        yield self.body
