@@ -156,7 +156,7 @@ class Intention {
         "Idempotency-First-Sent": `@${Math.floor((Math.min(at, Date.now()) + skew) / 1000)}`,
       };
       const request = await this.#request({ method: "POST", headers, body }, isRefused, owner);
-      // Tabs take turns; the service itself needs no lock.
+      // Tabs take turns, until one stands still; the service needs no lock.
       const { response, document } = await locked(`stretto ${id}`, () =>
         answerTo(request, TRY_MS + Math.ceil(body.length / CHARACTERS_PER_MS)),
       );
@@ -331,7 +331,8 @@ function pause(response, failures, least = 0, signal) {
 }
 
 function locked(name, work) {
-  return globalThis.navigator?.locks ? navigator.locks.request(name, work) : work();
+  const signal = AbortSignal.timeout(TRY_MS);
+  return globalThis.navigator?.locks?.request(name, { signal }, work).catch(work) ?? work();
 }
 
 // Not verified here.
@@ -384,8 +385,7 @@ function indexedStore(name) {
     keep: (record, isSame) =>
       use("readwrite", (intentions, give) =>
         all(intentions, (records) => {
-          const isThis = (other) => other.groupId === record.groupId || isSame(other);
-          const found = records.find(isThis);
+          const found = records.find((other) => other.groupId === record.groupId || isSame(other));
           if (!found) intentions.add(record);
           give(found ?? record);
         }),

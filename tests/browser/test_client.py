@@ -485,6 +485,42 @@ async def test_what_another_tab_has_finished_is_sent_again_and_harms_nothing(
     assert (["g", True, []], 1) == ([ended[0]["groupId"], *ended[1:]], len(script.requests))
 
 
+async def test_a_tab_that_stands_still_in_its_turn_keeps_no_other_from_sending(page: Page) -> None:
+    """An `alert` does it; the others wait for as long as a try may take, and send beside it."""
+    script = await scripted(page, CREATED)
+    name = f"stretto {group_id('alice', 'k')}"
+    await page.evaluate(
+        """name => new Promise(then => {
+            navigator.locks.request(name, () => { then(); return new Promise(() => {}) });
+            window.waits = [];
+            AbortSignal.timeout = milliseconds => {
+                const controller = new AbortController();
+                waits.push([milliseconds, controller]);
+                return controller.signal;
+            };
+        })""",
+        name,
+    )
+    await page.evaluate(
+        """async group => {
+            window.intention = await client.intend(group, {key: "k"});
+            window.sending = intention.send();
+        }""",
+        TEAM,
+    )
+
+    async def is_waiting() -> bool:
+        pending = await page.evaluate("navigator.locks.query()")
+        return [name] == [each["name"] for each in pending["pending"]]
+
+    await until(is_waiting)
+    assert [] == script.requests
+    assert 15_000 == await page.evaluate("waits[0][0]")
+    await page.evaluate("waits[0][1].abort()")
+    assert "g" == (await page.evaluate("sending"))["groupId"]
+    assert len(script.requests) == 1
+
+
 async def test_a_wish_that_took_the_place_of_another_in_a_second_tab_is_another(
     page: Page, origin: str
 ) -> None:

@@ -237,6 +237,33 @@ async def test_a_stream_without_our_mark_is_refused_until_it_is_adopted(
     assert (await jetstream.stream_info(OURS.event_stream)).state.messages == 1
 
 
+@pytest.mark.parametrize(("deployment", "kept"), [(OURS, 2), (THEIRS, 1)])
+async def test_a_stream_that_is_made_anew_is_looked_at_while_connected(
+    server: NatsProcess, client: Client, deployment: Deployment, kept: int
+) -> None:
+    """An operator deleted it, and another deployment of the same prefix was first to make it."""
+    jetstream = client.jetstream()
+    runner, connection = Runner(lambda _: None), NatsConnection(server.url, lambda _: None)
+    async with runner.running(connection):
+        await connection.linked()
+        bus = NatsBus(connection, OURS)
+        assert {} == await bus.publish([new_event()])
+        await jetstream.delete_stream(OURS.event_stream)
+        await jetstream.add_stream(
+            name=OURS.event_stream,
+            subjects=OURS.event_subjects,
+            metadata={MARK: deployment.database},
+        )
+        for _ in range(2):
+            if deployment == OURS:
+                assert {} == await bus.publish([new_event()])
+            else:
+                with pytest.raises(BusUnavailable, match="belongs to the database ffffffff"):
+                    await bus.publish([new_event()])
+    # What has reached it is sent again once the operator has said whose it is.
+    assert kept == (await jetstream.stream_info(OURS.event_stream)).state.messages
+
+
 async def test_of_two_deployments_that_start_at_once_one_gets_the_name(
     server: NatsProcess, client: Client
 ) -> None:

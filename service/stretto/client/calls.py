@@ -18,8 +18,10 @@ from stretto.client.replies import BACKOFF_SECONDS_FIRST, Reply, TryAgainError, 
 from stretto.network import network_failure
 
 BACKOFF_SECONDS_MAX: Final = 2.0
-# The service answers within its own wait of 10 s: without an answer in 15 s the connection is lost.
+# The service answers within its own wait of 10 s: without an answer in 15 s the connection is lost. A
+# large body may arrive at 64 kbit/s.
 TRY_SECONDS_MAX: Final = 15.0
+BYTES_PER_SECOND_MIN: Final = 8000
 # Several times as much as a page of the largest groups: more would only fill the program's memory.
 REPLY_BYTES_MAX: Final = 16 * 2**20
 
@@ -63,6 +65,7 @@ class Calls:
         warning.
         """
         tries = Tries()
+        try_seconds = TRY_SECONDS_MAX + len(body or b"") / BYTES_PER_SECOND_MIN
 
         async def send() -> T:
             async with self.opened(
@@ -71,7 +74,7 @@ class Calls:
                 headers=headers or {},
                 params=params or {},
                 body=body,
-                times=aiohttp.ClientTimeout(total=TRY_SECONDS_MAX),
+                times=aiohttp.ClientTimeout(total=try_seconds),
             ) as response:
                 return read(await reply_of(response))
 

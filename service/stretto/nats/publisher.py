@@ -12,7 +12,7 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 import orjson
-from nats.js.api import Header, StreamConfig
+from nats.js.api import Header, PubAck, StreamConfig
 from nats.js.errors import APIError
 
 from stretto.nats.connection import NATS_ERRORS, TOO_LARGE, Link, NatsConnection
@@ -54,6 +54,8 @@ class NatsBus:
         self._connection = connection
         self._deployment = deployment
         self._provided: Link | None = None
+        # The stream's newest sequence number, as far as is known here.
+        self._newest = 0
 
     async def ready(self) -> None:
         """Wait until events can be published, for a bounded time.
@@ -124,6 +126,7 @@ class NatsBus:
         async with asyncio.timeout(LEADER_SECONDS):
             while unsent:
                 answers = await acknowledged(link, [message for _, message in unsent])
+                await self._require_same_stream(link, answers)
                 lost = []
                 for each, answer in zip(unsent, answers, strict=True):
                     if answer is None:
@@ -138,6 +141,17 @@ class NatsBus:
                     await asyncio.sleep(AGAIN_SECONDS)
                     await self._provide_events(link)
         return refused
+
+    async def _require_same_stream(
+        self, link: Link, answers: Sequence[PubAck | BaseException | None]
+    ) -> None:
+        """Raise `ForeignStream` if the stream was made anew by another deployment; `NATS_ERRORS`."""
+        stored = [each.seq for each in answers if isinstance(each, PubAck) and not each.duplicate]
+        if stored:
+            # A stream counts upwards for as long as it lives.
+            if min(stored) <= self._newest:
+                await self._provide_events(link)
+            self._newest = max(stored)
 
 
 def _messages(

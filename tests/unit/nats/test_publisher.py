@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -29,18 +30,19 @@ async def test_messages_go_out_in_waves_of_so_many_bytes(
 ) -> None:
     """The next wave waits until this one is acknowledged: pings never wait behind more."""
     waves: list[Sequence[Unsent]] = []
+    numbers = count(1)
 
     async def acknowledged(_: object, messages: Sequence[Unsent]) -> list[Any]:
         waves.append(messages)
-        return [PubAck(stream="s", seq=1)] * len(messages)
+        return [PubAck(stream="s", seq=next(numbers)) for _ in messages]
 
     monkeypatch.setattr(publisher, "acknowledged", acknowledged)
     link: Any = SimpleNamespace(may_send=lambda *_: True)
     bus = NatsBus(cast("Any", None), OURS)
     bus._provided = link
-    count = sum(expected) * RECIPIENTS_MAX // max(recipients, RECIPIENTS_MAX)
+    number = sum(expected) * RECIPIENTS_MAX // max(recipients, RECIPIENTS_MAX)
     users = tuple(map(str, range(recipients)))
-    events = [CommittedEvent(UUID(int=n), users, b"x" * 1024 * kilobytes) for n in range(count)]
+    events = [CommittedEvent(UUID(int=n), users, b"x" * 1024 * kilobytes) for n in range(number)]
     assert {} == await bus._publish_over(link, events)
     assert expected == [len(wave) for wave in waves]
     assert all(
@@ -48,3 +50,35 @@ async def test_messages_go_out_in_waves_of_so_many_bytes(
         for wave in waves
     )
     assert sum(expected) == len({each.headers["Nats-Msg-Id"] for wave in waves for each in wave})
+
+
+class Provided(NatsBus):
+    """A bus that counts how often it looks at its stream."""
+
+    looks = 0
+
+    async def _provide_events(self, link: Any) -> Any:
+        self.looks += 1
+
+
+def acks(*numbers: int, is_duplicate: bool = False) -> list[PubAck | BaseException | None]:
+    """Return acknowledgements with these sequence numbers."""
+    return [PubAck(stream="s", seq=each, duplicate=is_duplicate or None) for each in numbers]
+
+
+async def test_a_stream_made_anew_is_looked_at_once() -> None:
+    """As soon as its numbers begin again; the next ones count upwards like any."""
+    bus = Provided(cast("Any", None), OURS)
+    looks = []
+    for numbers in ((7, 8), (9,), (1, 2), (3,)):
+        await bus._require_same_stream(cast("Any", None), acks(*numbers))
+        looks.append(bus.looks)
+    assert [0, 0, 1, 1] == looks
+
+
+async def test_a_message_that_is_sent_again_is_no_new_stream() -> None:
+    """Its acknowledgement has the number under which it was stored before."""
+    bus = Provided(cast("Any", None), OURS)
+    for answers in (acks(7, 8), acks(7, is_duplicate=True), [None, ValueError()], acks(9)):
+        await bus._require_same_stream(cast("Any", None), answers)
+    assert bus.looks == 0
