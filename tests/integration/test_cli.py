@@ -463,7 +463,9 @@ async def test_sweep_deletes_what_is_past_its_retention(
             INSERT INTO attempt SELECT * FROM kept"""
     )
     settings = {"DATABASE_URL": database_url, "RETENTION_DAYS": "7"}
-    assert "would delete 1 of attempt" in (await stretto("sweep", "--dry-run", **settings))[1]
+    _, counted, told = await stretto("sweep", "--dry-run", **settings)
+    assert "would delete 1 of attempt" in counted
+    assert "the rest for 7 (STRETTO_RETENTION_DAYS)" in told
     assert "deleted 1 of attempt" in (await stretto("sweep", **settings))[1]
     assert await connection.fetchval("SELECT count(*) FROM attempt") == 1
     reply = await api.create("old")

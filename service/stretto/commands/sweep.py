@@ -34,6 +34,12 @@ def sweep(
 
     async def work() -> None:
         async with connected(settings, writes=not dry_run) as connection:
+            # A shell without the service's settings would delete by other ones.
+            stderr.print(
+                f"events are kept for {retention.event_retention_days} days"
+                f" (STRETTO_EVENT_RETENTION_DAYS), the rest for {retention.retention_days}"
+                " (STRETTO_RETENTION_DAYS)"
+            )
             totals = await sweepable(connection, retention, now=None)
             if dry_run:
                 stdout.print(f"would delete {_rows(totals)}")
