@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -13,9 +14,10 @@ from stretto.postgres import hosts_pool
 from stretto.postgres.connections import Database
 from stretto.postgres.driver_connection import OUR_TYPES, is_recoded
 from stretto.postgres.groups import PostgresGroupStore
+from support.database import login_role
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from support.database import Connection
 
@@ -85,11 +87,19 @@ async def test_a_session_with_other_codecs_is_replaced_before_it_is_used(
         await database.release(connection)
 
 
+async def end_writers_session(component: stretto.Component, connection: Connection) -> None:
+    """End it as a failover would: the next one is the session of the pool that came back last."""
+    (store,) = component._running.write_stores
+    assert store._connection is not None
+    pid = store._connection.get_server_pid()
+    await connection.fetchval("SELECT pg_terminate_backend($1, 10000)", pid)
+
+
 async def test_a_lead_in_a_used_session_commits_no_group_without_the_hosts_rows(
     database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would not know its own tokens, and call the hook for none of its groups."""
-    monkeypatch.setattr(hosts_pool, "RECODED_MAX", 12)
+    monkeypatch.setattr(hosts_pool, "CHANGED_MAX", 12)
     await connection.execute("CREATE TABLE public.counted (group_id uuid)")
 
     async def count(handle: Any, created: Sequence[tuple[Any, Any]]) -> None:
@@ -103,11 +113,7 @@ async def test_a_lead_in_a_used_session_commits_no_group_without_the_hosts_rows(
     ):
         await component.create("a", team("a"))
         await spoil(pool, 6)
-        # The writer's session ends, as in a failover.
-        (store,) = component._running.write_stores
-        assert store._connection is not None
-        pid = store._connection.get_server_pid()
-        await connection.fetchval("SELECT pg_terminate_backend($1, 10000)", pid)
+        await end_writers_session(component, connection)
         for key in ("b", "c"):
             await component.create(key, team(key))
         lacking = await connection.fetchval(
@@ -151,13 +157,169 @@ async def test_a_pool_that_gives_no_other_session_is_a_database_that_is_away(
         assert 1 == len(groups)
 
 
-async def test_a_session_that_misses_our_tables_is_not_used_again(database_url: str) -> None:
-    """A handler has left a temporary table, or a role: it costs one read, and not each of them."""
+@asynccontextmanager
+async def reader_role(connection: Connection) -> AsyncIterator[str]:
+    """Make a role that may read all, and write nothing."""
+    async with login_role(connection, f"reader_{uuid4().hex}") as role:
+        await connection.execute(
+            f"GRANT USAGE ON SCHEMA stretto TO {role};"
+            f"GRANT SELECT ON ALL TABLES IN SCHEMA stretto TO {role};"
+            f"GRANT EXECUTE ON FUNCTION pg_control_system() TO {role}"
+        )
+        yield role
+
+
+async def use(pool: asyncpg.Pool, sessions: int, statement: str) -> None:
+    """Have a host's handlers send a statement in so many sessions at once, and give them back."""
+    used = [await pool.acquire() for _ in range(sessions)]
+    for each in used:
+        await each.execute(statement)
+        await pool.release(each)
+
+
+@pytest.mark.parametrize("sessions", [1, 5])
+async def test_a_session_that_misses_our_tables_is_not_used_again(
+    sessions: int, database_url: str, role: str
+) -> None:
+    """A handler has left a role that may read nothing: it costs one read, and not each of them."""
     async with pool_for(database_url) as pool, Database(database_url, pool=pool) as database:
-        used = await pool.acquire()
-        await used.execute("CREATE TEMPORARY TABLE chat_group (x int)")
-        await pool.release(used)
+        await use(pool, sessions, f"SET ROLE {role}")
         groups, alice = PostgresGroupStore(database), stretto.UserId(ALICE)
-        with pytest.raises(stretto.Unreachable):
-            await groups.groups_of_owner(alice, None, 9)
+        for _ in range(sessions):
+            with pytest.raises(stretto.Unreachable, match=r"SQLSTATE 42(P01|501)"):
+                await groups.groups_of_owner(alice, None, 9)
+            assert database.is_misfit
         assert [] == await groups.groups_of_owner(alice, None, 9)
+        assert not database.is_misfit
+
+
+async def test_a_database_that_misses_our_tables_does_not_cost_a_connection_for_each_read(
+    database_url: str, connection: Connection
+) -> None:
+    """Each of the pool's connections is replaced once; then it is not their fault."""
+    await connection.execute("ALTER TABLE stretto.chat_group RENAME TO other_group")
+    opened: list[int] = []
+
+    async def init(session: Any) -> None:
+        opened.append(session.get_server_pid())
+
+    pool = asyncpg.create_pool(
+        database_url,
+        min_size=0,
+        max_size=3,
+        init=init,
+        server_settings={"search_path": "stretto"},
+    )
+    async with pool, Database(database_url, pool=pool) as database:
+        for _ in range(9):
+            with pytest.raises(stretto.Unreachable):
+                await PostgresGroupStore(database).groups_of_owner(stretto.UserId(ALICE), None, 9)
+    assert 4 == len(opened)
+
+
+async def test_a_writer_does_not_keep_a_session_that_may_not_write(
+    database_url: str, connection: Connection
+) -> None:
+    """A handler has left a role in it: each such session costs a write at most."""
+    settings = stretto.ComponentSettings(writers=1)
+    async with (
+        reader_role(connection) as role,
+        pool_for(database_url) as pool,
+        stretto.open_component(pool=pool, settings=settings) as component,
+    ):
+        await component.create("a", team("a"))
+        await use(pool, 5, f"SET ROLE {role}")
+        await end_writers_session(component, connection)
+        failures = 0
+        while True:
+            try:
+                answer = await component.create("b", team("b"))
+            except stretto.DatabaseUnavailable:
+                failures += 1
+                assert failures <= 5
+            else:
+                break
+        assert answer.group is not None
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_no_group_is_written_into_a_hosts_temporary_table(
+    is_guarded: bool, database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler has worked on a copy of a table, under its name: there a group would be lost."""
+    if not is_guarded:
+        monkeypatch.setattr(hosts_pool, "CHANGED_MAX", 1)
+        monkeypatch.setattr(hosts_pool, "_violation", _nothing)
+    settings = stretto.ComponentSettings(writers=1)
+    async with (
+        pool_for(database_url) as pool,
+        stretto.open_component(pool=pool, settings=settings) as component,
+    ):
+        await component.create("a", team("a"))
+        await use(pool, 3, "CREATE TEMP TABLE chat_group (LIKE stretto.chat_group INCLUDING ALL)")
+        await end_writers_session(component, connection)
+        answer = await component.create("b", team("b"))
+        seen = await component._running.reads.groups.groups_of_member(
+            stretto.UserId(ALICE), None, 9
+        )
+    assert answer.group is not None
+    count = await connection.fetchval(
+        "SELECT count(*) FROM stretto.chat_group WHERE group_id = $1", answer.group.group_id
+    )
+    assert is_guarded is (1 == count)
+    assert (["b", "a"] == [each.name for each in seen]) is is_guarded
+
+
+async def _nothing(_: object) -> None:
+    """Find nothing wrong."""
+
+
+async def test_a_path_that_ends_with_temporary_tables_may_have_any(database_url: str) -> None:
+    """PostgreSQL looks into them last then, and no session is replaced."""
+    path = {"search_path": "stretto,public,pg_temp"}
+    async with (
+        asyncpg.create_pool(database_url, min_size=0, max_size=1, server_settings=path) as pool,
+        Database(database_url, pool=pool) as database,
+    ):
+        await use(pool, 1, "CREATE TEMP TABLE chat_group (LIKE stretto.chat_group)")
+        before = await pool.fetchval("SELECT pg_backend_pid()")
+        groups = PostgresGroupStore(database)
+        assert [] == await groups.groups_of_owner(stretto.UserId(ALICE), None, 9)
+        assert before == await pool.fetchval("SELECT pg_backend_pid()")
+
+
+async def test_a_pool_of_nothing_but_temporary_tables_is_refused_with_advice(
+    database_url: str,
+) -> None:
+    """Its `init` makes one named like ours."""
+
+    async def init(session: Any) -> None:
+        await session.execute("CREATE TEMP TABLE attempt (x int)")
+
+    async with asyncpg.create_pool(
+        database_url, min_size=0, init=init, server_settings={"search_path": "stretto"}
+    ) as pool:
+        with pytest.raises(stretto.ConfigurationError, match=r"\(attempt\).*with pg_temp"):
+            async with stretto.open_component(pool=pool):
+                pass
+
+
+async def test_a_session_that_fails_while_it_is_looked_at_is_given_back(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool of one connection has it again at once."""
+
+    async def fail(_: object) -> None:
+        raise ConnectionResetError
+
+    async with (
+        asyncpg.create_pool(
+            database_url, min_size=0, max_size=1, server_settings={"search_path": "stretto"}
+        ) as pool,
+        Database(database_url, pool=pool) as database,
+    ):
+        with monkeypatch.context() as context:
+            context.setattr(hosts_pool, "_violation", fail)
+            with pytest.raises(stretto.Unreachable):
+                await database.acquire()
+        await database.release(await database.acquire())

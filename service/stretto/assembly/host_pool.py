@@ -16,7 +16,7 @@ import asyncpg
 
 from stretto.kinds import require_kind
 from stretto.postgres.driver_connection import is_lost
-from stretto.postgres.hosts_pool import Recoded
+from stretto.postgres.hosts_pool import Changed
 from stretto.postgres.lanes import Lane
 from stretto.postgres.log import origin
 from stretto.postgres.migrate import PRIVILEGES, ROUTINES
@@ -164,7 +164,7 @@ async def _require_right_pool(database: Database) -> None:
                 raise ConfigurationError(message)
             # PgBouncer reports a process id that is not the server's.
             database.is_shared = pool["backend"] != connection.get_server_pid()
-    except Recoded as error:
+    except Changed as error:
         raise ConfigurationError(str(error)) from error
     except Unreachable as error:
         if isinstance(error.__cause__, asyncpg.InterfaceError):

@@ -10,6 +10,7 @@ few of them share a lane, and each needs one connection at a time.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -50,8 +51,8 @@ _SERVING: Final = frozenset(Lane) - {Lane.PROBE, Lane.TRAILS, Lane.UPKEEP}
 class Database:
     """The source of connections; use as `async with`.
 
-    `pool`, if given, is the host's: its search_path must lead to the tables, and it is not closed.
-    A lane's connection is terminated after `cut_seconds` of use.
+    `pool`, if given, is the host's: its search_path must lead to the tables, and it is not closed. A
+    lane's connection is terminated after `cut_seconds` of use.
     """
 
     def __init__(
@@ -68,28 +69,28 @@ class Database:
         self.is_shared = self.is_pooled
         """Whether others use sessions between our transactions; found out for a host's pool."""
         self._schema = schema
-        self._host_pool = pool
+        self.host_pool = pool
         self._cut_seconds = cut_seconds
         self.standby = StandbyWatch(partial(self.connection, Lane.PROBE), observe)
         # A host's pool serves all lanes.
         self._pools: dict[Lane, Pool] = {} if pool is None else dict.fromkeys(Lane, pool)
         self._places = {lane: asyncio.Semaphore(most) for lane, most in CONNECTIONS_MAX.items()}
         """Of a host's pool: no lane takes more of it than it would have of its own."""
+        # Lanes whose newest connection could not be opened; none of a host's pool.
         self._cut_off: set[Lane] = set()
-        """Lanes whose newest connection could not be opened; none of a host's pool."""
-        self._misfit: set[Lane] = set()
-        """Lanes whose newest statement met a missing table or right."""
+        self._misfit: Counter[Lane] = Counter()
+        """How many of a lane's newest statements met a missing table or right."""
         self._refuses_writes = False
         """Whether the server did when it was asked last."""
 
     async def __aenter__(self) -> Self:
-        if self._host_pool is None:
+        if self.host_pool is None:
             for lane, connections_max in CONNECTIONS_MAX.items():
                 self._pools[lane] = await self._make_pool(lane, connections_max)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._host_pool is None:
+        if self.host_pool is None:
             pools, self._pools = self._pools, {}
             try:
                 closing = (close_pool(pool, CONNECT_SECONDS) for pool in pools.values())
@@ -102,14 +103,13 @@ class Database:
     async def acquire(self, *, may_take_long: bool = False, sees_all: bool = False) -> Connection:
         """Return a connection to keep until `release`; raises `Unreachable`.
 
-        The server ends its transactions after `TRANSACTION_SECONDS`, unless they may take longer.
-        With `sees_all` a statement fails from which row-level security would hide rows.
+        The server ends its transactions after `TRANSACTION_SECONDS`, unless they may take longer. With
+        `sees_all` a statement fails from which row-level security would hide rows.
         """
         self._require_open()
-        if self._host_pool is None:
+        if self.host_pool is None:
             return await self._connector.connect(may_take_long=may_take_long, sees_all=sees_all)
-        # The host may use all connections of its pool itself.
-        return await acquire(self._host_pool, CONNECT_SECONDS)
+        return await acquire(self.host_pool, CONNECT_SECONDS)
 
     async def release(self, connection: Connection) -> None:
         """Release an acquired connection, dead or alive; raises nothing.
@@ -119,10 +119,10 @@ class Database:
         since = cancellations()
         try:
             # Not decided by the type: asyncpg has a pool's connections pass for its own class.
-            if self._host_pool is None:
+            if self.host_pool is None:
                 await connection.close(timeout=GRACE_SECONDS)
             else:
-                await release(self._host_pool, connection, GRACE_SECONDS)
+                await release(self.host_pool, connection, GRACE_SECONDS)
         except (Exception, asyncio.CancelledError) as error:
             terminate(connection)
             if is_cancelled(since):
@@ -150,18 +150,19 @@ class Database:
                     terminate(connection)
                     raise
                 except asyncpg.PostgresError as error:
-                    if self._host_pool and is_misfit(error) and lane not in self._misfit:
-                        # A handler of the host's may have left a role in it, or a temporary table.
+                    pool = self.host_pool
+                    # A handler of the host's may have left a role in it, and in each of the others.
+                    if pool and is_misfit(error) and self._misfit[lane] < pool.get_max_size():
                         terminate(connection)
                     raise
         except asyncpg.QueryCanceledError as error:
             raise ReadCancelled(in_words(error)) from error
         except DRIVER_ERRORS as error:
             if isinstance(error, asyncpg.PostgresError) and is_misfit(error):
-                self._misfit.add(lane)
+                self._misfit[lane] += 1
             raise await self.standby.explained(Unreachable(in_words(error)), began) from error
         else:
-            self._misfit.discard(lane)
+            del self._misfit[lane]
 
     @property
     def is_cut_off(self) -> bool:
@@ -174,7 +175,7 @@ class Database:
     @property
     def is_misfit(self) -> bool:
         """Whether the newest statement of such a lane met a missing table or right."""
-        return bool(self._misfit & _SERVING)
+        return not _SERVING.isdisjoint(self._misfit)
 
     def forgive(self) -> None:
         """Forget which lanes have failed, until they fail again."""
@@ -187,7 +188,7 @@ class Database:
 
     @asynccontextmanager
     async def _acquired(self, lane: Lane) -> AsyncIterator[Connection]:
-        if self._host_pool is None:
+        if self.host_pool is None:
             async with self._pools[lane].acquire() as connection:
                 yield connection
             return
@@ -270,7 +271,7 @@ class Database:
         return newer
 
     async def _require_rights(self, connection: Connection) -> list[str]:
-        return await require_rights(connection, self._schema if self._host_pool is None else None)
+        return await require_rights(connection, self._schema if self.host_pool is None else None)
 
     async def _make_pool(self, lane: Lane, connections_max: int) -> Pool:
         pool: Pool = asyncpg.create_pool(

@@ -11,8 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from stretto.kinds import name_of
-from stretto.postgres.driver_connection import is_lost, is_recoded, terminate
+from stretto.postgres.driver_connection import is_lost, is_recoded, terminate, watchdog
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words
+from stretto.postgres.migrate import PRIVILEGES
+from stretto.postgres.queries import QUERIES
 from stretto.runtime.actor import Actor, Pace
 from stretto.runtime.cancelling import cancellations, is_cancelled
 from stretto.store_errors import Unreachable
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
     from stretto.postgres.driver_connection import Connection, Pool
 
-# Connections with other codecs that are cut for one request: where `init` sets them, all have them.
-RECODED_MAX: Final = 4
+# Changed connections that are cut for one request: what `init` changes, all of them have.
+CHANGED_MAX: Final = 4
 # Beyond the driver's own time-out, which waits for the end of a host's code that it has cancelled.
 STUCK_SECONDS: Final = 1.0
 # The longest extra wait of a host that closes first, besides a write that is under way. A look
@@ -31,8 +33,8 @@ STUCK_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.25
 
 
-class Recoded(Unreachable):
-    """The host has changed how its pool's connections send or read values."""
+class Changed(Unreachable):
+    """The host has changed what its pool's connections read."""
 
 
 async def acquire(pool: Pool, seconds: float) -> Connection:
@@ -82,23 +84,44 @@ def _result_of(acquiring: asyncio.Task[Connection], pool: Pool) -> Connection:
 
 
 async def _acquired(pool: Pool, seconds: float) -> Connection:
-    """Return a connection whose codecs are the driver's own for the types of our statements.
+    """Return a connection that reads our tables, with the driver's own codecs for their types.
 
     One that a handler of the host's has changed is replaced by the pool.
     """
     clock_seconds = asyncio.get_running_loop().time
     ends = clock_seconds() + seconds
-    for _ in range(RECODED_MAX):
+    violation: str | None = None
+    for _ in range(CHANGED_MAX):
         connection: Connection = await pool.acquire(timeout=ends - clock_seconds())
-        if is_lost(connection) or not is_recoded(connection):
+        if is_lost(connection):
+            return connection
+        try:
+            with watchdog(connection, ends - clock_seconds()):
+                violation = await _violation(connection)
+        except BaseException:
+            terminate(connection)
+            _begin_release(pool, connection, seconds)
+            raise
+        if violation is None:
             return connection
         terminate(connection)
         await pool.release(connection, timeout=seconds)  # type: ignore[arg-type]
-    message = (
-        "the host's pool gives connections with codecs of its own for PostgreSQL's own types: leave those"
-        " as they are, or give stretto a pool of its own"
-    )
-    raise Recoded(message)
+    raise Changed(f"the host's pool gives connections with {violation}")
+
+
+async def _violation(connection: Connection) -> str | None:
+    if is_recoded(connection):
+        return (
+            "codecs of its own for PostgreSQL's own types: leave those as they are, or give stretto a"
+            " pool of its own"
+        )
+    hidden = await connection.fetchval(QUERIES["hidden_tables"], [*PRIVILEGES])
+    if hidden is not None:
+        return (
+            f"temporary relations in the place of our tables ({hidden}): give them other names, or"
+            " end the pool's search_path with pg_temp"
+        )
+    return None
 
 
 def _give_back(pool: Pool, acquiring: asyncio.Task[Connection]) -> None:

@@ -259,8 +259,8 @@ class PostgresWriteStore:
         if is_read_only or type(meaning) is OutcomeUnknown:
             await self._drop()
             meaning = await self._database.standby.explained(meaning, began)
-        elif self._hooked is not None and isinstance(meaning, Misconfigured):
-            # The hook may have changed the session, so that it misses our tables.
+        elif isinstance(meaning, Misconfigured) and (self._hooked or self._database.host_pool):
+            # The host's hook or handlers may have changed the session, so that it misses our tables.
             await self._discard()
         return meaning
 
