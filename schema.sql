@@ -196,19 +196,20 @@ CREATE INDEX conversation_member_by_user ON conversation_member (user_id, conver
 
 -- Members belong to a conversation that exists, and go with it. A foreign key would say the same, but
 -- PostgreSQL checks one row by row: with four members that took a sixth of its time for a creation.
--- These triggers check the rows of a statement together. They mean the tables of this schema, whatever
--- the search_path of who writes leads to, and whatever temporary tables there are.
-SELECT set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
-
+-- These triggers check the rows of a statement together. They mean the tables of their own schema,
+-- whatever it is called by now, the search_path of who writes leads to, and temporary tables there are.
 CREATE FUNCTION require_conversations() RETURNS trigger
     LANGUAGE plpgsql
-    SET search_path FROM CURRENT
+    -- Whatever is set within lasts as long as the function.
+    SET search_path = pg_catalog, pg_temp
     -- As in claim_attempts.
     SET enable_seqscan = off
 AS $$
 DECLARE
     missing uuid;
+    path text;
 BEGIN
+    path := set_config('search_path', quote_ident(TG_TABLE_SCHEMA) || ', pg_temp', true);
     -- A subquery, which is no join: it uses the index, whatever a plan expects of the tables.
     SELECT conversation_id INTO missing
     FROM (SELECT DISTINCT conversation_id FROM added) AS added
@@ -231,10 +232,13 @@ CREATE TRIGGER conversation_member_has_conversation
 
 CREATE FUNCTION delete_members() RETURNS trigger
     LANGUAGE plpgsql
-    SET search_path FROM CURRENT
+    SET search_path = pg_catalog, pg_temp
     SET enable_seqscan = off
 AS $$
+DECLARE
+    path text;
 BEGIN
+    path := set_config('search_path', quote_ident(TG_TABLE_SCHEMA) || ', pg_temp', true);
     IF TG_OP = 'TRUNCATE' THEN
         DELETE FROM conversation_member;
     ELSE
@@ -516,6 +520,9 @@ CREATE FUNCTION claim_attempts_1(
 AS $$
 DECLARE
     won uuid[];
+    -- Of the session.
+    path text := current_setting('search_path');
+    acting text := current_setting('role');
 BEGIN
     -- Assigned, which runs no query: PERFORM would.
     patience := set_config('lock_timeout', patience, true);
@@ -531,6 +538,12 @@ BEGIN
         RETURNING claim_token
     )
     SELECT array_agg(claim_token) INTO won FROM claimed;
+    -- A SET in a trigger of the operator's would stay in the session, and lead what comes next to other
+    -- tables.
+    IF current_setting('search_path') <> path OR current_setting('role') <> acting THEN
+        path := set_config('search_path', path, false);
+        acting := set_config('role', acting, false);
+    END IF;
     RETURN won;
 END
 $$;
@@ -557,6 +570,8 @@ DECLARE
     led uuid[];
     is_whole boolean;
     present record;
+    path text := current_setting('search_path');
+    acting text := current_setting('role');
 BEGIN
     -- What is acknowledged is flushed, whatever the server's or the role's setting is: a reload changes
     -- living sessions, even between a statement and its commit, but not what was set for a transaction.
@@ -626,6 +641,11 @@ BEGIN
                AND count(*) = (SELECT count(*) FROM new_event)
                AND coalesce(sum(cardinality(recipients)), 0) = (SELECT count(*) FROM new_member)
     INTO led, is_whole FROM settled;
+    -- As in claim_attempts.
+    IF current_setting('search_path') <> path OR current_setting('role') <> acting THEN
+        path := set_config('search_path', path, false);
+        acting := set_config('role', acting, false);
+    END IF;
     -- An attempt that could be led and was not is a dropped row as well. A condition of its own: one that
     -- holds a query is run as a query even where its first half decides.
     IF is_whole AND coalesce(cardinality(led), 0) < cardinality(group_ids) THEN
@@ -793,6 +813,8 @@ AS $$
 DECLARE
     doomed record;
     is_whole boolean;
+    path text := current_setting('search_path');
+    acting text := current_setting('role');
 BEGIN
     SELECT * INTO doomed FROM chat_group
     WHERE group_id = id AND (owner IS NULL OR EXISTS (
@@ -836,12 +858,19 @@ BEGIN
     is_whole := is_whole AND FOUND;
     -- Behind the update, or its foreign key would take the group's row along.
     DELETE FROM conversation WHERE conversation_id = doomed.conversation_id;
-    IF NOT (is_whole AND FOUND) THEN
+    is_whole := is_whole AND FOUND;
+    DELETE FROM attempt
+    WHERE group_id IN (SELECT group_id FROM attempt WHERE group_id = id FOR UPDATE SKIP LOCKED);
+    -- What came behind the trigger has met other tables. Undone, its SET does not stay either.
+    IF current_setting('search_path') <> path OR current_setting('role') <> acting THEN
+        RAISE EXCEPTION 'a trigger has changed search_path or role in the midst of a deletion: give its'
+                        ' function a SET clause instead'
+            USING ERRCODE = 'trigger_protocol_violated';
+    END IF;
+    IF NOT is_whole THEN
         RAISE EXCEPTION 'a trigger has dropped a change of stretto''s tables: it must return its row'
             USING ERRCODE = 'trigger_protocol_violated';
     END IF;
-    DELETE FROM attempt
-    WHERE group_id IN (SELECT group_id FROM attempt WHERE group_id = id FOR UPDATE SKIP LOCKED);
     RETURN true;
 END
 $$;

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 import orjson
 import pytest
 
 from stretto.observations import StandbyAwaited
+from stretto.postgres import deletions, driver_connection
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.standby import DETAIL, waits_for_standby
-from support.api_client import TEAM, settled_create
+from support.api_client import TEAM, api_for, settled_create
+from support.command_process import stretto as run
 from support.embedded_servers import ask
 from support.service_process import ServiceProcess, apis
 from support.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from chaos.server import OwnServer
+    from support.api_client import Reply
 
 
 @pytest.mark.parametrize("is_awaited", [False, True])
@@ -82,3 +87,46 @@ async def test_answers_and_log_name_a_standby_that_is_away(server: OwnServer) ->
     # The lead that was cut; the one after it met its lock.
     unknown = [each for each in lines if each.get("kind") == "OutcomeUnknown"]
     assert {StandbyAwaited.cause} == {each["cause"] for each in unknown}
+
+
+CANCEL = """SELECT pg_cancel_backend(pid) FROM pg_stat_activity
+            WHERE wait_event = 'SyncRep' AND application_name = 'stretto'"""
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+async def test_a_commit_whose_wait_was_cancelled_is_no_outcome(
+    is_guarded: bool, server: OwnServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server reports it as a success, which a failover would lose: it is asked for again."""
+    if not is_guarded:
+        for module in (driver_connection, deletions):
+            monkeypatch.setattr(module, "sure_commits", lambda _: nullcontext())
+    assert 0 == (await run("migrate", DATABASE_URL=server.dsn))[0]
+    async with api_for(server.dsn) as api:
+        group = (await settled_create(api, "before")).json["group_id"]
+        await ask(server.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
+        await ask(server.dsn, "SELECT pg_reload_conf()")
+
+        async def cancelled(request: Awaitable[Reply]) -> int:
+            reply = asyncio.ensure_future(request)
+
+            async def is_answered() -> bool:
+                await ask(server.dsn, CANCEL)
+                return reply.done()
+
+            await until(is_answered)
+            return (await reply).status
+
+        asked = {
+            "create": api.create("new", TEAM, wait=1),
+            "look": api.get("/v1/attempts/before"),
+            "delete": api.request("DELETE", f"/v1/groups/{group}"),
+        }
+        statuses = {name: await cancelled(request) for name, request in asked.items()}
+        if is_guarded:
+            assert all(status in (409, 503) for status in statuses.values()), statuses
+        else:
+            assert all(status < 300 for status in statuses.values()), statuses
+        await ask(server.dsn, "ALTER SYSTEM RESET synchronous_standby_names")
+        await ask(server.dsn, "SELECT pg_reload_conf()")
+        assert 201 == (await settled_create(api, "new")).status

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from stretto.postgres.connections import Database
     from support.database import Connection
 
+# Longer than the server waits, and shorter than any other bound of a session.
+FROZEN_SECONDS_MAX = 15
+
 
 async def kept(connection: Connection) -> list[UUID]:
     """Return the ids of the events that are kept, in their order."""
@@ -164,6 +167,23 @@ async def test_a_partition_that_is_read_is_left_to_the_next_sweep(
         assert TRUNCATION_LOCK_SECONDS <= loop.time() - started
     assert 1 == await swept(connection, 8.12)
     await reader.close()
+
+
+async def test_a_sweeper_that_freezes_is_ended_by_the_server(
+    connection: Connection, database_url: str
+) -> None:
+    """Between its lock and its commit it would hold up every reader of the log for 30 s, or for ever."""
+    await commit_event(connection)
+    await swept(connection, 1.1)
+    (slot,) = await connection.fetch(QUERIES["sweepable_slots"], 7, START + timedelta(days=9), 0.0)
+    frozen = await connect(database_url)
+    await frozen.execute("BEGIN")
+    assert await frozen.fetchval(QUERIES["begin_truncation"], "100ms")
+    await frozen.execute(slot["lock"])
+    async with asyncio.timeout(FROZEN_SECONDS_MAX):
+        assert 1 == await connection.fetchval("SELECT count(*) FROM outbox")
+    assert 1 == await swept(connection, 8.12)
+    await frozen.close()
 
 
 async def test_a_partition_that_somebody_keeps_reading_is_reported(

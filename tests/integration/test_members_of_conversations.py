@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from stretto.postgres.migrate import migrate
 from support.database import connect, lock_waiters
 
 if TYPE_CHECKING:
@@ -109,6 +110,30 @@ async def test_the_triggers_mean_their_own_schema(theirs: str, connection: Conne
     count = "SELECT count(*) FROM {}.conversation_member"
     assert 0 == await connection.fetchval(count.format("stretto"))
     assert 1 == await connection.fetchval(count.format(theirs))
+
+
+async def test_the_triggers_follow_a_schema_that_was_renamed(connection: Connection) -> None:
+    """Whoever has its old name by now, such as another deployment."""
+    await connection.execute("ALTER SCHEMA stretto RENAME TO chat; SET search_path = chat")
+    await migrate(connection, "stretto")
+    await connection.execute("SET search_path = chat")
+    await converse(connection, ONE, TWO)
+    await connection.execute(ADD, [ONE, TWO], ["alice", "bob"])
+    with pytest.raises(asyncpg.ForeignKeyViolationError, match=str(THREE)):
+        await connection.execute(ADD, [THREE], ["alice"])
+    await connection.execute("DELETE FROM conversation WHERE conversation_id = $1", ONE)
+    assert [(TWO, "bob")] == await members(connection)
+
+
+async def test_the_triggers_leave_the_search_path_alone(connection: Connection) -> None:
+    """What comes after them in the transaction means what it did."""
+    await connection.execute("SET search_path = stretto, public")
+    async with connection.transaction():
+        await converse(connection, ONE)
+        await connection.execute(ADD, [ONE], ["alice"])
+        assert "stretto, public" == await connection.fetchval("SHOW search_path")
+        await connection.execute("DELETE FROM conversation")
+        assert "stretto, public" == await connection.fetchval("SHOW search_path")
 
 
 @pytest.mark.parametrize("table", ["conversation", "conversation_member"])

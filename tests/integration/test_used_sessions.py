@@ -10,10 +10,14 @@ import asyncpg
 import pytest
 
 import stretto
+from stretto.creation.deletion import Deletion
+from stretto.domain import IdempotencyKey, group_id
 from stretto.postgres import hosts_pool
 from stretto.postgres.connections import Database
+from stretto.postgres.deletions import PostgresDeletionStore
 from stretto.postgres.driver_connection import OUR_TYPES, is_recoded
 from stretto.postgres.groups import PostgresGroupStore
+from stretto.store_errors import ReadCancelled
 from support.database import login_role
 
 if TYPE_CHECKING:
@@ -191,6 +195,38 @@ async def test_a_session_that_misses_our_tables_is_not_used_again(
             assert database.is_misfit
         assert [] == await groups.groups_of_owner(alice, None, 9)
         assert not database.is_misfit
+
+
+async def test_a_session_that_lost_its_statements_is_not_used_again(database_url: str) -> None:
+    """A handler has sent DEALLOCATE ALL: the driver goes on to use their names."""
+    async with pool_for(database_url) as pool, Database(database_url, pool=pool) as database:
+        groups, alice = PostgresGroupStore(database), stretto.UserId(ALICE)
+        assert [] == await groups.groups_of_owner(alice, None, 9)
+        await use(pool, 1, "DEALLOCATE ALL")
+        with pytest.raises(stretto.Unreachable, match="SQLSTATE 26000"):
+            await groups.groups_of_owner(alice, None, 9)
+        assert [] == await groups.groups_of_owner(alice, None, 9)
+
+
+async def test_a_session_that_may_not_delete_is_not_used_again(
+    database_url: str, connection: Connection
+) -> None:
+    """A handler has left a role in it. The others of its batch are answered with it, and no later one."""
+    async with (
+        reader_role(connection) as role,
+        pool_for(database_url) as pool,
+        Database(database_url, pool=pool) as database,
+    ):
+        await use(pool, 1, f"SET ROLE {role}")
+        store = PostgresDeletionStore(database)
+        wanted = Deletion(
+            group_id(stretto.UserId(ALICE), IdempotencyKey("k")), stretto.UserId(ALICE), None
+        )
+        async with store.deleting() as delete:
+            with pytest.raises(ReadCancelled, match="SQLSTATE 42501"):
+                await delete(wanted, is_hasty=False)
+        async with store.deleting() as delete:
+            assert await delete(wanted, is_hasty=False) is None
 
 
 async def test_a_database_that_misses_our_tables_does_not_cost_a_connection_for_each_read(

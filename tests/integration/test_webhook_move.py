@@ -16,7 +16,7 @@ from stretto.webhook.endpoint import WebhookEndpoint
 from stretto.webhook.rules import RETRY_SECONDS, WebhookSettings
 from stretto.webhook.sender import WebhookSender
 from stretto.webhook.store import UNSERVED_SECONDS, PostgresWebhookStore, disabled_at, paused_until
-from support.database import commit_event
+from support.database import commit_event, connect
 from support.waiting import until
 from support.webhook_receiver import URL_DIGEST, receiving
 
@@ -316,3 +316,21 @@ async def test_a_turn_that_the_move_overtakes_enrols_nothing(
     await commit_event(connection)
     assert 0 == await store.enrol(10)
     assert 1 == await PostgresWebhookStore(database, bytes(32)).enrol(10)
+
+
+async def test_an_instance_that_freezes_in_the_move_is_ended_by_the_server(
+    world: World, connection: Connection, database_url: str
+) -> None:
+    """Behind a pooler nothing else would end it, and no instance would send anything meanwhile."""
+    one = await world.start(await world.receiver())
+    event = await commit_event(connection)
+    frozen = await connect(database_url)
+    await frozen.execute("BEGIN")
+    assert await frozen.fetchval(QUERIES["lock_target"], URL_DIGEST, None, world.now)
+
+    async def is_sent() -> bool:
+        await one.work()
+        return [event] == one.receiver.ids
+
+    await until(is_sent)
+    await frozen.close()

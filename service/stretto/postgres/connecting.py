@@ -63,6 +63,13 @@ _SERVER_SETTINGS: Final = _NAME | {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
+# What a trigger of the operator's may set for the whole session, and what would lead our statements to
+# other rows, or end them.
+_RESTORED: Final = (
+    "RESET SESSION AUTHORIZATION; RESET ROLE; RESET search_path; RESET statement_timeout;"
+    " RESET lock_timeout; RESET synchronous_commit; RESET default_transaction_isolation;"
+    " RESET default_transaction_read_only; DISCARD TEMP"
+)
 _Host: TypeAlias = tuple[str | None, int | None]
 
 
@@ -112,6 +119,19 @@ class Connector:
         if isinstance(reason, asyncpg.ProtocolViolationError) and not self.is_pooled:
             message = f"{message}; {ADD_PARAMETER}"
         raise Unreachable(message) from reason
+
+    async def restore(self, connection: Connection) -> None:
+        """Undo what a trigger's SET has left in a session of ours, or cut it; raises nothing.
+
+        A pooler's session is not ours.
+        """
+        if self.is_pooled:
+            return
+        try:
+            with watchdog(connection, CONNECT_SECONDS):
+                await connection.execute(_RESTORED)
+        except DRIVER_ERRORS:
+            terminate(connection)
 
     def cut(self) -> None:
         """Cut every connection that was opened here, idle or in use."""

@@ -19,10 +19,10 @@ import asyncpg
 
 from stretto.postgres.connecting import CONNECT_SECONDS, READ_ONLY, Connector, require_read_write
 from stretto.postgres.database_url import SCHEMA
-from stretto.postgres.driver_connection import Connection, Pool, close_pool, terminate, watchdog
+from stretto.postgres.driver_connection import Connection, Pool, close_pool, guarded, terminate
 from stretto.postgres.driver_errors import DRIVER_ERRORS, in_words, is_misfit
 from stretto.postgres.hosts_pool import acquire, release
-from stretto.postgres.lanes import CONNECTIONS_MAX, SEEING_ALL, Lane
+from stretto.postgres.lanes import CONNECTIONS_MAX, SEEING_ALL, WRITING, Lane, keep_session
 from stretto.postgres.migrate import PRIVILEGES, is_newer, listed, require_rights
 from stretto.postgres.pooler import ADD_PARAMETER
 from stretto.postgres.queries import QUERIES
@@ -69,10 +69,9 @@ class Database:
         self.is_shared = self.is_pooled
         """Whether others use sessions between our transactions; found out for a host's pool."""
         self._schema = schema
-        self.host_pool = pool
+        self._host_pool = pool
         self._cut_seconds = cut_seconds
         self.standby = StandbyWatch(partial(self.connection, Lane.PROBE), observe)
-        # A host's pool serves all lanes.
         self._pools: dict[Lane, Pool] = {} if pool is None else dict.fromkeys(Lane, pool)
         self._places = {lane: asyncio.Semaphore(most) for lane, most in CONNECTIONS_MAX.items()}
         """Of a host's pool: no lane takes more of it than it would have of its own."""
@@ -84,13 +83,13 @@ class Database:
         """Whether the server did when it was asked last."""
 
     async def __aenter__(self) -> Self:
-        if self.host_pool is None:
+        if self._host_pool is None:
             for lane, connections_max in CONNECTIONS_MAX.items():
                 self._pools[lane] = await self._make_pool(lane, connections_max)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self.host_pool is None:
+        if self._host_pool is None:
             pools, self._pools = self._pools, {}
             try:
                 closing = (close_pool(pool, CONNECT_SECONDS) for pool in pools.values())
@@ -103,13 +102,13 @@ class Database:
     async def acquire(self, *, may_take_long: bool = False, sees_all: bool = False) -> Connection:
         """Return a connection to keep until `release`; raises `Unreachable`.
 
-        The server ends its transactions after `TRANSACTION_SECONDS`, unless they may take longer. With
-        `sees_all` a statement fails from which row-level security would hide rows.
+        Transactions end after `TRANSACTION_SECONDS`, unless they may take longer. With `sees_all` a
+        statement fails from which row-level security would hide rows.
         """
         self._require_open()
-        if self.host_pool is None:
+        if self._host_pool is None:
             return await self._connector.connect(may_take_long=may_take_long, sees_all=sees_all)
-        return await acquire(self.host_pool, CONNECT_SECONDS)
+        return await acquire(self._host_pool, CONNECT_SECONDS)
 
     async def release(self, connection: Connection) -> None:
         """Release an acquired connection, dead or alive; raises nothing.
@@ -119,10 +118,10 @@ class Database:
         since = cancellations()
         try:
             # Not decided by the type: asyncpg has a pool's connections pass for its own class.
-            if self.host_pool is None:
+            if self._host_pool is None:
                 await connection.close(timeout=GRACE_SECONDS)
             else:
-                await release(self.host_pool, connection, GRACE_SECONDS)
+                await release(self._host_pool, connection, GRACE_SECONDS)
         except (Exception, asyncio.CancelledError) as error:
             terminate(connection)
             if is_cancelled(since):
@@ -131,6 +130,11 @@ class Database:
                 # asyncpg turns a cancellation during its own time-out into a `TimeoutError`, which
                 # would pass for a crash.
                 raise asyncio.CancelledError from error
+
+    async def restore(self, connection: Connection) -> None:
+        """Undo what triggers have left in a session of ours; the host's pool resets its own."""
+        if self._host_pool is None:
+            await self._connector.restore(connection)
 
     @asynccontextmanager
     async def connection(self, lane: Lane) -> AsyncIterator[Connection]:
@@ -143,16 +147,16 @@ class Database:
         try:
             async with self._acquired(lane) as connection:
                 try:
-                    with watchdog(connection, self._cut_seconds):
+                    with guarded(connection, self._cut_seconds):
                         yield connection
                 except asyncio.CancelledError:
                     # The pool would wait until the server has cancelled it: for ever, if frozen.
                     terminate(connection)
                     raise
                 except asyncpg.PostgresError as error:
-                    pool = self.host_pool
-                    # A handler of the host's may have left a role in it, and in each of the others.
-                    if pool and is_misfit(error) and self._misfit[lane] < pool.get_max_size():
+                    # A handler of the host's, or a trigger, may have changed this session, and others.
+                    sessions = self._pools[lane].get_max_size()
+                    if is_misfit(error) and self._misfit[lane] < sessions:
                         terminate(connection)
                     raise
         except asyncpg.QueryCanceledError as error:
@@ -188,7 +192,7 @@ class Database:
 
     @asynccontextmanager
     async def _acquired(self, lane: Lane) -> AsyncIterator[Connection]:
-        if self.host_pool is None:
+        if self._host_pool is None:
             async with self._pools[lane].acquire() as connection:
                 yield connection
             return
@@ -271,14 +275,14 @@ class Database:
         return newer
 
     async def _require_rights(self, connection: Connection) -> list[str]:
-        return await require_rights(connection, self._schema if self.host_pool is None else None)
+        return await require_rights(connection, self._schema if self._host_pool is None else None)
 
     async def _make_pool(self, lane: Lane, connections_max: int) -> Pool:
         pool: Pool = asyncpg.create_pool(
             min_size=0,
             max_size=connections_max,
             connect=partial(self._connect_for_lane, lane),
-            reset=_keep_session,
+            reset=self._connector.restore if lane in WRITING else keep_session,
             connection_class=asyncpg.Connection,
         )
         return await pool
@@ -294,7 +298,3 @@ class Database:
             raise
         self._cut_off.discard(lane)
         return connection
-
-
-async def _keep_session(_: object) -> None:
-    """Reset nothing: reads leave nothing in a session, and a pooler's session is not ours."""

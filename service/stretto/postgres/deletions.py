@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
@@ -12,7 +12,8 @@ import asyncpg
 from stretto.creation.deletion import SLOW_SECONDS
 from stretto.postgres.connecting import LOCK_SECONDS
 from stretto.postgres.connections import READ_SECONDS
-from stretto.postgres.driver_errors import in_words, is_of_one_statement
+from stretto.postgres.driver_connection import sure_commits, terminate
+from stretto.postgres.driver_errors import in_words, is_misfit, is_of_one_statement
 from stretto.postgres.lanes import Lane
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.write_columns import milliseconds
@@ -47,36 +48,50 @@ class PostgresDeletionStore:
     async def deleting(self) -> AsyncIterator[Delete]:
         """Yield what deletes, on one connection."""
         async with self._database.connection(Lane.DELETIONS) as connection:
-            yield partial(_delete, connection)
+            session = _Session(connection)
+            yield session.delete
+            if session.is_suspect:
+                # Not before: the others of the batch are not to blame.
+                terminate(connection)
 
 
-async def _delete(connection: Connection, wanted: Deletion, /, *, is_hasty: bool) -> bool | None:
-    """Delete a group in a commit of its own; return what the statement does.
+@dataclass(slots=True)
+class _Session:
+    """Deletes on one connection."""
 
-    Raises `ReadCancelled` where the server refuses this deletion, and goes on: for a lock, a rule, its
-    time, or whatever an owner's trigger raises. Both statements together end before the connection would
-    be cut.
-    """
-    clock_seconds = asyncio.get_running_loop().time
-    ends = clock_seconds() + (HASTY_SECONDS if is_hasty else READ_SECONDS)
+    connection: Connection
+    is_suspect: bool = False
+    """Whether a deletion has missed something, perhaps for what others' code has left here."""
 
-    async def bound() -> None:
-        seconds = max(ends - clock_seconds(), LEAST_SECONDS)
-        await connection.execute(QUERIES["bound_statements"], milliseconds(seconds))
+    async def delete(self, wanted: Deletion, /, *, is_hasty: bool) -> bool | None:
+        """Delete a group in a commit of its own; return what the statement does.
 
-    try:
-        async with connection.transaction():
-            await bound()
-            is_deleted: bool | None = await connection.fetchval(
-                QUERIES["delete_group_of_owner"],
-                *(wanted.group_id, wanted.owner, uuid7(), wanted.trace_context),
-                milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
-            )
-            # No time-out of the server's bounds what is deferred to the commit.
-            await bound()
-            await connection.execute(QUERIES["run_deferred"])
-    except asyncpg.PostgresError as error:
-        if is_of_one_statement(error):
-            raise ReadCancelled(in_words(error)) from error
-        raise
-    return is_deleted
+        Raises `ReadCancelled` where the server refuses this deletion, and goes on: for a lock, a rule,
+        its time, or whatever an owner's trigger raises. Both statements together end before the
+        connection would be cut.
+        """
+        clock_seconds = asyncio.get_running_loop().time
+        ends = clock_seconds() + (HASTY_SECONDS if is_hasty else READ_SECONDS)
+
+        async def bound() -> None:
+            seconds = max(ends - clock_seconds(), LEAST_SECONDS)
+            await self.connection.execute(QUERIES["bound_statements"], milliseconds(seconds))
+
+        try:
+            with sure_commits(self.connection):
+                async with self.connection.transaction():
+                    await bound()
+                    is_deleted: bool | None = await self.connection.fetchval(
+                        QUERIES["delete_group_of_owner"],
+                        *(wanted.group_id, wanted.owner, uuid7(), wanted.trace_context),
+                        milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
+                    )
+                    # No time-out of the server's bounds what is deferred to the commit.
+                    await bound()
+                    await self.connection.execute(QUERIES["run_deferred"])
+        except asyncpg.PostgresError as error:
+            self.is_suspect |= is_misfit(error)
+            if is_of_one_statement(error):
+                raise ReadCancelled(in_words(error)) from error
+            raise
+        return is_deleted

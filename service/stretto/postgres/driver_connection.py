@@ -140,6 +140,37 @@ def watchdog(connection: Connection, seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
+@contextmanager
+def guarded(connection: Connection, seconds: float) -> Iterator[None]:
+    """Bound the time of statements, and take a commit for one only where it is sure."""
+    with watchdog(connection, seconds), sure_commits(connection):
+        yield
+
+
+@contextmanager
+def sure_commits(connection: Connection) -> Iterator[None]:
+    """Raise `asyncpg.TransactionResolutionUnknownError` where the server has warned of a commit.
+
+    It reports a commit whose wait for a synchronous standby somebody has cancelled as a success: a
+    failover would lose it.
+    """
+    warnings: list[str] = []
+
+    def note(_: object, message: asyncpg.PostgresLogMessage) -> None:
+        # What a trigger or a hook raises has a context.
+        if (message.severity_en, message.sqlstate) == ("WARNING", "01000") and not message.context:
+            warnings.append(message.message)
+
+    connection.add_log_listener(note)
+    try:
+        yield
+    finally:
+        with suppress(asyncpg.InterfaceError):
+            connection.remove_log_listener(note)
+    if warnings:
+        raise asyncpg.TransactionResolutionUnknownError(warnings[0])
+
+
 def end_resources(connection: Connection, own: Transaction) -> None:
     """End all statements, cursors and transactions of the connection, except our own.
 

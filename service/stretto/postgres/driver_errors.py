@@ -58,8 +58,11 @@ _REFUSED_CLASSES: Final = ("22", "23", "44", "P0")
 # encoding than UTF-8 does not take, and a column that has become NOT NULL without a default.
 _ENCODING_STATES: Final = ("22021", "22P05")
 _NOT_NULL: Final = "23502"
-# A statement and the schema, or our rights, do not fit each other.
-_MISFIT_CLASS: Final = "42"
+# A statement does not fit what it finds: the schema, our rights, or a session without its prepared
+# statements.
+_MISFIT_CLASSES: Final = ("26", "3F", "42")
+# The server's own time-out, an operator, or we ourselves have ended a statement.
+_CANCELLED: Final = "57014"
 _CONSTRAINT_CLASS: Final = "23"
 # The server's detail adds to the message here, and quotes no row: why it takes no connections, what
 # became of the database, which limit was met.
@@ -105,8 +108,21 @@ def sqlstate_of(error: asyncpg.PostgresError) -> str:
 
 
 def is_misfit(error: asyncpg.PostgresError) -> bool:
-    """Whether a statement met a missing table, column or right, which no waiting brings."""
-    return sqlstate_of(error).startswith(_MISFIT_CLASS)
+    """Whether a statement missed a table, a column, a right or itself, which no waiting brings.
+
+    The session may be why, which others' code has changed.
+    """
+    return sqlstate_of(error).startswith(_MISFIT_CLASSES)
+
+
+def may_be_of_the_session(error: BaseException) -> bool:
+    """Whether a write may have failed for what a hook, a trigger or a handler has left in its session.
+
+    They may have set another search_path, role or time-out.
+    """
+    return isinstance(error, asyncpg.PostgresError) and (
+        is_misfit(error) or sqlstate_of(error) == _CANCELLED
+    )
 
 
 def is_of_one_statement(error: asyncpg.PostgresError) -> bool:

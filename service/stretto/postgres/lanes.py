@@ -47,6 +47,12 @@ CONNECTIONS_MAX: Final[Mapping[Lane, int]] = {
 # over events for ever. The others, and writers, run triggers and a host's hook as well, whose own
 # tables may have policies. What is hidden from those makes their writes fail.
 SEEING_ALL: Final = frozenset(Lane) - {Lane.FOLLOWERS, Lane.DELETIONS}
+# Lanes whose statements run triggers of the operator's.
+WRITING: Final = frozenset({Lane.FOLLOWERS, Lane.DELETIONS, Lane.UPKEEP})
+
+
+async def keep_session(_: object) -> None:
+    """Reset nothing: reads leave nothing in a session, and a pooler's session is not ours."""
 
 
 def connections(instances: int, workers: int, writers: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from stretto.domain import NewGroup
     from stretto.telemetry.request_context import RequestContext
 
+# A claim waits for a row only while another claim of its key commits, which takes a few
+# milliseconds. A longer wait ends the claim, so that it does not delay the other keys of the batch.
+# A claim that is alone, because its batch was delayed, waits less.
+CLAIM_LOCK_SECONDS: Final = 0.1
+CLAIM_ALONE_LOCK_SECONDS: Final = 0.02
+
 
 def attempt_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
     """Return what a claim writes: group ids, owners, fingerprints and tokens."""
@@ -25,6 +31,12 @@ def attempt_columns(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:
         [write.fingerprint for write in writes],
         [write.claim_token for write in writes],
     )
+
+
+def claim_columns(writes: Sequence[Write]) -> tuple[object, ...]:
+    """Return what a claim takes: what it writes, and how long it waits for a row."""
+    seconds = CLAIM_ALONE_LOCK_SECONDS if len(writes) == 1 else CLAIM_LOCK_SECONDS
+    return (*attempt_columns(writes), milliseconds(seconds))
 
 
 def lead_ids(writes: Sequence[Write]) -> tuple[Sequence[object], ...]:

@@ -10,19 +10,26 @@ from stretto.postgres.connecting import CONNECT_SECONDS, LOCK_SECONDS
 from stretto.postgres.connections import GRACE_SECONDS, WRITE_SECONDS, Database
 from stretto.postgres.driver_connection import (
     end_session,
+    guarded,
     is_in_transaction,
     is_lost,
     terminate,
     watchdog,
 )
-from stretto.postgres.driver_errors import DRIVER_ERRORS, READ_ONLY_STATE, in_words, store_error
+from stretto.postgres.driver_errors import (
+    DRIVER_ERRORS,
+    READ_ONLY_STATE,
+    in_words,
+    may_be_of_the_session,
+    store_error,
+)
 from stretto.postgres.hook import HookedLead
 from stretto.postgres.hook_patience import HookPatience
 from stretto.postgres.queries import QUERIES
 from stretto.postgres.servers import enter_server, is_same_backend
 from stretto.postgres.stalls import Stalls, StepTimes
 from stretto.postgres.trail import instance
-from stretto.postgres.write_columns import attempt_columns, group_columns, lead_ids, milliseconds
+from stretto.postgres.write_columns import claim_columns, group_columns, lead_ids, milliseconds
 from stretto.store_errors import InDoubt, Misconfigured, OutcomeUnknown, StoreError, Unreachable
 
 if TYPE_CHECKING:
@@ -35,11 +42,6 @@ if TYPE_CHECKING:
     from stretto.postgres.driver_connection import Connection
     from stretto.postgres.hook import OnCreate
 
-# A claim waits for a row only while another claim of its key commits, which takes a few
-# milliseconds. A longer wait ends the claim, so that it does not delay the other keys of the batch.
-# A claim that is alone, because its batch was delayed, waits less.
-CLAIM_LOCK_SECONDS: Final = 0.1
-CLAIM_ALONE_LOCK_SECONDS: Final = 0.02
 # While other requests wait. A row that another lead holds is free in a few milliseconds; a row of
 # the host's may be held for any time. Below `ALONE_SECONDS`: a hook's lock times out before its end.
 HASTY_LOCK_SECONDS: Final = 0.22
@@ -119,8 +121,7 @@ class PostgresWriteStore:
         ):
             led = await connection.fetchval(
                 QUERIES["claim_and_lead"],
-                *attempt_columns(writes),
-                _claim_patience(writes),
+                *claim_columns(writes),
                 *group_columns(writes),
                 milliseconds(HASTY_LOCK_SECONDS if is_hasty else LOCK_SECONDS),
             )
@@ -129,9 +130,7 @@ class PostgresWriteStore:
     async def claim(self, writes: Sequence[Write]) -> set[UUID]:
         """Insert pending attempts; return the tokens of those that won."""
         async with self._writing() as connection, self._stalls.ended("claim", connection, writes):
-            won = await connection.fetchval(
-                QUERIES["claim"], *attempt_columns(writes), _claim_patience(writes)
-            )
+            won = await connection.fetchval(QUERIES["claim"], *claim_columns(writes))
         return set(won or ())
 
     async def lead(self, writes: Sequence[Write], *, is_hasty: bool = False) -> set[UUID]:
@@ -160,6 +159,7 @@ class PostgresWriteStore:
                 *(write.group_id, write.claim_token, failure.code, failure.detail),
                 *(instance(), write.trace_id),
             )
+            await self._database.restore(connection)
         return bool(settled)
 
     async def close(self) -> None:
@@ -192,7 +192,7 @@ class PostgresWriteStore:
         self._is_writing = True
         began = self._database.standby.clock_seconds()
         try:
-            with watchdog(connection, WRITE_SECONDS):
+            with guarded(connection, WRITE_SECONDS):
                 yield connection
         except DRIVER_ERRORS as error:
             # Not assigned to a name: it would refer to itself, by its traceback and this frame.
@@ -256,11 +256,11 @@ class PostgresWriteStore:
             meaning = OutcomeUnknown(*meaning.args)
         self.is_misfit |= isinstance(meaning, Misconfigured)
         is_read_only = getattr(error, "sqlstate", "") == READ_ONLY_STATE
+        is_changed = self._hooked is not None and isinstance(meaning, Misconfigured)
         if is_read_only or type(meaning) is OutcomeUnknown:
             await self._drop()
             meaning = await self._database.standby.explained(meaning, began)
-        elif isinstance(meaning, Misconfigured) and (self._hooked or self._database.host_pool):
-            # The host's hook or handlers may have changed the session, so that it misses our tables.
+        elif is_changed or may_be_of_the_session(error):
             await self._discard()
         return meaning
 
@@ -294,7 +294,3 @@ class PostgresWriteStore:
     def _report_loss(self, _: Connection) -> None:
         """Report a lost connection at once: the next one may lead to another server."""
         self._on_lost()
-
-
-def _claim_patience(writes: Sequence[Write]) -> str:
-    return milliseconds(CLAIM_ALONE_LOCK_SECONDS if len(writes) == 1 else CLAIM_LOCK_SECONDS)

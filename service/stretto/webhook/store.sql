@@ -13,13 +13,15 @@ ON CONFLICT DO NOTHING;
 
 -- name: lock_target
 -- Hold the reader if the endpoint whose URL has the digest $1 becomes its target: if no sender has
--- served the one before for $2 seconds, or whatever that one does if null. $3 is now.
-SELECT true FROM outbox_reader
+-- served the one before for $2 seconds, or whatever that one does if null. $3 is now. All senders wait
+-- for who holds it: the server ends one that freezes.
+SELECT true
+FROM outbox_reader, set_config('idle_in_transaction_session_timeout', '1s', true)
 WHERE name = 'webhook' AND target_digest IS DISTINCT FROM $1
   AND ($2::float8 IS NULL
        OR served_at < coalesce($3::timestamptz, clock_timestamp()) - make_interval(secs => $2))
 -- A sender of the target before may be settling: this waits for it, and a later one for this.
-FOR UPDATE;
+FOR UPDATE OF outbox_reader;
 
 -- name: move_target
 -- Make that endpoint the target of the held reader. It gets waiting events at once and untried,
