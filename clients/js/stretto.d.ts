@@ -128,7 +128,8 @@ export class Stretto {
   /**
    * Stores what is to be created, before anything is sent. An equal `key` (1 to 255 characters of
    * ! to ~, the first no quote) is the same intention for ever. Without a key, an equal body is the
-   * same intention until that is done. Rejects with `key_reused` for a key that has another body.
+   * same intention until that is done. Rejects with `key_reused` for a key that has another body, and
+   * with a `TypeError` for another key or what JSON leaves out: then nothing is stored.
    */
   intend(group: NewGroup, options?: { key?: string }): Promise<Intention>;
   /** Sends what is not done, of this page and of earlier ones; `send` has each one's outcome. */

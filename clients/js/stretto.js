@@ -48,9 +48,10 @@ export class Stretto {
   /** Stores what is to be created, before anything is sent. */
   async intend(group, { key } = {}) {
     const own = key ?? crypto.randomUUID();
+    const body = JSON.stringify(group);
+    if (!body) throw new TypeError("give a group");
     if (!/^[#-~!][!-~]{0,254}$/.test(own)) throw new TypeError("a key has 1 to 255 of ! to ~");
     const owner = await this.#whose();
-    const body = JSON.stringify(group);
     const record = await this.#store.keep(
       { groupId: await groupId(owner, own), owner, key: own, body, at: Date.now() },
       (other) => key === undefined && other.owner === owner && other.body === body,

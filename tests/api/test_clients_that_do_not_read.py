@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
@@ -129,6 +129,35 @@ async def test_what_waits_for_all_clients_together_is_bounded(
         assert is_guarded == bool(blocked.lost)
         for client in clients:
             client.transport.abort()
+
+
+async def test_an_answer_is_known_as_its_users(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its token is verified for the first time, and behind another user's."""
+    users: list[str | None] = []
+    finish = ClientConnection.finish_response
+
+    async def finish_response(
+        client: ClientConnection, *others: Any
+    ) -> tuple[web.StreamResponse, bool]:
+        users.append(client.user)
+        return await finish(client, *others)
+
+    monkeypatch.setattr(ClientConnection, "finish_response", finish_response)
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        api_for(database_url) as api,
+        raw_clients(api.url) as raw,
+    ):
+        alice, bob, false = token_of("alice"), token_of("bob"), token_of("mallory")[:-8]
+        for tokens in [(alice, bob, None, alice, false), (bob,)]:
+            client = await raw.connect()
+            for token in tokens:
+                field = f"Authorization: Bearer {token}\r\n" if token else ""
+                client.send(f"GET /v1/groups HTTP/1.1\r\nHost: x\r\n{field}\r\n".encode())
+                await client.answer()
+    assert ["alice", "bob", None, "alice", None, "bob"] == users
 
 
 async def test_a_large_answer_waits_in_parts_for_its_reader(

@@ -249,6 +249,17 @@ async def test_a_key_of_the_application_is_the_same_intention_for_ever(page: Pag
         assert refused["name"] == "TypeError", key
 
 
+@pytest.mark.parametrize("nothing", ["undefined", "() => {}", "Symbol()"])
+async def test_what_json_leaves_out_is_not_stored(nothing: str, page: Page) -> None:
+    """It could never be sent, nor could `resume` go on with the others; the twin is a group."""
+    await scripted(page, CREATED)
+    intend = f"outcome(client.intend({nothing}, {{key: 'k'}}))"
+    assert "TypeError" == (await page.evaluate(intend))["name"]
+    assert [] == await page.evaluate("client.resume()")
+    ended, *_ = await sent(page, key="k")
+    assert "g" == ended["groupId"]
+
+
 @pytest.mark.parametrize(
     "passing",
     [

@@ -104,7 +104,7 @@ class ContractRunner(web.AppRunner):
             client.begin()
             # The waits for a turn are a part of the time that a client waits.
             request[BEGAN] = perf_counter()
-            user = _known_user(request, service)
+            user = client.user = _known_user(request, service)
             if user is not None:
                 await turns_of_users.take(user)
             elif request.rel_url.raw_path in HEALTH_CHECKS:
@@ -123,6 +123,9 @@ class ContractRunner(web.AppRunner):
             except UnicodeError:
                 # aiohttp repeats an unknown expectation in its answer; this one cannot be decoded.
                 response = problem_response(RequestInvalid([], UNREADABLE))
+            if user is None:
+                # Its handler may have verified the token only now.
+                client.user = _known_user(request, service)
             return response
 
         return ContractServer(

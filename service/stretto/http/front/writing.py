@@ -19,6 +19,7 @@ from stretto.telemetry.logs import logger
 if TYPE_CHECKING:
     import asyncio
 
+    from stretto.domain import UserId
     from stretto.http.front.limits import LimitedServer
 
 # Read and dropped of a request that is answered already, so that a client that reads only after it
@@ -39,6 +40,7 @@ class BoundedWriting(RequestHandler):
         "_unread",
         "_write_seconds",
         "_write_timer",
+        "user",
     )
 
     def __init__(self, manager: LimitedServer, write_seconds: float, **options: Any) -> None:
@@ -55,6 +57,8 @@ class BoundedWriting(RequestHandler):
         """Read after the last answer."""
         self._answer_bytes = 0
         """Of the answer that is being written, if it is in memory as a whole."""
+        self.user: UserId | None = None
+        """Of the last request that the routes have taken, if its token is known."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new client; asyncio calls `pause_writing` once it does not take everything."""
