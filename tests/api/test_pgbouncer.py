@@ -6,6 +6,7 @@ The rest of the contract passes through it in this folder's other tests.
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +16,12 @@ import asyncpg
 import pytest
 
 from stretto.assembly.host_pool import require_database
+from stretto.assembly.settings import ComponentSettings
 from stretto.errors import GroupRejected
 from stretto.postgres.check import check_database
 from stretto.postgres.connecting import _SERVER_SETTINGS, PREPARED_MAX
 from stretto.postgres.connections import Database
-from stretto.postgres.lanes import Lane
+from stretto.postgres.lanes import Lane, connections
 from stretto.postgres.migration_steps import newest_number
 from stretto.postgres.pooler import split_pooler
 from stretto.postgres.writes import PostgresWriteStore
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from support.database import Connection
     from support.hooked_stores import Created
 
+OPERATIONS = (Path(__file__).parents[2] / "docs/operations.md").read_text()
 KEYS = 60
 # Of each kind of connection: in some of them, transactions get another server connection.
 TURNS = 200
@@ -134,8 +137,11 @@ async def test_a_forgotten_parameter_is_answered_with_exactly_that(command: str,
 
 def documented_parameters() -> str:
     """Return the line of `pgbouncer.ini` that operations.md shows for session mode."""
-    text = (Path(__file__).parents[2] / "docs/operations.md").read_text()
-    return text[text.index("    ignore_startup_parameters = ") :].partition("\n\n")[0].strip()
+    return (
+        OPERATIONS[OPERATIONS.index("    ignore_startup_parameters = ") :]
+        .partition("\n\n")[0]
+        .strip()
+    )
 
 
 def test_the_documented_parameters_are_those_that_are_sent() -> None:
@@ -148,9 +154,13 @@ def test_the_documented_parameters_are_those_that_are_sent() -> None:
 async def test_a_service_runs_behind_it_in_session_mode_as_documented(
     server_url: str, connection: Connection
 ) -> None:
-    """Without the URL's parameter, and with prepared statements."""
+    """Without the URL's parameter, and with prepared statements; two of it find connections enough."""
     await give_settings(server_url)
-    settings = ("pool_mode = session", "default_pool_size = 40", documented_parameters())
+    (clients,) = re.findall(r"^ +(max_client_conn = \d+)$", OPERATIONS, re.MULTILINE)
+    (pool,) = re.findall(r"`(default_pool_size = \d+)` for two\s+instances", OPERATIONS)
+    held = connections(2, 1, ComponentSettings().writers)
+    assert held < int(pool.split()[-1]) < int(clients.split()[-1])
+    settings = ("pool_mode = session", pool, clients, documented_parameters())
     with running_pgbouncer(server_url, *settings) as folder:
         url = url_through(folder, server_url).replace("&pgbouncer=true", "")
         async with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import signal
 import ssl
 import struct
@@ -19,13 +20,13 @@ from stretto.domain import event_id
 from stretto.errors import DatabaseUnavailable
 from support.api_client import Api, api_for, connected_api, token_of
 from support.ports import free_port
-from support.proxies import running_sample
+from support.proxies import nginx_lines, running_sample
 from support.service_process import apis
 from support.topology import Member
 from support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
     from support.service_process import ServiceProcess, StartService
@@ -58,15 +59,20 @@ STREAMS_MAX = 20
 # haproxy draws one of two instances: all of these draws are the same once in a million runs.
 TRIES = 21
 REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+# More than the connections of Debian's nginx.conf. Each begins a record of TLS, and sends no more of it.
+HALVES = 800
+HALF = b"\x16\x03\x01\x02\x00\x01"
 ANSWER = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
 
 
 @asynccontextmanager
-async def behind(proxy: str, folder: Path, *urls: str) -> AsyncIterator[tuple[Api, ssl.SSLContext]]:
+async def behind(
+    proxy: str, folder: Path, *urls: str, paces: Mapping[str, str] | None = None
+) -> AsyncIterator[tuple[Api, ssl.SSLContext]]:
     """Open a client of the proxy, which encrypts; yields the certificate's context as well."""
     place = folder / proxy
     place.mkdir()
-    async with running_sample(proxy, place, *urls) as url:
+    async with running_sample(proxy, place, *urls, paces=paces) as url:
         tls = ssl.create_default_context(cafile=place / "server.crt")
         async with connected_api(url, tls) as api:
             yield api, tls
@@ -374,6 +380,39 @@ def _answers(request: bytes, url: str, tls: ssl.SSLContext) -> Callable[[], Awai
         return b" 204 " in await answer_to(request, url, tls)
 
     return has_answered
+
+
+async def test_clients_that_send_no_whole_head_shut_nobody_out_of_a_shipped_nginx(
+    tmp_path: Path,
+) -> None:
+    """They are closed after a while, with the lines for nginx.conf; an idle connection is not."""
+    pace = {"client_header_timeout 10s;": "client_header_timeout 2s;"}
+    request = b"GET /v1/groups HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        Instance().running() as one,
+        Instance().running() as other,
+        behind("nginx", tmp_path, one, other, paces=pace) as (api, tls),
+    ):
+        place = URL(api.url)
+        reader, writer = await asyncio.open_connection(place.host, place.port, ssl=tls)
+        writer.write(request)
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        halves = []
+        for _ in range(HALVES):
+            half = await asyncio.open_connection(place.host, place.port)
+            half[1].write(HALF)
+            halves.append(half)
+        last = request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        assert b" 204 " in await answer_to(last, api.url, tls)
+        for half_reader, half_writer in halves:
+            assert b"" == await half_reader.read()
+            half_writer.close()
+        writer.write(request)
+        assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    files, connections = (int(re.sub(r"\D", "", line)) for line in nginx_lines())
+    assert connections < files
 
 
 @pytest.mark.parametrize("proxy", PROXIES)

@@ -149,6 +149,8 @@ class Recovery:
             file.write(configuration("postgresql.conf, for the archive", self._folder))
         await self._server.restart("fast")
         await self._one.run_as(self._account, backup)
+        (base,) = (self._folder / "backup").glob("base-*")
+        self._one.places["base-DATE"] = base.name
 
     async def recover(self, moment: datetime, more: str = "") -> None:
         """Restore the backup, with these further lines, and wait until it takes writes."""

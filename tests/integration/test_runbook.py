@@ -221,7 +221,8 @@ async def test_what_needs_no_database() -> None:
     settings, size, size_json, promtool = COMMANDS["figures"]
     async with operator("figures", ROOT) as one:
         assert "STRETTO_DATABASE_URL" in await one.run(settings)
-        assert "connections" in await one.run(size)
+        shown = await one.run(size)
+        assert all(name in shown for name in ("connections", "max_connections", "max_client_conn"))
         assert json.loads(await one.run(size_json))
         assert "SUCCESS" in await one.run(promtool)
 
@@ -276,12 +277,13 @@ async def test_questions_to_the_database(
 ) -> None:
     """As they stand there; the one that ends a backend ends it."""
     queries = COMMANDS["queries"]
-    standby, takes_writes, pending, waiting, backends, end, rows, owner, row, locks = queries
+    *_, owner, row, archive, locks = queries
+    standby, takes_writes, pending, waiting, backends, end, rows = queries[:7]
     id_ = str(await pend(connection, "k"))
     victim = await connect(server_url)
     async with operator("queries", tmp_path) as one:
         one.variables["STRETTO_DATABASE_URL"] = server_url
-        for command in (standby, takes_writes, pending, waiting, backends):
+        for command in (standby, takes_writes, pending, waiting, backends, archive):
             assert re.search(r"\(\d rows?\)", await one.run(command))
         for command in (rows, owner, row):
             assert "alice" in await one.run(command, {"'ID'": f"'{id_}'", "…": id_})

@@ -52,6 +52,7 @@ async def running_haproxy(configuration: str) -> AsyncIterator[str]:
 async def running_nginx(configuration: str) -> AsyncIterator[str]:
     """Run nginx with the inside of an `http` block that says `listen {listen};`; yields its URL."""
     assert NGINX is not None, "these tests need nginx: apt-get install nginx"
+    files, connections = nginx_lines()
     with _reserved() as reserved, tempfile.TemporaryDirectory(prefix="stretto-") as name:
         host, port = reserved.getsockname()
         kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -62,7 +63,8 @@ async def running_nginx(configuration: str) -> AsyncIterator[str]:
             master_process off;
             pid {name}/pid;
             error_log stderr notice;
-            events {{ worker_connections 4096; }}
+            {files}
+            events {{ {connections} }}
             http {{
                 access_log off;
                 {temporary}
@@ -78,6 +80,15 @@ async def running_nginx(configuration: str) -> AsyncIterator[str]:
             reading = asyncio.create_task(process.stderr.read(), name="nginx-log")
             yield _url(reserved)
         await reading
+
+
+def nginx_lines() -> tuple[str, str]:
+    """Return the two lines that the README has for nginx.conf: of files, and of connections."""
+    block = (
+        r"^    # /etc/nginx/nginx.conf.*\n +(worker_rlimit_nofile .+)\n +(worker_connections .+)\n$"
+    )
+    ((files, connections),) = re.findall(block, (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    return files, connections
 
 
 def haproxy_before(*urls: str) -> str:
@@ -105,19 +116,23 @@ def nginx_before(*urls: str) -> str:
 
 @asynccontextmanager
 async def running_sample(
-    proxy: str, folder: Path, *urls: str, clients: Path | None = None
+    proxy: str,
+    folder: Path,
+    *urls: str,
+    clients: Path | None = None,
+    paces: Mapping[str, str] | None = None,
 ) -> AsyncIterator[str]:
     """Run haproxy or nginx from our sample file, before two services; yields its https URL.
 
     Its certificate is `server.crt` of the folder, which holds its logs too. With `clients`, it asks
-    for certificates of that authority, by the lines that are commented out.
+    for certificates of that authority, by the lines that are commented out. `paces` replaces texts.
     """
     certificate, key = make_certificate(folder)
     both = folder / "both.pem"
     both.write_bytes(certificate.read_bytes() + key.read_bytes())
     services = {
         instance: url.removeprefix("http://") for instance, url in zip(INSTANCES, urls, strict=True)
-    }
+    } | dict(paces or {})
     if proxy == "haproxy":
         places = {
             "bind :443": "bind {listen}",

@@ -24,6 +24,7 @@ from support.runbook import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 PAGE = "\n".join((ROOT / page).read_text() for page in PAGES)
 RUN = {command for commands in COMMANDS.values() for command in commands}
@@ -102,6 +103,30 @@ def test_what_is_no_command_is_read_by_a_test(line: str) -> None:
     assert line in {lines[0] for lines in blocks(PAGE)}
     file, text = LINES[line]
     assert text in (ROOT / "tests" / file).read_text()
+
+
+def test_the_archive_goes_on_after_a_file_was_cut_off(tmp_path: Path) -> None:
+    """It lacks that file's name until all of it is there; it has one twice, and another one never."""
+    (shown,) = re.findall(r"^ +archive_command = '(.+)'$", PAGE, re.MULTILINE)
+    wal, archive = tmp_path / "pg_wal", tmp_path / "wal"
+    archive.mkdir()
+    command = shown.replace("/backup/wal", str(archive)).replace("%p", str(wal))
+
+    def archived(name: str, before: str = "") -> bool:
+        shell = ["sh", "-c", before + command.replace("%f", name)]
+        return subprocess.run(shell, check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+    wal.write_bytes(b"a" * 2**16)
+    # A disk on which 8 blocks of 512 bytes are free.
+    assert not archived("0001", "ulimit -f 8; ")
+    assert (archive / "0001.part").is_file()
+    assert not (archive / "0001").exists()
+    assert [True] * 3 == [archived("0001"), archived("0001"), archived("0002")]
+    wal.write_bytes(b"b" * 2**16)
+    assert not archived("0001")
+    assert {"0001": b"a" * 2**16, "0002": b"a" * 2**16} == {
+        path.name: path.read_bytes() for path in archive.iterdir()
+    }
 
 
 @pytest.mark.parametrize("command", TOO_LONG)
