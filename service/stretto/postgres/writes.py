@@ -256,6 +256,7 @@ class PostgresWriteStore:
             meaning = OutcomeUnknown(*meaning.args)
         self.is_misfit |= isinstance(meaning, Misconfigured)
         is_read_only = getattr(error, "sqlstate", "") == READ_ONLY_STATE
+        # The hook may have changed the session, so that it misses our tables.
         is_changed = self._hooked is not None and isinstance(meaning, Misconfigured)
         if is_read_only or type(meaning) is OutcomeUnknown:
             await self._drop()
