@@ -71,14 +71,14 @@ async def test_what_is_acknowledged_is_flushed_whatever_a_living_session_has(
     ours = write("apart")
     await store.claim([ours])
     assert 1 == len(await store.lead([ours]))
+    # Nothing was set for the session: a pooler shares it.
+    assert setting == await store._connection.fetchval("SHOW synchronous_commit")
     ours = write("failed")
     await store.claim([ours])
     assert await store.fail(ours, Failure("full", "No more groups."))
     for step in ("led", "succeeded", "failed"):
         assert {expected} == await seen(connection, step), step
     assert {"off"} == await seen(connection, "pending")
-    # Nothing was set for the session: a pooler shares it.
-    assert setting == await store._connection.fetchval("SHOW synchronous_commit")
 
 
 async def test_a_reload_between_a_lead_and_its_commit_changes_nothing(

@@ -15,7 +15,7 @@ import pytest_asyncio
 from stretto.assembly.opening import open_component
 from stretto.assembly.settings import ComponentSettings
 from stretto.creation.attempt import AnswerStatus
-from stretto.domain import IdempotencyKey, NewGroup, UserId
+from stretto.domain import IdempotencyKey, NewGroup, UserId, group_id
 from stretto.errors import AttemptFailed
 from stretto.postgres.migrate import migrate
 from stretto.store_errors import Unreachable
@@ -157,8 +157,8 @@ async def test_a_deletion_that_would_go_on_in_another_schema_is_undone(
             for row in await connection.fetch("SELECT owner_id, group_id FROM chat_group")
         }
         with pytest.raises(Unreachable, match="give its function a SET clause"):
-            await component.deleters[0].delete(ids[ALICE], ALICE)
-        await component.deleters[0].delete(ids[CAROL], CAROL)
+            await component.deleter.delete(ids[ALICE], ALICE)
+        await component.deleter.delete(ids[CAROL], CAROL)
     deleted = "SELECT group_id FROM chat_group WHERE deleted_at IS NOT NULL"
     assert [ids[CAROL]] == [row["group_id"] for row in await connection.fetch(deleted)]
 
@@ -179,3 +179,29 @@ async def test_a_heal_leaves_no_other_schema_behind(
         assert AnswerStatus.HEALED == await create(component, ALICE)
         healed = [await create(component, CAROL, str(number)) for number in range(4)]
     assert [AnswerStatus.HEALED] * 4 == healed
+
+
+@pytest.mark.parametrize("setting", ["off", "local"])
+async def test_a_trigger_does_not_have_a_commit_wait_for_no_disk(
+    setting: str, database_url: str, connection: Connection
+) -> None:
+    """Nor for less than the operator's setting says. A deferred trigger sees what holds at the commit."""
+    await connection.execute(
+        """CREATE TABLE public.seen (durability text);
+           CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+               INSERT INTO public.seen VALUES (current_setting('synchronous_commit'));
+               RETURN NULL;
+           END$$;
+           CREATE CONSTRAINT TRIGGER see AFTER INSERT OR UPDATE ON chat_group
+               DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.see()"""
+    )
+    await have_set(
+        connection,
+        "AFTER INSERT OR UPDATE ON chat_group FOR EACH ROW",
+        f"SET LOCAL synchronous_commit TO {setting}",
+    )
+    async with one_writer(database_url) as component:
+        await create(component, ALICE)
+        await component.deleter.delete(group_id(ALICE, IdempotencyKey("k")), ALICE)
+    seen = await connection.fetch("SELECT durability FROM public.seen")
+    assert ["on", "on"] == [row["durability"] for row in seen]

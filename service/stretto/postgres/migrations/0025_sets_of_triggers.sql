@@ -1,5 +1,5 @@
--- A trigger's SET does not stay in the session of a writer or of a deletion, and the triggers that check
--- members by statement follow a schema that was renamed.
+-- A trigger's SET does not stay in the session of a writer or of a deletion, nor loosen its commit, and the
+-- triggers that check members by statement follow a schema that was renamed.
 
 CREATE OR REPLACE FUNCTION require_conversations() RETURNS trigger
     LANGUAGE plpgsql
@@ -109,13 +109,14 @@ DECLARE
     present record;
     path text := current_setting('search_path');
     acting text := current_setting('role');
+    durability text;
 BEGIN
     -- What is acknowledged is flushed, whatever the server's or the role's setting is: a reload changes
     -- living sessions, even between a statement and its commit, but not what was set for a transaction.
     patience := set_config('lock_timeout', patience, true);
-    patience := set_config('synchronous_commit',
-                           coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'),
-                           true);
+    durability := set_config('synchronous_commit',
+                             coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'),
+                             true);
     -- Where events go. A pooler may have changed to a promoted server under a living connection.
     SELECT (SELECT slot FROM outbox_slot ORDER BY outbox_slot.number DESC LIMIT 1) AS slot,
            history.number, history.server_started_at INTO present
@@ -178,10 +179,12 @@ BEGIN
                AND count(*) = (SELECT count(*) FROM new_event)
                AND coalesce(sum(cardinality(recipients)), 0) = (SELECT count(*) FROM new_member)
     INTO led, is_whole FROM settled;
-    -- As in claim_attempts.
-    IF current_setting('search_path') <> path OR current_setting('role') <> acting THEN
+    -- As in claim_attempts; and a trigger's SET LOCAL would have the commit wait for no disk.
+    IF current_setting('search_path') <> path OR current_setting('role') <> acting
+       OR current_setting('synchronous_commit') <> durability THEN
         path := set_config('search_path', path, false);
         acting := set_config('role', acting, false);
+        durability := set_config('synchronous_commit', durability, true);
     END IF;
     -- An attempt that could be led and was not is a dropped row as well. A condition of its own: one that
     -- holds a query is run as a query even where its first half decides.
@@ -215,6 +218,7 @@ DECLARE
     is_whole boolean;
     path text := current_setting('search_path');
     acting text := current_setting('role');
+    durability text := current_setting('synchronous_commit');
 BEGIN
     SELECT * INTO doomed FROM chat_group
     WHERE group_id = id AND (owner IS NULL OR EXISTS (
@@ -234,10 +238,6 @@ BEGIN
     WHERE conversation_id = doomed.conversation_id AND user_id = owner AND role = 'owner';
     IF owner IS NOT NULL AND NOT FOUND THEN
         RETURN NULL;
-    END IF;
-    -- Readers of the log take the commit of a visible event for one that a crash does not undo.
-    IF current_setting('synchronous_commit') = 'off' THEN
-        PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     INSERT INTO outbox (slot, history, event_id, subject, conversation_id, recipients, group_name,
                         group_kind, metadata, trace_context, event_type, change)
@@ -271,6 +271,8 @@ BEGIN
         RAISE EXCEPTION 'a trigger has dropped a change of stretto''s tables: it must return its row'
             USING ERRCODE = 'trigger_protocol_violated';
     END IF;
+    -- Readers of the log take the commit of a visible event for one that a crash does not undo.
+    durability := set_config('synchronous_commit', coalesce(nullif(durability, 'off'), 'on'), true);
     RETURN true;
 END
 $$;
