@@ -440,10 +440,17 @@ async def provoke(stage: Stage, load: Load) -> None:
     stage.actor.wake()
 
 
+def is_quiet(database: Database) -> bool:
+    """Whether no connection of a lane is in use."""
+    return all(pool.get_idle_size() == pool.get_size() for pool in database._pools.values())
+
+
 async def crash(stage: Stage, fuse: Fuse, load: Load) -> None:
     """Have the actor crash, and wait until it has."""
     crashes = stage.seen.count(ActorCrashed)
-    # A turn may go on for a moment after its answer: the one after the next is to crash.
+    # A turn may go on for a moment after its answer, until its connection is given back: the one after
+    # the next is to crash.
+    await until(lambda: is_quiet(stage.database))
     for _ in range(3):
         await asyncio.sleep(0)
     fuse.is_armed = True

@@ -71,19 +71,22 @@ class KilledProgram:
             await running
 
     def _kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        """Kill it once: a second signal would look for its end first, and take that from who waits."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
 
     async def _run(self, arguments: tuple[str, ...], settings: dict[str, str]) -> None:
         while not self._is_over:
-            async with started(self._example, *arguments, **settings) as self._process:
+            async with started(self._example, *arguments, **settings) as process:
+                self._process = process
                 if self._is_over:
                     self._kill()
                 killing = asyncio.create_task(self._kill_some_time(), name="killer")
-                assert self._process.stdout is not None
-                output = await self._process.stdout.read()
+                assert process.stdout is not None
+                output = await process.stdout.read()
                 killing.cancel()
-                assert -signal.SIGKILL == await self._process.wait(), output.decode()
+                assert -signal.SIGKILL == await process.wait(), output.decode()
 
     async def _kill_some_time(self) -> None:
         await asyncio.sleep(self._random.uniform(0, LIFE_SECONDS_MAX))
