@@ -19,6 +19,7 @@ from stretto.embedded.cluster import NAME, prepare_cluster
 from stretto.embedded.place import ServerPlace, find_place
 from stretto.postgres.migrate import migrate
 from support.ports import free_port
+from support.standby_names import await_none, await_standby
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -96,11 +97,11 @@ class OwnServer:
     async def set_synchronous(self, *, is_synchronous: bool) -> None:
         """Wait for the standby at every commit that waits for the disk, or do not."""
         connection = await self.connect()
-        name = "standby" if is_synchronous else ""
-        await connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
-        await connection.execute("SELECT pg_reload_conf()")
         if is_synchronous:
+            await await_standby(self.dsn, "standby")
             await until(lambda: connection.fetchval(IN_SYNC), READY_SECONDS)
+        else:
+            await await_none(self.dsn)
         await connection.close()
 
     async def restart(self, mode: str = "immediate") -> None:

@@ -11,7 +11,8 @@ from stretto.embedded.postgres import embedded_postgres
 from stretto.postgres.connections import GRACE_SECONDS, READ_SECONDS
 from support.command_process import ended, started
 from support.command_process import stretto as run
-from support.embedded_servers import FAST, ask, said
+from support.embedded_servers import FAST, said
+from support.standby_names import await_none, await_standby
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,14 +26,12 @@ async def test_a_command_says_that_its_commit_waits_for_a_standby(folder: Path) 
         asyncio.timeout(DEADLINE_SECONDS),
         embedded_postgres(folder / "data", notify=said, settings=FAST) as server,
     ):
-        await ask(server.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
-        await ask(server.dsn, "SELECT pg_reload_conf()")
+        await await_standby(server.dsn)
         command = await started("migrate", DATABASE_URL=server.dsn)
         assert command.stderr is not None
         line = await command.stderr.readline()
         assert b"a commit waits for a synchronous standby" in line
-        await ask(server.dsn, "ALTER SYSTEM RESET synchronous_standby_names")
-        await ask(server.dsn, "SELECT pg_reload_conf()")
+        await await_none(server.dsn)
         code, output, errors = await ended(command)
     assert (0, "") == (code, errors)
     assert output.startswith("applied: ")
@@ -48,8 +47,7 @@ async def test_commands_that_read_an_outcome_wait_for_a_standby(folder: Path) ->
         async with stretto.open_component(server.dsn) as component:
             group = stretto.NewGroup.parse(stretto.UserId("alice"), {"name": "Team", "members": []})
             await component.creator.create(stretto.IdempotencyKey("k"), group)
-        await ask(server.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
-        await ask(server.dsn, "SELECT pg_reload_conf()")
+        await await_standby(server.dsn)
         # The second one settles what it finds.
         commands = [
             await started("attempt", *options, "alice", "k", DATABASE_URL=server.dsn)
@@ -60,8 +58,7 @@ async def test_commands_that_read_an_outcome_wait_for_a_standby(folder: Path) ->
             line = await command.stderr.readline()
             assert b"a commit waits for a synchronous standby" in line
         await asyncio.sleep(READ_SECONDS + GRACE_SECONDS - STANDBY_SECONDS + 1)
-        await ask(server.dsn, "ALTER SYSTEM RESET synchronous_standby_names")
-        await ask(server.dsn, "SELECT pg_reload_conf()")
+        await await_none(server.dsn)
         for command in commands:
             code, output, errors = await ended(command)
             assert (0, "") == (code, errors)

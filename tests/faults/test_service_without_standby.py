@@ -17,6 +17,7 @@ from support.api_client import TEAM, api_for, settled_create
 from support.command_process import stretto as run
 from support.embedded_servers import ask
 from support.service_process import ServiceProcess, apis
+from support.standby_names import await_none, await_standby
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -32,15 +33,13 @@ async def test_a_statement_that_has_run_for_long_and_only_begun_to_wait_names_no
 ) -> None:
     """Its commit goes on a moment later; the twin is one that does not."""
     beside, long = await server.connect(), await server.connect()
-    await ask(server.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
-    await ask(server.dsn, "SELECT pg_reload_conf()")
+    await await_standby(server.dsn)
     statement = "SELECT pg_sleep(1.1), pg_logical_emit_message(true, 'test', '')"
     running = asyncio.create_task(long.fetch(statement))
     await until(lambda: beside.fetch(QUERIES["commits_waiting"]))
 
     async def go_on(_: float = 0) -> None:
-        await ask(server.dsn, "ALTER SYSTEM RESET synchronous_standby_names")
-        await ask(server.dsn, "SELECT pg_reload_conf()")
+        await await_none(server.dsn)
         await running
 
     async def wait(_: float) -> None:
@@ -60,8 +59,7 @@ async def test_answers_and_log_name_a_standby_that_is_away(server: OwnServer) ->
             assert (await settled_create(api, "before")).status == 201
         service = await stack.enter_async_context(ServiceProcess(settings))
         (api,) = await stack.enter_async_context(apis(service))
-        await ask(server.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
-        await ask(server.dsn, "SELECT pg_reload_conf()")
+        await await_standby(server.dsn)
         pending = await api.create("new", TEAM, wait=1)
         assert (409, "attempt_pending") == (pending.status, pending.json["code"])
         for _ in range(2):
@@ -73,8 +71,7 @@ async def test_answers_and_log_name_a_standby_that_is_away(server: OwnServer) ->
         retry = await api.create("before", TEAM, wait=30)
         assert (503, DETAIL) == (retry.status, retry.json["detail"])
         assert 200 == (await api.get("/readyz")).status
-        await ask(server.dsn, "ALTER SYSTEM RESET synchronous_standby_names")
-        await ask(server.dsn, "SELECT pg_reload_conf()")
+        await await_none(server.dsn)
         for key in ("after", "before", "new"):
             assert (await settled_create(api, key)).status == 201
     lines = [orjson.loads(line) for line in service.log]
@@ -104,8 +101,7 @@ async def test_a_commit_whose_wait_was_cancelled_is_no_outcome(
     assert 0 == (await run("migrate", DATABASE_URL=server.dsn))[0]
     async with api_for(server.dsn) as api:
         group = (await settled_create(api, "before")).json["group_id"]
-        await ask(server.dsn, "ALTER SYSTEM SET synchronous_standby_names = 'away'")
-        await ask(server.dsn, "SELECT pg_reload_conf()")
+        await await_standby(server.dsn)
 
         async def cancelled(request: Awaitable[Reply]) -> int:
             reply = asyncio.ensure_future(request)
@@ -127,6 +123,5 @@ async def test_a_commit_whose_wait_was_cancelled_is_no_outcome(
             assert all(status in (409, 503) for status in statuses.values()), statuses
         else:
             assert all(status < 300 for status in statuses.values()), statuses
-        await ask(server.dsn, "ALTER SYSTEM RESET synchronous_standby_names")
-        await ask(server.dsn, "SELECT pg_reload_conf()")
+        await await_none(server.dsn)
         assert 201 == (await settled_create(api, "new")).status
